@@ -1,0 +1,9 @@
+//! The decisions behind outlast. Every module is a plain machine: events in, actions out, time passed in.
+#![forbid(unsafe_code)]
+
+pub mod exit;
+pub mod life;
+pub mod message;
+pub mod record;
+pub mod relay;
+pub mod restarts;

@@ -1,0 +1,8 @@
+//! outlast: the connection outlasts the process. Drivers, the operating system, and words for people.
+
+use std::{ffi::OsString, process::ExitCode};
+
+/// The whole program, callable from a test.
+pub fn main(_args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    ExitCode::SUCCESS
+}
