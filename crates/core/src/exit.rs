@@ -1,1 +1,340 @@
-//! exit
+//! What the kernel said about an ending, and what it means.
+
+use std::fmt;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+/// The exit code by which a server asks to be started again.
+pub const RESTART_CODE: i32 = 42;
+
+/// What the kernel reports of a process that is no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Code(i32),
+    Signal(i32),
+}
+
+impl Exit {
+    /// A shell, or a program that catches a signal and leaves in order, tells of signal n by exit code 128 + n.
+    /// Whoever cares what ended the process more than who reported it reads both alike.
+    pub fn folded(self) -> Exit {
+        match self {
+            Exit::Code(code) if signal_name(code.saturating_sub(128)).is_some() => Exit::Signal(code - 128),
+            exit => exit,
+        }
+    }
+}
+
+impl fmt::Display for Exit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Exit::Code(code) => write!(f, "exit code {code}"),
+            Exit::Signal(signal) => match signal_name(*signal) {
+                Some(name) => write!(f, "signal {signal} ({name})"),
+                None => write!(f, "signal {signal}"),
+            },
+        }
+    }
+}
+
+/// How a child came to its end. `Display` is the part of a sentence that people and models read.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum How {
+    Exited(Exit),
+    ClosedStdout,
+    ClosedStdin,
+    CouldNotStart(String),
+    HandshakeLate(Duration),
+    HandshakeRefused(String),
+    LineTooLong,
+    /// By us, because somebody asked for it.
+    Stopped,
+}
+
+impl How {
+    pub fn exit(&self) -> Option<&Exit> {
+        match self {
+            How::Exited(exit) => Some(exit),
+            _ => None,
+        }
+    }
+
+    /// The `exit` of our errors and of `server_status`: `{"code":1}`, `{"signal":9}` or `{"why":"closed its stdout"}`.
+    pub fn to_json(&self) -> Value {
+        match self {
+            How::Exited(Exit::Code(code)) => json!({ "code": code }),
+            How::Exited(Exit::Signal(signal)) => json!({ "signal": signal }),
+            how => json!({ "why": how.to_string() }),
+        }
+    }
+}
+
+impl fmt::Display for How {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            How::Exited(exit) => exit.fmt(f),
+            How::ClosedStdout => f.write_str("closed its stdout"),
+            How::ClosedStdin => f.write_str("closed its stdin"),
+            How::CouldNotStart(why) => write!(f, "could not be started: {why}"),
+            How::HandshakeLate(limit) => write!(f, "did not finish its handshake in {} s", limit.as_secs_f64()),
+            How::HandshakeRefused(why) => write!(f, "failed its handshake: {why}"),
+            How::LineTooLong => f.write_str("wrote a line longer than the limit"),
+            How::Stopped => f.write_str("was stopped"),
+        }
+    }
+}
+
+/// What an ending means to those who decide what comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// We ended it, because somebody asked.
+    Asked,
+    /// It had served and left on purpose.
+    Clean,
+    /// It asked to be started again.
+    RestartRequested,
+    /// It had served and broke.
+    Crashed,
+    /// It broke before it could serve: a crash too, and the likelier to repeat itself.
+    NeverReady,
+}
+
+pub fn classify(how: &How, asked: bool, was_ready: bool) -> Cause {
+    match how {
+        _ if asked => Cause::Asked,
+        How::Stopped => Cause::Asked,
+        How::Exited(Exit::Code(RESTART_CODE)) => Cause::RestartRequested,
+        How::CouldNotStart(_) | How::HandshakeLate(_) | How::HandshakeRefused(_) => Cause::NeverReady,
+        // Leaving in peace before the handshake is no peace to the client who waits for it.
+        _ if !was_ready => Cause::NeverReady,
+        How::Exited(Exit::Code(0)) => Cause::Clean,
+        How::Exited(_) | How::ClosedStdout | How::ClosedStdin | How::LineTooLong => Cause::Crashed,
+    }
+}
+
+/// A few words for people on what a well-known ending usually stands for.
+pub fn meaning(exit: &Exit) -> Option<String> {
+    let words = match *exit {
+        Exit::Code(0) => "it left on purpose",
+        Exit::Code(RESTART_CODE) => "it asks to be started again",
+        Exit::Code(126) => "the command exists but cannot be run",
+        Exit::Code(127) => "the command was not found",
+        Exit::Code(_) => match exit.clone().folded() {
+            Exit::Code(_) => return None,
+            signal => return Some(format!("a shell's word for {signal}")),
+        },
+        Exit::Signal(signal) => match signal_name(signal)? {
+            "SIGKILL" => "killed by force: by somebody, or by the system when memory ran out",
+            "SIGTERM" => "somebody asked it to end",
+            "SIGINT" => "interrupted, as by Ctrl-C",
+            "SIGHUP" => "its terminal or its parent went away",
+            "SIGSEGV" | "SIGBUS" => "it touched memory that it does not have",
+            "SIGABRT" => "it gave itself up: a failed assertion or a fatal error of its runtime",
+            "SIGPIPE" => "it wrote to somebody who no longer reads",
+            _ => return None,
+        },
+    };
+    Some(words.to_string())
+}
+
+/// The name this system gives to a signal; none for real-time signals, which have only numbers.
+pub fn signal_name(signal: i32) -> Option<&'static str> {
+    const LINUX: [&str; 31] = [
+        "SIGHUP",
+        "SIGINT",
+        "SIGQUIT",
+        "SIGILL",
+        "SIGTRAP",
+        "SIGABRT",
+        "SIGBUS",
+        "SIGFPE",
+        "SIGKILL",
+        "SIGUSR1",
+        "SIGSEGV",
+        "SIGUSR2",
+        "SIGPIPE",
+        "SIGALRM",
+        "SIGTERM",
+        "SIGSTKFLT",
+        "SIGCHLD",
+        "SIGCONT",
+        "SIGSTOP",
+        "SIGTSTP",
+        "SIGTTIN",
+        "SIGTTOU",
+        "SIGURG",
+        "SIGXCPU",
+        "SIGXFSZ",
+        "SIGVTALRM",
+        "SIGPROF",
+        "SIGWINCH",
+        "SIGIO",
+        "SIGPWR",
+        "SIGSYS",
+    ];
+    const BSD: [&str; 31] = [
+        "SIGHUP",
+        "SIGINT",
+        "SIGQUIT",
+        "SIGILL",
+        "SIGTRAP",
+        "SIGABRT",
+        "SIGEMT",
+        "SIGFPE",
+        "SIGKILL",
+        "SIGBUS",
+        "SIGSEGV",
+        "SIGSYS",
+        "SIGPIPE",
+        "SIGALRM",
+        "SIGTERM",
+        "SIGURG",
+        "SIGSTOP",
+        "SIGTSTP",
+        "SIGCONT",
+        "SIGCHLD",
+        "SIGTTIN",
+        "SIGTTOU",
+        "SIGIO",
+        "SIGXCPU",
+        "SIGXFSZ",
+        "SIGVTALRM",
+        "SIGPROF",
+        "SIGWINCH",
+        "SIGINFO",
+        "SIGUSR1",
+        "SIGUSR2",
+    ];
+    let names = if cfg!(any(target_os = "linux", target_os = "android")) { LINUX } else { BSD };
+    let index = usize::try_from(signal).ok()?.checked_sub(1)?;
+    names.get(index).copied()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn code(code: i32) -> How {
+        How::Exited(Exit::Code(code))
+    }
+
+    fn signal(signal: i32) -> How {
+        How::Exited(Exit::Signal(signal))
+    }
+
+    #[test]
+    fn an_ending_means() {
+        use Cause::*;
+        let late = || How::HandshakeLate(Duration::from_secs(30));
+        let table = [
+            // how                                     asked  ready  means
+            (code(0), false, true, Clean),
+            (code(0), false, false, NeverReady),
+            (code(1), false, true, Crashed),
+            (code(1), false, false, NeverReady),
+            (code(42), false, true, RestartRequested),
+            (code(42), false, false, RestartRequested),
+            (code(127), false, false, NeverReady),
+            (code(143), false, true, Crashed),
+            (signal(9), false, true, Crashed),
+            (signal(15), false, false, NeverReady),
+            (How::ClosedStdout, false, true, Crashed),
+            (How::ClosedStdout, false, false, NeverReady),
+            (How::ClosedStdin, false, true, Crashed),
+            (How::ClosedStdin, false, false, NeverReady),
+            (How::LineTooLong, false, true, Crashed),
+            (How::LineTooLong, false, false, NeverReady),
+            (How::CouldNotStart("no".into()), false, false, NeverReady),
+            (late(), false, false, NeverReady),
+            (late(), false, true, NeverReady),
+            (How::HandshakeRefused("no".into()), false, false, NeverReady),
+            (How::Stopped, false, true, Asked),
+            (code(0), true, true, Asked),
+            (code(1), true, true, Asked),
+            (code(42), true, true, Asked),
+            (signal(9), true, false, Asked),
+            (How::CouldNotStart("no".into()), true, false, Asked),
+        ];
+        for (how, asked, ready, means) in table {
+            assert_eq!(classify(&how, asked, ready), means, "{how}, asked {asked}, ready {ready}");
+        }
+    }
+
+    #[test]
+    fn an_ending_in_words_and_in_json() {
+        let table = [
+            // how                                                words                                       json
+            (code(1), "exit code 1", r#"{"code":1}"#),
+            (code(-1), "exit code -1", r#"{"code":-1}"#),
+            (signal(9), "signal 9 (SIGKILL)", r#"{"signal":9}"#),
+            (signal(64), "signal 64", r#"{"signal":64}"#),
+            (How::ClosedStdout, "closed its stdout", r#"{"why":"closed its stdout"}"#),
+            (How::ClosedStdin, "closed its stdin", r#"{"why":"closed its stdin"}"#),
+            (
+                How::CouldNotStart("permission denied".into()),
+                "could not be started: permission denied",
+                r#"{"why":"could not be started: permission denied"}"#,
+            ),
+            (
+                How::HandshakeLate(Duration::from_secs(30)),
+                "did not finish its handshake in 30 s",
+                r#"{"why":"did not finish its handshake in 30 s"}"#,
+            ),
+            (
+                How::HandshakeLate(Duration::from_millis(1500)),
+                "did not finish its handshake in 1.5 s",
+                r#"{"why":"did not finish its handshake in 1.5 s"}"#,
+            ),
+            (
+                How::HandshakeRefused("another version".into()),
+                "failed its handshake: another version",
+                r#"{"why":"failed its handshake: another version"}"#,
+            ),
+            (How::LineTooLong, "wrote a line longer than the limit", r#"{"why":"wrote a line longer than the limit"}"#),
+            (How::Stopped, "was stopped", r#"{"why":"was stopped"}"#),
+        ];
+        for (how, words, json) in table {
+            assert_eq!(how.to_string(), words);
+            assert_eq!(how.to_json().to_string(), json);
+            assert_eq!(how.exit().is_some(), matches!(how, How::Exited(_)));
+        }
+    }
+
+    #[test]
+    fn well_known_endings_have_a_meaning() {
+        let table = [
+            (Exit::Code(0), Some("it left on purpose")),
+            (Exit::Code(1), None),
+            (Exit::Code(42), Some("it asks to be started again")),
+            (Exit::Code(126), Some("the command exists but cannot be run")),
+            (Exit::Code(127), Some("the command was not found")),
+            (Exit::Code(128), None),
+            (Exit::Code(130), Some("a shell's word for signal 2 (SIGINT)")),
+            (Exit::Code(137), Some("a shell's word for signal 9 (SIGKILL)")),
+            (Exit::Code(255), None),
+            (Exit::Code(i32::MIN), None),
+            (Exit::Signal(9), Some("killed by force: by somebody, or by the system when memory ran out")),
+            (Exit::Signal(11), Some("it touched memory that it does not have")),
+            (Exit::Signal(64), None),
+        ];
+        for (exit, words) in table {
+            assert_eq!(meaning(&exit).as_deref(), words, "{exit}");
+        }
+    }
+
+    #[test]
+    fn a_shells_code_folds_into_its_signal() {
+        let table = [
+            (Exit::Code(143), Exit::Signal(15)),
+            (Exit::Code(129), Exit::Signal(1)),
+            (Exit::Code(128), Exit::Code(128)),
+            (Exit::Code(255), Exit::Code(255)),
+            (Exit::Code(15), Exit::Code(15)),
+            (Exit::Signal(15), Exit::Signal(15)),
+        ];
+        for (exit, folded) in table {
+            assert_eq!(exit.folded(), folded);
+        }
+    }
+}
