@@ -140,71 +140,19 @@ pub fn meaning(exit: &Exit) -> Option<String> {
 
 /// The name this system gives to a signal; none for real-time signals, which have only numbers.
 pub fn signal_name(signal: i32) -> Option<&'static str> {
+    #[rustfmt::skip]
     const LINUX: [&str; 31] = [
-        "SIGHUP",
-        "SIGINT",
-        "SIGQUIT",
-        "SIGILL",
-        "SIGTRAP",
-        "SIGABRT",
-        "SIGBUS",
-        "SIGFPE",
-        "SIGKILL",
-        "SIGUSR1",
-        "SIGSEGV",
-        "SIGUSR2",
-        "SIGPIPE",
-        "SIGALRM",
-        "SIGTERM",
-        "SIGSTKFLT",
-        "SIGCHLD",
-        "SIGCONT",
-        "SIGSTOP",
-        "SIGTSTP",
-        "SIGTTIN",
-        "SIGTTOU",
-        "SIGURG",
-        "SIGXCPU",
-        "SIGXFSZ",
-        "SIGVTALRM",
-        "SIGPROF",
-        "SIGWINCH",
-        "SIGIO",
-        "SIGPWR",
-        "SIGSYS",
+        "SIGHUP", "SIGINT", "SIGQUIT", "SIGILL", "SIGTRAP", "SIGABRT", "SIGBUS", "SIGFPE",
+        "SIGKILL", "SIGUSR1", "SIGSEGV", "SIGUSR2", "SIGPIPE", "SIGALRM", "SIGTERM", "SIGSTKFLT",
+        "SIGCHLD", "SIGCONT", "SIGSTOP", "SIGTSTP", "SIGTTIN", "SIGTTOU", "SIGURG", "SIGXCPU",
+        "SIGXFSZ", "SIGVTALRM", "SIGPROF", "SIGWINCH", "SIGIO", "SIGPWR", "SIGSYS",
     ];
+    #[rustfmt::skip]
     const BSD: [&str; 31] = [
-        "SIGHUP",
-        "SIGINT",
-        "SIGQUIT",
-        "SIGILL",
-        "SIGTRAP",
-        "SIGABRT",
-        "SIGEMT",
-        "SIGFPE",
-        "SIGKILL",
-        "SIGBUS",
-        "SIGSEGV",
-        "SIGSYS",
-        "SIGPIPE",
-        "SIGALRM",
-        "SIGTERM",
-        "SIGURG",
-        "SIGSTOP",
-        "SIGTSTP",
-        "SIGCONT",
-        "SIGCHLD",
-        "SIGTTIN",
-        "SIGTTOU",
-        "SIGIO",
-        "SIGXCPU",
-        "SIGXFSZ",
-        "SIGVTALRM",
-        "SIGPROF",
-        "SIGWINCH",
-        "SIGINFO",
-        "SIGUSR1",
-        "SIGUSR2",
+        "SIGHUP", "SIGINT", "SIGQUIT", "SIGILL", "SIGTRAP", "SIGABRT", "SIGEMT", "SIGFPE",
+        "SIGKILL", "SIGBUS", "SIGSEGV", "SIGSYS", "SIGPIPE", "SIGALRM", "SIGTERM", "SIGURG",
+        "SIGSTOP", "SIGTSTP", "SIGCONT", "SIGCHLD", "SIGTTIN", "SIGTTOU", "SIGIO", "SIGXCPU",
+        "SIGXFSZ", "SIGVTALRM", "SIGPROF", "SIGWINCH", "SIGINFO", "SIGUSR1", "SIGUSR2",
     ];
     let names = if cfg!(any(target_os = "linux", target_os = "android")) { LINUX } else { BSD };
     let index = usize::try_from(signal).ok()?.checked_sub(1)?;
@@ -227,34 +175,35 @@ mod tests {
     fn an_ending_means() {
         use Cause::*;
         let late = || How::HandshakeLate(Duration::from_secs(30));
+        #[rustfmt::skip]
         let table = [
-            // how                                     asked  ready  means
-            (code(0), false, true, Clean),
-            (code(0), false, false, NeverReady),
-            (code(1), false, true, Crashed),
-            (code(1), false, false, NeverReady),
-            (code(42), false, true, RestartRequested),
-            (code(42), false, false, RestartRequested),
-            (code(127), false, false, NeverReady),
-            (code(143), false, true, Crashed),
-            (signal(9), false, true, Crashed),
-            (signal(15), false, false, NeverReady),
-            (How::ClosedStdout, false, true, Crashed),
-            (How::ClosedStdout, false, false, NeverReady),
-            (How::ClosedStdin, false, true, Crashed),
-            (How::ClosedStdin, false, false, NeverReady),
-            (How::LineTooLong, false, true, Crashed),
-            (How::LineTooLong, false, false, NeverReady),
-            (How::CouldNotStart("no".into()), false, false, NeverReady),
-            (late(), false, false, NeverReady),
-            (late(), false, true, NeverReady),
+            // how                               asked  ready  means
+            (code(0),                            false, true,  Clean),
+            (code(0),                            false, false, NeverReady),
+            (code(1),                            false, true,  Crashed),
+            (code(1),                            false, false, NeverReady),
+            (code(42),                           false, true,  RestartRequested),
+            (code(42),                           false, false, RestartRequested),
+            (code(127),                          false, false, NeverReady),
+            (code(143),                          false, true,  Crashed),
+            (signal(9),                          false, true,  Crashed),
+            (signal(15),                         false, false, NeverReady),
+            (How::ClosedStdout,                  false, true,  Crashed),
+            (How::ClosedStdout,                  false, false, NeverReady),
+            (How::ClosedStdin,                   false, true,  Crashed),
+            (How::ClosedStdin,                   false, false, NeverReady),
+            (How::LineTooLong,                   false, true,  Crashed),
+            (How::LineTooLong,                   false, false, NeverReady),
+            (How::CouldNotStart("no".into()),    false, false, NeverReady),
+            (late(),                             false, false, NeverReady),
+            (late(),                             false, true,  NeverReady),
             (How::HandshakeRefused("no".into()), false, false, NeverReady),
-            (How::Stopped, false, true, Asked),
-            (code(0), true, true, Asked),
-            (code(1), true, true, Asked),
-            (code(42), true, true, Asked),
-            (signal(9), true, false, Asked),
-            (How::CouldNotStart("no".into()), true, false, Asked),
+            (How::Stopped,                       false, true,  Asked),
+            (code(0),                            true,  true,  Asked),
+            (code(1),                            true,  true,  Asked),
+            (code(42),                           true,  true,  Asked),
+            (signal(9),                          true,  false, Asked),
+            (How::CouldNotStart("no".into()),    true,  false, Asked),
         ];
         for (how, asked, ready, means) in table {
             assert_eq!(classify(&how, asked, ready), means, "{how}, asked {asked}, ready {ready}");
@@ -263,36 +212,21 @@ mod tests {
 
     #[test]
     fn an_ending_in_words_and_in_json() {
+        #[rustfmt::skip]
         let table = [
-            // how                                                words                                       json
-            (code(1), "exit code 1", r#"{"code":1}"#),
-            (code(-1), "exit code -1", r#"{"code":-1}"#),
-            (signal(9), "signal 9 (SIGKILL)", r#"{"signal":9}"#),
-            (signal(64), "signal 64", r#"{"signal":64}"#),
-            (How::ClosedStdout, "closed its stdout", r#"{"why":"closed its stdout"}"#),
-            (How::ClosedStdin, "closed its stdin", r#"{"why":"closed its stdin"}"#),
-            (
-                How::CouldNotStart("permission denied".into()),
-                "could not be started: permission denied",
-                r#"{"why":"could not be started: permission denied"}"#,
-            ),
-            (
-                How::HandshakeLate(Duration::from_secs(30)),
-                "did not finish its handshake in 30 s",
-                r#"{"why":"did not finish its handshake in 30 s"}"#,
-            ),
-            (
-                How::HandshakeLate(Duration::from_millis(1500)),
-                "did not finish its handshake in 1.5 s",
-                r#"{"why":"did not finish its handshake in 1.5 s"}"#,
-            ),
-            (
-                How::HandshakeRefused("another version".into()),
-                "failed its handshake: another version",
-                r#"{"why":"failed its handshake: another version"}"#,
-            ),
-            (How::LineTooLong, "wrote a line longer than the limit", r#"{"why":"wrote a line longer than the limit"}"#),
-            (How::Stopped, "was stopped", r#"{"why":"was stopped"}"#),
+            // how, words, json
+            (code(1),                                         "exit code 1",                             r#"{"code":1}"#),
+            (code(-1),                                        "exit code -1",                            r#"{"code":-1}"#),
+            (signal(9),                                       "signal 9 (SIGKILL)",                      r#"{"signal":9}"#),
+            (signal(64),                                      "signal 64",                               r#"{"signal":64}"#),
+            (How::ClosedStdout,                               "closed its stdout",                       r#"{"why":"closed its stdout"}"#),
+            (How::ClosedStdin,                                "closed its stdin",                        r#"{"why":"closed its stdin"}"#),
+            (How::CouldNotStart("permission denied".into()),  "could not be started: permission denied", r#"{"why":"could not be started: permission denied"}"#),
+            (How::HandshakeLate(Duration::from_secs(30)),     "did not finish its handshake in 30 s",    r#"{"why":"did not finish its handshake in 30 s"}"#),
+            (How::HandshakeLate(Duration::from_millis(1500)), "did not finish its handshake in 1.5 s",   r#"{"why":"did not finish its handshake in 1.5 s"}"#),
+            (How::HandshakeRefused("another version".into()), "failed its handshake: another version",   r#"{"why":"failed its handshake: another version"}"#),
+            (How::LineTooLong,                                "wrote a line longer than the limit",      r#"{"why":"wrote a line longer than the limit"}"#),
+            (How::Stopped,                                    "was stopped",                             r#"{"why":"was stopped"}"#),
         ];
         for (how, words, json) in table {
             assert_eq!(how.to_string(), words);
@@ -303,20 +237,21 @@ mod tests {
 
     #[test]
     fn well_known_endings_have_a_meaning() {
+        #[rustfmt::skip]
         let table = [
-            (Exit::Code(0), Some("it left on purpose")),
-            (Exit::Code(1), None),
-            (Exit::Code(42), Some("it asks to be started again")),
-            (Exit::Code(126), Some("the command exists but cannot be run")),
-            (Exit::Code(127), Some("the command was not found")),
-            (Exit::Code(128), None),
-            (Exit::Code(130), Some("a shell's word for signal 2 (SIGINT)")),
-            (Exit::Code(137), Some("a shell's word for signal 9 (SIGKILL)")),
-            (Exit::Code(255), None),
+            (Exit::Code(0),        Some("it left on purpose")),
+            (Exit::Code(1),        None),
+            (Exit::Code(42),       Some("it asks to be started again")),
+            (Exit::Code(126),      Some("the command exists but cannot be run")),
+            (Exit::Code(127),      Some("the command was not found")),
+            (Exit::Code(128),      None),
+            (Exit::Code(130),      Some("a shell's word for signal 2 (SIGINT)")),
+            (Exit::Code(137),      Some("a shell's word for signal 9 (SIGKILL)")),
+            (Exit::Code(255),      None),
             (Exit::Code(i32::MIN), None),
-            (Exit::Signal(9), Some("killed by force: by somebody, or by the system when memory ran out")),
-            (Exit::Signal(11), Some("it touched memory that it does not have")),
-            (Exit::Signal(64), None),
+            (Exit::Signal(9),      Some("killed by force: by somebody, or by the system when memory ran out")),
+            (Exit::Signal(11),     Some("it touched memory that it does not have")),
+            (Exit::Signal(64),     None),
         ];
         for (exit, words) in table {
             assert_eq!(meaning(&exit).as_deref(), words, "{exit}");
@@ -325,12 +260,13 @@ mod tests {
 
     #[test]
     fn a_shells_code_folds_into_its_signal() {
+        #[rustfmt::skip]
         let table = [
-            (Exit::Code(143), Exit::Signal(15)),
-            (Exit::Code(129), Exit::Signal(1)),
-            (Exit::Code(128), Exit::Code(128)),
-            (Exit::Code(255), Exit::Code(255)),
-            (Exit::Code(15), Exit::Code(15)),
+            (Exit::Code(143),  Exit::Signal(15)),
+            (Exit::Code(129),  Exit::Signal(1)),
+            (Exit::Code(128),  Exit::Code(128)),
+            (Exit::Code(255),  Exit::Code(255)),
+            (Exit::Code(15),   Exit::Code(15)),
             (Exit::Signal(15), Exit::Signal(15)),
         ];
         for (exit, folded) in table {

@@ -451,74 +451,67 @@ mod tests {
 
     #[test]
     fn watchdog_delays_grow_in_steps() {
-        expect_delays(
-            Policy::watchdog(),
-            &[
-                // exit, ready for ms, why, delay ms
-                (1, NEVER, Why::Backoff, 1_000),
-                (1, Some(100), Why::Backoff, 1_000),
-                (1, NEVER, Why::Backoff, 1_000),
-                (1, NEVER, Why::Backoff, 5_000),
-                (1, NEVER, Why::Backoff, 5_000),
-                (1, NEVER, Why::Backoff, 5_000),
-                (0, NEVER, Why::Backoff, 5_000),
-                (1, NEVER, Why::Backoff, 5_000),
-                (1, NEVER, Why::Backoff, 5_000),
-                (1, NEVER, Why::Backoff, 5_000),
-                (1, NEVER, Why::Backoff, 10_000),
-                (1, NEVER, Why::Backoff, 10_000),
-                (1, Some(59_999), Why::Backoff, 10_000),
-                (1, Some(60_000), Why::AtOnce, 0),
-            ],
-        );
+        #[rustfmt::skip]
+        expect_delays(Policy::watchdog(), &[
+            // exit, ready for ms, why, delay ms
+            (1, NEVER,        Why::Backoff, 1_000),
+            (1, Some(100),    Why::Backoff, 1_000),
+            (1, NEVER,        Why::Backoff, 1_000),
+            (1, NEVER,        Why::Backoff, 5_000),
+            (1, NEVER,        Why::Backoff, 5_000),
+            (1, NEVER,        Why::Backoff, 5_000),
+            (0, NEVER,        Why::Backoff, 5_000),
+            (1, NEVER,        Why::Backoff, 5_000),
+            (1, NEVER,        Why::Backoff, 5_000),
+            (1, NEVER,        Why::Backoff, 5_000),
+            (1, NEVER,        Why::Backoff, 10_000),
+            (1, NEVER,        Why::Backoff, 10_000),
+            (1, Some(59_999), Why::Backoff, 10_000),
+            (1, Some(60_000), Why::AtOnce,  0),
+        ]);
     }
 
     #[test]
     fn a_child_that_served_well_returns_at_once_the_first_time() {
-        expect_delays(
-            Policy::watchdog(),
-            &[
-                (1, Some(5_000), Why::AtOnce, 0),
-                (1, Some(5_000), Why::Backoff, 1_000),
-                (1, Some(59_000), Why::Backoff, 1_000),
-                (1, NEVER, Why::Backoff, 1_000),
-                (1, NEVER, Why::Backoff, 5_000),
-                (1, Some(60_000), Why::AtOnce, 0),
-                (1, NEVER, Why::Backoff, 1_000),
-            ],
-        );
-        expect_delays(
-            Policy::watchdog(),
-            &[(1, Some(4_999), Why::Backoff, 1_000), (1, Some(5_000), Why::Backoff, 1_000)],
-        );
-        expect_delays(
-            Policy { first: First::Delay, ..Policy::watchdog() },
-            &[
-                (1, Some(5_000), Why::Backoff, 1_000),
-                (1, Some(5_000), Why::Backoff, 1_000),
-                (1, Some(60_000), Why::Backoff, 1_000),
-            ],
-        );
+        #[rustfmt::skip]
+        expect_delays(Policy::watchdog(), &[
+            (1, Some(5_000),  Why::AtOnce,  0),
+            (1, Some(5_000),  Why::Backoff, 1_000),
+            (1, Some(59_000), Why::Backoff, 1_000),
+            (1, NEVER,        Why::Backoff, 1_000),
+            (1, NEVER,        Why::Backoff, 5_000),
+            (1, Some(60_000), Why::AtOnce,  0),
+            (1, NEVER,        Why::Backoff, 1_000),
+        ]);
+        #[rustfmt::skip]
+        expect_delays(Policy::watchdog(), &[
+            (1, Some(4_999), Why::Backoff, 1_000),
+            (1, Some(5_000), Why::Backoff, 1_000),
+        ]);
+        #[rustfmt::skip]
+        expect_delays(Policy { first: First::Delay, ..Policy::watchdog() }, &[
+            (1, Some(5_000),  Why::Backoff, 1_000),
+            (1, Some(5_000),  Why::Backoff, 1_000),
+            (1, Some(60_000), Why::Backoff, 1_000),
+        ]);
     }
 
     #[test]
     fn a_restart_by_42_is_at_once_and_at_most_one_each_second() {
-        expect_delays(
-            Policy::watchdog(),
-            &[
-                (42, NEVER, Why::Requested, 0),
-                (42, NEVER, Why::Throttled, 1_000),
-                (42, Some(300), Why::Throttled, 700),
-                (42, Some(1_000), Why::Requested, 0),
-                // It neither counts as a crash nor forgives one.
-                (1, Some(100), Why::Backoff, 1_000),
-                (42, NEVER, Why::Requested, 0),
-                (1, NEVER, Why::Backoff, 1_000),
-                (1, NEVER, Why::Backoff, 1_000),
-                (42, Some(4_000), Why::Requested, 0),
-                (1, NEVER, Why::Backoff, 5_000),
-            ],
-        );
+        #[rustfmt::skip]
+        expect_delays(Policy::watchdog(), &[
+            (42, NEVER,       Why::Requested, 0),
+            (42, NEVER,       Why::Throttled, 1_000),
+            (42, Some(300),   Why::Throttled, 700),
+            (42, Some(1_000), Why::Requested, 0),
+            // It neither counts as a crash nor forgives one.
+            (1,  Some(100),   Why::Backoff,   1_000),
+            (42, NEVER,       Why::Requested, 0),
+            (1,  NEVER,       Why::Backoff,   1_000),
+            (1,  NEVER,       Why::Backoff,   1_000),
+            (42, Some(4_000), Why::Requested, 0),
+            (1,  NEVER,       Why::Backoff,   5_000),
+        ]);
     }
 
     #[test]
@@ -554,20 +547,18 @@ mod tests {
         assert_eq!(story.delay(1, NEVER), (Why::Backoff, 1_000));
 
         let endless = Policy { restarts_max: None, ..exact.clone() };
-        expect_delays(
-            endless,
-            &[
-                (1, Some(5_000), Why::AtOnce, 0),
-                (1, NEVER, Why::Backoff, 1_000),
-                (1, NEVER, Why::Backoff, 2_000),
-                (1, NEVER, Why::Backoff, 4_000),
-                (1, NEVER, Why::Backoff, 8_000),
-                (1, NEVER, Why::Backoff, 16_000),
-                (1, NEVER, Why::Backoff, 32_000),
-                (1, NEVER, Why::Backoff, 60_000),
-                (1, NEVER, Why::Backoff, 60_000),
-            ],
-        );
+        #[rustfmt::skip]
+        expect_delays(endless, &[
+            (1, Some(5_000), Why::AtOnce,  0),
+            (1, NEVER,       Why::Backoff, 1_000),
+            (1, NEVER,       Why::Backoff, 2_000),
+            (1, NEVER,       Why::Backoff, 4_000),
+            (1, NEVER,       Why::Backoff, 8_000),
+            (1, NEVER,       Why::Backoff, 16_000),
+            (1, NEVER,       Why::Backoff, 32_000),
+            (1, NEVER,       Why::Backoff, 60_000),
+            (1, NEVER,       Why::Backoff, 60_000),
+        ]);
 
         // The restart at once is one of those allowed.
         let mut story = Story::new(exact.clone());
@@ -606,12 +597,13 @@ mod tests {
     #[test]
     fn a_session_halts_at_its_fifth_failure_in_a_row() {
         let mut story = Story::new(Policy::session());
+        #[rustfmt::skip]
         let table = [
             // exit, ready for ms, delay, state
-            (1, Some(10_000), 2_000, State::Healthy),
-            (1, Some(10_000), 2_000, State::Healthy),
+            (1,   Some(10_000), 2_000,  State::Healthy),
+            (1,   Some(10_000), 2_000,  State::Healthy),
             (143, Some(10_000), 30_000, State::Degraded),
-            (1, Some(10_000), 30_000, State::Degraded),
+            (1,   Some(10_000), 30_000, State::Degraded),
         ];
         for (code, ready_for, delay, state) in table {
             assert_eq!(story.delay(code, ready_for), (Why::Backoff, delay));
@@ -654,10 +646,11 @@ mod tests {
 
     #[test]
     fn leaving_in_peace_is_the_policys_to_judge() {
+        #[rustfmt::skip]
         let table = [
-            // policy                 exit 0 after ready                                              exit 42
+            // policy, exit 0 after ready, exit 42
             (Policy::watchdog(), Verdict::Left, Why::Requested),
-            (Policy::session(), Verdict::Left, Why::Backoff),
+            (Policy::session(),  Verdict::Left, Why::Backoff),
         ];
         for (policy, clean, asks) in table {
             assert_eq!(Story::new(policy.clone()).exit(0, Some(100)), clean);
