@@ -447,6 +447,16 @@ mod tests {
     }
 
     #[test]
+    fn x5_a_hang_up_that_overtakes_the_word_of_the_start_is_not_forgotten() {
+        #[rustfmt::skip]
+        tell(vec![
+            (0,   StdoutClosed, vec![],                                                        None),
+            (100, started(),    vec![ReportStarted],                                           Some(150)),
+            (150, TimePassed,   vec![CloseStdin, Terminate, report(How::ClosedStdout, false)], Some(2150)),
+        ]);
+    }
+
+    #[test]
     fn x5_a_child_that_no_longer_listens_is_reported_and_then_stopped() {
         #[rustfmt::skip]
         tell(vec![
