@@ -1,1 +1,1001 @@
-//! relay
+//! One client's MCP conversation, across many server lives and both eras.
+//!
+//! The client side is decided by what the client says, never by asking a child. The server side has three parts:
+//! the *current* child that serves or is meant to, at most one *candidate* that a reload brings up beside it, and a
+//! few *draining* ones that only finish what they were asked. Every child is known by its generation; what a
+//! generation says reaches the client only from the moment it serves until it is retired.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
+    mem,
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use serde_json::Value;
+
+use crate::{
+    exit::How,
+    message::{self, Id, Message},
+    record::{self, Record},
+    restarts::{Policy, Restarts},
+};
+
+mod client;
+mod compare;
+mod ends;
+mod listens;
+mod lists;
+mod restart;
+mod server;
+mod tools;
+mod words;
+
+pub use lists::Family;
+use lists::{Items, Kind, Shown};
+use restart::{Queued, Restart, Ticket};
+use words::{Failure, Next, Outcome, Tool};
+
+/// What is fixed at birth.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// The instance, as in the marker and the audit log.
+    pub id: String,
+    /// The server, as people call it.
+    pub name: String,
+    /// Whether our tools are added to the server's.
+    pub tools: bool,
+    pub retry: Retry,
+    pub reload: Reload,
+    /// Whether a build runs before each restart that is asked for.
+    pub build: bool,
+    pub on_clean_exit: OnCleanExit,
+    pub policy: Policy,
+    /// For the jitter of the policy.
+    pub seed: u64,
+    /// Makes our ids unlike anybody's: the random part of `outlast-<random>-<k>`.
+    pub random: String,
+    pub limits: Limits,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    Never,
+    /// Tool calls that the server's annotations call read-only or idempotent may be asked twice.
+    Annotated,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reload {
+    /// The new child starts beside the old one and takes over when it is ready.
+    BlueGreen,
+    /// The old child is stopped first.
+    Replace,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OnCleanExit {
+    /// A server that leaves on purpose ends outlast too.
+    End,
+    /// It is started again by the next request.
+    Restart,
+}
+
+/// Every bound of the conversation.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// How long a request waits for a server; then it is answered from memory or with an error.
+    pub hold_max: Duration,
+    /// How many messages wait; the newest is refused.
+    pub held_max: usize,
+    /// How many bytes wait, and how many are kept of requests in flight that may be asked again.
+    pub held_bytes_max: usize,
+    /// How far ahead the next start may lie before an opening is answered without a server.
+    pub opening_wait: Duration,
+    /// How long the first child may take for its handshake; then it is stopped.
+    pub first_handshake_max: Duration,
+    /// How long a later child may take; then it is stopped.
+    pub handshake_max: Duration,
+    /// How long a replaced child may finish its calls; then they fail.
+    pub drain_max: Duration,
+    /// How many replaced children may do so; one more ends the oldest.
+    pub draining_max: usize,
+    /// How often a request is asked again after the server's end; then it fails.
+    pub resend_max: u32,
+    /// How long fetching a list for comparison may take; then it counts as changed.
+    pub list_max: Duration,
+    /// How many pages are fetched; beyond, the list counts as changed.
+    pub list_pages_max: usize,
+    /// How large a list is kept; a larger one is compared by hash and not served from memory.
+    pub list_bytes_max: usize,
+    /// How long `restart_server` waits; then it says that the restart is still running.
+    pub restart_wait: Duration,
+    /// How long the end of a subscription is kept back, as the child may be leaving.
+    pub teardown_wait: Duration,
+    /// The longest that a client may cache what a restart can change.
+    pub ttl_max: Duration,
+    /// How many requests a child may send before it serves; one more fails its handshake.
+    pub early_max: usize,
+    /// How many messages one batch may hold; a longer one is refused.
+    pub batch_max: usize,
+    /// How much is kept of each child's stderr.
+    pub stderr_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            hold_max: Duration::from_secs(30),
+            held_max: 256,
+            held_bytes_max: 8 << 20,
+            opening_wait: Duration::from_secs(8),
+            first_handshake_max: Duration::from_secs(120),
+            handshake_max: Duration::from_secs(30),
+            drain_max: Duration::from_secs(60),
+            draining_max: 2,
+            resend_max: 1,
+            list_max: Duration::from_secs(5),
+            list_pages_max: 100,
+            list_bytes_max: 4 << 20,
+            restart_wait: Duration::from_secs(55),
+            teardown_wait: Duration::from_millis(500),
+            ttl_max: Duration::from_secs(5),
+            early_max: 64,
+            batch_max: 256,
+            stderr_max: 64 << 10,
+        }
+    }
+}
+
+/// What happened. Lines end with their newline.
+#[derive(Debug)]
+pub enum Event {
+    ClientSaid(Bytes),
+    /// A line over the limit was skipped; this is how it began.
+    ClientSaidTooMuch(Bytes),
+    ClientEnded(Farewell),
+    ServerStarted {
+        generation: u32,
+        pid: u32,
+        /// Wall clock, in seconds.
+        unix: f64,
+    },
+    StartFailed(String),
+    ServerSaid(u32, Bytes),
+    /// A line of its stderr.
+    ServerLogged(u32, String),
+    /// It is gone. All that it said came before; `unsent` is what its pipe did not take, by mark.
+    ServerWentDown {
+        generation: u32,
+        how: How,
+        unsent: Vec<(u64, Bytes)>,
+    },
+    RestartAsked {
+        ticket: u64,
+        origin: Origin,
+        reason: String,
+    },
+    BuildEnded(Result<(), String>),
+    MarkerWritten(Result<String, String>),
+    MarkerRead {
+        key: u64,
+        reading: Reading,
+        /// Wall clock, in seconds.
+        unix: f64,
+    },
+    TimePassed,
+}
+
+/// How the client's side came to its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Farewell {
+    /// End of file, or a signal to us: answers still due are worth sending.
+    Heard,
+    /// Nobody reads any more.
+    Broken,
+}
+
+/// Who wants a restart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Origin {
+    Tool,
+    Control,
+    Watch,
+}
+
+impl Origin {
+    fn as_str(self) -> &'static str {
+        match self {
+            Origin::Tool => "tool",
+            Origin::Control => "control",
+            Origin::Watch => "watch",
+        }
+    }
+}
+
+/// What stands in the marker file.
+#[derive(Debug, Clone)]
+pub enum Reading {
+    Missing { path: String },
+    Corrupt { path: String, error: String },
+    Valid { timestamp: f64, pid: u32, reason: String, iso_time: String },
+}
+
+/// What is to be done.
+#[derive(Debug)]
+pub enum Action {
+    TellClient(Bytes),
+    /// The mark comes back with the line if the pipe does not take it.
+    TellServer {
+        generation: u32,
+        line: Bytes,
+        mark: Option<u64>,
+    },
+    Build,
+    StopBuild,
+    /// Start a child; it gets the next generation.
+    Start,
+    /// Stop a child politely. `how` is what its end will be called.
+    Stop {
+        generation: u32,
+        how: How,
+    },
+    /// It finished its handshake.
+    MarkReady(u32),
+    WriteMarker {
+        pid: u32,
+        reason: String,
+    },
+    ReadMarker(u64),
+    Record(Record),
+    /// The end of a restart that was asked for from outside.
+    Answer {
+        ticket: u64,
+        result: Result<Value, Value>,
+    },
+    End(u8),
+}
+
+/// Where the client stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Client {
+    Unopened,
+    /// `initialize` was heard; `initialized` was not.
+    Opening,
+    Ready,
+    Modern,
+    Gone,
+}
+
+/// The child that serves, or what there is instead.
+#[derive(Debug, Clone, PartialEq)]
+enum Current {
+    /// Before the first child.
+    None,
+    /// The client's own opening is this child's handshake.
+    Fresh(u32),
+    /// Our private handshake runs.
+    Replaying(u32),
+    Serving(u32),
+    /// The next one starts then, unless a restart does it first.
+    Down {
+        at: Instant,
+    },
+    /// No start is planned.
+    GivenUp {
+        crashes: Option<String>,
+        callable: bool,
+    },
+}
+
+/// Who a start is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Current,
+    Candidate,
+}
+
+/// What a server offers, or what a client was told that it does.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+struct Capabilities {
+    tools: bool,
+    prompts: bool,
+    resources: bool,
+    subscribe: bool,
+    logging: bool,
+    completions: bool,
+}
+
+impl Capabilities {
+    const ALL: Capabilities =
+        Capabilities { tools: true, prompts: true, resources: true, subscribe: true, logging: true, completions: true };
+
+    fn has(&self, family: Family) -> bool {
+        match family {
+            Family::Tools => self.tools,
+            Family::Prompts => self.prompts,
+            Family::Resources => self.resources,
+        }
+    }
+}
+
+/// The client's handshake, as each new child hears it.
+#[derive(Debug)]
+struct Opening {
+    /// `initialize`, the client's bytes.
+    line: Bytes,
+    version: String,
+    told: Capabilities,
+    /// Answered by us, as no server could.
+    local: bool,
+}
+
+/// One child process.
+#[derive(Debug)]
+struct Child {
+    pid: u32,
+    started: Instant,
+    started_unix: f64,
+    ready: Option<Instant>,
+    capabilities: Option<Capabilities>,
+    /// Our own requests to it.
+    private: HashMap<Id, Private>,
+    /// Requests it made before it served.
+    early: Vec<Bytes>,
+    stderr: Tail,
+    /// When its handshake is late.
+    handshake_by: Option<Instant>,
+    fetches: BTreeMap<Kind, Fetch>,
+    /// We stopped it; whatever it still says is not for the client.
+    stopping: bool,
+}
+
+/// A request of ours to a child.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Private {
+    Handshake,
+    Restore(&'static str),
+    Fetch(Kind),
+}
+
+/// A list on its way from a new child, to be compared.
+#[derive(Debug)]
+struct Fetch {
+    id: Id,
+    items: Items,
+    pages: usize,
+    /// The child said that it changed meanwhile.
+    again: bool,
+    by: Instant,
+}
+
+/// The end of a stream of lines.
+#[derive(Debug, Default)]
+struct Tail {
+    lines: VecDeque<String>,
+    bytes: usize,
+}
+
+impl Tail {
+    fn push(&mut self, mut line: String, bytes_max: usize) {
+        if line.len() > bytes_max {
+            let mut end = bytes_max;
+            while !line.is_char_boundary(end) {
+                end -= 1;
+            }
+            line.truncate(end);
+        }
+        self.bytes += line.len();
+        self.lines.push_back(line);
+        while self.bytes > bytes_max {
+            self.bytes -= self.lines.pop_front().map_or(0, |line| line.len());
+        }
+    }
+
+    fn to_vec(&self) -> Vec<String> {
+        self.lines.iter().cloned().collect()
+    }
+}
+
+/// What kind of request it is: which row of the tables holds for it.
+#[derive(Debug, Clone, PartialEq)]
+enum Class {
+    Initialize,
+    Discover,
+    /// Asked without a cursor.
+    List(Kind),
+    /// Asked with one.
+    Page(Kind, Option<String>),
+    /// Reading only; `once` if it carries something good for one use.
+    Read {
+        once: bool,
+    },
+    Complete,
+    Ping,
+    Call {
+        repeatable: bool,
+        task: bool,
+    },
+    Listen,
+    SetLevel,
+    Subscribe(String),
+    Unsubscribe(String),
+    Other,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    On(u32),
+    Held,
+    /// We answer it, later.
+    Ours,
+    /// It made the server exit 42, and is answered when the next one is ready.
+    Due,
+    /// A subscription that waits for a child.
+    Nowhere,
+}
+
+/// A request of the client's that is not answered yet.
+#[derive(Debug)]
+struct Open {
+    seq: u64,
+    id: Id,
+    /// The tool, or else the method.
+    what: String,
+    class: Class,
+    place: Place,
+    /// Its bytes, if it may be asked again.
+    kept: Option<Bytes>,
+    /// Some pipe took it.
+    taken: bool,
+    resent: u32,
+    cancelled: bool,
+    /// When it began to wait for a server; later ends do not renew it.
+    waiting_since: Option<Instant>,
+    token: Option<Id>,
+    /// The last progress forwarded.
+    progress: f64,
+    batch: Option<u64>,
+    listen: Option<listens::Listen>,
+    deadline: Option<Instant>,
+}
+
+/// A message that waits for a server, in client order.
+#[derive(Debug)]
+struct Held {
+    line: Bytes,
+    is_request: bool,
+}
+
+/// A server's request to the client, under the id the client knows.
+#[derive(Debug)]
+struct Asked {
+    generation: u32,
+    /// As the server wrote it.
+    id: String,
+    own: Id,
+    token: Option<Id>,
+}
+
+/// The answers to a batch, until each is there.
+#[derive(Debug, Default)]
+struct Batch {
+    left: usize,
+    answers: Vec<Bytes>,
+}
+
+#[derive(Debug)]
+struct Draining {
+    generation: u32,
+    until: Instant,
+}
+
+/// The last end of a serving child.
+#[derive(Debug, Clone)]
+struct LastEnd {
+    how: How,
+    generation: u32,
+    stderr: Vec<String>,
+}
+
+/// What a modern child did with the client's probe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Probe {
+    Unanswered,
+    /// It does not speak the stateless era, and can still be initialised.
+    Refused,
+    /// It may be locked to the stateless era.
+    Locked,
+}
+
+/// What passed by that should not have.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Dropped {
+    pub from_server: u64,
+    pub from_client: u64,
+}
+
+#[derive(Debug)]
+pub struct Relay {
+    settings: Settings,
+    restarts: Restarts,
+    out: Vec<Action>,
+    next_private: u64,
+    next_seq: u64,
+
+    client: Client,
+    opening: Option<Opening>,
+    initialized: Option<Bytes>,
+    /// The last `logging/setLevel` that a server accepted.
+    level: Option<Bytes>,
+    subscriptions: BTreeMap<String, Bytes>,
+    /// `_meta` of the latest modern request.
+    meta: String,
+    probe_only: bool,
+    probe: Probe,
+    /// A modern request was answered by a child.
+    modern_served: bool,
+    /// The last discover result that reached the client, as JSON.
+    discovered: Option<String>,
+    /// No server came up at first, and the client was told so.
+    broken: bool,
+    ever_ready: bool,
+    ends_before_ready: u32,
+
+    current: Current,
+    candidate: Option<u32>,
+    draining: Vec<Draining>,
+    children: BTreeMap<u32, Child>,
+    starting: Option<Role>,
+    /// The next start waits for this one's end.
+    start_after: Option<u32>,
+    building: bool,
+    last_end: Option<LastEnd>,
+    replaced: u32,
+
+    opens: BTreeMap<u64, Open>,
+    ids: HashMap<Id, Vec<u64>>,
+    tokens: HashMap<Id, u64>,
+    /// Open requests that are not held and yet end with time.
+    bounded: BTreeSet<u64>,
+    kept_bytes: usize,
+    held: BTreeMap<u64, Held>,
+    held_bytes: usize,
+    asked: HashMap<Id, Asked>,
+    batches: HashMap<u64, Batch>,
+
+    shown: BTreeMap<Kind, Shown>,
+    announced: BTreeSet<Family>,
+    /// The names that the child's own tools take.
+    child_tools: HashSet<String>,
+
+    restart: Option<Restart>,
+    queued: Option<Queued>,
+    dropped: Dropped,
+    oddities: VecDeque<String>,
+    ended: bool,
+}
+
+impl Relay {
+    pub fn new(settings: Settings) -> Relay {
+        let restarts = Restarts::new(settings.policy.clone(), settings.seed);
+        Relay {
+            settings,
+            restarts,
+            out: Vec::new(),
+            next_private: 1,
+            next_seq: 1,
+            client: Client::Unopened,
+            opening: None,
+            initialized: None,
+            level: None,
+            subscriptions: BTreeMap::new(),
+            meta: String::new(),
+            probe_only: false,
+            probe: Probe::Unanswered,
+            modern_served: false,
+            discovered: None,
+            broken: false,
+            ever_ready: false,
+            ends_before_ready: 0,
+            current: Current::None,
+            candidate: None,
+            draining: Vec::new(),
+            children: BTreeMap::new(),
+            starting: Some(Role::Current),
+            start_after: None,
+            building: false,
+            last_end: None,
+            replaced: 0,
+            opens: BTreeMap::new(),
+            ids: HashMap::new(),
+            tokens: HashMap::new(),
+            bounded: BTreeSet::new(),
+            kept_bytes: 0,
+            held: BTreeMap::new(),
+            held_bytes: 0,
+            asked: HashMap::new(),
+            batches: HashMap::new(),
+            shown: BTreeMap::new(),
+            announced: BTreeSet::new(),
+            child_tools: HashSet::new(),
+            restart: None,
+            queued: None,
+            dropped: Dropped::default(),
+            oddities: VecDeque::new(),
+            ended: false,
+        }
+    }
+
+    /// Takes what happened, adds what is to be done. The driver has asked for the first child already.
+    pub fn handle(&mut self, event: Event, now: Instant, actions: &mut Vec<Action>) {
+        mem::swap(&mut self.out, actions);
+        match event {
+            Event::ClientSaid(line) => self.client_said(line, None, now),
+            Event::ClientSaidTooMuch(start) => self.client_said_too_much(&start),
+            Event::ClientEnded(farewell) => self.client_ended(farewell, now),
+            Event::ServerStarted { generation, pid, unix } => self.server_started(generation, pid, unix, now),
+            Event::StartFailed(why) => self.start_failed(why, now),
+            Event::ServerSaid(generation, line) => self.server_said(generation, line, now),
+            Event::ServerLogged(generation, line) => {
+                if let Some(child) = self.children.get_mut(&generation) {
+                    child.stderr.push(line, self.settings.limits.stderr_max);
+                }
+            }
+            Event::ServerWentDown { generation, how, unsent } => self.server_went_down(generation, how, unsent, now),
+            Event::RestartAsked { ticket, origin, reason } => {
+                self.restart_asked(Ticket::Outside(ticket), origin, reason, now);
+            }
+            Event::BuildEnded(result) => self.build_ended(result, now),
+            Event::MarkerWritten(result) => self.marker_written(result, now),
+            Event::MarkerRead { key, reading, unix } => self.marker_read(key, reading, unix, now),
+            Event::TimePassed => self.time_passed(now),
+        }
+        mem::swap(&mut self.out, actions);
+    }
+
+    /// When the machine next wants to hear that time passed.
+    pub fn deadline(&self) -> Option<Instant> {
+        let mut soonest: Option<Instant> = None;
+        let mut consider = |at: Option<Instant>| {
+            if let Some(at) = at {
+                soonest = Some(soonest.map_or(at, |soonest| soonest.min(at)));
+            }
+        };
+        if self.wants_start()
+            && let Current::Down { at } = self.current
+        {
+            consider(Some(at));
+        }
+        for open in self.timed() {
+            consider(open.deadline);
+            consider(self.hold_ends(open));
+        }
+        for child in self.children.values() {
+            if !child.stopping {
+                consider(child.handshake_by);
+                child.fetches.values().for_each(|fetch| consider(Some(fetch.by)));
+            }
+        }
+        self.draining.iter().for_each(|draining| {
+            if !self.is_stopping(draining.generation) {
+                consider(Some(draining.until));
+            }
+        });
+        soonest
+    }
+
+    fn time_passed(&mut self, now: Instant) {
+        if self.wants_start()
+            && let Current::Down { at } = self.current
+            && at <= now
+        {
+            self.start(Role::Current);
+        }
+        let late: Vec<u32> = self
+            .children
+            .iter()
+            .filter(|(_, child)| !child.stopping && child.handshake_by.is_some_and(|by| by <= now))
+            .map(|(generation, _)| *generation)
+            .collect();
+        for generation in late {
+            self.handshake_late(generation, now);
+        }
+        let over: Vec<u32> = self
+            .draining
+            .iter()
+            .filter(|draining| draining.until <= now && !self.is_stopping(draining.generation))
+            .map(|draining| draining.generation)
+            .collect();
+        for generation in over {
+            self.drain_over(generation, now);
+        }
+        let seqs: Vec<u64> = self
+            .timed()
+            .filter(|open| {
+                open.deadline.is_some_and(|by| by <= now) || self.hold_ends(open).is_some_and(|by| by <= now)
+            })
+            .map(|open| open.seq)
+            .collect();
+        for seq in seqs {
+            self.waited_out(seq, now);
+        }
+        self.fetches_late(now);
+    }
+
+    /// A start at `Down { at }` is ours to make: nothing else is about to put a child in place.
+    fn wants_start(&self) -> bool {
+        self.starting.is_none()
+            && self.start_after.is_none()
+            && self.candidate.is_none()
+            && !self.is_leaving()
+            && self.restart.as_ref().is_none_or(|restart| !restart.will_start())
+    }
+
+    /// The open requests that time can end: those that wait, and those with a deadline of their own.
+    fn timed(&self) -> impl Iterator<Item = &Open> {
+        let waiting = self.held.iter().filter(|(_, held)| held.is_request).map(|(seq, _)| seq);
+        waiting.chain(&self.bounded).filter_map(|seq| self.opens.get(seq))
+    }
+
+    /// When a waiting request has waited long enough.
+    fn hold_ends(&self, open: &Open) -> Option<Instant> {
+        match open.place {
+            // An opening is waited for while a child is alive but slow, as without us; `Down` decides at once.
+            Place::Held if matches!(open.class, Class::Initialize | Class::Discover) => None,
+            Place::Held | Place::Due => Some(open.waiting_since? + self.settings.limits.hold_max),
+            _ => None,
+        }
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.ended
+    }
+
+    /// No child is started any more.
+    fn is_leaving(&self) -> bool {
+        self.client == Client::Gone
+    }
+
+    fn is_modern(&self) -> bool {
+        self.client == Client::Modern || (self.client == Client::Gone && !self.meta.is_empty())
+    }
+
+    fn is_stopping(&self, generation: u32) -> bool {
+        self.children.get(&generation).is_none_or(|child| child.stopping)
+    }
+
+    /// The generation that takes the client's messages now.
+    fn live(&self) -> Option<u32> {
+        match self.current {
+            Current::Fresh(n) | Current::Serving(n) => Some(n),
+            _ => None,
+        }
+    }
+
+    fn current_generation(&self) -> Option<u32> {
+        match self.current {
+            Current::Fresh(n) | Current::Serving(n) | Current::Replaying(n) => Some(n),
+            _ => None,
+        }
+    }
+
+    fn act(&mut self, action: Action) {
+        self.out.push(action);
+    }
+
+    fn tell_client(&mut self, line: Bytes) {
+        self.out.push(Action::TellClient(line));
+    }
+
+    fn tell_server(&mut self, generation: u32, line: Bytes, mark: Option<u64>) {
+        self.out.push(Action::TellServer { generation, line, mark });
+    }
+
+    fn record(&mut self, record: Record) {
+        self.out.push(Action::Record(record));
+    }
+
+    /// Something that should not be, worth a line in the log and in `server_status`.
+    fn odd(&mut self, text: String) {
+        const ODDITIES_MAX: usize = 10;
+        if self.oddities.back() != Some(&text) {
+            self.oddities.push_back(text.clone());
+            if self.oddities.len() > ODDITIES_MAX {
+                self.oddities.pop_front();
+            }
+            self.record(Record { detail: Some(text), ..Record::new(record::Event::ProtocolNoted) });
+        }
+    }
+
+    fn start(&mut self, role: Role) {
+        self.starting = Some(role);
+        self.act(Action::Start);
+    }
+
+    fn stop(&mut self, generation: u32, how: How) {
+        if let Some(child) = self.children.get_mut(&generation)
+            && !mem::replace(&mut child.stopping, true)
+        {
+            self.act(Action::Stop { generation, how });
+        }
+    }
+
+    /// An id that nobody else can use.
+    fn private_id(&mut self) -> Id {
+        let id = Id::text(&format!("outlast-{}-{}", self.settings.random, self.next_private));
+        self.next_private += 1;
+        id
+    }
+
+    fn seq(&mut self) -> u64 {
+        self.next_seq += 1;
+        self.next_seq - 1
+    }
+
+    // ---- the table of open requests -----------------------------------------------------------
+
+    fn insert(&mut self, open: Open) {
+        self.ids.entry(open.id.clone()).or_default().push(open.seq);
+        if let Some(token) = &open.token {
+            self.tokens.insert(token.clone(), open.seq);
+        }
+        self.kept_bytes += open.kept.as_ref().map_or(0, Bytes::len);
+        self.opens.insert(open.seq, open);
+    }
+
+    /// Takes a request out of every table; whoever calls this answers it, or knows why not.
+    fn close(&mut self, seq: u64) -> Open {
+        let open = self.opens.remove(&seq).expect("only open requests are closed");
+        if let Some(seqs) = self.ids.get_mut(&open.id) {
+            seqs.retain(|other| *other != seq);
+            if seqs.is_empty() {
+                self.ids.remove(&open.id);
+            }
+        }
+        if let Some(token) = &open.token
+            && self.tokens.get(token) == Some(&seq)
+        {
+            self.tokens.remove(token);
+        }
+        self.kept_bytes -= open.kept.as_ref().map_or(0, Bytes::len);
+        self.bounded.remove(&seq);
+        if let Some(held) = self.held.remove(&seq) {
+            self.held_bytes -= held.line.len();
+        }
+        open
+    }
+
+    /// The oldest open request of that id for which something holds.
+    fn oldest(&self, id: &Id, holds: impl Fn(&Open) -> bool) -> Option<u64> {
+        self.ids.get(id)?.iter().copied().find(|seq| holds(&self.opens[seq]))
+    }
+
+    /// Open requests on a generation, in client order.
+    fn open_on(&self, generation: u32) -> Vec<u64> {
+        self.opens.values().filter(|open| open.place == Place::On(generation)).map(|open| open.seq).collect()
+    }
+
+    fn has_open_calls_on(&self, generation: u32) -> bool {
+        self.opens.values().any(|open| open.place == Place::On(generation) && open.class != Class::Listen)
+    }
+
+    /// The one answer of a closed request.
+    fn answer(&mut self, open: &Open, line: Bytes) {
+        match open.batch {
+            None => self.tell_client(line),
+            Some(batch) => self.batch_answered(batch, Some(line)),
+        }
+    }
+
+    fn answer_result(&mut self, open: &Open, result: &str) {
+        self.answer(open, message::result_line(&open.id, result));
+    }
+
+    /// A closed request that is owed nothing.
+    fn forget(&mut self, open: &Open) {
+        if let Some(batch) = open.batch {
+            self.batch_answered(batch, None);
+        }
+    }
+
+    fn batch_answered(&mut self, key: u64, line: Option<Bytes>) {
+        let Some(batch) = self.batches.get_mut(&key) else { return };
+        batch.answers.extend(line);
+        batch.left -= 1;
+        if batch.left == 0 {
+            let batch = self.batches.remove(&key).expect("found above");
+            if !batch.answers.is_empty() {
+                let parts: Vec<&[u8]> = batch.answers.iter().map(|line| line.trim_ascii_end()).collect();
+                let array = [b"[" as &[u8], &parts.join(&b","[..]), b"]\n"].concat();
+                self.tell_client(array.into());
+            }
+        }
+    }
+
+    fn fail(&mut self, open: &Open, failure: &Failure) {
+        let modern = self.is_modern();
+        let line = match open.class {
+            Class::Call { task, .. } if !(task && !modern) => {
+                message::result_line(&open.id, &failure.as_tool_result(modern))
+            }
+            _ => {
+                let data = failure.data().to_string();
+                message::error_line(&open.id.to_string(), failure.code, &failure.message, Some(&data))
+            }
+        };
+        self.answer(open, line);
+    }
+
+    /// Whether a request may be asked twice.
+    fn may_repeat(&self, open: &Open) -> bool {
+        match &open.class {
+            Class::Initialize | Class::Discover | Class::List(_) | Class::Page(..) | Class::Complete => true,
+            Class::Read { once } => !once,
+            Class::SetLevel | Class::Subscribe(_) | Class::Unsubscribe(_) | Class::Listen => true,
+            Class::Call { repeatable, .. } => {
+                *repeatable && self.settings.retry == Retry::Annotated && self.is_annotated(&open.what)
+            }
+            Class::Ping | Class::Other => false,
+        }
+    }
+
+    fn is_annotated(&self, tool: &str) -> bool {
+        let definition = self.shown.get(&Kind::Tools).and_then(|shown| shown.items.get(tool));
+        definition.and_then(|raw| serde_json::from_str::<Value>(raw).ok()).is_some_and(|tool| {
+            let annotations = &tool["annotations"];
+            annotations["readOnlyHint"] == true || annotations["idempotentHint"] == true
+        })
+    }
+
+    /// Sends a request to a child that listens, and notes it in the table.
+    fn forward(&mut self, mut open: Open, line: Bytes, generation: u32, now: Instant) {
+        let room = self.settings.limits.held_bytes_max.saturating_sub(self.kept_bytes);
+        if open.kept.is_none() && line.len() <= room && self.may_repeat(&open) {
+            // A copy: a slice would keep the whole read buffer alive.
+            open.kept = Some(Bytes::copy_from_slice(&line));
+        }
+        open.place = Place::On(generation);
+        if open.class == Class::Initialize
+            && let Some(child) = self.children.get_mut(&generation)
+        {
+            child.handshake_by = Some(now + self.settings.limits.first_handshake_max);
+        }
+        let seq = open.seq;
+        self.insert(open);
+        self.tell_server(generation, line, Some(seq));
+    }
+
+    fn client_said_too_much(&mut self, start: &[u8]) {
+        let id = message::id_at_start(start).map_or_else(|| "null".into(), |id| id.to_string());
+        self.tell_client(message::error_line(&id, -32600, "the line is longer than 64 MiB and was not sent on", None));
+    }
+
+    fn client_said(&mut self, line: Bytes, batch: Option<u64>, now: Instant) {
+        if self.is_leaving() {
+            return;
+        }
+        let parsed = match message::parse(&line) {
+            Ok(parsed) => parsed,
+            Err(error) => {
+                let message = format!("this line is not JSON ({}); it was not sent on", error.0);
+                self.dropped.from_client += 1;
+                self.tell_client(message::error_line("null", -32700, &message, None));
+                return;
+            }
+        };
+        match parsed {
+            Message::Request { id, method, params } => {
+                let id = id.parse();
+                self.client_asked(id, &method, &params, &line, batch, now);
+            }
+            Message::Notification { method, params } => self.client_noted(&method, &params, &line, None, now),
+            Message::Response { id, .. } => self.client_answered(id, &line),
+            Message::Batch(members) => self.client_batched(&members, &line, now),
+            Message::Other => match self.live() {
+                Some(generation) => self.tell_server(generation, line, None),
+                None => self.dropped.from_client += 1,
+            },
+        }
+    }
+}

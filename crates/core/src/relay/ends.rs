@@ -1,0 +1,533 @@
+//! The end of a child, and what it means for everybody who waits for it.
+
+use super::*;
+use crate::{
+    exit::{Cause, Exit, RESTART_CODE, classify},
+    restarts::{Verdict, Why},
+};
+use serde_json::json;
+
+impl Relay {
+    pub(super) fn server_went_down(&mut self, generation: u32, how: How, unsent: Vec<(u64, Bytes)>, now: Instant) {
+        let Some(child) = self.children.remove(&generation) else { return };
+        let stderr = child.stderr.to_vec();
+        let was_draining = self.draining.iter().any(|draining| draining.generation == generation);
+        self.draining.retain(|draining| draining.generation != generation);
+        self.cancel_asked(generation);
+
+        let mut left = false;
+        if self.current_generation() == Some(generation) {
+            self.last_end = Some(LastEnd { how: how.clone(), generation, stderr: stderr.clone() });
+            left = self.current_ended(generation, &child, &how, now);
+        } else {
+            let event = if was_draining { record::Event::ServerExiting } else { record::Event::ServerStopped };
+            self.record(self.obituary(event, generation, &child, &how, now));
+            if self.candidate == Some(generation) {
+                self.candidate = None;
+                self.restart_failed_with(&how, &stderr, now);
+            }
+        }
+        if let Some(restart) = &mut self.restart {
+            restart.child_ended(generation, &how);
+        }
+        self.settle(generation, &how, &stderr, unsent, now);
+        if left {
+            self.leave(now);
+        }
+        if self.start_after == Some(generation) {
+            self.start_after = None;
+            if !self.is_leaving() {
+                self.start(Role::Current);
+            }
+        }
+        self.check_openings(now);
+        self.begin_queued(now);
+        self.end_if_alone(now);
+    }
+
+    fn obituary(&self, event: record::Event, generation: u32, child: &Child, how: &How, now: Instant) -> Record {
+        Record {
+            pid: Some(child.pid),
+            generation: Some(generation.into()),
+            uptime: Some(now.duration_since(child.started)),
+            restarts: Some(self.replaced),
+            ..Record::new(event).ended(how)
+        }
+    }
+
+    /// The serving child ended, or the one that was meant to. True if it left on purpose and outlast leaves with it.
+    fn current_ended(&mut self, generation: u32, child: &Child, how: &How, now: Instant) -> bool {
+        let cause = classify(how, false, child.ready.is_some());
+        if child.ready.is_none() {
+            self.ends_before_ready += 1;
+        }
+        if self.is_leaving() {
+            self.record(self.obituary(record::Event::ServerStopped, generation, child, how, now));
+            self.current = Current::None;
+            return false;
+        }
+        let verdict = self.restarts.child_ended(cause, how.clone(), now);
+        let event = match cause {
+            Cause::Asked | Cause::Clean => record::Event::ServerStopped,
+            Cause::RestartRequested => record::Event::ServerExiting,
+            Cause::Crashed | Cause::NeverReady => record::Event::ServerCrashed,
+        };
+        let mut obituary = self.obituary(event, generation, child, how, now);
+        obituary.crashes = Some(self.restarts.crashes(now));
+        if let Verdict::StartAt { delay, .. } = verdict {
+            obituary.delay = Some(delay);
+        }
+        self.record(obituary);
+        // A candidate on its way takes the place; the crash counts all the same.
+        if let Some(candidate) = self.candidate.take() {
+            self.current = Current::Replaying(candidate);
+            self.restarts.replaced(now);
+            self.replaced += 1;
+            return false;
+        }
+        // An asked-for restart that was to bring this child up has failed.
+        let stderr = child.stderr.to_vec();
+        if self.restart.as_ref().is_some_and(|restart| restart.waits_for(generation)) {
+            self.restart_failed_with(how, &stderr, now);
+        }
+        self.follow(verdict, now)
+    }
+
+    /// Carries out the policy's verdict. True if the child left on purpose and outlast leaves with it.
+    fn follow(&mut self, verdict: Verdict, now: Instant) -> bool {
+        match verdict {
+            Verdict::StartAt { at, delay, why } => {
+                if why == Why::Throttled {
+                    let record = Record::new(record::Event::RestartThrottled);
+                    self.record(Record { delay: Some(delay), ..record });
+                }
+                self.current = Current::Down { at };
+                if at <= now && self.wants_start() {
+                    self.start(Role::Current);
+                }
+                false
+            }
+            Verdict::GiveUp { crashes, within } => {
+                let within = within.map(|within| format!(" in {:.0} s", within.as_secs_f64())).unwrap_or_default();
+                let words = format!("{crashes} crashes{within}");
+                let record = Record::new(record::Event::GaveUp);
+                self.record(Record { crashes: Some(crashes), detail: Some(words.clone()), ..record });
+                self.current = Current::GivenUp { crashes: Some(words), callable: false };
+                false
+            }
+            Verdict::Left => {
+                let callable = self.settings.on_clean_exit == OnCleanExit::Restart;
+                self.current = Current::GivenUp { crashes: None, callable };
+                !callable
+            }
+        }
+    }
+
+    pub(super) fn start_failed(&mut self, why: String, now: Instant) {
+        let role = self.starting.take();
+        let how = How::CouldNotStart(why);
+        if self.is_leaving() {
+            return self.end_if_alone(now);
+        }
+        if role == Some(Role::Candidate) && matches!(self.current, Current::Serving(_)) {
+            self.restart_failed_with(&how, &[], now);
+            return;
+        }
+        let generation = self.last_end.as_ref().map_or(0, |end| end.generation);
+        self.last_end = Some(LastEnd { how: how.clone(), generation, stderr: Vec::new() });
+        self.ends_before_ready += 1;
+        let verdict = self.restarts.child_ended(Cause::NeverReady, how.clone(), now);
+        let crashes = self.restarts.crashes(now);
+        let mut record = Record::new(record::Event::ServerCrashed).ended(&how);
+        record.crashes = Some(crashes);
+        if let Verdict::StartAt { delay, .. } = verdict {
+            record.delay = Some(delay);
+        }
+        self.record(record);
+        if self.restart.as_ref().is_some_and(Restart::waits_for_start) {
+            self.restart_failed_with(&how, &[], now);
+        }
+        self.follow(verdict, now);
+        if !self.ever_ready {
+            self.broken_at_start(now);
+        }
+        self.recheck_holds(now);
+        self.begin_queued(now);
+    }
+
+    /// Openings do not wait for a server that has shown it does not come up.
+    fn check_openings(&mut self, now: Instant) {
+        if self.ever_ready || self.is_leaving() {
+            return;
+        }
+        let late = matches!(self.last_end, Some(LastEnd { how: How::HandshakeLate(_), .. }));
+        let gave_up = matches!(self.current, Current::GivenUp { .. });
+        if self.ends_before_ready >= 2 || late || gave_up {
+            self.broken_at_start(now);
+        }
+        self.recheck_holds(now);
+    }
+
+    /// Whoever waits longer than it may until the next start is told so now.
+    fn recheck_holds(&mut self, now: Instant) {
+        let seqs: Vec<u64> = self.held.iter().filter(|(_, held)| held.is_request).map(|(seq, _)| *seq).collect();
+        for seq in seqs {
+            let open = &self.opens[&seq];
+            let limits = &self.settings.limits;
+            let is_opening = matches!(open.class, Class::Initialize | Class::Discover);
+            let over = match &self.current {
+                Current::GivenUp { callable, .. } => !callable,
+                Current::Down { at } if self.wants_start() => {
+                    let wait = if is_opening { limits.opening_wait } else { limits.hold_max };
+                    *at > open.waiting_since.unwrap_or(now) + wait
+                }
+                _ => false,
+            };
+            if over {
+                if is_opening && !self.ever_ready {
+                    self.broken = true;
+                }
+                let open = self.close(seq);
+                self.answer_without_server(open, now);
+            }
+        }
+    }
+
+    /// Every request that was on the ended child finds its next place, in client order.
+    fn settle(&mut self, generation: u32, how: &How, stderr: &[String], unsent: Vec<(u64, Bytes)>, now: Instant) {
+        let mut unsent: BTreeMap<u64, Bytes> = unsent.into_iter().collect();
+        let seqs = self.open_on(generation);
+        let due = self.cause_of_restart(&seqs, how, &unsent);
+        let end = LastEnd { how: how.clone(), generation, stderr: stderr.to_vec() };
+        let mut notes = Vec::new();
+        for (seq, line) in std::mem::take(&mut unsent) {
+            if self.opens.contains_key(&seq) {
+                unsent.insert(seq, line);
+            } else {
+                notes.push((seq, line));
+            }
+        }
+        for seq in seqs {
+            let line = unsent.remove(&seq);
+            self.opens.get_mut(&seq).expect("listed above").taken |= line.is_none();
+            if self.opens[&seq].class == Class::Listen {
+                self.listen_lost_child(seq);
+                continue;
+            }
+            if due == Some(seq) {
+                let open = self.opens.get_mut(&seq).expect("listed above");
+                open.place = Place::Due;
+                open.waiting_since = Some(now);
+                self.bounded.insert(seq);
+                continue;
+            }
+            let mut open = self.close(seq);
+            if open.cancelled {
+                self.forget(&open);
+            } else if self.is_leaving() {
+                let failure = self.failure(7006, "stopping", &open, now);
+                self.fail(&open, &failure);
+            } else if open.class == Class::Ping {
+                self.answer_result(&open, "{}");
+            } else if let Some(line) = line {
+                self.again(open, line, now);
+            } else if self.may_repeat(&open)
+                && open.resent < self.settings.limits.resend_max
+                && let Some(kept) = open.kept.clone()
+            {
+                open.resent += 1;
+                self.again(open, kept, now);
+            } else {
+                let reason = if open.resent > 0 { "ended_again" } else { "server_ended" };
+                let failure = self.failure_of(&end, 7001, reason, &open, now);
+                self.fail(&open, &failure);
+            }
+        }
+        // Notifications that never reached the child are as if they came now.
+        for (seq, line) in notes {
+            if let Ok(Message::Notification { method, params }) = message::parse(&line) {
+                self.client_noted(&method, &params, &line, Some(seq), now);
+            }
+        }
+    }
+
+    /// A request that goes to whoever serves next, or already does.
+    fn again(&mut self, mut open: Open, line: Bytes, now: Instant) {
+        open.waiting_since.get_or_insert(now);
+        match self.current {
+            Current::Fresh(_) | Current::Serving(_) => self.place(open, line, now),
+            Current::GivenUp { callable: false, .. } => self.answer_without_server(open, now),
+            _ => self.hold(open, line, now),
+        }
+    }
+
+    // ---- exit 42 --------------------------------------------------------------------------------------
+
+    /// The one call that made the server exit to be restarted, if it can be told.
+    fn cause_of_restart(&self, seqs: &[u64], how: &How, unsent: &BTreeMap<u64, Bytes>) -> Option<u64> {
+        if how.exit() != Some(&Exit::Code(RESTART_CODE)) || self.is_leaving() {
+            return None;
+        }
+        let calls: Vec<&Open> = seqs
+            .iter()
+            .map(|seq| &self.opens[seq])
+            .filter(|open| matches!(open.class, Class::Call { .. }) && !open.cancelled)
+            .filter(|open| !unsent.contains_key(&open.seq))
+            .collect();
+        let mut asked = calls.iter().filter(|open| open.what == Tool::Restart.name());
+        match (asked.next(), asked.next(), calls.as_slice()) {
+            (Some(open), None, _) => Some(open.seq),
+            (None, None, [open]) => Some(open.seq),
+            _ => None,
+        }
+    }
+
+    pub(super) fn due_is_back(&mut self, seq: u64, generation: u32) {
+        let open = self.close(seq);
+        let pid = self.children.get(&generation).map_or(0, |child| child.pid);
+        let words = format!("The server exited to restart, as asked, and is back (pid {pid}).");
+        let schema = self
+            .shown
+            .get(&Kind::Tools)
+            .and_then(|shown| shown.items.get(&open.what))
+            .and_then(|raw| serde_json::from_str::<Value>(raw).ok())
+            .map(|tool| tool["outputSchema"].clone())
+            .filter(|schema| !schema.is_null());
+        let modern = self.is_modern();
+        let result = match schema {
+            None => words::tool_result(&words, None, false, None, modern),
+            Some(schema) if is_one_string(&schema) => {
+                words::tool_result(&words, Some(&json!({"result": words})), false, None, modern)
+            }
+            // Only an error may lack what the schema promises.
+            Some(_) => words::tool_result(&format!("restarted: {words}"), None, true, None, modern),
+        };
+        self.answer_result(&open, &result);
+    }
+
+    pub(super) fn due_waited_out(&mut self, seq: u64) {
+        let open = self.close(seq);
+        let how = self.last_end.as_ref().map_or_else(String::new, |end| format!(": {}", end.how));
+        let words = format!("The server exited to restart, as asked, and is not back{how}.");
+        let result = words::tool_result(&words, None, true, None, self.is_modern());
+        self.answer_result(&open, &result);
+    }
+
+    // ---- failures ---------------------------------------------------------------------------------------
+
+    fn next(&self, now: Instant) -> Next {
+        match &self.current {
+            Current::Serving(_) | Current::Fresh(_) => Next::Nothing,
+            Current::Replaying(_) | Current::None => Next::Now,
+            Current::Down { at } if self.wants_start() && *at > now => Next::In(*at - now),
+            Current::Down { .. } => Next::Now,
+            Current::GivenUp { .. } => Next::Asked,
+        }
+    }
+
+    pub(super) fn failure(&self, code: i32, reason: &'static str, open: &Open, now: Instant) -> Failure {
+        let nobody = LastEnd { how: How::Stopped, generation: 0, stderr: Vec::new() };
+        let end = self.last_end.clone().unwrap_or(nobody);
+        self.failure_of(&end, code, reason, open, now)
+    }
+
+    pub(super) fn failure_of(
+        &self,
+        end: &LastEnd,
+        code: i32,
+        reason: &'static str,
+        open: &Open,
+        now: Instant,
+    ) -> Failure {
+        let what = &open.what;
+        let how = &end.how;
+        let next = self.next(now);
+        let restart_tool = self.settings.tools.then(|| self.listed_name(Tool::Restart));
+        let sentence = next.sentence(restart_tool.as_deref());
+        let outcome = match code {
+            7001 | 7005 => Outcome::Unknown,
+            7004 => Outcome::NotSent,
+            _ if open.taken => Outcome::Unknown,
+            _ => Outcome::NotSent,
+        };
+        let was_not_run = match outcome {
+            Outcome::NotSent => format!("`{what}` was not run"),
+            Outcome::Unknown => format!("`{what}` may or may not have taken effect"),
+        };
+        let message = match code {
+            7001 => {
+                let last_words = end.stderr.last().map(|line| format!(" Its last words: {line}")).unwrap_or_default();
+                let space = if sentence.is_empty() { "" } else { " " };
+                format!(
+                    "The server ended ({how}) while `{what}` was running; it may or may not have taken effect: check \
+                     before repeating it.{space}{sentence}{last_words}"
+                )
+            }
+            7002 => format!("{was_not_run}: the server is down ({how}). {sentence}"),
+            7003 => {
+                let crashes = match &self.current {
+                    Current::GivenUp { crashes: Some(crashes), .. } => format!("; {crashes}"),
+                    _ => String::new(),
+                };
+                format!("{was_not_run}: the server is not running ({how}{crashes}). {sentence}")
+            }
+            7004 => {
+                let held = self.held.len();
+                format!("{was_not_run}: {held} requests already wait for the server. {sentence}")
+            }
+            7005 => {
+                let drain = self.settings.limits.drain_max.as_secs();
+                format!(
+                    "The server was reloaded and the old one stopped after {drain} s with `{what}` unfinished; it may \
+                     or may not have taken effect."
+                )
+            }
+            _ => format!("{was_not_run}: outlast is stopping."),
+        };
+        Failure {
+            code,
+            reason,
+            outcome,
+            message,
+            generation: end.generation,
+            how: (end.generation > 0 || matches!(how, How::CouldNotStart(_))).then(|| how.clone()),
+            stderr: end.stderr.clone(),
+            next: if code == 7006 { Next::Asked } else { next },
+        }
+    }
+
+    // ---- the client's end ---------------------------------------------------------------------------------
+
+    pub(super) fn client_ended(&mut self, farewell: Farewell, now: Instant) {
+        if self.is_leaving() {
+            return;
+        }
+        let words = farewell == Farewell::Heard;
+        self.say_goodbye(words, now);
+        self.end_if_alone(now);
+    }
+
+    /// The server left on purpose, and outlast goes with it.
+    fn leave(&mut self, now: Instant) {
+        if !self.is_leaving() {
+            self.say_goodbye(true, now);
+        }
+    }
+
+    fn say_goodbye(&mut self, words: bool, now: Instant) {
+        self.client = Client::Gone;
+        let waiting: Vec<u64> =
+            self.opens.values().filter(|open| !matches!(open.place, Place::On(_))).map(|open| open.seq).collect();
+        for seq in waiting {
+            let open = self.close(seq);
+            if !words {
+                self.forget(&open);
+            } else if open.class == Class::Listen {
+                self.end_listen(&open);
+            } else {
+                let failure = self.failure(7006, "stopping", &open, now);
+                self.fail(&open, &failure);
+            }
+        }
+        self.held.clear();
+        self.held_bytes = 0;
+        self.abandon_restart();
+        if self.building {
+            self.act(Action::StopBuild);
+        }
+        for generation in self.children.keys().copied().collect::<Vec<_>>() {
+            self.stop(generation, How::Stopped);
+        }
+    }
+
+    pub(super) fn end_if_alone(&mut self, now: Instant) {
+        let alone = self.children.is_empty() && self.starting.is_none() && !self.building;
+        if self.is_leaving() && alone && !self.ended {
+            self.ended = true;
+            for seq in self.opens.keys().copied().collect::<Vec<_>>() {
+                let open = self.close(seq);
+                if open.class == Class::Listen {
+                    self.end_listen(&open);
+                } else if !open.cancelled {
+                    let failure = self.failure(7006, "stopping", &open, now);
+                    self.fail(&open, &failure);
+                }
+            }
+            self.act(Action::End(0));
+        }
+    }
+
+    // ---- draining -----------------------------------------------------------------------------------------
+
+    /// A replaced child finishes what it was asked, and goes.
+    pub(super) fn drain(&mut self, generation: u32, now: Instant) {
+        let limits = &self.settings.limits;
+        let (until, draining_max) = (now + limits.drain_max, limits.draining_max);
+        self.draining.push(Draining { generation, until });
+        if let Some(child) = self.children.get_mut(&generation) {
+            child.fetches.clear();
+        }
+        let finishing: Vec<u32> = self
+            .draining
+            .iter()
+            .map(|draining| draining.generation)
+            .filter(|generation| !self.is_stopping(*generation))
+            .collect();
+        if finishing.len() > draining_max {
+            self.drain_over(finishing[0], now);
+        }
+        self.drained(generation);
+    }
+
+    /// Stops a draining child that has nothing left to do.
+    pub(super) fn drained(&mut self, generation: u32) {
+        if !self.has_open_calls_on(generation) && !self.is_stopping(generation) {
+            self.retire(generation);
+        }
+    }
+
+    pub(super) fn drain_over(&mut self, generation: u32, now: Instant) {
+        let (how, stderr) = (How::Stopped, self.stderr_of(generation));
+        for seq in self.open_on(generation) {
+            let mut open = self.close(seq);
+            open.taken = true;
+            if open.cancelled {
+                self.forget(&open);
+            } else if self.may_repeat(&open)
+                && open.resent < self.settings.limits.resend_max
+                && let Some(kept) = open.kept.clone()
+            {
+                open.resent += 1;
+                self.again(open, kept, now);
+            } else {
+                let end = LastEnd { how: how.clone(), generation, stderr: stderr.clone() };
+                let failure = self.failure_of(&end, 7005, "drain_over", &open, now);
+                self.fail(&open, &failure);
+            }
+        }
+        self.retire(generation);
+    }
+
+    fn retire(&mut self, generation: u32) {
+        self.cancel_asked(generation);
+        self.draining.retain(|draining| draining.generation != generation);
+        if let Some(child) = self.children.get(&generation) {
+            let record = Record::new(record::Event::ServerExiting);
+            let reason = self.restart.as_ref().map(Restart::reason);
+            self.record(Record { pid: Some(child.pid), generation: Some(generation.into()), reason, ..record });
+        }
+        self.stop(generation, How::Stopped);
+    }
+
+    pub(super) fn stderr_of(&self, generation: u32) -> Vec<String> {
+        self.children.get(&generation).map(|child| child.stderr.to_vec()).unwrap_or_default()
+    }
+}
+
+/// The schema of a tool that returns a string, as the Python SDKs write it.
+fn is_one_string(schema: &Value) -> bool {
+    let properties = schema["properties"].as_object();
+    properties.is_some_and(|properties| {
+        properties.len() == 1 && properties.get("result").is_some_and(|result| result["type"] == "string")
+    })
+}

@@ -1,0 +1,392 @@
+//! A restart that somebody asked for: marker, build, a child beside the old one, takeover, comparison, answer.
+
+use super::*;
+use crate::exit::Exit;
+use lists::Diff;
+use serde_json::json;
+
+/// Who waits for a restart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Ticket {
+    /// A call of our tool, by its number.
+    Call(u64),
+    /// Somebody outside of the conversation.
+    Outside(u64),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Marking,
+    Building,
+    /// The old child finishes and stops first.
+    Clearing,
+    Starting,
+    Handshake(u32),
+    Comparing(u32),
+}
+
+#[derive(Debug)]
+pub(super) struct Restart {
+    tickets: Vec<Ticket>,
+    reasons: Vec<String>,
+    since: Instant,
+    step: Step,
+    old: Option<(u32, u32)>,
+    ended: Option<How>,
+    diff: Option<Diff>,
+}
+
+#[derive(Debug)]
+pub(super) struct Queued {
+    tickets: Vec<Ticket>,
+    reasons: Vec<String>,
+    /// Somebody other than a changed file asked.
+    urgent: bool,
+    origin: Origin,
+}
+
+impl Restart {
+    /// It will ask for a child itself, so nobody else does.
+    pub(super) fn will_start(&self) -> bool {
+        matches!(self.step, Step::Marking | Step::Building | Step::Clearing | Step::Starting)
+    }
+
+    pub(super) fn waits_for(&self, generation: u32) -> bool {
+        matches!(self.step, Step::Handshake(n) | Step::Comparing(n) if n == generation)
+    }
+
+    pub(super) fn waits_for_start(&self) -> bool {
+        matches!(self.step, Step::Starting | Step::Clearing)
+    }
+
+    pub(super) fn child_ended(&mut self, generation: u32, how: &How) {
+        if self.old.is_some_and(|(old, _)| old == generation) {
+            self.ended = Some(how.clone());
+        }
+    }
+
+    pub(super) fn reason(&self) -> String {
+        self.reasons.join("; ")
+    }
+
+    fn step_in_words(&self) -> &'static str {
+        match self.step {
+            Step::Marking => "writing the restart marker",
+            Step::Building => "the build is running",
+            Step::Clearing => "the old server is finishing its calls",
+            Step::Starting | Step::Handshake(_) => "the new server has not finished its handshake",
+            Step::Comparing(_) => "the new server's tools are being compared",
+        }
+    }
+}
+
+impl Relay {
+    pub(super) fn restart_asked(&mut self, ticket: Ticket, origin: Origin, reason: String, now: Instant) {
+        if self.is_leaving() {
+            return self.refuse_ticket(ticket, "outlast is stopping", &[]);
+        }
+        let queued = self.queued.get_or_insert_with(|| Queued {
+            tickets: Vec::new(),
+            reasons: Vec::new(),
+            urgent: false,
+            origin,
+        });
+        queued.tickets.push(ticket);
+        if !queued.reasons.contains(&reason) {
+            queued.reasons.push(reason);
+        }
+        queued.urgent |= origin != Origin::Watch;
+        self.begin_queued(now);
+    }
+
+    /// Begins what waits, once nothing else runs.
+    pub(super) fn begin_queued(&mut self, now: Instant) {
+        if self.restart.is_some() || self.is_leaving() || self.starting.is_some() || self.start_after.is_some() {
+            return;
+        }
+        let Some(queued) = &self.queued else { return };
+        // A changed file does not disturb a handshake; somebody who asks does.
+        let in_handshake = match self.current {
+            Current::Fresh(_) => self.client != Client::Unopened,
+            Current::Replaying(_) => true,
+            _ => false,
+        };
+        if in_handshake && !queued.urgent {
+            return;
+        }
+        let queued = self.queued.take().expect("looked at above");
+        let old = self.current_generation().and_then(|n| Some((n, self.children.get(&n)?.pid)));
+        let restart = Restart {
+            tickets: queued.tickets,
+            reasons: queued.reasons,
+            since: now,
+            step: Step::Marking,
+            old,
+            ended: None,
+            diff: None,
+        };
+        let reason = restart.reason();
+        let pid = old.map_or(0, |(_, pid)| pid);
+        let record = Record::new(record::Event::ServerRestartRequested);
+        self.record(Record {
+            reason: Some(reason.clone()),
+            pid: Some(pid),
+            generation: old.map(|(n, _)| n.into()),
+            detail: Some(queued.origin.as_str().into()),
+            ..record
+        });
+        self.restart = Some(restart);
+        self.act(Action::WriteMarker { pid, reason });
+    }
+
+    pub(super) fn marker_written(&mut self, result: Result<String, String>, now: Instant) {
+        let Some(restart) = &mut self.restart else { return };
+        if restart.step != Step::Marking {
+            return;
+        }
+        let reason = Some(restart.reason());
+        let pid = restart.old.map(|(_, pid)| pid);
+        if self.settings.build {
+            restart.step = Step::Building;
+        }
+        match result {
+            Ok(path) => {
+                let record = Record::new(record::Event::RestartMarkerWritten);
+                self.record(Record { reason, pid, detail: Some(path), ..record });
+            }
+            Err(why) => self.odd(format!("The restart marker could not be written: {why}")),
+        }
+        if self.settings.build {
+            self.building = true;
+            self.act(Action::Build);
+        } else {
+            self.replace_child(now);
+        }
+    }
+
+    pub(super) fn build_ended(&mut self, result: Result<(), String>, now: Instant) {
+        self.building = false;
+        if self.is_leaving() {
+            return self.end_if_alone(now);
+        }
+        match result {
+            Ok(()) => self.replace_child(now),
+            Err(output) => {
+                let lines: Vec<String> = output.lines().map(str::to_owned).collect();
+                let (first, rest) = lines.split_first().map_or(("", &[][..]), |(first, rest)| (first.as_str(), rest));
+                self.finish_restart(Err((format!("the build failed: {first}"), rest.to_vec())), now);
+            }
+        }
+    }
+
+    /// Brings the new child up: beside the old one if that serves and may, else in its place.
+    fn replace_child(&mut self, now: Instant) {
+        let step = match self.current {
+            Current::Serving(_) if self.settings.reload == Reload::BlueGreen => {
+                self.start(Role::Candidate);
+                Step::Starting
+            }
+            Current::Serving(old) => {
+                self.current = Current::Down { at: now };
+                self.start_after = Some(old);
+                self.leave_listens(old);
+                self.drain(old, now);
+                Step::Clearing
+            }
+            Current::Fresh(old) | Current::Replaying(old) => {
+                self.current = Current::Down { at: now };
+                self.start_after = Some(old);
+                self.stop(old, How::Stopped);
+                Step::Clearing
+            }
+            Current::None | Current::Down { .. } | Current::GivenUp { .. } => {
+                if matches!(self.current, Current::GivenUp { .. }) {
+                    self.restarts.resumed();
+                }
+                self.current = Current::Down { at: now };
+                self.start(Role::Current);
+                Step::Starting
+            }
+        };
+        if let Some(restart) = &mut self.restart {
+            restart.step = step;
+        }
+    }
+
+    pub(super) fn restart_has_child(&mut self, generation: u32) {
+        if let Some(restart) = &mut self.restart
+            && restart.waits_for_start()
+        {
+            restart.step = Step::Handshake(generation);
+        }
+    }
+
+    /// The new child serves from here on; the old one finishes what it was asked.
+    pub(super) fn take_over(&mut self, generation: u32, now: Instant) {
+        self.candidate = None;
+        self.restarts.replaced(now);
+        self.replaced += 1;
+        let old = mem::replace(&mut self.current, Current::Serving(generation));
+        if let Current::Serving(old) = old {
+            self.leave_listens(old);
+            self.drain(old, now);
+        }
+    }
+
+    /// The new child is ready; its tools may still have to be compared.
+    pub(super) fn restart_is_ready(&mut self, generation: u32, now: Instant) {
+        let comparing = self.children.get(&generation).is_some_and(|child| child.fetches.contains_key(&Kind::Tools));
+        match &mut self.restart {
+            Some(restart) if restart.waits_for(generation) && comparing => restart.step = Step::Comparing(generation),
+            _ => self.restart_is_done_if(generation, now),
+        }
+    }
+
+    /// The tools of the new child were compared.
+    pub(super) fn restart_compared(&mut self, generation: u32, diff: Option<Diff>, now: Instant) {
+        if let Some(restart) = &mut self.restart
+            && restart.waits_for(generation)
+        {
+            restart.diff = diff;
+            self.restart_is_done_if(generation, now);
+        }
+    }
+
+    pub(super) fn restart_is_done_if(&mut self, generation: u32, now: Instant) {
+        let Some(restart) = &self.restart else { return };
+        if !restart.waits_for(generation) && !restart.waits_for_start() {
+            return;
+        }
+        let new_pid = self.children.get(&generation).map(|child| child.pid);
+        let draining = restart.old.map_or(0, |(old, _)| self.open_on(old).len());
+        let mut report = json!({
+            "old_pid": restart.old.map(|(_, pid)| pid),
+            "new_pid": new_pid,
+            "generation": generation,
+            "took_ms": u64::try_from(now.duration_since(restart.since).as_millis()).unwrap_or(u64::MAX),
+            "ended": restart.ended.as_ref().map(How::to_string),
+            "tools": restart.diff.clone().unwrap_or_default().to_json(),
+            "stderr_tail": self.stderr_of(generation).join("\n"),
+        });
+        if draining > 0 {
+            report["draining"] = json!(format!("{draining} calls left on the old server"));
+        }
+        if restart.diff.is_none() {
+            report["tools"]["compared"] = json!(false);
+        }
+        self.finish_restart(Ok(report), now);
+    }
+
+    /// The new child did not come up.
+    pub(super) fn restart_failed(&mut self, how: &How, generation: Option<u32>, now: Instant) {
+        let stderr = generation.map(|generation| self.stderr_of(generation)).unwrap_or_default();
+        self.restart_failed_with(how, &stderr, now);
+    }
+
+    pub(super) fn restart_failed_with(&mut self, how: &How, stderr: &[String], now: Instant) {
+        let why = match how {
+            How::Exited(Exit::Code(_) | Exit::Signal(_)) => {
+                format!("the new server ended before it was ready ({how})")
+            }
+            how => format!("the new server {how}"),
+        };
+        self.finish_restart(Err((why, stderr.to_vec())), now);
+    }
+
+    fn finish_restart(&mut self, result: Result<Value, (String, Vec<String>)>, now: Instant) {
+        let Some(restart) = self.restart.take() else { return };
+        if let Err((why, _)) = &result {
+            self.record(Record {
+                reason: Some(restart.reason()),
+                pid: restart.old.map(|(_, pid)| pid),
+                detail: Some(why.clone()),
+                took: Some(now.duration_since(restart.since)),
+                ..Record::new(record::Event::ReloadFailed)
+            });
+        }
+        for ticket in restart.tickets {
+            match &result {
+                Ok(report) => self.answer_ticket(ticket, report),
+                Err((why, stderr)) => self.refuse_ticket(ticket, why, stderr),
+            }
+        }
+        self.begin_queued(now);
+    }
+
+    fn answer_ticket(&mut self, ticket: Ticket, report: &Value) {
+        match ticket {
+            Ticket::Outside(ticket) => self.act(Action::Answer { ticket, result: Ok(report.clone()) }),
+            Ticket::Call(seq) if self.opens.contains_key(&seq) => {
+                let open = self.close(seq);
+                let result = words::tool_result(&report.to_string(), Some(report), false, None, self.is_modern());
+                self.answer_result(&open, &result);
+            }
+            Ticket::Call(_) => {}
+        }
+    }
+
+    fn refuse_ticket(&mut self, ticket: Ticket, why: &str, stderr: &[String]) {
+        let serving = self.live().and_then(|n| self.children.get(&n)).map(|child| child.pid);
+        let rest = match serving {
+            Some(pid) => format!("The old server (pid {pid}) keeps serving."),
+            None => "No server is serving.".into(),
+        };
+        let report = json!({
+            "error": format!("The restart failed: {why}. {rest}"),
+            "serving_pid": serving,
+            "stderr_tail": stderr.join("\n"),
+        });
+        match ticket {
+            Ticket::Outside(ticket) => self.act(Action::Answer { ticket, result: Err(report) }),
+            Ticket::Call(seq) if self.opens.contains_key(&seq) => {
+                let open = self.close(seq);
+                let mut text = report["error"].as_str().unwrap_or_default().to_owned();
+                if !stderr.is_empty() {
+                    text = format!("{text}\n\nstderr of the new server:\n{}", stderr.join("\n"));
+                }
+                let result = words::tool_result(&text, Some(&report), true, None, self.is_modern());
+                self.answer_result(&open, &result);
+            }
+            Ticket::Call(_) => {}
+        }
+    }
+
+    /// A call of ours has waited as long as clients do; the restart goes on.
+    pub(super) fn restart_call_waited_out(&mut self, seq: u64) {
+        let open = self.close(seq);
+        self.forget_ticket(seq);
+        let step = self.restart.as_ref().map_or("it waits for its turn", Restart::step_in_words);
+        let status = self.listed_name(Tool::Status);
+        let words = format!("The restart is still running: {step}; ask `{status}`.");
+        let result = words::tool_result(&words, Some(&json!({"running": words})), false, None, self.is_modern());
+        self.answer_result(&open, &result);
+    }
+
+    pub(super) fn forget_ticket(&mut self, seq: u64) {
+        let keeps = |ticket: &Ticket| *ticket != Ticket::Call(seq);
+        if let Some(restart) = &mut self.restart {
+            restart.tickets.retain(keeps);
+        }
+        if let Some(queued) = &mut self.queued {
+            queued.tickets.retain(keeps);
+        }
+    }
+
+    /// Outlast is leaving: whoever waits outside is told; calls were answered like all others.
+    pub(super) fn abandon_restart(&mut self) {
+        let mut tickets = self.restart.take().map(|restart| restart.tickets).unwrap_or_default();
+        tickets.extend(self.queued.take().map(|queued| queued.tickets).unwrap_or_default());
+        for ticket in tickets {
+            self.refuse_ticket(ticket, "outlast is stopping", &[]);
+        }
+    }
+
+    pub(super) fn restart_status(&self, now: Instant) -> Option<Value> {
+        let restart = self.restart.as_ref()?;
+        Some(json!({
+            "reason": restart.reason(),
+            "running_ms": u64::try_from(now.duration_since(restart.since).as_millis()).unwrap_or(u64::MAX),
+            "step": restart.step_in_words(),
+        }))
+    }
+}

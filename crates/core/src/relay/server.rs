@@ -1,0 +1,683 @@
+//! What a child says, by the role it has, and the handshake that each new one gets.
+
+use super::{
+    client::{modern_version, own_meta},
+    lists::Page,
+    *,
+};
+use crate::message::{Edit, Params, RawId, line, members, pick, pick_text, quote, splice, text};
+use serde_json::value::RawValue;
+
+impl Relay {
+    pub(super) fn server_said(&mut self, generation: u32, line: Bytes, now: Instant) {
+        if self.is_stopping(generation) && !(self.is_leaving() && self.role(generation).speaks()) {
+            // Past its time. While outlast is leaving, a child that is being stopped may still finish its answers.
+            self.dropped.from_server += 1;
+            return;
+        }
+        let Ok(parsed) = message::parse(&line) else {
+            // The driver keeps what is not JSON from coming here; a part of a batch cannot be anything else.
+            self.dropped.from_server += 1;
+            return;
+        };
+        match parsed {
+            Message::Response { id, result, error } => self.server_answered(generation, id, result, error, &line, now),
+            Message::Request { id, method, params } => self.server_asked(generation, id, &method, &params, &line, now),
+            Message::Notification { method, params } => {
+                self.server_noted(generation, &method, &params, line.clone(), now);
+            }
+            Message::Batch(members) => {
+                if self.opening.as_ref().is_some_and(|opening| opening.version == "2025-03-26") {
+                    for member in members {
+                        self.server_said(generation, message::line(member.get().to_owned()), now);
+                    }
+                } else if self.role(generation) == ServerRole::Serving {
+                    self.tell_client(line.clone());
+                } else {
+                    self.dropped.from_server += 1;
+                }
+            }
+            Message::Other => match self.role(generation) {
+                ServerRole::Serving => self.tell_client(line.clone()),
+                _ => self.dropped.from_server += 1,
+            },
+        }
+    }
+
+    fn role(&self, generation: u32) -> ServerRole {
+        if self.live() == Some(generation) {
+            ServerRole::Serving
+        } else if self.draining.iter().any(|draining| draining.generation == generation) {
+            ServerRole::Draining
+        } else if self.candidate == Some(generation) || self.current == Current::Replaying(generation) {
+            ServerRole::Waiting
+        } else {
+            ServerRole::Retired
+        }
+    }
+
+    // ---- answers ------------------------------------------------------------------------------------
+
+    fn server_answered(
+        &mut self,
+        generation: u32,
+        id: RawId<'_>,
+        result: Option<&RawValue>,
+        error: Option<&RawValue>,
+        line: &Bytes,
+        now: Instant,
+    ) {
+        let role = self.role(generation);
+        let Some(id) = id.parse() else {
+            // `null`, or an id nobody can keep track of.
+            match role {
+                ServerRole::Serving => self.tell_client(line.clone()),
+                _ => self.dropped.from_server += 1,
+            }
+            return;
+        };
+        if let Some(child) = self.children.get_mut(&generation)
+            && let Some(private) = child.private.remove(&id)
+        {
+            return self.private_answered(generation, private, result, error, now);
+        }
+        let seq = match role {
+            ServerRole::Serving | ServerRole::Draining => self.oldest(&id, |open| open.place == Place::On(generation)),
+            ServerRole::Waiting | ServerRole::Retired => None,
+        };
+        let Some(seq) = seq else {
+            self.dropped.from_server += 1;
+            return;
+        };
+        if self.opens[&seq].class == Class::Listen {
+            return self.listen_answered(seq, error.is_some(), line.clone(), now);
+        }
+        let open = self.close(seq);
+        let line = self.edited(generation, &open, result, error, line, now);
+        self.answer(&open, line);
+        if self.current == Current::Fresh(generation) {
+            let serves = match open.class {
+                Class::Initialize => result.is_some(),
+                Class::Discover => self.client == Client::Modern && result.is_some(),
+                _ => self.client == Client::Modern,
+            };
+            if serves {
+                self.modern_served = self.client == Client::Modern;
+                self.current = Current::Serving(generation);
+                self.ready(generation, now);
+                self.served(generation, now);
+            }
+        }
+        if role == ServerRole::Draining {
+            self.drained(generation);
+        }
+    }
+
+    /// What the relay learns from an answer, and the few edits it makes.
+    fn edited(
+        &mut self,
+        generation: u32,
+        open: &Open,
+        result: Option<&RawValue>,
+        error: Option<&RawValue>,
+        line: &Bytes,
+        now: Instant,
+    ) -> Bytes {
+        match (&open.class, result) {
+            (Class::Initialize, Some(result)) => self.initialize_answered(generation, open, result, line),
+            (Class::Initialize, None) => {
+                self.client = if self.opening.is_some() { Client::Ready } else { Client::Unopened };
+                if let Some(child) = self.children.get_mut(&generation) {
+                    child.handshake_by = None;
+                }
+                line.clone()
+            }
+            (Class::Discover, Some(result)) => {
+                self.probe = Probe::Locked;
+                self.discover_answered(generation, result, line)
+            }
+            (Class::Discover, None) => {
+                let modern = matches!(error.and_then(code), Some(-32022..=-32020));
+                self.probe = if modern { Probe::Locked } else { Probe::Refused };
+                line.clone()
+            }
+            (Class::List(kind), Some(result)) => self.list_answered(generation, *kind, None, result, line, now),
+            (Class::Page(kind, cursor), Some(result)) => {
+                self.list_answered(generation, *kind, cursor.as_deref().or(Some("")), result, line, now)
+            }
+            (Class::List(Kind::Tools), None) if self.settings.tools && error.and_then(code) == Some(-32601) => {
+                message::result_line(&open.id, &self.tools_list("", self.is_modern()))
+            }
+            (Class::SetLevel, Some(_)) => {
+                self.level = open.kept.clone();
+                line.clone()
+            }
+            (Class::Subscribe(uri), Some(_)) => {
+                if let Some(kept) = &open.kept {
+                    self.subscriptions.insert(uri.clone(), kept.clone());
+                }
+                line.clone()
+            }
+            (Class::Unsubscribe(uri), Some(_)) => {
+                self.subscriptions.remove(uri);
+                line.clone()
+            }
+            _ => line.clone(),
+        }
+    }
+
+    fn initialize_answered(&mut self, generation: u32, open: &Open, result: &RawValue, line: &Bytes) -> Bytes {
+        let [version, capabilities] = pick(result, ["protocolVersion", "capabilities"]).unwrap_or_default();
+        let has = Capabilities::parse(capabilities);
+        let told = Capabilities { tools: has.tools || self.settings.tools, ..has };
+        if let Some(child) = self.children.get_mut(&generation) {
+            child.capabilities = Some(has);
+            child.handshake_by = None;
+        }
+        let opening = open.kept.clone().expect("an initialize is always kept");
+        let version = version.and_then(text).unwrap_or_default();
+        self.opening = Some(Opening { line: opening, version, told, local: false });
+        self.promise(result, capabilities, line)
+    }
+
+    fn discover_answered(&mut self, generation: u32, result: &RawValue, line: &Bytes) -> Bytes {
+        let [capabilities] = pick(result, ["capabilities"]).unwrap_or_default();
+        let has = Capabilities::parse(capabilities);
+        if let Some(child) = self.children.get_mut(&generation) {
+            child.capabilities = Some(has);
+        }
+        let edited = self.promise(result, capabilities, line);
+        if let Ok(Message::Response { result: Some(result), .. }) = message::parse(&edited)
+            && result.get().len() <= self.settings.limits.list_bytes_max
+        {
+            self.discovered = Some(result.get().to_owned());
+        }
+        edited
+    }
+
+    /// The result of an opening, promising what we see to: changed lists are announced, our tools are there.
+    fn promise(&self, result: &RawValue, capabilities: Option<&RawValue>, line: &Bytes) -> Bytes {
+        let mut edits = Vec::new();
+        match capabilities.and_then(|raw| Some((raw, pick(raw, Family::ALL.map(Family::name))?))) {
+            Some((raw, families)) => {
+                edits.extend(
+                    families.into_iter().flatten().filter_map(|family| Edit::set(line, family, "listChanged", "true")),
+                );
+                if families[0].is_none() && self.settings.tools {
+                    edits.push(Edit::append(line, raw, r#""tools":{"listChanged":true}"#));
+                }
+            }
+            None if self.settings.tools => {
+                edits.extend(Edit::set(line, result, "capabilities", r#"{"tools":{"listChanged":true}}"#));
+            }
+            None => {}
+        }
+        edits.extend(self.shorter_ttl(result, line));
+        splice(line, edits)
+    }
+
+    /// A client cannot know of a restart, so it must not cache for long what a restart can change.
+    fn shorter_ttl(&self, result: &RawValue, line: &Bytes) -> Option<Edit> {
+        if self.client != Client::Modern {
+            return None;
+        }
+        let ttl = pick(result, ["ttlMs"])?[0]?;
+        let ttl_max = u64::try_from(self.settings.limits.ttl_max.as_millis()).unwrap_or(u64::MAX);
+        let is_longer = ttl.get().parse::<f64>().is_ok_and(|ttl| ttl > ttl_max as f64);
+        is_longer.then(|| Edit::replace(line, ttl, ttl_max.to_string()))
+    }
+
+    /// A page of a list on its way to the client: noted as shown, ours added to the first page of tools.
+    fn list_answered(
+        &mut self,
+        generation: u32,
+        kind: Kind,
+        cursor: Option<&str>,
+        result: &RawValue,
+        line: &Bytes,
+        now: Instant,
+    ) -> Bytes {
+        let Some(page) = Page::parse(kind, result) else { return line.clone() };
+        let ours_before = self.our_names();
+        self.note_shown(generation, kind, cursor, &page, now);
+        let mut edits = Vec::new();
+        if kind == Kind::Tools {
+            if cursor.is_none() {
+                let ours = self.our_definitions();
+                if !ours.is_empty() {
+                    edits.push(Edit::append(line, page.array, &ours));
+                }
+                edits.extend(self.shorter_ttl(result, line));
+            } else if self.our_names() != ours_before {
+                // A later page took one of our names: the client holds it under the old one.
+                self.announce(Family::Tools);
+            }
+        }
+        if edits.is_empty() { line.clone() } else { splice(line, edits) }
+    }
+
+    // ---- requests -------------------------------------------------------------------------------------
+
+    fn server_asked(
+        &mut self,
+        generation: u32,
+        id: RawId<'_>,
+        method: &str,
+        params: &Params<'_>,
+        line: &Bytes,
+        now: Instant,
+    ) {
+        let role = self.role(generation);
+        if self.client == Client::Modern || role == ServerRole::Retired {
+            self.dropped.from_server += 1;
+            return;
+        }
+        let (Some(own), Some(place)) = (id.parse(), id.place(line)) else {
+            match role {
+                ServerRole::Serving => self.tell_client(line.clone()),
+                _ => self.dropped.from_server += 1,
+            }
+            return;
+        };
+        if method == "ping" && role != ServerRole::Serving {
+            return self.tell_server(generation, message::result_line(&own, "{}"), None);
+        }
+        if role == ServerRole::Waiting {
+            let early_max = self.settings.limits.early_max;
+            let child = self.children.get_mut(&generation).expect("a child with a role");
+            if child.early.len() < early_max {
+                child.early.push(Bytes::copy_from_slice(line));
+            } else {
+                let why = format!("sent more than {early_max} requests before it was ready");
+                self.handshake_failed(generation, How::HandshakeRefused(why), now);
+            }
+            return;
+        }
+        let known = if generation == 1 { own.clone() } else { self.private_id() };
+        let token = params.meta().and_then(|meta| pick(meta, ["progressToken"])).and_then(|[token]| token);
+        let asked =
+            Asked { generation, id: id_text(line, &place), own, token: token.and_then(|token| Id::parse(token.get())) };
+        let line = if generation == 1 {
+            line.clone()
+        } else {
+            splice(line, vec![Edit { at: place, with: known.to_string() }])
+        };
+        self.asked.insert(known, asked);
+        self.tell_client(line);
+    }
+
+    /// Requests the child made before it served.
+    fn early_requests(&mut self, generation: u32, now: Instant) {
+        let early = self.children.get_mut(&generation).map(|child| mem::take(&mut child.early));
+        for line in early.unwrap_or_default() {
+            self.server_said(generation, line, now);
+        }
+    }
+
+    /// Requests of a generation that will not hear their answers.
+    pub(super) fn cancel_asked(&mut self, generation: u32) {
+        let mut ids: Vec<Id> =
+            self.asked.iter().filter(|(_, asked)| asked.generation == generation).map(|(id, _)| id.clone()).collect();
+        ids.sort();
+        for id in ids {
+            self.asked.remove(&id);
+            self.tell_client(line(format!(
+                r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id},"reason":"the server ended"}}}}"#
+            )));
+        }
+    }
+
+    // ---- notifications ----------------------------------------------------------------------------------
+
+    fn server_noted(&mut self, generation: u32, method: &str, params: &Params<'_>, line: Bytes, now: Instant) {
+        let role = self.role(generation);
+        let passes = match (method, role) {
+            (_, ServerRole::Retired) => false,
+            ("notifications/cancelled", _) => return self.server_cancelled(generation, role, params, line, now),
+            ("notifications/subscriptions/acknowledged", _) => {
+                return self.acknowledged(generation, role == ServerRole::Serving, params, line);
+            }
+            (_, ServerRole::Waiting) => false,
+            ("notifications/progress", _) => self.progress_passes(generation, role, params),
+            ("notifications/resources/updated", ServerRole::Draining) => false,
+            _ => match (Family::of(method), role) {
+                (Some(_), ServerRole::Draining) => false,
+                (Some(family), _) => self.list_changed_passes(generation, family),
+                (None, _) => true,
+            },
+        };
+        if passes {
+            self.tell_client(line);
+        } else {
+            self.dropped.from_server += 1;
+        }
+    }
+
+    fn progress_passes(&mut self, generation: u32, role: ServerRole, params: &Params<'_>) -> bool {
+        let token = params.progress_token().and_then(|token| Id::parse(token.get()));
+        let seq = token.and_then(|token| self.tokens.get(&token).copied());
+        let Some(open) = seq.and_then(|seq| self.opens.get_mut(&seq)) else {
+            return role == ServerRole::Serving;
+        };
+        if open.place != Place::On(generation) {
+            return false;
+        }
+        let value = params.progress().and_then(|value| value.get().parse::<f64>().ok());
+        match value {
+            // Progress must rise, and the first child may have come further.
+            Some(value) if open.resent > 0 && value <= open.progress => false,
+            Some(value) => {
+                open.progress = open.progress.max(value);
+                true
+            }
+            None => true,
+        }
+    }
+
+    fn server_cancelled(&mut self, generation: u32, role: ServerRole, params: &Params<'_>, line: Bytes, now: Instant) {
+        let Some(raw) = params.request_id() else {
+            self.dropped.from_server += 1;
+            return;
+        };
+        let id = Id::parse(raw.get());
+        if self.client == Client::Modern {
+            let seq = id.and_then(|id| self.oldest(&id, |open| open.class == Class::Listen));
+            return match seq {
+                Some(seq) if self.opens[&seq].place == Place::On(generation) => {
+                    self.listen_torn_down(seq, line, now);
+                }
+                _ if role == ServerRole::Serving => self.tell_client(line),
+                _ => self.dropped.from_server += 1,
+            };
+        }
+        if role == ServerRole::Waiting {
+            let child = self.children.get_mut(&generation).expect("a child with a role");
+            child.early.retain(|early| match message::parse(early) {
+                Ok(Message::Request { id: early, .. }) => early.parse() != id,
+                _ => true,
+            });
+            return;
+        }
+        let known = self
+            .asked
+            .iter()
+            .find(|(_, asked)| asked.generation == generation && Some(&asked.own) == id.as_ref())
+            .map(|(known, _)| known.clone());
+        match known {
+            Some(known) => {
+                self.asked.remove(&known);
+                let line = if Some(&known) == id.as_ref() {
+                    line
+                } else {
+                    splice(&line, vec![Edit::replace(&line, raw, known.to_string())])
+                };
+                self.tell_client(line);
+            }
+            None if role == ServerRole::Serving && generation == 1 => self.tell_client(line),
+            None => self.dropped.from_server += 1,
+        }
+    }
+
+    // ---- the handshake of a new child -------------------------------------------------------------------
+
+    pub(super) fn server_started(&mut self, generation: u32, pid: u32, unix: f64, now: Instant) {
+        let role = self.starting.take().unwrap_or(Role::Current);
+        self.children.insert(
+            generation,
+            Child {
+                pid,
+                started: now,
+                started_unix: unix,
+                ready: None,
+                capabilities: None,
+                private: HashMap::new(),
+                early: Vec::new(),
+                stderr: Tail::default(),
+                handshake_by: None,
+                fetches: BTreeMap::new(),
+                stopping: false,
+            },
+        );
+        self.record(Record {
+            pid: Some(pid),
+            generation: Some(generation.into()),
+            restarts: Some(self.replaced + u32::from(generation > 1)),
+            ..Record::new(record::Event::ServerStarted)
+        });
+        if self.is_leaving() {
+            return self.stop(generation, How::Stopped);
+        }
+        if role == Role::Candidate && matches!(self.current, Current::Serving(_)) {
+            self.candidate = Some(generation);
+            self.restart_has_child(generation);
+            return self.replay(generation, now);
+        }
+        self.restarts.child_started(now);
+        if generation > 1 {
+            self.replaced += 1;
+        }
+        let opened = self.opening.is_some() && self.client != Client::Modern;
+        if opened || (self.client == Client::Modern && (self.modern_served || self.broken)) {
+            self.current = Current::Replaying(generation);
+            self.restart_has_child(generation);
+            self.replay(generation, now);
+        } else {
+            self.current = Current::Fresh(generation);
+            self.reopen_listens(generation);
+            self.release(generation, now);
+            // Nothing can be replayed to it: it is as good as it gets until the client opens the conversation.
+            self.restart_is_done_if(generation, now);
+        }
+    }
+
+    /// Our private handshake.
+    fn replay(&mut self, generation: u32, now: Instant) {
+        let id = self.private_id();
+        let line = if self.client == Client::Modern {
+            let meta = own_meta(&self.meta);
+            line(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"server/discover","params":{{"_meta":{meta}}}}}"#))
+        } else {
+            let opening = &self.opening.as_ref().expect("only an opened client is replayed").line;
+            with_id(opening, &id)
+        };
+        let child = self.children.get_mut(&generation).expect("just started");
+        child.handshake_by = Some(now + self.settings.limits.handshake_max);
+        child.private.insert(id, Private::Handshake);
+        self.tell_server(generation, line, None);
+    }
+
+    fn private_answered(
+        &mut self,
+        generation: u32,
+        private: Private,
+        result: Option<&RawValue>,
+        error: Option<&RawValue>,
+        now: Instant,
+    ) {
+        match private {
+            Private::Handshake => {
+                let checked = match (result, self.client == Client::Modern) {
+                    (Some(result), false) => self.check_initialize(result),
+                    (Some(result), true) => self.check_discover(result),
+                    (None, modern) => Err(refusal(error, modern)),
+                };
+                match checked {
+                    Ok(capabilities) => self.handshake_done(generation, capabilities, now),
+                    Err(why) => self.handshake_failed(generation, How::HandshakeRefused(why), now),
+                }
+            }
+            Private::Restore(what) => {
+                if let Some(error) = error {
+                    self.odd(format!("The new server refused to restore {what}: {}", said(error)));
+                }
+            }
+            Private::Fetch(kind) => self.fetched(generation, kind, result, now),
+        }
+    }
+
+    fn check_initialize(&mut self, result: &RawValue) -> Result<Capabilities, String> {
+        let [version, capabilities] = pick(result, ["protocolVersion", "capabilities"]).unwrap_or_default();
+        let speaks = version.and_then(text).unwrap_or_default();
+        let opening = self.opening.as_mut().expect("replayed");
+        if speaks != opening.version {
+            // Revisions are dates, so the older one is the smaller text.
+            if opening.local && speaks < opening.version && !speaks.is_empty() {
+                let text = format!("The server speaks {speaks}; the client was told {}", opening.version);
+                opening.version = speaks;
+                self.odd(text);
+            } else {
+                return Err(format!("speaks {speaks}, the client was promised {}", opening.version));
+            }
+        }
+        Ok(Capabilities::parse(capabilities))
+    }
+
+    fn check_discover(&self, result: &RawValue) -> Result<Capabilities, String> {
+        let [versions, capabilities] = pick(result, ["supportedVersions", "capabilities"]).unwrap_or_default();
+        let versions: Vec<String> =
+            versions.and_then(members).unwrap_or_default().into_iter().filter_map(text).collect();
+        let version = modern_version(&self.meta).unwrap_or_default();
+        if versions.contains(&version) {
+            Ok(Capabilities::parse(capabilities))
+        } else {
+            Err(format!("speaks {}, the client speaks {version}", versions.join(", ")))
+        }
+    }
+
+    fn handshake_done(&mut self, generation: u32, capabilities: Capabilities, now: Instant) {
+        let child = self.children.get_mut(&generation).expect("it just spoke");
+        child.capabilities = Some(capabilities);
+        child.handshake_by = None;
+        if self.client != Client::Modern {
+            if let Some(initialized) = self.initialized.clone() {
+                self.tell_server(generation, initialized, None);
+            }
+            if capabilities.logging
+                && let Some(level) = self.level.clone()
+            {
+                self.restore(generation, &level, "the log level");
+            }
+            if capabilities.subscribe {
+                for subscription in self.subscriptions.values().cloned().collect::<Vec<_>>() {
+                    self.restore(generation, &subscription, "a subscription");
+                }
+            }
+            self.note_capabilities(capabilities);
+        }
+        if self.candidate == Some(generation) {
+            self.take_over(generation, now);
+        } else {
+            self.current = Current::Serving(generation);
+        }
+        self.modern_served |= self.client == Client::Modern;
+        self.ready(generation, now);
+        self.early_requests(generation, now);
+        self.reopen_listens(generation);
+        self.served(generation, now);
+        self.release(generation, now);
+        self.compare(generation, now);
+        self.restart_is_ready(generation, now);
+    }
+
+    /// A client cannot be told of new capabilities once it is open; people and agents can.
+    fn note_capabilities(&mut self, has: Capabilities) {
+        let told = self.told();
+        for family in [Family::Prompts, Family::Resources] {
+            if has.has(family) && !told.has(family) {
+                let name = family.name();
+                self.odd(format!(
+                    "The new server has {name}, which the client was not told of: reconnect it to see them"
+                ));
+            }
+        }
+    }
+
+    fn restore(&mut self, generation: u32, line: &Bytes, what: &'static str) {
+        let id = self.private_id();
+        let line = with_id(line, &id);
+        self.children.get_mut(&generation).expect("ready").private.insert(id, Private::Restore(what));
+        self.tell_server(generation, line, None);
+    }
+
+    fn ready(&mut self, generation: u32, now: Instant) {
+        self.ever_ready = true;
+        self.ends_before_ready = 0;
+        self.restarts.child_ready(now);
+        self.children.get_mut(&generation).expect("it just spoke").ready = Some(now);
+        self.act(Action::MarkReady(generation));
+    }
+
+    /// Somebody serves again: a call that made the last one exit for this has its answer.
+    fn served(&mut self, generation: u32, now: Instant) {
+        let due: Vec<u64> = self.bounded.iter().copied().filter(|seq| self.opens[seq].place == Place::Due).collect();
+        for seq in due {
+            self.due_is_back(seq, generation);
+        }
+        self.begin_queued(now);
+    }
+
+    pub(super) fn handshake_late(&mut self, generation: u32, now: Instant) {
+        let limits = &self.settings.limits;
+        let fresh = self.current == Current::Fresh(generation);
+        let limit = if fresh { limits.first_handshake_max } else { limits.handshake_max };
+        self.handshake_failed(generation, How::HandshakeLate(limit), now);
+    }
+
+    /// It is stopped, and its end decides what comes next; a candidate's failure is known at once.
+    fn handshake_failed(&mut self, generation: u32, how: How, now: Instant) {
+        self.stop(generation, how.clone());
+        if self.candidate == Some(generation) {
+            self.candidate = None;
+            self.restart_failed(&how, Some(generation), now);
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum ServerRole {
+    /// Fresh too: everything passes.
+    Serving,
+    Draining,
+    /// A candidate, or a current child whose private handshake runs.
+    Waiting,
+    Retired,
+}
+
+impl ServerRole {
+    fn speaks(self) -> bool {
+        matches!(self, ServerRole::Serving | ServerRole::Draining)
+    }
+}
+
+fn id_text(line: &Bytes, place: &std::ops::Range<usize>) -> String {
+    String::from_utf8_lossy(&line[place.clone()]).into_owned()
+}
+
+/// The client's bytes under another id.
+pub(super) fn with_id(line: &Bytes, id: &Id) -> Bytes {
+    match message::parse(line) {
+        Ok(Message::Request { id: old, .. }) => {
+            let at = old.place(line).expect("a request has an id");
+            splice(line, vec![Edit { at, with: id.to_string() }])
+        }
+        _ => line.clone(),
+    }
+}
+
+fn code(error: &RawValue) -> Option<i64> {
+    pick(error, ["code"])?[0]?.get().parse().ok()
+}
+
+fn said(error: &RawValue) -> String {
+    pick_text(error, "message").unwrap_or_else(|| quote(error.get()))
+}
+
+fn refusal(error: Option<&RawValue>, modern: bool) -> String {
+    let Some(error) = error else { return "answered neither result nor error".into() };
+    let said = said(error);
+    match (modern, code(error)) {
+        (true, Some(-32022)) => format!("speaks another version: {said}"),
+        (true, _) => format!("refused `server/discover`, so it does not speak the client's era: {said}"),
+        (false, _) => format!("refused the handshake: {said}"),
+    }
+}

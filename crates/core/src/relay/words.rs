@@ -1,0 +1,218 @@
+//! What the relay says in its own name: its tools, its failures, its stand-in answers.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::{exit::How, message::quote};
+
+/// The three tools that outlast adds to a server's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Tool {
+    Restart,
+    Verify,
+    Status,
+}
+
+impl Tool {
+    pub const ALL: [Tool; 3] = [Tool::Restart, Tool::Verify, Tool::Status];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Tool::Restart => "restart_server",
+            Tool::Verify => "verify_server_restarted",
+            Tool::Status => "server_status",
+        }
+    }
+
+    /// Its definition, under the name it is listed by.
+    pub fn definition(self, listed: &str, server: &str) -> String {
+        let (description, schema, read_only) = match self {
+            Tool::Restart => (
+                format!(
+                    "Restart the `{server}` MCP server, for instance to load changed code. The connection stays. \
+                     Returns when the new server has finished its handshake, with both process ids and what changed \
+                     in its tools; if the new one does not come up, says why with its stderr, and the old one keeps \
+                     serving."
+                ),
+                json!({"type": "object", "properties": {"reason": {"type": "string", "default": "code changes",
+                    "description": "Why, for the audit log"}}}),
+                false,
+            ),
+            Tool::Verify => (
+                format!(
+                    "Tell whether the `{server}` MCP server was restarted after a moment (Unix time in seconds). \
+                     Works while the server is down."
+                ),
+                json!({"type": "object", "properties": {"since_timestamp": {"type": "number",
+                    "description": "Unix time in seconds, taken before the restart was asked for"}},
+                    "required": ["since_timestamp"]}),
+                true,
+            ),
+            Tool::Status => (
+                format!(
+                    "Show the state of the `{server}` MCP server: process id, uptime, restarts, how it last ended, \
+                     when it is started next, and the end of its stderr. Works while the server is down."
+                ),
+                json!({"type": "object", "properties": {}}),
+                true,
+            ),
+        };
+        json!({
+            "name": listed,
+            "description": description,
+            "inputSchema": schema,
+            "annotations": {"readOnlyHint": read_only, "destructiveHint": false, "idempotentHint": true,
+                "openWorldHint": false},
+        })
+        .to_string()
+    }
+}
+
+/// A request that outlast has to answer with bad news.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    pub code: i32,
+    pub reason: &'static str,
+    /// Whether some server may have acted on it.
+    pub outcome: Outcome,
+    pub message: String,
+    pub generation: u32,
+    pub how: Option<How>,
+    pub stderr: Vec<String>,
+    pub next: Next,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    Unknown,
+    NotSent,
+}
+
+/// What happens next to the server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Next {
+    In(Duration),
+    Now,
+    /// Not by itself.
+    Asked,
+    /// There is nothing to say: another one serves already, or outlast is leaving.
+    Nothing,
+}
+
+impl Next {
+    pub fn sentence(self, restart_tool: Option<&str>) -> String {
+        match self {
+            Next::In(delay) => format!("It starts again in {:.1} s.", delay.as_secs_f64()),
+            Next::Now => "It is being started now.".into(),
+            Next::Asked => match restart_tool {
+                Some(tool) => format!("It is not started again by itself: call `{tool}`."),
+                None => "It is not started again by itself: run `outlast restart`.".into(),
+            },
+            Next::Nothing => String::new(),
+        }
+    }
+
+    fn retry_after_ms(self) -> Value {
+        match self {
+            Next::In(delay) => json!(u64::try_from(delay.as_millis()).unwrap_or(u64::MAX)),
+            Next::Now | Next::Nothing => json!(0),
+            Next::Asked => Value::Null,
+        }
+    }
+}
+
+const STDERR_LINES_MAX: usize = 10;
+const STDERR_BYTES_MAX: usize = 2048;
+
+impl Failure {
+    pub fn data(&self) -> Value {
+        json!({
+            "from": "outlast",
+            "reason": self.reason,
+            "outcome": match self.outcome { Outcome::Unknown => "unknown", Outcome::NotSent => "not_sent" },
+            "generation": self.generation,
+            "exit": self.how.as_ref().map(How::to_json),
+            "stderr": last_lines(&self.stderr, STDERR_LINES_MAX, STDERR_BYTES_MAX),
+            "retry_after_ms": self.next.retry_after_ms(),
+        })
+    }
+
+    /// For a tool call: a result that the model gets to see.
+    pub fn as_tool_result(&self, modern: bool) -> String {
+        let stderr = last_lines(&self.stderr, STDERR_LINES_MAX, STDERR_BYTES_MAX);
+        let text = if stderr.is_empty() {
+            self.message.clone()
+        } else {
+            format!("{}\n\nstderr of the server:\n{}", self.message, stderr.join("\n"))
+        };
+        tool_result(&text, None, true, Some(("outlast/failure", self.data())), modern)
+    }
+}
+
+/// The end of some lines, within a number of lines and bytes.
+pub fn last_lines(lines: &[String], lines_max: usize, bytes_max: usize) -> Vec<String> {
+    let (mut kept, mut bytes) = (Vec::new(), 0);
+    for line in lines.iter().rev().take(lines_max) {
+        let room = bytes_max - bytes;
+        if line.len() <= room {
+            kept.push(line.clone());
+            bytes += line.len();
+            continue;
+        }
+        let mut from = line.len() - room;
+        while !line.is_char_boundary(from) {
+            from += 1;
+        }
+        if from < line.len() {
+            kept.push(line[from..].to_owned());
+        }
+        break;
+    }
+    kept.reverse();
+    kept
+}
+
+/// The result of a tool call, as JSON.
+pub fn tool_result(
+    text: &str,
+    structured: Option<&Value>,
+    is_error: bool,
+    meta: Option<(&str, Value)>,
+    modern: bool,
+) -> String {
+    let mut result = json!({"content": [{"type": "text", "text": text}], "isError": is_error});
+    if let Some(structured) = structured {
+        result["structuredContent"] = structured.clone();
+    }
+    if let Some((name, value)) = meta {
+        result["_meta"] = json!({name: value});
+    }
+    dress(result, modern)
+}
+
+/// What every result of the stateless era carries.
+pub fn dress(mut result: Value, modern: bool) -> String {
+    if modern {
+        result["resultType"] = json!("complete");
+        result["_meta"]["io.modelcontextprotocol/serverInfo"] = server_info();
+    }
+    result.to_string()
+}
+
+pub fn server_info() -> Value {
+    json!({"name": "outlast", "version": env!("CARGO_PKG_VERSION")})
+}
+
+/// A list from memory. `inside` is the inside of a JSON array.
+pub fn list_result(member: &str, inside: &str, modern: bool) -> String {
+    let member = quote(member);
+    if modern {
+        let info = server_info();
+        format!(
+            r#"{{{member}:[{inside}],"ttlMs":0,"cacheScope":"private","resultType":"complete","_meta":{{"io.modelcontextprotocol/serverInfo":{info}}}}}"#
+        )
+    } else {
+        format!("{{{member}:[{inside}]}}")
+    }
+}
