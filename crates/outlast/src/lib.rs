@@ -2,6 +2,8 @@
 
 use std::{ffi::OsString, process::ExitCode};
 
+pub mod os;
+
 /// The whole program, callable from a test.
 pub fn main(_args: impl IntoIterator<Item = OsString>) -> ExitCode {
     ExitCode::SUCCESS

@@ -1,0 +1,102 @@
+//! The operating system: child processes, pipes, signals. Platforms differ only in here.
+//!
+//! Children are started, signalled and reaped by a [`Household`]. It is named by keys the caller
+//! chooses, so no raw process id leaves this room except for words to people.
+
+use std::{ffi::OsString, io, path::PathBuf};
+
+mod threaded;
+#[cfg(unix)]
+mod unix;
+#[cfg(windows)]
+mod windows;
+
+#[cfg(unix)]
+use unix as platform;
+#[cfg(windows)]
+use windows as platform;
+
+pub use platform::{Household, Keeper, Sink, Source, Stops, say, stdin, stdout};
+
+/// The environment variable by which a child's descendants are known, wherever they went.
+pub const CHILD_TAG: &str = "OUTLAST_CHILD";
+
+/// What to start, and how.
+#[derive(Clone, Debug)]
+pub struct Order {
+    /// A path, or a name to be found on `PATH`. A relative path starts at `cwd`.
+    pub program: OsString,
+    pub args: Vec<OsString>,
+    pub cwd: PathBuf,
+    /// Additions to our own environment.
+    pub env: Vec<(OsString, OsString)>,
+    /// The value of [`CHILD_TAG`]. No two living children share one.
+    pub tag: String,
+    pub stdio: Stdio,
+}
+
+/// Where a child's standard streams lead.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stdio {
+    /// Three pipes to us.
+    Piped,
+    /// Our own three streams.
+    Inherit,
+    /// Nothing to read; both outputs in one pipe, handed back as `stderr`, so that they keep their order.
+    Build,
+}
+
+/// Our ends of a child's pipes.
+#[derive(Debug, Default)]
+pub struct Pipes {
+    pub stdin: Option<Sink>,
+    pub stdout: Option<Source>,
+    pub stderr: Option<Source>,
+}
+
+/// What a [`Household`] has to tell. For each key: `StartFailed`, or `Started`, then `Exited`, then `Swept`.
+#[derive(Debug)]
+pub enum News {
+    Started {
+        key: u64,
+        /// For words only: it may be someone else's by the time it is read.
+        pid: u32,
+    },
+    StartFailed {
+        key: u64,
+        /// `NotFound`: no such program (or no such interpreter). `NotADirectory`: the working directory.
+        /// `PermissionDenied`: not executable. The words say which.
+        error: io::Error,
+    },
+    Exited {
+        key: u64,
+        exit: Exit,
+    },
+    Swept {
+        key: u64,
+    },
+    /// Whoever kept the children is gone: nothing can be started or signalled any more. Told once.
+    KeeperLost,
+}
+
+/// How a process ended, as the kernel told it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Exit {
+    Code(i32),
+    Signal(i32),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Signal {
+    /// Asks to end.
+    Terminate,
+    /// Ends.
+    Kill,
+}
+
+/// Someone wants us to stop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stop {
+    pub name: &'static str,
+    pub number: i32,
+}

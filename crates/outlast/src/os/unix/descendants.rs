@@ -1,0 +1,253 @@
+//! Finds processes that left their group. Only Linux lets us: orphans come back to the keeper, and
+//! `/proc` shows who carries which tag. Elsewhere a child's group is all we know of.
+
+use nix::{sys::signal::Signal, unistd::Pid};
+
+/// A child as far as it matters for finding its descendants.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Family<'a> {
+    /// The child's process id and group. A descendant of it, or one in its group, is of the family.
+    pub leader: Pid,
+    /// And so is whoever carries this tag, and all below.
+    pub tag: &'a str,
+}
+
+/// What a look around found.
+#[derive(Debug, Default)]
+pub(super) struct Found {
+    /// How many are alive. All of them were signalled.
+    pub alive: usize,
+    /// Someone's parent went away while we looked, so that it may be ours: look again.
+    pub is_unsure: bool,
+}
+
+/// Signals every living descendant of this process, or those of one family.
+#[cfg(target_os = "linux")]
+pub(super) fn signal(family: Option<Family<'_>>, except_group: Option<Pid>, signal: Signal) -> Found {
+    linux::signal(family, except_group, signal)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn signal(_family: Option<Family<'_>>, _except_group: Option<Pid>, _signal: Signal) -> Found {
+    Found::default()
+}
+
+/// How many living descendants this process has.
+#[cfg(target_os = "linux")]
+pub(super) fn count() -> usize {
+    linux::count()
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn count() -> usize {
+    0
+}
+
+#[cfg(target_os = "linux")]
+mod linux {
+    #![expect(unsafe_code, reason = "nix has no pidfd calls")]
+
+    use std::{
+        fs,
+        io::{self, Read},
+        os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    };
+
+    use nix::{
+        sys::signal::{Signal, kill},
+        unistd::{Pid, getpid},
+    };
+
+    use super::{Family, Found};
+    use crate::os::CHILD_TAG;
+
+    /// One line of `/proc/PID/stat`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    struct Process {
+        pid: i32,
+        parent: i32,
+        group: i32,
+        /// Together with the pid this names a process for good.
+        started: u64,
+        is_alive: bool,
+    }
+
+    enum Descent {
+        Ours,
+        Others,
+        /// The chain of parents broke off.
+        Unknown,
+    }
+
+    pub(super) fn signal(family: Option<Family<'_>>, except_group: Option<Pid>, signal: Signal) -> Found {
+        let processes = look();
+        let mut found = Found::default();
+        for process in processes.iter().filter(|process| process.is_alive) {
+            let is_wanted = match descent(&processes, process) {
+                Descent::Others => false,
+                Descent::Ours => family.is_none_or(|family| belongs(&processes, process, family)),
+                Descent::Unknown => {
+                    found.is_unsure |= family.is_some_and(|family| has_tag(process.pid, family.tag));
+                    false
+                }
+            };
+            if !is_wanted {
+                continue;
+            }
+            found.alive += 1;
+            if except_group != Some(Pid::from_raw(process.group)) {
+                signal_exactly(process, signal);
+            }
+        }
+        found
+    }
+
+    pub(super) fn count() -> usize {
+        let processes = look();
+        let ours = |process: &&Process| process.is_alive && matches!(descent(&processes, process), Descent::Ours);
+        processes.iter().filter(ours).count()
+    }
+
+    /// All processes we can see, by pid.
+    fn look() -> Vec<Process> {
+        let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
+        let pids = entries.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
+        let mut processes: Vec<Process> = pids.filter_map(read).collect();
+        processes.sort_unstable_by_key(|process| process.pid);
+        processes
+    }
+
+    fn read(pid: i32) -> Option<Process> {
+        let mut space = [0; 1024];
+        let count = fs::File::open(format!("/proc/{pid}/stat")).ok()?.read(&mut space).ok()?;
+        parse(pid, &space[..count])
+    }
+
+    fn parse(pid: i32, stat: &[u8]) -> Option<Process> {
+        // The name stands in parentheses and may hold any byte, parentheses included.
+        let end = stat.iter().rposition(|&byte| byte == b')')?;
+        let mut fields = std::str::from_utf8(&stat[end + 1..]).ok()?.split_ascii_whitespace();
+        let state = fields.next()?;
+        let parent = fields.next()?.parse().ok()?;
+        let group = fields.next()?.parse().ok()?;
+        let threads: i64 = fields.nth(14)?.parse().ok()?;
+        let started = fields.nth(1)?.parse().ok()?;
+        // A process whose first thread has ended looks like a zombie while its other threads work on.
+        let is_alive = !matches!(state, "Z" | "X" | "x") || 1 < threads;
+        Some(Process { pid, parent, group, started, is_alive })
+    }
+
+    fn find(processes: &[Process], pid: i32) -> Option<&Process> {
+        processes.binary_search_by_key(&pid, |process| process.pid).ok().map(|at| &processes[at])
+    }
+
+    fn descent(processes: &[Process], process: &Process) -> Descent {
+        let keeper = getpid().as_raw();
+        let mut parent = process.parent;
+        // The pids were not all read at the same moment, so a chain might run in a circle.
+        for _ in 0..processes.len() {
+            if parent == keeper {
+                return Descent::Ours;
+            }
+            if parent <= 1 {
+                return Descent::Others;
+            }
+            match find(processes, parent) {
+                Some(next) => parent = next.parent,
+                None => return Descent::Unknown,
+            }
+        }
+        Descent::Unknown
+    }
+
+    /// Of a process below the keeper: whether it, or someone between the keeper and it, is of the family.
+    fn belongs(processes: &[Process], process: &Process, family: Family<'_>) -> bool {
+        let keeper = getpid().as_raw();
+        let leader = family.leader.as_raw();
+        let mut next = Some(process);
+        for _ in 0..processes.len() {
+            let Some(process) = next.filter(|process| process.pid != keeper) else { return false };
+            if process.group == leader || process.pid == leader || has_tag(process.pid, family.tag) {
+                return true;
+            }
+            next = find(processes, process.parent);
+        }
+        false
+    }
+
+    fn has_tag(pid: i32, tag: &str) -> bool {
+        // The environment a process was started with; unreadable if it changed its user, and then out of
+        // our reach in any case.
+        let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
+        environment.split(|&byte| byte == 0).any(|entry| {
+            entry
+                .strip_prefix(CHILD_TAG.as_bytes())
+                .and_then(|rest| rest.strip_prefix(b"="))
+                .is_some_and(|value| value == tag.as_bytes())
+        })
+    }
+
+    /// Signals this very process and never a later one of the same number: a handle is opened first, and
+    /// then it is seen whether the number still means what it meant.
+    fn signal_exactly(process: &Process, signal: Signal) {
+        match open(process.pid) {
+            Ok(handle) => {
+                if read(process.pid).is_some_and(|now| now.started == process.started) {
+                    // SAFETY: the handle is open, and a null siginfo asks for that of a plain kill.
+                    unsafe {
+                        libc::syscall(
+                            libc::SYS_pidfd_send_signal,
+                            handle.as_raw_fd(),
+                            signal as libc::c_int,
+                            std::ptr::null::<libc::siginfo_t>(),
+                            0,
+                        );
+                    }
+                }
+            }
+            // Kernels before 5.3, and sandboxes that forbid the call.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOSYS | libc::EPERM | libc::EINVAL)) => {
+                if read(process.pid).is_some_and(|now| now.started == process.started) {
+                    let _ = kill(Pid::from_raw(process.pid), signal);
+                }
+            }
+            Err(_) => {}
+        }
+    }
+
+    fn open(pid: i32) -> io::Result<OwnedFd> {
+        // SAFETY: the call takes two numbers, and on success hands over a new descriptor nobody else owns.
+        unsafe {
+            let fd = libc::syscall(libc::SYS_pidfd_open, pid, 0);
+            if fd < 0 { Err(io::Error::last_os_error()) } else { Ok(OwnedFd::from_raw_fd(fd as i32)) }
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn a_process_may_have_any_name() {
+            let fields = "S 7 42 42 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 1000 200";
+            let table = [
+                (format!("9 (sh) {fields}"), true),
+                (format!("9 (a) Z 1 (b)) {fields}"), true),
+                (format!("9 (sh) Z{}", &fields[1..]), false),
+                (format!("9 (sh) Z{}", fields[1..].replace(" 20 0 1 0 ", " 20 0 3 0 ")), true),
+            ];
+            for (stat, is_alive) in table {
+                let expected = Process { pid: 9, parent: 7, group: 42, started: 98765, is_alive };
+                assert_eq!(parse(9, stat.as_bytes()), Some(expected), "{stat}");
+            }
+        }
+
+        #[test]
+        fn we_can_read_our_own_line() {
+            let me = read(getpid().as_raw()).unwrap();
+            assert_eq!(me.parent, nix::unistd::getppid().as_raw());
+            assert_eq!(me.group, nix::unistd::getpgrp().as_raw());
+            assert!(me.is_alive);
+        }
+    }
+}

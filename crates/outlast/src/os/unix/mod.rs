@@ -1,0 +1,14 @@
+//! Linux and macOS: a keeper process, pipes in the reactor, signals.
+
+mod descendants;
+mod household;
+mod keeper;
+mod stops;
+mod stream;
+mod wire;
+mod words;
+
+pub use household::{Household, Keeper};
+pub use stops::Stops;
+pub use stream::{Sink, Source, stdin, stdout};
+pub use words::say;

@@ -1,0 +1,292 @@
+//! What outlast and its keeper say to each other: frames of a u32 length and a body, over a stream
+//! socket, because macOS has no sockets that keep the borders of big messages.
+//!
+//! Both ends are the same program image, so there is no version and a malformed frame is a bug.
+
+use std::{
+    ffi::{OsStr, OsString},
+    io::{self, ErrorKind},
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::PathBuf,
+};
+
+use crate::os::{Exit, News, Order, Signal, Stdio};
+
+/// A longer order is refused by whoever makes it; no kernel would start it anyway.
+pub(super) const FRAME_MAX: usize = 32 * 1024 * 1024;
+
+const HEAD: usize = size_of::<u32>();
+
+/// From outlast to its keeper.
+#[derive(Debug)]
+pub(super) enum Request {
+    /// The child's stdin, stdout and stderr come with the first byte of the frame.
+    Spawn {
+        key: u64,
+        order: Order,
+    },
+    Signal {
+        key: u64,
+        signal: Signal,
+    },
+    Sweep {
+        key: u64,
+    },
+}
+
+pub(super) fn encode_spawn(key: u64, order: &Order) -> io::Result<Vec<u8>> {
+    let mut frame = Frame::new(b'+', key);
+    frame.put_bytes(order.program.as_bytes());
+    frame.put_bytes(std::path::absolute(&order.cwd)?.as_os_str().as_bytes());
+    frame.put_bytes(order.tag.as_bytes());
+    frame.put_length(order.args.len());
+    for arg in &order.args {
+        frame.put_bytes(arg.as_bytes());
+    }
+    frame.put_length(order.env.len());
+    for (name, value) in &order.env {
+        frame.put_bytes(name.as_bytes());
+        frame.put_bytes(value.as_bytes());
+    }
+    frame.finish()
+}
+
+pub(super) fn encode_signal(key: u64, signal: Signal) -> Vec<u8> {
+    Frame::new(if signal == Signal::Kill { b'K' } else { b'T' }, key).finish_small()
+}
+
+pub(super) fn encode_sweep(key: u64) -> Vec<u8> {
+    Frame::new(b's', key).finish_small()
+}
+
+/// Takes the first whole request off the front, if there is one.
+pub(super) fn take_request(inbox: &mut Vec<u8>) -> io::Result<Option<Request>> {
+    take(inbox, |kind, key, body| {
+        Some(match kind {
+            b'+' => {
+                let program = body.take_os_string()?;
+                let cwd = PathBuf::from(body.take_os_string()?);
+                let tag = body.take_string()?;
+                let args = (0..body.take_u32()?).map(|_| body.take_os_string()).collect::<Option<_>>()?;
+                let env = (0..body.take_u32()?)
+                    .map(|_| Some((body.take_os_string()?, body.take_os_string()?)))
+                    .collect::<Option<_>>()?;
+                // The keeper is handed the ends themselves, and does not care where they lead.
+                Request::Spawn { key, order: Order { program, args, cwd, env, tag, stdio: Stdio::Piped } }
+            }
+            b'T' => Request::Signal { key, signal: Signal::Terminate },
+            b'K' => Request::Signal { key, signal: Signal::Kill },
+            b's' => Request::Sweep { key },
+            _ => return None,
+        })
+    })
+}
+
+pub(super) fn encode_news(news: &News) -> Vec<u8> {
+    match news {
+        News::Started { key, pid } => Frame::new(b'S', *key).with_u32(*pid).finish_small(),
+        News::StartFailed { key, error } => {
+            let mut frame = Frame::new(b'F', *key).with_u32(code_of(error.kind()));
+            let words = error.to_string();
+            frame.put_bytes(words.as_bytes());
+            frame.finish_small()
+        }
+        News::Exited { key, exit: Exit::Code(code) } => Frame::new(b'X', *key).with_u32(*code as u32).finish_small(),
+        News::Exited { key, exit: Exit::Signal(number) } => {
+            Frame::new(b'Y', *key).with_u32(*number as u32).finish_small()
+        }
+        News::Swept { key } => Frame::new(b'W', *key).finish_small(),
+        News::KeeperLost => unreachable!("a lost keeper cannot say so"),
+    }
+}
+
+/// Takes the first whole piece of news off the front, if there is one.
+pub(super) fn take_news(inbox: &mut Vec<u8>) -> io::Result<Option<News>> {
+    take(inbox, |kind, key, body| {
+        Some(match kind {
+            b'S' => News::Started { key, pid: body.take_u32()? },
+            b'F' => {
+                let kind = kind_of(body.take_u32()?);
+                News::StartFailed { key, error: io::Error::new(kind, body.take_string()?) }
+            }
+            b'X' => News::Exited { key, exit: Exit::Code(body.take_u32()? as i32) },
+            b'Y' => News::Exited { key, exit: Exit::Signal(body.take_u32()? as i32) },
+            b'W' => News::Swept { key },
+            _ => return None,
+        })
+    })
+}
+
+/// The kinds of failure a caller tells apart; the rest is in the words.
+const KINDS: [ErrorKind; 6] = [
+    ErrorKind::Other,
+    ErrorKind::NotFound,
+    ErrorKind::NotADirectory,
+    ErrorKind::PermissionDenied,
+    ErrorKind::ArgumentListTooLong,
+    ErrorKind::OutOfMemory,
+];
+
+fn code_of(kind: ErrorKind) -> u32 {
+    KINDS.iter().position(|&known| known == kind).map_or(0, |at| at as u32)
+}
+
+fn kind_of(code: u32) -> ErrorKind {
+    KINDS.get(code as usize).copied().unwrap_or(ErrorKind::Other)
+}
+
+fn take<T>(inbox: &mut Vec<u8>, read: impl FnOnce(u8, u64, &mut Body<'_>) -> Option<T>) -> io::Result<Option<T>> {
+    let malformed = || io::Error::new(ErrorKind::InvalidData, "a malformed frame between outlast and its keeper");
+    let Some(head) = inbox.first_chunk::<HEAD>() else { return Ok(None) };
+    let length = u32::from_ne_bytes(*head) as usize;
+    if FRAME_MAX < length {
+        return Err(malformed());
+    }
+    let Some(bytes) = inbox.get(HEAD..HEAD + length) else { return Ok(None) };
+    let mut body = Body(bytes);
+    let value = (|| {
+        let kind = body.take_array::<1>()?[0];
+        let key = u64::from_ne_bytes(body.take_array()?);
+        read(kind, key, &mut body)
+    })()
+    .ok_or_else(malformed)?;
+    inbox.drain(..HEAD + length);
+    if inbox.is_empty() {
+        // One big order must not stay in memory for the keeper's whole life.
+        *inbox = Vec::new();
+    }
+    Ok(Some(value))
+}
+
+struct Frame(Vec<u8>);
+
+impl Frame {
+    fn new(kind: u8, key: u64) -> Frame {
+        let mut bytes = vec![0; HEAD];
+        bytes.push(kind);
+        bytes.extend_from_slice(&key.to_ne_bytes());
+        Frame(bytes)
+    }
+
+    fn with_u32(mut self, number: u32) -> Frame {
+        self.0.extend_from_slice(&number.to_ne_bytes());
+        self
+    }
+
+    /// A length that does not fit makes the frame too long as well, which `finish` refuses.
+    fn put_length(&mut self, length: usize) {
+        self.0.extend_from_slice(&u32::try_from(length).unwrap_or(u32::MAX).to_ne_bytes());
+    }
+
+    fn put_bytes(&mut self, bytes: &[u8]) {
+        self.put_length(bytes.len());
+        self.0.extend_from_slice(bytes);
+    }
+
+    fn finish(mut self) -> io::Result<Vec<u8>> {
+        let length = self.0.len() - HEAD;
+        if FRAME_MAX < length {
+            return Err(io::Error::new(ErrorKind::ArgumentListTooLong, "the arguments and environment are too long"));
+        }
+        self.0[..HEAD].copy_from_slice(&(length as u32).to_ne_bytes());
+        Ok(self.0)
+    }
+
+    fn finish_small(self) -> Vec<u8> {
+        self.finish().expect("a frame without an order is short")
+    }
+}
+
+struct Body<'a>(&'a [u8]);
+
+impl<'a> Body<'a> {
+    fn take_slice(&mut self, length: usize) -> Option<&'a [u8]> {
+        let (taken, rest) = self.0.split_at_checked(length)?;
+        self.0 = rest;
+        Some(taken)
+    }
+
+    fn take_array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        self.take_slice(N)?.try_into().ok()
+    }
+
+    fn take_u32(&mut self) -> Option<u32> {
+        self.take_array().map(u32::from_ne_bytes)
+    }
+
+    fn take_bytes(&mut self) -> Option<Vec<u8>> {
+        let length = self.take_u32()? as usize;
+        self.take_slice(length).map(<[u8]>::to_vec)
+    }
+
+    fn take_os_string(&mut self) -> Option<OsString> {
+        self.take_bytes().map(OsString::from_vec)
+    }
+
+    fn take_string(&mut self) -> Option<String> {
+        self.take_bytes().map(|bytes| OsStr::from_bytes(&bytes).to_string_lossy().into_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn requests_survive_the_wire_however_they_are_cut() {
+        let order = Order {
+            program: OsString::from_vec(vec![b'p', 0xff]),
+            args: vec!["a".into(), "".into(), "x".repeat(100_000).into()],
+            cwd: "/somewhere".into(),
+            env: vec![("NAME".into(), "value".into())],
+            tag: "id.7".into(),
+            stdio: Stdio::Piped,
+        };
+        let mut stream = encode_spawn(7, &order).unwrap();
+        stream.extend(encode_signal(8, Signal::Kill));
+        stream.extend(encode_sweep(u64::MAX));
+
+        let mut inbox = Vec::new();
+        let mut seen = Vec::new();
+        for piece in stream.chunks(9_999) {
+            inbox.extend_from_slice(piece);
+            while let Some(request) = take_request(&mut inbox).unwrap() {
+                seen.push(request);
+            }
+        }
+        let [
+            Request::Spawn { key: 7, order: arrived },
+            Request::Signal { key: 8, signal: Signal::Kill },
+            Request::Sweep { key: u64::MAX },
+        ] = &seen[..]
+        else {
+            panic!("{seen:?}")
+        };
+        assert_eq!(format!("{arrived:?}"), format!("{order:?}"));
+        assert!(inbox.is_empty());
+    }
+
+    #[test]
+    fn news_survives_the_wire() {
+        let table = [
+            News::Started { key: 1, pid: u32::MAX },
+            News::StartFailed { key: 2, error: io::Error::new(ErrorKind::NotFound, "no program named `x`") },
+            News::Exited { key: 3, exit: Exit::Code(255) },
+            News::Exited { key: 4, exit: Exit::Signal(9) },
+            News::Swept { key: 5 },
+        ];
+        let mut inbox: Vec<u8> = table.iter().flat_map(encode_news).collect();
+        for news in &table {
+            let arrived = take_news(&mut inbox).unwrap().unwrap();
+            assert_eq!(format!("{arrived:?}"), format!("{news:?}"));
+        }
+        assert!(take_news(&mut inbox).unwrap().is_none());
+    }
+
+    #[test]
+    fn nonsense_is_refused_rather_than_waited_for() {
+        for mut nonsense in [vec![0xff; 8], Frame::new(b'?', 1).finish_small()] {
+            assert_eq!(take_request(&mut nonsense).unwrap_err().kind(), ErrorKind::InvalidData);
+        }
+    }
+}
