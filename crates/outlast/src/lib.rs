@@ -2,6 +2,10 @@
 
 use std::{ffi::OsString, process::ExitCode};
 
+pub mod audit;
+pub mod home;
+pub mod marker;
+
 /// The whole program, callable from a test.
 pub fn main(_args: impl IntoIterator<Item = OsString>) -> ExitCode {
     ExitCode::SUCCESS
