@@ -5,6 +5,7 @@ use std::{ffi::OsString, process::ExitCode};
 pub mod audit;
 pub mod home;
 pub mod marker;
+pub mod report;
 
 /// The whole program, callable from a test.
 pub fn main(_args: impl IntoIterator<Item = OsString>) -> ExitCode {
