@@ -6,6 +6,7 @@ pub mod audit;
 pub mod home;
 pub mod marker;
 pub mod report;
+pub mod watch;
 
 /// The whole program, callable from a test.
 pub fn main(_args: impl IntoIterator<Item = OsString>) -> ExitCode {
