@@ -1,6 +1,7 @@
 //! The decisions behind outlast. Every module is a plain machine: events in, actions out, time passed in.
 #![forbid(unsafe_code)]
 
+pub mod debounce;
 pub mod exit;
 pub mod life;
 pub mod message;

@@ -2,7 +2,12 @@
 
 use std::{ffi::OsString, process::ExitCode};
 
+pub mod audit;
+pub mod home;
+pub mod marker;
 pub mod os;
+pub mod report;
+pub mod watch;
 
 /// The whole program, callable from a test.
 pub fn main(_args: impl IntoIterator<Item = OsString>) -> ExitCode {

@@ -1,0 +1,439 @@
+//! Errors as people read them: a sentence, the cause, a hint, and the exit code that goes with it.
+
+use clap::error::{ContextKind, ContextValue, ErrorKind};
+use std::{
+    error::Error,
+    fmt,
+    io::{self, Write},
+    process::ExitCode,
+};
+
+/// Something failed while it ran.
+pub const FAILURE: u8 = 1;
+/// What was asked for makes no sense.
+pub const USAGE: u8 = 2;
+/// The program is there and cannot be run, as a shell says it.
+pub const NOT_EXECUTABLE: u8 = 126;
+/// There is no such program, as a shell says it.
+pub const NOT_FOUND: u8 = 127;
+
+/// Why the program ends, for a person.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Report {
+    pub sentence: String,
+    pub because: Option<String>,
+    pub hint: Option<String>,
+    /// With 0 nothing is wrong: the sentence is what was asked for (`--help`), and is printed as it stands.
+    pub code: u8,
+}
+
+impl Report {
+    pub fn new(code: u8, sentence: impl Into<String>) -> Report {
+        Report { sentence: sentence.into(), because: None, hint: None, code }
+    }
+
+    /// An error's own words, and those of whatever caused it.
+    pub fn of(error: &dyn Error, hint: Option<String>, code: u8) -> Report {
+        let mut causes = Vec::new();
+        let mut source = error.source();
+        while let Some(cause) = source {
+            causes.push(plain(&cause.to_string()));
+            source = cause.source();
+        }
+        let because = (!causes.is_empty()).then(|| causes.join(": "));
+        Report { sentence: error.to_string(), because, hint, code }
+    }
+
+    /// Like `From`, with the commands there are: a swapped letter in a short name is found only by looking at them.
+    pub fn of_arguments(error: clap::Error, cli: &clap::Command) -> Report {
+        let commands = cli.get_subcommands().filter(|command| !command.is_hide_set());
+        let commands =
+            commands.flat_map(|command| [command.get_name()].into_iter().chain(command.get_visible_aliases()));
+        Mistake { error: &error, commands: commands.collect() }.report()
+    }
+
+    pub fn because(self, cause: impl fmt::Display) -> Report {
+        Report { because: Some(plain(&cause.to_string())), ..self }
+    }
+
+    pub fn hint(self, hint: impl Into<String>) -> Report {
+        Report { hint: Some(hint.into()), ..self }
+    }
+
+    /// Says it where it belongs, and returns what the program ends with.
+    pub fn print(&self) -> ExitCode {
+        // Nobody may be listening any more; there is no better place to say so.
+        let _ = match self.code {
+            0 => write!(io::stdout().lock(), "{self}"),
+            _ => write!(io::stderr().lock(), "{self}"),
+        };
+        ExitCode::from(self.code)
+    }
+}
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.code == 0 {
+            return f.write_str(&self.sentence);
+        }
+        for (label, text) in
+            [("error", Some(&self.sentence)), ("  because", self.because.as_ref()), ("  hint", self.hint.as_ref())]
+        {
+            if let Some(text) = text {
+                // What goes on in further lines stands under its first.
+                let margin = format!("\n{}", " ".repeat(label.len() + 2));
+                writeln!(f, "{label}: {}", text.trim_end().replace('\n', &margin))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl From<clap::Error> for Report {
+    fn from(error: clap::Error) -> Report {
+        Mistake { error: &error, commands: vec![] }.report()
+    }
+}
+
+/// A command as a person could type it. It is for showing: nothing is ever run through a shell.
+pub fn shell_quote<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
+    let quoted: Vec<String> = words.into_iter().map(quote).collect();
+    quoted.join(" ")
+}
+
+fn quote(word: &str) -> String {
+    let plain = |letter: char| letter.is_alphanumeric() || "-_./=:,@%+".contains(letter);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// The system's words without its number, which says the same to fewer people.
+fn plain(cause: &str) -> String {
+    let words = match cause.rfind(" (os error ") {
+        Some(at) if cause.ends_with(')') => &cause[..at],
+        _ => cause,
+    };
+    // Only a word that is no name or acronym loses its capital: `Permission denied`, not `I/O error`.
+    let mut letters = words.chars();
+    match (letters.next(), letters.next()) {
+        (Some(first), Some(second)) if first.is_ascii_uppercase() && second.is_ascii_lowercase() => {
+            format!("{}{}", first.to_ascii_lowercase(), &words[1..])
+        }
+        _ => words.to_owned(),
+    }
+}
+
+/// A command line that was not understood.
+struct Mistake<'a> {
+    error: &'a clap::Error,
+    commands: Vec<&'a str>,
+}
+
+impl Mistake<'_> {
+    fn report(&self) -> Report {
+        let argument = || self.context(ContextKind::InvalidArg).unwrap_or_else(|| "an argument".to_owned());
+        let value = || self.context(ContextKind::InvalidValue).unwrap_or_default();
+        let sentence = match self.error.kind() {
+            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+                return Report::new(0, self.error.render().to_string());
+            }
+            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
+                "no command is given".to_owned()
+            }
+            ErrorKind::UnknownArgument if argument().starts_with('-') => format!("there is no option `{}`", argument()),
+            ErrorKind::UnknownArgument => format!("`{}` is one argument too many", argument()),
+            ErrorKind::InvalidSubcommand => {
+                format!("there is no command `{}`", self.context(ContextKind::InvalidSubcommand).unwrap_or_default())
+            }
+            ErrorKind::InvalidValue if value().is_empty() => format!("`{}` needs a value", argument()),
+            ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
+                format!("`{}` is no value for `{}`", value(), argument())
+            }
+            ErrorKind::MissingRequiredArgument => format!("`{}` is missing", argument()),
+            ErrorKind::ArgumentConflict => match self.context(ContextKind::PriorArg) {
+                Some(other) if other == argument() => format!("`{other}` is given more than once"),
+                Some(other) => format!("`{}` and `{other}` exclude each other", argument()),
+                None => format!("`{}` does not go with the other options", argument()),
+            },
+            ErrorKind::NoEquals => format!("`{}` needs its value after an equals sign", argument()),
+            ErrorKind::TooManyValues | ErrorKind::TooFewValues | ErrorKind::WrongNumberOfValues => {
+                format!("`{}` has the wrong number of values", argument())
+            }
+            ErrorKind::InvalidUtf8 => "an argument is not valid UTF-8".to_owned(),
+            _ => self.first_line(),
+        };
+        let because = self.error.source().map(|cause| plain(&cause.to_string()));
+        Report { sentence, because, hint: Some(self.hint()), code: USAGE }
+    }
+
+    fn hint(&self) -> String {
+        let closest = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue]
+            .into_iter()
+            .find_map(|kind| self.context(kind))
+            .or_else(|| self.closest_command());
+        if let Some(closest) = closest {
+            return format!("did you mean `{closest}`?");
+        }
+        match self.list(ContextKind::ValidValue) {
+            values if !values.is_empty() && self.error.kind() == ErrorKind::InvalidValue => {
+                format!("it may be {}", one_of(&values))
+            }
+            _ => format!("`{} --help` says what there is", self.command()),
+        }
+    }
+
+    fn closest_command(&self) -> Option<String> {
+        let given = self.context(ContextKind::InvalidSubcommand)?;
+        let near = self.commands.iter().map(|command| (slips(&given, command), *command));
+        // In a word of three letters a second slip makes it another word.
+        near.filter(|(slips, command)| *slips <= command.len() / 3).min().map(|(_, command)| command.to_owned())
+    }
+
+    /// The command that was being understood: the words of the usage line up to the first placeholder.
+    fn command(&self) -> String {
+        let usage = self.context(ContextKind::Usage).unwrap_or_default();
+        let words = usage.trim_start_matches("Usage:").split_whitespace();
+        let words: Vec<&str> = words.take_while(|word| !word.starts_with(['[', '<', '-'])).collect();
+        if words.is_empty() { "outlast".to_owned() } else { words.join(" ") }
+    }
+
+    fn context(&self, kind: ContextKind) -> Option<String> {
+        self.list(kind).into_iter().next()
+    }
+
+    fn list(&self, kind: ContextKind) -> Vec<String> {
+        match self.error.get(kind) {
+            Some(ContextValue::String(text)) => vec![text.clone()],
+            Some(ContextValue::Strings(texts)) => texts.clone(),
+            Some(ContextValue::StyledStr(text)) => vec![text.to_string()],
+            Some(ContextValue::StyledStrs(texts)) => texts.iter().map(ToString::to_string).collect(),
+            Some(ContextValue::Number(number)) => vec![number.to_string()],
+            _ => vec![],
+        }
+    }
+
+    fn first_line(&self) -> String {
+        let text = self.error.render().to_string();
+        let line = text.lines().next().unwrap_or("the arguments make no sense");
+        line.trim_start_matches("error: ").to_owned()
+    }
+}
+
+/// How many slips of the fingers lead from one word to the other: a letter missed, added, replaced, or two swapped.
+fn slips(given: &str, meant: &str) -> usize {
+    let (given, meant): (Vec<char>, Vec<char>) = (given.chars().collect(), meant.chars().collect());
+    let mut rows: Vec<Vec<usize>> = vec![(0..=meant.len()).collect()];
+    for i in 1..=given.len() {
+        let mut row = vec![i];
+        for j in 1..=meant.len() {
+            let replaced = rows[i - 1][j - 1] + usize::from(given[i - 1] != meant[j - 1]);
+            let mut least = replaced.min(rows[i - 1][j] + 1).min(row[j - 1] + 1);
+            if i > 1 && j > 1 && given[i - 1] == meant[j - 2] && given[i - 2] == meant[j - 1] {
+                least = least.min(rows[i - 2][j - 2] + 1);
+            }
+            row.push(least);
+        }
+        rows.push(row);
+    }
+    rows[given.len()][meant.len()]
+}
+
+/// `a`, `b` or `c`
+fn one_of(values: &[String]) -> String {
+    let quoted: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
+    match quoted.split_last() {
+        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        _ => quoted.concat(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::{Arg, ArgAction, Command, value_parser};
+
+    #[derive(Debug, thiserror::Error)]
+    #[error("cannot start `github-mcp`")]
+    struct CannotStart {
+        source: io::Error,
+    }
+
+    #[test]
+    fn an_error_is_a_sentence_a_cause_and_a_hint() {
+        let error = CannotStart { source: io::Error::from_raw_os_error(13) };
+        let hint = "the file exists but is not executable: chmod +x".to_owned();
+        let report = Report::of(&error, Some(hint), NOT_EXECUTABLE);
+        #[cfg(unix)]
+        insta::assert_snapshot!(report, @r"
+        error: cannot start `github-mcp`
+          because: permission denied
+          hint: the file exists but is not executable: chmod +x
+        ");
+        assert_eq!(report.code, 126);
+    }
+
+    #[test]
+    fn what_is_not_known_is_not_said() {
+        insta::assert_snapshot!(Report::new(FAILURE, "nothing runs here"), @"error: nothing runs here");
+        insta::assert_snapshot!(Report::new(FAILURE, "the build failed").because("line 1\nline 2\n"), @r"
+        error: the build failed
+          because: line 1
+                   line 2
+        ");
+        insta::assert_snapshot!(Report::new(FAILURE, "no").hint("try again"), @r"
+        error: no
+          hint: try again
+        ");
+    }
+
+    #[test]
+    fn causes_are_in_plain_words() {
+        let table = [
+            ("Permission denied (os error 13)", "permission denied"),
+            ("I/O error (os error 5)", "I/O error"),
+            ("EOF while parsing", "EOF while parsing"),
+            ("Ünlucky", "Ünlucky"),
+            ("A", "A"),
+            ("", ""),
+        ];
+        for (cause, words) in table {
+            assert_eq!(plain(cause), words);
+        }
+    }
+
+    #[test]
+    fn commands_are_shown_as_they_could_be_typed() {
+        let table: [(&[&str], &str); 4] = [
+            (&["python", "-m", "server"], "python -m server"),
+            (&["sh", "-c", "exit 42"], "sh -c 'exit 42'"),
+            (&["echo", "it's", ""], r"echo 'it'\''s' ''"),
+            (&["a;b", "$HOME"], "'a;b' '$HOME'"),
+        ];
+        for (words, shown) in table {
+            assert_eq!(shell_quote(words.iter().copied()), shown);
+        }
+    }
+
+    fn cli() -> Command {
+        let watch = Arg::new("watch").long("watch").value_name("PATH").action(ArgAction::Append);
+        let retry = Arg::new("retry").long("retry").value_parser(["never", "annotated"]);
+        let drain = Arg::new("drain").long("drain").value_parser(value_parser!(u32));
+        let inherit = Arg::new("inherit").long("inherit").action(ArgAction::SetTrue).conflicts_with("watch");
+        let command = Arg::new("command").value_name("CMD").required(true).num_args(1..).last(true);
+        let mcp = Command::new("mcp").args([watch, retry, drain, inherit, command]);
+        Command::new("outlast")
+            .version("1.2.3")
+            .subcommand_required(true)
+            .subcommand(mcp)
+            .subcommand(Command::new("ps"))
+    }
+
+    fn ask(line: &str) -> Report {
+        Report::of_arguments(cli().try_get_matches_from(line.split(' ')).expect_err("a mistake"), &cli())
+    }
+
+    #[test]
+    fn every_mistake_on_the_command_line_has_the_same_shape() {
+        let lines = [
+            "outlast",
+            "outlast mpc",
+            "outlast frobnicate",
+            "outlast ps extra",
+            "outlast mcp --wach src -- cat",
+            "outlast mcp --zzz -- cat",
+            "outlast mcp --retry sometimes -- cat",
+            "outlast mcp --retry anotated -- cat",
+            "outlast mcp --drain soon -- cat",
+            "outlast mcp --drain",
+            "outlast mcp --inherit --watch src -- cat",
+            "outlast mcp --retry never --retry never -- cat",
+            "outlast mcp",
+        ];
+        let mut words = String::new();
+        for line in lines {
+            let report = ask(line);
+            assert_eq!(report.code, USAGE, "{line}");
+            words.push_str(&format!("$ {line}\n{report}"));
+        }
+        insta::assert_snapshot!(words, @r"
+        $ outlast
+        error: no command is given
+          hint: `outlast --help` says what there is
+        $ outlast mpc
+        error: there is no command `mpc`
+          hint: did you mean `mcp`?
+        $ outlast frobnicate
+        error: there is no command `frobnicate`
+          hint: `outlast --help` says what there is
+        $ outlast ps extra
+        error: `extra` is one argument too many
+          hint: `outlast ps --help` says what there is
+        $ outlast mcp --wach src -- cat
+        error: there is no option `--wach`
+          hint: did you mean `--watch`?
+        $ outlast mcp --zzz -- cat
+        error: there is no option `--zzz`
+          hint: `outlast mcp --help` says what there is
+        $ outlast mcp --retry sometimes -- cat
+        error: `sometimes` is no value for `--retry <retry>`
+          hint: it may be `never` or `annotated`
+        $ outlast mcp --retry anotated -- cat
+        error: `anotated` is no value for `--retry <retry>`
+          hint: did you mean `annotated`?
+        $ outlast mcp --drain soon -- cat
+        error: `soon` is no value for `--drain <drain>`
+          because: invalid digit found in string
+          hint: `outlast --help` says what there is
+        $ outlast mcp --drain
+        error: `--drain <drain>` needs a value
+          hint: `outlast --help` says what there is
+        $ outlast mcp --inherit --watch src -- cat
+        error: `--inherit` and `--watch <PATH>` exclude each other
+          hint: `outlast mcp --help` says what there is
+        $ outlast mcp --retry never --retry never -- cat
+        error: `--retry <retry>` is given more than once
+          hint: `outlast mcp --help` says what there is
+        $ outlast mcp
+        error: `<CMD>...` is missing
+          hint: `outlast mcp --help` says what there is
+        ");
+    }
+
+    #[test]
+    fn without_the_list_of_commands_there_is_still_a_report() {
+        let report = Report::from(cli().try_get_matches_from(["outlast", "mpc"]).unwrap_err());
+        insta::assert_snapshot!(report, @r"
+        error: there is no command `mpc`
+          hint: `outlast --help` says what there is
+        ");
+    }
+
+    #[test]
+    fn slips_of_the_fingers_are_counted() {
+        let table = [
+            ("mcp", "mcp", 0),
+            ("mpc", "mcp", 1),
+            ("mc", "mcp", 1),
+            ("gatewya", "gateway", 1),
+            ("gatway", "gateway", 1),
+            ("run", "ps", 3),
+            ("", "ps", 2),
+        ];
+        for (given, meant, count) in table {
+            assert_eq!(slips(given, meant), count, "{given} {meant}");
+        }
+    }
+
+    #[test]
+    fn help_and_version_are_answers_not_errors() {
+        for (line, beginning) in
+            [("outlast --version", "outlast 1.2.3\n"), ("outlast mcp --help", "Usage: outlast mcp")]
+        {
+            let report = ask(line);
+            assert_eq!(report.code, 0);
+            assert!(report.to_string().starts_with(beginning), "{report}");
+        }
+    }
+}

@@ -1,0 +1,1030 @@
+//! Watches files and directories for changes of content, as `--watch` asks, and says when a reload is due.
+
+use ignore::{
+    Match,
+    gitignore::{Gitignore, GitignoreBuilder},
+};
+use notify::{
+    EventKind, RecommendedWatcher, RecursiveMode, Watcher,
+    event::{ModifyKind, RemoveKind, RenameMode},
+};
+use outlast_core::debounce::{Change, Debounce};
+use std::{
+    collections::{HashMap, HashSet},
+    ffi::OsStr,
+    fs,
+    future::{Future, poll_fn},
+    io,
+    path::{Path, PathBuf},
+    pin::Pin,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel},
+    },
+    task::{Context, Poll},
+    thread,
+    time::{Duration, Instant},
+};
+use tokio::{sync::mpsc, time::Sleep};
+
+pub use outlast_core::debounce::Changed;
+
+/// Directories under watch. More than this is a mistake in what is watched, and is refused.
+pub const DIRECTORIES_MAX: usize = 10_000;
+/// Events on their way from the system. What finds no room counts as a change, of which nothing more is known.
+const EVENTS_MAX: usize = 4_096;
+/// Changes on their way to the loop. What finds no room counts as a change, of which nothing more is known.
+const CHANGES_MAX: usize = 256;
+/// How long after the first change to a `.gitignore` it is read again: whoever writes it may have emptied it first,
+/// and without its rules there is far too much to watch.
+const RULES_DELAY: Duration = Duration::from_millis(50);
+/// Room for compiling the patterns of a `.gitignore`.
+const SCOUT_STACK: usize = 512 * 1024;
+
+/// One system call per tree is enough where the system watches trees. inotify does not, and so it is spared the
+/// trees that git ignores.
+const TREES_ARE_WATCHED_WHOLE: bool = !cfg!(any(target_os = "linux", target_os = "android"));
+
+/// A watch in force. Dropping it ends it.
+pub struct Watch {
+    changes: mpsc::Receiver<Change>,
+    changes_lost: Arc<AtomicBool>,
+    debounce: Debounce,
+    timer: Option<Pin<Box<Sleep>>>,
+    trouble: Arc<Mutex<Option<String>>>,
+    to_scout: SyncSender<News>,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum WatchError {
+    #[error("cannot watch `{path}`: there is no such file or directory", path = path.display())]
+    NotFound { path: PathBuf },
+    #[error("cannot watch `{path}`", path = path.display())]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("cannot watch more than {DIRECTORIES_MAX} directories")]
+    TooMany,
+    #[error("the system watches no more directories for this user")]
+    SystemLimit,
+    #[error("cannot watch files")]
+    System { source: notify::Error },
+}
+
+impl WatchError {
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            WatchError::NotFound { path } if path.to_string_lossy().contains(['*', '?']) => {
+                Some("patterns are not expanded here: name the directory".to_owned())
+            }
+            WatchError::NotFound { .. } => Some("the path is taken from the working directory".to_owned()),
+            WatchError::Unreadable { .. } => Some("it must be readable by the user outlast runs as".to_owned()),
+            WatchError::TooMany => {
+                Some("name the source directories, or let .gitignore leave out the others".to_owned())
+            }
+            WatchError::SystemLimit => {
+                Some("name fewer directories, or raise the limit: sysctl fs.inotify.max_user_watches=524288".to_owned())
+            }
+            WatchError::System { .. } if cfg!(target_os = "linux") => {
+                Some("if there are too many open files, raise it: sysctl fs.inotify.max_user_instances=512".to_owned())
+            }
+            WatchError::System { .. } => None,
+        }
+    }
+}
+
+impl Watch {
+    /// When this returns, every later change will be noticed. It walks the directories, so in a large tree it
+    /// takes a while, and belongs on a thread that may wait.
+    pub fn begin(paths: &[PathBuf], cwd: &Path) -> Result<Watch, WatchError> {
+        let roots = paths.iter().map(|path| Root::find(path, cwd)).collect::<Result<Vec<Root>, WatchError>>()?;
+        let roots: Arc<[Root]> = roots.into();
+
+        let (to_scout, news) = sync_channel(EVENTS_MAX);
+        let events_lost = Arc::new(AtomicBool::new(false));
+        let watcher = listen(Arc::clone(&roots), to_scout.clone(), Arc::clone(&events_lost))?;
+        let cwd = fs::canonicalize(cwd).unwrap_or_else(|_| cwd.to_owned());
+        let mut scout = Scout::new(roots, &cwd, watcher);
+        scout.watch_all()?;
+
+        let (to_loop, changes) = mpsc::channel(CHANGES_MAX);
+        let changes_lost = Arc::new(AtomicBool::new(false));
+        let trouble = Arc::new(Mutex::new(None));
+        let report = Reporter { cwd, to_loop, changes_lost: Arc::clone(&changes_lost), trouble: Arc::clone(&trouble) };
+        thread::Builder::new()
+            .name("watch".to_owned())
+            .stack_size(SCOUT_STACK)
+            .spawn(move || scout.run(&news, &events_lost, &report))
+            .map_err(|error| WatchError::System { source: notify::Error::io(error) })?;
+        Ok(Watch { changes, changes_lost, debounce: Debounce::default(), timer: None, trouble, to_scout })
+    }
+
+    /// Ready with what changed, once it has been quiet for a moment.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Changed> {
+        while let Poll::Ready(Some(change)) = self.changes.poll_recv(cx) {
+            self.debounce.handle(Some(change), Instant::now());
+        }
+        // The flag is only raised when the channel is full, so whoever raised it also woke us.
+        if self.changes_lost.swap(false, Ordering::Relaxed) {
+            self.debounce.handle(Some(Change::Somewhere), Instant::now());
+        }
+        loop {
+            let Some(deadline) = self.debounce.deadline() else { return Poll::Pending };
+            let deadline = deadline.into();
+            let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+            if timer.deadline() != deadline {
+                timer.as_mut().reset(deadline);
+            }
+            std::task::ready!(timer.as_mut().poll(cx));
+            if let Some(changed) = self.debounce.handle(None, Instant::now()) {
+                self.timer = None;
+                return Poll::Ready(changed);
+            }
+            // A timer that was early is set again.
+            self.timer = None;
+        }
+    }
+
+    /// The same, to be awaited. Nothing is lost if it is dropped before it is ready.
+    pub async fn next(&mut self) -> Changed {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// A sentence, once, when a directory that came later could not be watched.
+    pub fn trouble(&self) -> Option<String> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // If its queue is full it is awake, and finds the channel closed.
+        self.changes.close();
+        let _ = self.to_scout.try_send(News::Enough);
+    }
+}
+
+/// What someone asked to have watched.
+#[derive(Debug, Clone)]
+struct Root {
+    /// The parent's real path and the name: what a link points to may change, and the link with it.
+    path: PathBuf,
+    /// What it led to when the watch began; some systems report that instead.
+    real: PathBuf,
+    is_directory: bool,
+}
+
+impl Root {
+    fn find(path: &Path, cwd: &Path) -> Result<Root, WatchError> {
+        let fail = |source: io::Error| match source.kind() {
+            io::ErrorKind::NotFound => WatchError::NotFound { path: path.to_owned() },
+            _ => WatchError::Unreadable { path: path.to_owned(), source },
+        };
+        let given = cwd.join(path);
+        let real = fs::canonicalize(&given).map_err(fail)?;
+        let is_directory = fs::metadata(&real).map_err(fail)?.is_dir();
+        let path = match (given.parent(), given.file_name()) {
+            (Some(parent), Some(name)) => fs::canonicalize(parent).map_err(fail)?.join(name),
+            _ => real.clone(),
+        };
+        let readable = if is_directory { fs::read_dir(&real).map(drop) } else { fs::File::open(&real).map(drop) };
+        readable.map_err(fail)?;
+        Ok(Root { path, real, is_directory })
+    }
+
+    fn holds(&self, path: &Path) -> bool {
+        self.is_directory && path != self.path && path.starts_with(&self.path)
+    }
+
+    /// The root itself or a directory on the way to it: if that comes or goes, so does the root.
+    fn is_reached_by(&self, path: &Path) -> bool {
+        self.path.starts_with(path)
+    }
+
+    /// The path under the name that was asked for.
+    fn rename(&self, path: &Path) -> Option<PathBuf> {
+        path.strip_prefix(&self.real)
+            .ok()
+            .map(|rest| if rest.as_os_str().is_empty() { self.path.clone() } else { self.path.join(rest) })
+    }
+}
+
+/// What the scout hears.
+#[derive(Debug)]
+enum News {
+    Happened(PathBuf, What),
+    /// The system lost count.
+    Overflow,
+    RulesDue,
+    Enough,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum What {
+    Came,
+    Written,
+    Gone,
+    /// An empty directory went; what was in it has been reported.
+    DirectoryGone,
+    /// It was renamed, and whether from or to this name is for us to see.
+    CameOrGone,
+}
+
+/// What an event says about the content of a file; nothing, if it is only about who looked at it or may.
+fn meaning(kind: EventKind) -> Option<What> {
+    match kind {
+        EventKind::Create(_) => Some(What::Came),
+        EventKind::Remove(RemoveKind::Folder) => Some(What::DirectoryGone),
+        EventKind::Remove(_) => Some(What::Gone),
+        EventKind::Modify(ModifyKind::Data(_) | ModifyKind::Any) => Some(What::Written),
+        EventKind::Modify(ModifyKind::Name(RenameMode::From)) => Some(What::Gone),
+        EventKind::Modify(ModifyKind::Name(RenameMode::To)) => Some(What::Came),
+        EventKind::Modify(ModifyKind::Name(_)) => Some(What::CameOrGone),
+        EventKind::Modify(ModifyKind::Metadata(_) | ModifyKind::Other) => None,
+        EventKind::Access(_) | EventKind::Any | EventKind::Other => None,
+    }
+}
+
+/// Starts the system's watcher. Its thread drops what cannot matter and never waits.
+fn listen(
+    roots: Arc<[Root]>,
+    to_scout: SyncSender<News>,
+    events_lost: Arc<AtomicBool>,
+) -> Result<RecommendedWatcher, WatchError> {
+    let tell = move |news: News| {
+        if to_scout.try_send(news).is_err() {
+            events_lost.store(true, Ordering::Relaxed);
+        }
+    };
+    let hear = move |event: notify::Result<notify::Event>| {
+        // An error is no change; if it cost us a directory, its going is an event of its own.
+        let Ok(event) = event else { return };
+        if event.need_rescan() {
+            tell(News::Overflow);
+            return;
+        }
+        let Some(what) = meaning(event.kind) else { return };
+        for path in event.paths {
+            let matters = |root: &Root| {
+                root.holds(&path)
+                    || root.is_reached_by(&path)
+                    || path.starts_with(&root.real)
+                    || (is_gitignore(&path) && path.parent().is_some_and(|dir| root.is_reached_by(dir)))
+            };
+            if roots.iter().any(matters) {
+                tell(News::Happened(path, what));
+            }
+        }
+    };
+    notify::recommended_watcher(hear).map_err(WatchError::from)
+}
+
+impl From<notify::Error> for WatchError {
+    fn from(error: notify::Error) -> WatchError {
+        match error.kind {
+            notify::ErrorKind::MaxFilesWatch => WatchError::SystemLimit,
+            _ => WatchError::System { source: error },
+        }
+    }
+}
+
+/// Knows which directories are under watch, goes to see what came, and decides what is a change.
+struct Scout {
+    cwd: PathBuf,
+    /// When the rules are to be read again.
+    rules_due: Option<Instant>,
+    roots: Arc<[Root]>,
+    rules: Rules,
+    watcher: RecommendedWatcher,
+    watched: HashSet<PathBuf>,
+    /// Links to directories outside, and where they led: none is entered twice, so that circles end.
+    followed: HashMap<PathBuf, PathBuf>,
+}
+
+impl Scout {
+    fn new(roots: Arc<[Root]>, cwd: &Path, watcher: RecommendedWatcher) -> Scout {
+        let (rules, watched, followed) = (Rules::new(&roots), HashSet::new(), HashMap::new());
+        Scout { cwd: cwd.to_owned(), rules_due: None, roots, rules, watcher, watched, followed }
+    }
+
+    fn run(mut self, news: &Receiver<News>, events_lost: &AtomicBool, report: &Reporter) {
+        while let Ok(news) = self.hear(news) {
+            let mut changes = Vec::new();
+            let mut outcome = Ok(());
+            if events_lost.swap(false, Ordering::Relaxed) {
+                changes.push(Change::Somewhere);
+                outcome = self.watch_all();
+            }
+            let heard = match news {
+                News::Enough => return,
+                News::Overflow => {
+                    changes.push(Change::Somewhere);
+                    self.watch_all()
+                }
+                News::RulesDue => {
+                    self.rules_due = None;
+                    self.rules = Rules::new(&self.roots);
+                    self.watch_all() // Directories may have become ours, or no longer be.
+                }
+                News::Happened(path, what) => self.happened(&path, what, &mut changes),
+            };
+            for change in changes {
+                report.change(change);
+            }
+            if let Err(error) = outcome.and(heard) {
+                report.trouble(&error);
+            }
+            if report.to_loop.is_closed() {
+                return;
+            }
+        }
+    }
+
+    /// The next news, or that it is time to read the rules.
+    fn hear(&self, news: &Receiver<News>) -> Result<News, RecvTimeoutError> {
+        let Some(due) = self.rules_due else { return news.recv().map_err(|_| RecvTimeoutError::Disconnected) };
+        match due.saturating_duration_since(Instant::now()) {
+            Duration::ZERO => Ok(News::RulesDue),
+            left => match news.recv_timeout(left) {
+                Err(RecvTimeoutError::Timeout) => Ok(News::RulesDue),
+                other => other,
+            },
+        }
+    }
+
+    fn happened(&mut self, path: &Path, what: What, changes: &mut Vec<Change>) -> Result<(), WatchError> {
+        let roots = Arc::clone(&self.roots);
+        let path = match roots.iter().find(|root| root.holds(path) || root.is_reached_by(path)) {
+            Some(_) => path.to_owned(),
+            None => roots.iter().find_map(|root| root.rename(path)).unwrap_or_else(|| path.to_owned()),
+        };
+        let what = match what {
+            What::CameOrGone if path.symlink_metadata().is_ok() => What::Came,
+            What::CameOrGone => What::Gone,
+            other => other,
+        };
+
+        if is_gitignore(&path) && !roots.iter().any(|root| root.path == path) {
+            self.rules_due.get_or_insert_with(|| Instant::now() + RULES_DELAY);
+            return Ok(());
+        }
+        // What is at this path now is not what was watched there. This comes before any root watches it anew.
+        if what != What::Written && (self.knows(&path) || roots.iter().any(|root| root.is_reached_by(&path))) {
+            self.forget(&path);
+        }
+        for (number, root) in roots.iter().enumerate() {
+            if root.is_reached_by(&path) {
+                self.root_happened(root, number, &path, what, changes)?;
+            } else if root.holds(&path) {
+                self.file_happened(root, number, &path, what, changes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Something happened to a root, or to a directory on the way to it.
+    fn root_happened(
+        &mut self,
+        root: &Root,
+        number: usize,
+        path: &Path,
+        what: What,
+        changes: &mut Vec<Change>,
+    ) -> Result<(), WatchError> {
+        match what {
+            What::Written if root.is_directory || path != root.path => return Ok(()),
+            What::Written => {}
+            What::Came | What::Gone | What::DirectoryGone | What::CameOrGone => self.watch_root(root, number)?,
+        }
+        if what != What::Came || root.path.exists() {
+            changes.push(Change::To(root.path.clone()));
+        }
+        Ok(())
+    }
+
+    /// Something happened within a directory that is a root.
+    fn file_happened(
+        &mut self,
+        root: &Root,
+        number: usize,
+        path: &Path,
+        what: What,
+        changes: &mut Vec<Change>,
+    ) -> Result<(), WatchError> {
+        match what {
+            What::Gone | What::DirectoryGone | What::CameOrGone => {
+                // What it was can no longer be seen, so a rule for either kind will do.
+                let ignored = [false, true].into_iter().any(|is_dir| self.rules.ignore(root, number, path, is_dir));
+                if what != What::DirectoryGone && !ignored {
+                    changes.push(Change::To(path.to_owned()));
+                }
+            }
+            What::Came | What::Written => {
+                // If it is gone by now, its going is another event.
+                let Ok(found) = fs::metadata(path).or_else(|_| fs::symlink_metadata(path)) else { return Ok(()) };
+                if self.rules.ignore(root, number, path, found.is_dir()) {
+                    return Ok(());
+                }
+                if !found.is_dir() {
+                    let is_content = found.is_file() || found.is_symlink();
+                    changes.extend(is_content.then(|| Change::To(path.to_owned())));
+                } else if what == What::Came {
+                    // It may have been filled before we came to watch it.
+                    let mut files = Vec::new();
+                    let outcome = self.watch_tree(root, number, path, &mut files);
+                    changes.extend(files.into_iter().map(Change::To));
+                    outcome?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn watch_all(&mut self) -> Result<(), WatchError> {
+        let roots = Arc::clone(&self.roots);
+        let old = std::mem::take(&mut self.watched);
+        self.followed.clear();
+        for (number, root) in roots.iter().enumerate() {
+            self.watch_root(root, number)?;
+        }
+        for path in old.difference(&self.watched) {
+            // It may have gone by itself.
+            let _ = self.watcher.unwatch(path);
+        }
+        Ok(())
+    }
+
+    /// The root, and the way to it: a name is seen coming and going only from the directory it is in.
+    fn watch_root(&mut self, root: &Root, number: usize) -> Result<(), WatchError> {
+        let with_rules: Vec<PathBuf> = self.rules.above(number).map(Path::to_owned).collect();
+        for dir in &with_rules {
+            self.watch_one(dir, RecursiveMode::NonRecursive)?;
+        }
+        // From the top down, so that whatever comes after a look is seen from the directory above it. Outside the
+        // working directory only the last step is watched: what is above it is other people's.
+        let way: Vec<&Path> = root.path.ancestors().skip(1).collect();
+        let nearest = way.iter().position(|dir| dir.is_dir()).unwrap_or(0);
+        for (distance, dir) in way.iter().enumerate().rev() {
+            if distance <= nearest || dir.starts_with(&self.cwd) {
+                self.watch_one(dir, RecursiveMode::NonRecursive)?;
+            }
+        }
+        // Behind a link, what it leads to comes and goes in a directory of its own.
+        if let Some(dir) = root.real.parent().filter(|_| root.real != root.path) {
+            self.watch_one(dir, RecursiveMode::NonRecursive)?;
+        }
+        if root.is_directory {
+            self.watch_tree(root, number, &root.path, &mut Vec::new())?;
+        }
+        Ok(())
+    }
+
+    /// A directory and all below it that is not ignored. Each is watched before it is read, so that whatever comes
+    /// is either read or reported.
+    fn watch_tree(
+        &mut self,
+        root: &Root,
+        number: usize,
+        top: &Path,
+        files: &mut Vec<PathBuf>,
+    ) -> Result<(), WatchError> {
+        if TREES_ARE_WATCHED_WHOLE && top == root.path {
+            self.watch_one(top, RecursiveMode::Recursive)?;
+        }
+        let mut left = vec![top.to_owned()];
+        while let Some(dir) = left.pop() {
+            let is_link = dir.symlink_metadata().is_ok_and(|found| found.is_symlink());
+            if is_link && dir != root.path && !self.may_follow(&dir) {
+                continue;
+            }
+            if !TREES_ARE_WATCHED_WHOLE {
+                self.watch_one(&dir, RecursiveMode::NonRecursive)?;
+            } else if is_link && dir != root.path {
+                self.watch_one(&dir, RecursiveMode::Recursive)?;
+            }
+            // Gone or unreadable by now: if it comes back, that is an event.
+            let Ok(entries) = fs::read_dir(&dir) else { continue };
+            for entry in entries.flatten() {
+                let path = entry.path();
+                let Ok(found) = fs::metadata(&path) else { continue };
+                if self.rules.ignore(root, number, &path, found.is_dir()) {
+                    continue;
+                }
+                if found.is_dir() {
+                    left.push(path);
+                } else if found.is_file() {
+                    files.push(path);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn watch_one(&mut self, dir: &Path, mode: RecursiveMode) -> Result<(), WatchError> {
+        if self.watched.contains(dir) {
+            return Ok(());
+        }
+        if self.watched.len() >= DIRECTORIES_MAX {
+            return Err(WatchError::TooMany);
+        }
+        match self.watcher.watch(dir, mode) {
+            Ok(()) => {
+                self.watched.insert(dir.to_owned());
+                Ok(())
+            }
+            Err(error) if is_gone(&error, dir) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Whether a link leads to somewhere that is not under watch already.
+    fn may_follow(&mut self, link: &Path) -> bool {
+        let Ok(target) = fs::canonicalize(link) else { return false };
+        let known = |place: &PathBuf| target.starts_with(place);
+        let in_a_root =
+            self.roots.iter().any(|root| root.is_directory && (known(&root.real) || root.real.starts_with(&target)));
+        if in_a_root || self.followed.iter().any(|(by, place)| by != link && known(place)) {
+            return false;
+        }
+        self.followed.insert(link.to_owned(), target);
+        true
+    }
+
+    fn knows(&self, path: &Path) -> bool {
+        self.watched.contains(path) || self.rules.below.contains_key(path)
+    }
+
+    fn forget(&mut self, path: &Path) {
+        self.rules.forget(path);
+        self.followed.retain(|link, _| !link.starts_with(path));
+        let gone: Vec<PathBuf> = self.watched.iter().filter(|dir| dir.starts_with(path)).cloned().collect();
+        for dir in gone {
+            // The system has often forgotten it before us.
+            let _ = self.watcher.unwatch(&dir);
+            self.watched.remove(&dir);
+        }
+    }
+}
+
+/// A directory that went while we were about to watch it, or that is not ours to read, is passed over.
+fn is_gone(error: &notify::Error, dir: &Path) -> bool {
+    match &error.kind {
+        notify::ErrorKind::PathNotFound => true,
+        notify::ErrorKind::Io(error) => {
+            matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::NotADirectory
+            )
+        }
+        _ => !dir.exists(),
+    }
+}
+
+/// Where the scout's findings go. It never waits for the loop.
+struct Reporter {
+    cwd: PathBuf,
+    to_loop: mpsc::Sender<Change>,
+    changes_lost: Arc<AtomicBool>,
+    trouble: Arc<Mutex<Option<String>>>,
+}
+
+impl Reporter {
+    fn change(&self, change: Change) {
+        let change = match change {
+            Change::To(path) => Change::To(path.strip_prefix(&self.cwd).map(Path::to_owned).unwrap_or(path)),
+            Change::Somewhere => Change::Somewhere,
+        };
+        if self.to_loop.try_send(change).is_err() {
+            self.changes_lost.store(true, Ordering::Relaxed);
+        }
+    }
+
+    fn trouble(&self, error: &WatchError) {
+        let sentence = match error.hint() {
+            Some(hint) => format!("{error}, so some changes go unnoticed ({hint})"),
+            None => format!("{error}, so some changes go unnoticed"),
+        };
+        *self.trouble.lock().unwrap_or_else(PoisonError::into_inner) = Some(sentence);
+    }
+}
+
+/// What git ignores, and what nobody ever wants a reload for. What was asked for by name is never ignored.
+struct Rules {
+    /// For each root, the rules from the directories above it, nearest first.
+    above: Vec<Vec<Gitignore>>,
+    /// The rules in directories below a root, read when first wanted.
+    below: HashMap<PathBuf, Option<Gitignore>>,
+}
+
+impl Rules {
+    fn new(roots: &[Root]) -> Rules {
+        Rules { above: roots.iter().map(|root| rules_above(&root.path)).collect(), below: HashMap::new() }
+    }
+
+    /// The directories above a root whose rules count.
+    fn above(&self, number: usize) -> impl Iterator<Item = &Path> {
+        self.above[number].iter().map(Gitignore::path)
+    }
+
+    fn forget(&mut self, path: &Path) {
+        self.below.retain(|dir, _| !dir.starts_with(path));
+    }
+
+    /// As in git, a directory that is ignored takes all below it along.
+    fn ignore(&mut self, root: &Root, number: usize, path: &Path, is_dir: bool) -> bool {
+        let steps: Vec<&Path> = path.ancestors().take_while(|step| *step != root.path).collect();
+        steps.into_iter().rev().any(|step| {
+            let is_dir = is_dir || step != path;
+            step.file_name().is_some_and(is_never_wanted) || self.git_ignores(root, number, step, is_dir)
+        })
+    }
+
+    fn git_ignores(&mut self, root: &Root, number: usize, path: &Path, is_dir: bool) -> bool {
+        for dir in path.ancestors().skip(1).take_while(|dir| dir.starts_with(&root.path)) {
+            if !self.below.contains_key(dir) {
+                self.below.insert(dir.to_owned(), rules_in(dir));
+            }
+            match self.below.get(dir).and_then(Option::as_ref).map_or(Match::None, |rules| rules.matched(path, is_dir))
+            {
+                Match::None => {}
+                found => return found.is_ignore(),
+            }
+        }
+        ignored_by(&self.above[number], path, is_dir)
+    }
+}
+
+/// The nearest rules that say anything decide.
+fn ignored_by(rules: &[Gitignore], path: &Path, is_dir: bool) -> bool {
+    rules
+        .iter()
+        .map(|rules| rules.matched(path, is_dir))
+        .find(|found| !found.is_none())
+        .is_some_and(|found| found.is_ignore())
+}
+
+/// The rules from the parent of a root up to the top of its repository; none if it is in no repository, and none if
+/// they would leave out what was asked for by name.
+fn rules_above(root: &Path) -> Vec<Gitignore> {
+    let Some(top) = root.ancestors().find(|dir| dir.join(".git").exists()) else { return vec![] };
+    let mut rules: Vec<Gitignore> =
+        root.ancestors().skip(1).take_while(|dir| dir.starts_with(top)).filter_map(rules_in).collect();
+    let mut exclude = GitignoreBuilder::new(top);
+    if exclude.add(top.join(".git").join("info").join("exclude")).is_none() {
+        rules.extend(exclude.build().ok().filter(|rules| !rules.is_empty()));
+    }
+    let within = root.join("any-file");
+    let on_the_way = within.ancestors().take_while(|path| path.starts_with(top) && *path != top);
+    let mut ignored = on_the_way.map(|path| ignored_by(&rules, path, path != within));
+    if ignored.any(|ignored| ignored) { vec![] } else { rules }
+}
+
+fn rules_in(dir: &Path) -> Option<Gitignore> {
+    let file = dir.join(".gitignore");
+    // A line that makes no sense to it is left out, as git does.
+    file.is_file().then(|| Gitignore::new(file).0).filter(|rules| !rules.is_empty())
+}
+
+fn is_gitignore(path: &Path) -> bool {
+    path.file_name() == Some(OsStr::new(".gitignore"))
+}
+
+/// What tools leave beside the source while it is edited and run.
+fn is_never_wanted(name: &OsStr) -> bool {
+    let Some(name) = name.to_str() else { return false };
+    let is_a_tools_own = matches!(name, ".git" | ".hg" | ".jj" | ".svn" | ".outlast" | "__pycache__" | ".DS_Store");
+    let is_compiled = [".pyc", ".pyo"].iter().any(|ending| name.ends_with(ending));
+    // Vim asks whether it may write by making a file called 4913; Emacs locks with `.#` and saves in between `#`.
+    let is_an_editors = name == "4913"
+        || name.ends_with('~')
+        || name.starts_with(".#")
+        || (name.len() > 1 && name.starts_with('#') && name.ends_with('#'))
+        || (name.starts_with('.') && [".swp", ".swo", ".swx"].iter().any(|ending| name.ends_with(ending)))
+        || name.ends_with("___jb_tmp___")
+        || name.ends_with("___jb_old___");
+    is_a_tools_own || is_compiled || is_an_editors
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tempfile::TempDir;
+
+    /// A project with `src/`, under watch.
+    struct Bench {
+        project: TempDir,
+        watch: Watch,
+    }
+
+    impl Bench {
+        fn new(files: &[(&str, &str)], paths: &[&str]) -> Bench {
+            let project = tempfile::tempdir().unwrap();
+            for (name, text) in files {
+                put(&project.path().join(name), text);
+            }
+            Bench::on(project, paths)
+        }
+
+        fn on(project: TempDir, paths: &[&str]) -> Bench {
+            let paths: Vec<PathBuf> = paths.iter().map(PathBuf::from).collect();
+            let watch = Watch::begin(&paths, project.path()).unwrap();
+            Bench { project, watch }
+        }
+
+        fn at(&self, name: &str) -> PathBuf {
+            self.project.path().join(name)
+        }
+
+        fn put(&self, name: &str, text: &str) {
+            put(&self.at(name), text);
+        }
+
+        /// The next news, sorted; it must come.
+        async fn news(&mut self) -> Vec<String> {
+            let wait = tokio::time::timeout(Duration::from_secs(20), self.watch.next());
+            let changed = wait.await.expect("a change is noticed");
+            let mut paths: Vec<String> =
+                changed.paths.iter().map(|path| path.to_string_lossy().replace('\\', "/")).collect();
+            paths.sort();
+            paths
+        }
+
+        /// What was done before this caused no news of its own: the next news names only the file written now.
+        async fn nothing_but(&mut self, name: &str) {
+            self.put(name, "now");
+            assert_eq!(self.news().await, [name]);
+        }
+    }
+
+    fn put(path: &Path, text: &str) {
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, text).unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_save_is_one_piece_of_news() {
+        let mut bench = Bench::new(&[("src/a.py", "1"), ("src/b.py", "1")], &["src"]);
+        bench.put("src/a.py", "2");
+        bench.put("src/a.py", "3");
+        bench.put("src/b.py", "2");
+        assert_eq!(bench.news().await, ["src/a.py", "src/b.py"]);
+        bench.nothing_but("src/new.py").await;
+    }
+
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn looking_and_permissions_and_times_are_no_change() {
+        use std::os::unix::fs::PermissionsExt;
+        let mut bench = Bench::new(&[("src/a.py", "1"), ("src/s", "")], &["src"]);
+        let path = bench.at("src/a.py");
+        fs::read(&path).unwrap();
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        // Both times, as `touch` does: Linux reports the time of writing, set alone, as if it were a write.
+        let then = std::time::SystemTime::UNIX_EPOCH;
+        let file = fs::File::options().append(true).open(&path).unwrap();
+        file.set_times(fs::FileTimes::new().set_accessed(then).set_modified(then)).unwrap();
+        drop(file);
+        bench.nothing_but("src/s").await;
+    }
+
+    #[tokio::test]
+    async fn an_editor_may_save_by_renaming() {
+        let mut bench = Bench::new(&[("src/a.py", "1"), ("one.py", "1")], &["src", "one.py"]);
+        for _ in 0..3 {
+            bench.put("src/a.py~", "backup");
+            bench.put("src/.a.py.swp", "swap");
+            bench.put("src/4913", "");
+            bench.put("elsewhere/a.py", "2");
+            fs::rename(bench.at("elsewhere/a.py"), bench.at("src/a.py")).unwrap();
+            assert_eq!(bench.news().await, ["src/a.py"]);
+
+            bench.put("one.py.tmp", "2");
+            fs::rename(bench.at("one.py.tmp"), bench.at("one.py")).unwrap();
+            assert_eq!(bench.news().await, ["one.py"]);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_watched_file_may_go_and_come_back() {
+        let mut bench = Bench::new(&[("deep/one.py", "1"), ("deep/other.py", "1")], &["deep/one.py"]);
+        for _ in 0..3 {
+            bench.put("deep/other.py", "not watched");
+            fs::remove_file(bench.at("deep/one.py")).unwrap();
+            assert_eq!(bench.news().await, ["deep/one.py"]);
+            bench.put("deep/one.py", "2");
+            assert_eq!(bench.news().await, ["deep/one.py"]);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_watched_root_may_go_and_come_back_with_the_directories_above_it() {
+        let mut bench = Bench::new(&[("up/src/a.py", "1"), ("up/one.py", "1")], &["up/src", "up/one.py"]);
+        for round in 0..3 {
+            fs::remove_dir_all(bench.at("up")).unwrap();
+            bench.news().await;
+            bench.put("up/src/deep/a.py", "2");
+            bench.put("up/one.py", "2");
+            // All of it is there before the last thing we hear of, but the news may come in two pieces.
+            while !bench.at("up/one.py").exists() || !bench.news().await.contains(&"up/one.py".to_owned()) {}
+            bench.put("up/src/deep/a.py", &format!("{round}"));
+            while !bench.news().await.contains(&"up/src/deep/a.py".to_owned()) {}
+        }
+    }
+
+    #[tokio::test]
+    async fn directories_that_come_later_are_watched_with_what_is_in_them() {
+        let mut bench = Bench::new(&[("src/a.py", "1"), ("ready/x/y/z.py", "1")], &["src"]);
+        bench.put("src/new/deep/b.py", "1");
+        assert_eq!(bench.news().await, ["src/new/deep/b.py"]);
+        bench.put("src/new/deep/b.py", "2");
+        assert_eq!(bench.news().await, ["src/new/deep/b.py"]);
+
+        fs::rename(bench.at("ready"), bench.at("src/ready")).unwrap();
+        assert_eq!(bench.news().await, ["src/ready/x/y/z.py"]);
+        bench.put("src/ready/x/y/z.py", "2");
+        assert_eq!(bench.news().await, ["src/ready/x/y/z.py"]);
+
+        fs::rename(bench.at("src/ready"), bench.at("gone")).unwrap();
+        assert_eq!(bench.news().await, ["src/ready"]);
+        bench.put("gone/x/y/z.py", "3");
+        fs::create_dir(bench.at("src/empty")).unwrap();
+        bench.nothing_but("src/a.py").await;
+    }
+
+    #[tokio::test]
+    async fn what_git_ignores_is_left_alone() {
+        let files = [
+            (".git/HEAD", ""),
+            (".git/info/exclude", "secret.txt\n"),
+            (".gitignore", "*.log\n/src/build/\nnode_modules/\n"),
+            ("src/.gitignore", "!kept.log\ngenerated.py\n"),
+            ("src/a.py", "1"),
+            ("src/build/out.py", "1"),
+            ("src/node_modules/x/index.js", "1"),
+        ];
+        let mut bench = Bench::new(&files, &["src"]);
+        for name in [
+            "src/x.log",
+            "src/deep/y.log",
+            "src/build/out.py",
+            "src/build/new/out.py",
+            "src/node_modules/x/index.js",
+            "src/node_modules/y/index.js",
+            "src/generated.py",
+            "src/deep/generated.py",
+            "src/secret.txt",
+            "src/__pycache__/a.pyc",
+            "src/.outlast/audit.jsonl",
+            "src/.git/index",
+        ] {
+            bench.put(name, "2");
+        }
+        fs::remove_dir_all(bench.at("src/node_modules")).unwrap();
+        bench.nothing_but("src/kept.log").await;
+    }
+
+    #[tokio::test]
+    async fn rules_that_change_count_at_once() {
+        let files = [(".git/HEAD", ""), (".gitignore", "build/\n"), ("src/build/a.py", "1"), ("src/a.log", "")];
+        let mut bench = Bench::new(&files, &["src"]);
+        bench.put("src/build/a.py", "2");
+        bench.put(".gitignore", "*.log\n");
+        // Rules make no news, so the moment they count shows only in what they let through.
+        let until_heard = async {
+            loop {
+                bench.put("src/build/a.py", "again");
+                if let Ok(changed) = tokio::time::timeout(Duration::from_millis(300), bench.watch.next()).await {
+                    break changed.paths;
+                }
+            }
+        };
+        let heard = tokio::time::timeout(Duration::from_secs(20), until_heard).await.expect("the rules count");
+        assert_eq!(heard, [Path::new("src").join("build").join("a.py")]);
+        bench.put("src/a.log", "2");
+        bench.nothing_but("src/build/a.py").await;
+    }
+
+    #[tokio::test]
+    async fn what_is_asked_for_by_name_is_never_ignored() {
+        let files = [
+            (".git/HEAD", ""),
+            (".gitignore", "dist/\nout/*\n.env\n"),
+            ("dist/main.js", "1"),
+            ("out/main.js", "1"),
+            (".env", "1"),
+        ];
+        let mut bench = Bench::new(&files, &["dist", "out", ".env"]);
+        for name in ["dist/main.js", "out/main.js", ".env"] {
+            bench.nothing_but(name).await;
+        }
+    }
+
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn links_to_directories_are_followed_and_circles_end() {
+        use std::os::unix::fs::symlink;
+        let project = tempfile::tempdir().unwrap();
+        for name in ["real-1/a.py", "real-2/a.py", "shared/lib.py", "src/b.py"] {
+            put(&project.path().join(name), "1");
+        }
+        symlink("real-1", project.path().join("current")).unwrap();
+        symlink("../shared", project.path().join("src/shared")).unwrap();
+        symlink("..", project.path().join("src/up")).unwrap();
+        symlink(".", project.path().join("shared/self")).unwrap();
+        let mut bench = Bench::on(project, &["current", "src"]);
+        bench.put("real-1/a.py", "2");
+        assert_eq!(bench.news().await, ["current/a.py"]);
+        bench.put("shared/lib.py", "2");
+        assert_eq!(bench.news().await, ["src/shared/lib.py"]);
+
+        symlink("real-2", bench.at("next")).unwrap();
+        fs::rename(bench.at("next"), bench.at("current")).unwrap();
+        assert_eq!(bench.news().await, ["current"]);
+        bench.put("real-1/a.py", "no longer");
+        bench.put("real-2/a.py", "2");
+        assert_eq!(bench.news().await, ["current/a.py"]);
+    }
+
+    #[cfg(unix)]
+    #[tokio::test]
+    async fn a_link_to_a_file_is_watched_at_both_ends() {
+        let project = tempfile::tempdir().unwrap();
+        for name in ["real/settings.py", "real/other.py", "local.py"] {
+            put(&project.path().join(name), "1");
+        }
+        std::os::unix::fs::symlink("real/settings.py", project.path().join("settings.py")).unwrap();
+        let mut bench = Bench::on(project, &["settings.py"]);
+        bench.put("real/other.py", "2");
+        bench.put("real/settings.py", "2");
+        assert_eq!(bench.news().await, ["settings.py"]);
+        fs::rename(bench.at("local.py"), bench.at("settings.py")).unwrap();
+        assert_eq!(bench.news().await, ["settings.py"]);
+    }
+
+    #[tokio::test]
+    async fn more_than_there_is_room_for_is_still_one_piece_of_news() {
+        let mut bench = Bench::new(&[("src/a.py", "1")], &["src"]);
+        for number in 0..2 * CHANGES_MAX {
+            bench.put(&format!("src/{number}"), "");
+        }
+        let changed = bench.watch.next().await;
+        assert_eq!(changed.paths.len(), outlast_core::debounce::PATHS_SHOWN);
+        assert!(changed.more > 0);
+    }
+
+    #[test]
+    fn an_overflow_is_a_change() {
+        let project = tempfile::tempdir().unwrap();
+        let roots: Arc<[Root]> = vec![Root::find(Path::new("."), project.path()).unwrap()].into();
+        let (to_loop, mut changes) = mpsc::channel(CHANGES_MAX);
+        let (to_scout, news) = sync_channel(EVENTS_MAX);
+        let events_lost = Arc::new(AtomicBool::new(false));
+        let watcher = listen(Arc::clone(&roots), to_scout.clone(), Arc::clone(&events_lost)).unwrap();
+        let scout = Scout::new(roots, project.path(), watcher);
+        let (changes_lost, trouble) = (Arc::default(), Arc::default());
+        let report = Reporter { cwd: project.path().to_owned(), to_loop, changes_lost, trouble };
+        to_scout.send(News::Overflow).unwrap();
+        to_scout.send(News::Enough).unwrap();
+        scout.run(&news, &events_lost, &report);
+        assert_eq!(changes.try_recv().unwrap(), Change::Somewhere);
+    }
+
+    #[test]
+    fn what_cannot_be_watched_is_said_with_a_hint() {
+        let project = tempfile::tempdir().unwrap();
+        let Err(error) = Watch::begin(&["nowhere".into()], project.path()) else { panic!("it is not there") };
+        insta::assert_snapshot!(error, @"cannot watch `nowhere`: there is no such file or directory");
+        insta::assert_snapshot!(error.hint().unwrap(), @"the path is taken from the working directory");
+        let Err(error) = Watch::begin(&["src/*.py".into()], project.path()) else { panic!("it is not there") };
+        insta::assert_snapshot!(error.hint().unwrap(), @"patterns are not expanded here: name the directory");
+        let limit = WatchError::from(notify::Error::new(notify::ErrorKind::MaxFilesWatch));
+        insta::assert_snapshot!(limit, @"the system watches no more directories for this user");
+        insta::assert_snapshot!(
+            WatchError::TooMany,
+            @"cannot watch more than 10000 directories"
+        );
+    }
+
+    #[test]
+    fn nobody_wants_a_reload_for_these() {
+        let table = [
+            (".git", true),
+            ("__pycache__", true),
+            (".outlast", true),
+            ("a.pyc", true),
+            ("a.py~", true),
+            (".a.py.swp", true),
+            (".#a.py", true),
+            ("#a.py#", true),
+            ("4913", true),
+            ("a.py", false),
+            (".env", false),
+            (".gitlab-ci.yml", false),
+            ("#", false),
+            ("swap.swp", false),
+            ("node_modules", false),
+        ];
+        for (name, unwanted) in table {
+            assert_eq!(is_never_wanted(OsStr::new(name)), unwanted, "{name}");
+        }
+    }
+}
