@@ -248,6 +248,8 @@ pub enum Action {
     },
     ReadMarker(u64),
     Record(Record),
+    /// A line on a child's stdout that is not JSON: for people, not for the client.
+    Divert(u32, Bytes),
     /// The end of a restart that was asked for from outside.
     Answer {
         ticket: u64,

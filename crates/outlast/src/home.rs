@@ -115,6 +115,11 @@ pub fn new_id(name: &str) -> String {
     format!("{}-{}", tame(name, NAME_MAX), base32(tail, TAIL_LENGTH))
 }
 
+/// A number nobody can guess who does not share our process.
+pub fn random() -> u64 {
+    RandomState::new().hash_one(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos())
+}
+
 /// Any text as a piece of a file name: `[a-z0-9_-]`, never empty, and unchanged if it is one already.
 fn tame(text: &str, max: usize) -> String {
     let mut tamed = String::new();

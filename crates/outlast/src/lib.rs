@@ -2,14 +2,31 @@
 
 use std::{ffi::OsString, process::ExitCode};
 
+use clap::{CommandFactory, Parser};
+
 pub mod audit;
+pub mod cli;
+pub mod commands;
 pub mod home;
+pub mod inherit;
+pub mod journal;
+pub mod lines;
 pub mod marker;
+pub mod mcp;
 pub mod os;
+pub mod outbox;
 pub mod report;
 pub mod watch;
 
 /// The whole program, callable from a test.
-pub fn main(_args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    ExitCode::SUCCESS
+pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
+    let cli = match cli::Cli::try_parse_from(args) {
+        Ok(cli) => cli,
+        Err(error) => return report::Report::of_arguments(error, &cli::Cli::command()).print(),
+    };
+    let result = match cli.command {
+        cli::Command::Mcp(arguments) => commands::mcp(arguments),
+        cli::Command::Demo(_) => Ok(ExitCode::SUCCESS),
+    };
+    result.unwrap_or_else(|report| report.print())
 }

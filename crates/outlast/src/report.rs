@@ -95,6 +95,18 @@ impl From<clap::Error> for Report {
     }
 }
 
+/// A server's command that could not be started, with the exit code a shell would give it.
+pub fn cannot_start(program: &str, error: &io::Error) -> Report {
+    let report = match error.kind() {
+        io::ErrorKind::NotFound => Report::new(NOT_FOUND, format!("cannot start `{program}`"))
+            .hint("the command is looked up on PATH; clients often start servers with a shorter PATH than your shell's"),
+        io::ErrorKind::PermissionDenied => Report::new(NOT_EXECUTABLE, format!("cannot start `{program}`"))
+            .hint(format!("if the file is yours to run: chmod +x {program}")),
+        _ => Report::new(NOT_EXECUTABLE, format!("cannot start `{program}`")),
+    };
+    report.because(error)
+}
+
 /// A command as a person could type it. It is for showing: nothing is ever run through a shell.
 pub fn shell_quote<'a>(words: impl IntoIterator<Item = &'a str>) -> String {
     let quoted: Vec<String> = words.into_iter().map(quote).collect();
@@ -110,7 +122,7 @@ fn quote(word: &str) -> String {
 }
 
 /// The system's words without its number, which says the same to fewer people.
-fn plain(cause: &str) -> String {
+pub fn plain(cause: &str) -> String {
     let words = match cause.rfind(" (os error ") {
         Some(at) if cause.ends_with(')') => &cause[..at],
         _ => cause,

@@ -16,9 +16,8 @@ impl Relay {
             return;
         }
         let Ok(parsed) = message::parse(&line) else {
-            // The driver keeps what is not JSON from coming here; a part of a batch cannot be anything else.
             self.dropped.from_server += 1;
-            return;
+            return self.act(Action::Divert(generation, line));
         };
         match parsed {
             Message::Response { id, result, error } => self.server_answered(generation, id, result, error, &line, now),

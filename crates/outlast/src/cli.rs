@@ -1,0 +1,150 @@
+//! Arguments → checked values. Nobody downstream sees raw text.
+
+use std::{ffi::OsString, path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// The connection outlasts the process.
+///
+/// outlast owns the processes an AI agent depends on, so that a crash, a hang or a reload is a short pause and never
+/// an end.
+#[derive(Debug, Parser)]
+#[command(name = "outlast", version, max_term_width = 100, arg_required_else_help = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    pub command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    Mcp(Mcp),
+    Demo(Demo),
+}
+
+/// Stand between an MCP client and its stdio server: the server may die and reload, the client's connection stays.
+///
+/// Put it in front of the command in any client's configuration:
+///
+///     "command": "outlast", "args": ["mcp", "--", "python", "-m", "my_server"]
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub struct Mcp {
+    /// The server's command and its arguments, after `--`.
+    #[arg(required = true, last = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+
+    /// What people call this server [default: from the command]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+
+    /// Reload the server when a file here changes; what git ignores does not count. May be repeated.
+    #[arg(long, value_name = "PATH", help_heading = "Reloading")]
+    pub watch: Vec<PathBuf>,
+
+    /// Run this in a shell before each reload; if it fails, the old server keeps serving.
+    #[arg(long, value_name = "COMMAND", help_heading = "Reloading")]
+    pub build: Option<String>,
+
+    /// Start the new server beside the old one, or stop the old one first (a port, a lock).
+    #[arg(long, value_enum, default_value_t = Reload::BlueGreen, help_heading = "Reloading")]
+    pub reload: Reload,
+
+    /// How long a replaced server may finish its calls.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60", help_heading = "Reloading")]
+    pub drain: Duration,
+
+    /// Whether a tool call that was running at a crash is asked again: only if the tool is annotated as read-only or
+    /// idempotent, or never.
+    #[arg(long, value_enum, default_value_t = Retry::Never, help_heading = "Crashes")]
+    pub retry: Retry,
+
+    /// When to start a crashed server again: 1, 5 and 10 s apart for ever, or doubling up to 60 s.
+    #[arg(long, value_enum, default_value_t = Policy::Watchdog, help_heading = "Crashes")]
+    pub policy: Policy,
+
+    /// Give up after so many restarts in a row; 0 is never [default: the policy's]
+    #[arg(long, value_name = "N", help_heading = "Crashes")]
+    pub max_restarts: Option<u32>,
+
+    /// The first crash of a server that had been ready for 5 s: come back at once, or after the delay.
+    #[arg(long, value_enum, default_value_t = First::AtOnce, help_heading = "Crashes")]
+    pub first_restart: First,
+
+    /// What the server's exit code 0 means: outlast ends too, or starts it again when it is needed.
+    #[arg(long, value_enum, default_value_t = OnCleanExit::End, help_heading = "Crashes")]
+    pub on_clean_exit: OnCleanExit,
+
+    /// How long a server may take for its handshake [default: 120 for the first, 30 after]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Crashes")]
+    pub start_timeout: Option<Duration>,
+
+    /// How long a request waits for a server that is down before it is answered with an error.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "30", help_heading = "Crashes")]
+    pub hold: Duration,
+
+    /// How long a server may take to end after its stdin is closed; then it gets SIGTERM.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1", help_heading = "Stopping")]
+    pub stdin_grace: Duration,
+
+    /// How long it may take after SIGTERM; then it gets SIGKILL.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "2", help_heading = "Stopping")]
+    pub term_grace: Duration,
+
+    /// Do not add `restart_server`, `verify_server_restarted` and `server_status` to the server's tools.
+    #[arg(long)]
+    pub no_tools: bool,
+
+    /// Where the restart marker is written [default: .outlast/restart_marker]
+    #[arg(long, value_name = "PATH")]
+    pub marker: Option<PathBuf>,
+
+    /// Hand our own stdin and stdout to the server and only restart it: nothing is read, replayed or answered. Only
+    /// for servers that need no handshake.
+    #[arg(long, conflicts_with_all = ["watch", "build", "reload", "drain", "retry", "hold", "start_timeout", "no_tools",
+        "marker", "on_clean_exit"])]
+    pub inherit: bool,
+}
+
+/// Show what outlast does, with a server and a client of its own: a crash, a reload, a broken reload.
+#[derive(Debug, Args)]
+pub struct Demo {
+    /// Plain lines, as when stdout is not a terminal.
+    #[arg(long)]
+    pub plain: bool,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Reload {
+    #[value(alias = "bluegreen")]
+    BlueGreen,
+    Replace,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Retry {
+    Never,
+    Annotated,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum Policy {
+    Watchdog,
+    Exponential,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum First {
+    AtOnce,
+    Delay,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub enum OnCleanExit {
+    End,
+    Restart,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "a number of seconds is wanted, such as 2 or 0.5".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|_| "a number of seconds cannot be negative".to_owned())
+}

@@ -1,0 +1,162 @@
+//! Each command, from its checked arguments to its exit code.
+
+use std::{env, io, path::Path, process::ExitCode, time::Duration};
+
+use outlast_core::{
+    life::Grace,
+    relay::{self, Limits, Relay, Settings},
+    restarts::{First, Policy},
+};
+
+use crate::{
+    cli,
+    home::{self, Home},
+    inherit,
+    journal::Journal,
+    marker::Markers,
+    mcp::{Driver, Plan},
+    os::{self, Keeper},
+    report::{self, Report, shell_quote},
+    watch::Watch,
+};
+
+/// A thread that wrote a file is let go after this, and its memory with it.
+const THREAD_KEPT: Duration = Duration::from_millis(200);
+const THREADS_MAX: usize = 2;
+
+pub fn mcp(arguments: cli::Mcp) -> Result<ExitCode, Report> {
+    let cwd = env::current_dir()
+        .map_err(|error| Report::new(report::FAILURE, "the working directory is gone").because(error))?;
+    // Before any thread: the keeper is a fork of this process.
+    let keeper = Keeper::begin()
+        .map_err(|error| Report::new(report::FAILURE, "cannot start the process that keeps the children").because(error))?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(THREADS_MAX)
+        .thread_keep_alive(THREAD_KEPT)
+        .build()
+        .map_err(|error| Report::new(report::FAILURE, "cannot start").because(error))?;
+    let code = runtime.block_on(serve(arguments, keeper, &cwd))?;
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    Ok(ExitCode::from(code))
+}
+
+async fn serve(arguments: cli::Mcp, keeper: Keeper, cwd: &Path) -> Result<u8, Report> {
+    let failed = |what: &'static str| move |error: io::Error| Report::new(report::FAILURE, what).because(error);
+    let stops = os::Stops::begin().map_err(failed("cannot listen for signals"))?;
+    let household = keeper.attach().map_err(failed("cannot reach the process that keeps the children"))?;
+    let watch = match arguments.watch.as_slice() {
+        [] => None,
+        paths => Some(Watch::begin(paths, cwd).map_err(|error| Report::of(&error, error.hint(), report::USAGE))?),
+    };
+
+    let words: Vec<String> = arguments.command.iter().map(|word| word.to_string_lossy().into_owned()).collect();
+    let name = arguments.name.clone().unwrap_or_else(|| name_of(&words));
+    let id = home::new_id(&name);
+    let home = Home::open(cwd, env::home_dir().as_deref());
+    let mut journal = Journal::new(&home, &id, &name);
+    journal.begin(&shell_quote(words.iter().map(String::as_str)), cwd);
+
+    let grace =
+        Grace { after_stdin: arguments.stdin_grace, after_term: arguments.term_grace, ..Grace::default() };
+    let mut command = arguments.command.iter().cloned();
+    let plan = Plan {
+        program: command.next().expect("clap wants at least one word"),
+        args: command.collect(),
+        cwd: cwd.to_owned(),
+        build: arguments.build.clone(),
+        grace,
+        id: id.clone(),
+    };
+    if arguments.inherit {
+        return Ok(inherit::run(plan, policy(&arguments), household, stops, journal).await);
+    }
+    let stdin = os::stdin().map_err(failed("cannot read stdin"))?;
+    let stdout = os::stdout().map_err(failed("cannot write to stdout"))?;
+    let markers = Markers::new(&home, &id, arguments.marker.clone());
+    let relay = Relay::new(settings(&arguments, id, name));
+    Ok(Driver::new(plan, relay, household, stops, stdin, stdout, journal, markers, watch).run().await)
+}
+
+fn settings(arguments: &cli::Mcp, id: String, name: String) -> Settings {
+    let mut limits =
+        Limits { hold_max: arguments.hold, drain_max: arguments.drain, ..Limits::default() };
+    if let Some(timeout) = arguments.start_timeout {
+        limits.first_handshake_max = timeout;
+        limits.handshake_max = timeout;
+    }
+    Settings {
+        id,
+        name,
+        tools: !arguments.no_tools,
+        retry: match arguments.retry {
+            cli::Retry::Never => relay::Retry::Never,
+            cli::Retry::Annotated => relay::Retry::Annotated,
+        },
+        reload: match arguments.reload {
+            cli::Reload::BlueGreen => relay::Reload::BlueGreen,
+            cli::Reload::Replace => relay::Reload::Replace,
+        },
+        build: arguments.build.is_some(),
+        on_clean_exit: match arguments.on_clean_exit {
+            cli::OnCleanExit::End => relay::OnCleanExit::End,
+            cli::OnCleanExit::Restart => relay::OnCleanExit::Restart,
+        },
+        policy: policy(arguments),
+        seed: home::random(),
+        random: format!("{:08x}", home::random() >> 32),
+        limits,
+    }
+}
+
+fn policy(arguments: &cli::Mcp) -> Policy {
+    let mut policy = match arguments.policy {
+        cli::Policy::Watchdog => Policy::watchdog(),
+        cli::Policy::Exponential => Policy::exponential(),
+    };
+    if let Some(max) = arguments.max_restarts {
+        policy.restarts_max = (max > 0).then_some(max);
+    }
+    policy.first = match arguments.first_restart {
+        cli::First::AtOnce => First::AtOnce,
+        cli::First::Delay => First::Delay,
+    };
+    policy
+}
+
+/// What people would call a server that is started like this: the script or module rather than its interpreter.
+fn name_of(words: &[String]) -> String {
+    const RUNNERS: [&str; 12] =
+        ["python", "python3", "node", "npx", "uv", "uvx", "deno", "bun", "sh", "bash", "env", "cargo"];
+    let stem = |word: &str| {
+        Path::new(word).file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_else(|| word.to_owned())
+    };
+    let mut rest = words.iter().filter(|word| !word.starts_with('-') && !word.contains('='));
+    let first = rest.next().map(|word| stem(word)).unwrap_or_else(|| "server".to_owned());
+    let is_runner = RUNNERS.contains(&first.as_str()) || first.starts_with("python");
+    let name = if is_runner { rest.find(|word| *word != "run").map(|word| stem(word)) } else { None };
+    name.unwrap_or(first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_is_called_by_its_script() {
+        let table = [
+            ("python -m my_server", "my_server"),
+            ("/usr/bin/python3.11 -u /srv/weather.py --port 1", "weather"),
+            ("npx -y @modelcontextprotocol/server-everything", "server-everything"),
+            ("uv run server.py", "server"),
+            ("/opt/bin/github-mcp stdio", "github-mcp"),
+            ("env A=1 node index.js", "node"),
+            ("python", "python"),
+        ];
+        for (command, name) in table {
+            let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
+            assert_eq!(name_of(&words), name, "{command}");
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! What one instance tells the world: the audit log, its own log file, and the lines on stderr.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io::{self, Write},
+    path::{Path, PathBuf},
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use outlast_core::{
+    exit::{self, Exit},
+    record::{self, Event, Record},
+};
+use serde_json::Value;
+
+use crate::{audit::Audit, home::Home, os};
+
+/// A log file that would grow past this is put aside as `<id>.log.1`; the one before is forgotten.
+const LOG_MAX: u64 = 4 << 20;
+/// A longer line of a server that is not for the client is cut for people.
+const DIVERTED_MAX: usize = 4 << 10;
+
+pub struct Journal {
+    id: String,
+    name: String,
+    audit: Audit,
+    log: Option<Log>,
+    diverted: u64,
+}
+
+struct Log {
+    path: PathBuf,
+    file: File,
+    length: u64,
+}
+
+impl Journal {
+    pub fn new(home: &Home, id: &str, name: &str) -> Journal {
+        let mut journal = Journal {
+            id: id.to_owned(),
+            name: name.to_owned(),
+            audit: Audit::new(home.audit()),
+            log: None,
+            diverted: 0,
+        };
+        let opened = home.make_logs().ok().and_then(|()| home.log(id)).map(|path| Log::open(&path));
+        match opened {
+            Some(Ok(log)) => journal.log = Some(log),
+            Some(Err(error)) => journal.note(&format!("no log file is written ({error})")),
+            None => {}
+        }
+        if let Some(complaint) = home.complaint() {
+            journal.note(complaint);
+        }
+        journal
+    }
+
+    /// Into the audit log first, so that the act it announces cannot outrun it; then the line for people.
+    pub fn record(&mut self, mut record: Record) {
+        record.id = Some(self.id.clone());
+        record.kind = Some("mcp");
+        let line = record.to_line(&now(), "outlast.mcp");
+        if let Some(complaint) = self.audit.write(&line) {
+            self.note(&complaint.to_string());
+        }
+        self.note(&sentence(&record));
+    }
+
+    pub fn begin(&mut self, command: &str, cwd: &Path) {
+        let pid = std::process::id();
+        let version = env!("CARGO_PKG_VERSION");
+        self.record(Record {
+            pid: Some(pid),
+            detail: Some(format!("outlast {version}, PID {pid}, in {}: {command}", cwd.display())),
+            ..Record::new(Event::InstanceStarted)
+        });
+    }
+
+    pub fn end(mut self, code: u8) {
+        let record = Record::new(Event::InstanceEnded);
+        self.record(Record { pid: Some(std::process::id()), exit_code: Some(code.into()), ..record });
+        self.audit.finish();
+    }
+
+    pub fn ready(&mut self, generation: u32) {
+        self.note(&format!("MCP server ready (generation {generation})"));
+    }
+
+    /// A line of a child's stderr.
+    pub fn stderr(&mut self, _generation: u32, text: &str) {
+        let line = format!("[{}] {text}", self.name);
+        self.say(&line);
+    }
+
+    /// A line of a child's stdout that is not for the client.
+    pub fn diverted(&mut self, _generation: u32, line: &[u8]) {
+        self.diverted += 1;
+        let text = String::from_utf8_lossy(&line[..line.len().min(DIVERTED_MAX)]);
+        let line = format!("[{} stdout, not JSON] {}", self.name, text.trim_end());
+        self.say(&line);
+    }
+
+    /// Somebody outside of the conversation asked for a restart.
+    pub fn answered(&mut self, result: &Result<Value, Value>) {
+        match result {
+            Ok(report) => {
+                let (tools, took) = (&report["tools"], &report["took_ms"]);
+                let count = |what: &str| tools[what].as_array().map_or(0, Vec::len);
+                let changes = format!("{} added, {} removed, {} changed", count("added"), count("removed"), count("changed"));
+                self.note(&format!("Reloaded in {took} ms (tools: {changes})"));
+            }
+            Err(report) => self.note(report["error"].as_str().unwrap_or("the restart failed")),
+        }
+    }
+
+    /// A line of our own.
+    pub fn note(&mut self, text: &str) {
+        let line = format!("[{}] [SUPERVISOR] {text}", now());
+        self.say(&line);
+    }
+
+    /// A line as it stands.
+    pub fn say(&mut self, line: &str) {
+        os::say(line);
+        if let Some(log) = &mut self.log
+            && log.write(line).is_err()
+        {
+            // A full disk must not cost more than the log.
+            self.log = None;
+        }
+    }
+}
+
+impl Log {
+    fn open(path: &Path) -> io::Result<Log> {
+        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        let length = file.metadata()?.len();
+        Ok(Log { path: path.to_owned(), file, length })
+    }
+
+    fn write(&mut self, line: &str) -> io::Result<()> {
+        if self.length > LOG_MAX {
+            let mut aside = self.path.clone().into_os_string();
+            aside.push(".1");
+            fs::rename(&self.path, aside)?;
+            *self = Log::open(&self.path)?;
+        }
+        let line = format!("{line}\n");
+        self.length += line.len() as u64;
+        self.file.write_all(line.as_bytes())
+    }
+}
+
+fn now() -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    record::iso(u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// A record as a person reads it on stderr.
+fn sentence(record: &Record) -> String {
+    let detail = record.detail.as_deref().unwrap_or_default();
+    let reason = record.reason.as_deref().map(|reason| format!(" (reason: {reason})")).unwrap_or_default();
+    let pid = record.pid.map(|pid| format!(" (PID: {pid})")).unwrap_or_default();
+    let delay = record.delay.map(|delay| delay.as_secs_f64());
+    let generation = record.generation.unwrap_or_default();
+    let restarts = record.restarts.unwrap_or_default();
+    let exit = match (record.exit_code, record.signal) {
+        (Some(code), _) => Some(Exit::Code(code)),
+        (_, Some(signal)) => Some(Exit::Signal(signal)),
+        _ => None,
+    };
+    let meaning = exit.and_then(|exit| exit::meaning(&exit)).map(|words| format!(": {words}")).unwrap_or_default();
+    let again = match delay {
+        Some(0.0) => "; restarting at once".to_owned(),
+        Some(delay) => format!("; restarting in {delay:.1} s"),
+        None => String::new(),
+    };
+    match record.event {
+        Event::InstanceStarted => format!("Starting: {detail}"),
+        Event::InstanceEnded => format!("Ended (code: {})", record.exit_code.unwrap_or_default()),
+        Event::ServerStarted => format!("MCP server running{pid} (restart #{restarts}, generation {generation})"),
+        Event::ServerStopped => format!("MCP server ended{pid}: {detail}{meaning}"),
+        Event::ServerExiting if detail.is_empty() => format!("Stopping the old MCP server{pid}{reason}"),
+        Event::ServerExiting => format!("MCP server ended{pid}: {detail}{meaning}{again}"),
+        Event::ServerCrashed => {
+            let crashes = record.crashes.unwrap_or_default();
+            format!("ERROR: MCP server crashed{pid}: {detail}{meaning} (crash #{crashes}{again})")
+        }
+        Event::RestartThrottled => format!("WARNING: restart throttled to one a second{again}"),
+        Event::ServerRestartRequested => format!("Restart requested by {detail}{reason}"),
+        Event::RestartMarkerWritten => format!("Restart marker written to {detail}"),
+        Event::ReloadFailed => format!("ERROR: reload failed{reason}: {detail}"),
+        Event::GaveUp => format!("ERROR: gave up on the MCP server: {detail}"),
+        Event::ServerRestartVerified => format!("Restart verification: {detail}"),
+        Event::AuditDegraded | Event::ProtocolNoted => detail.to_owned(),
+    }
+}

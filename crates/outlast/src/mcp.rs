@@ -1,0 +1,674 @@
+//! Drives the relay: `outlast mcp`. One loop turns pipes, processes, files and time into events, and carries out
+//! what the machine decides. Nothing in it waits.
+
+use std::{
+    collections::BTreeMap,
+    ffi::OsString,
+    future::Future,
+    path::PathBuf,
+    pin::Pin,
+    task::{Context, Poll},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use bytes::Bytes;
+use outlast_core::{
+    exit::{self, How},
+    life::{self, Grace, Life},
+    record,
+    relay::{Action, Event, Farewell, Origin, Reading, Relay},
+};
+use tokio::{
+    task::JoinHandle,
+    time::{Sleep, sleep_until},
+};
+
+use crate::{
+    journal::Journal,
+    lines::{Line, Lines},
+    marker::{self, Marker, Markers},
+    os::{self, Household, News, Order, Sink, Source, Stdio},
+    outbox::Outbox,
+    report,
+    watch::Watch,
+};
+
+/// A longer line of stderr is cut into pieces.
+const STDERR_LINE_MAX: usize = 16 << 10;
+/// How much of a build's output is kept: its end.
+const BUILD_OUTPUT_MAX: usize = 64 << 10;
+/// How long the last words to the client and the sweeping of children may take once all is over.
+const FAREWELL_MAX: Duration = Duration::from_secs(1);
+/// The key of a build among the children; generations are smaller.
+const BUILD: u64 = u64::MAX;
+
+/// What is fixed before the loop begins.
+pub struct Plan {
+    pub program: OsString,
+    pub args: Vec<OsString>,
+    pub cwd: PathBuf,
+    pub build: Option<String>,
+    pub grace: Grace,
+    pub id: String,
+}
+
+/// Everything around one conversation.
+pub struct Driver {
+    plan: Plan,
+    relay: Relay,
+    actions: Vec<Action>,
+    household: Household,
+    stops: os::Stops,
+    stopped_once: bool,
+
+    stdin: Option<Source>,
+    from_client: Lines,
+    stdout: Option<Sink>,
+    to_client: Outbox,
+
+    kids: BTreeMap<u32, Kid>,
+    next_generation: u32,
+    build: Option<Build>,
+
+    journal: Journal,
+    markers: Markers,
+    writing: Option<JoinHandle<Result<String, String>>>,
+    readings: Vec<(u64, JoinHandle<marker::Reading>)>,
+    watch: Option<Watch>,
+
+    timer: Option<(Instant, Pin<Box<Sleep>>)>,
+    ending: Option<(u8, Instant)>,
+    /// The code for a command that never could be started, as a shell has it.
+    never_started: Option<u8>,
+}
+
+/// One child and its pipes.
+struct Kid {
+    life: Life,
+    pid: u32,
+    stdin: Option<Sink>,
+    outbox: Outbox,
+    /// Its stdin is closed as soon as the outbox is empty.
+    close_stdin: bool,
+    stdout: Option<Source>,
+    from_stdout: Lines,
+    stderr: Option<Source>,
+    from_stderr: Lines,
+    /// The exit was seen: what it wrote is read whatever the client does.
+    is_ending: bool,
+    reported: bool,
+}
+
+struct Build {
+    output: Option<Source>,
+    lines: Lines,
+    tail: Vec<String>,
+    bytes: usize,
+    exit: Option<os::Exit>,
+}
+
+impl Driver {
+    #[expect(clippy::too_many_arguments, reason = "the parts are made by different rooms and meet only here")]
+    pub fn new(
+        plan: Plan,
+        relay: Relay,
+        household: Household,
+        stops: os::Stops,
+        stdin: Source,
+        stdout: Sink,
+        journal: Journal,
+        markers: Markers,
+        watch: Option<Watch>,
+    ) -> Driver {
+        Driver {
+            plan,
+            relay,
+            actions: Vec::new(),
+            household,
+            stops,
+            stopped_once: false,
+            stdin: Some(stdin),
+            from_client: Lines::default(),
+            stdout: Some(stdout),
+            to_client: Outbox::default(),
+            kids: BTreeMap::new(),
+            next_generation: 1,
+            build: None,
+            journal,
+            markers,
+            writing: None,
+            readings: Vec::new(),
+            watch,
+            timer: None,
+            ending: None,
+            never_started: None,
+        }
+    }
+
+    /// Runs until the conversation is over; the exit code.
+    pub async fn run(mut self) -> u8 {
+        self.start();
+        let code = std::future::poll_fn(|cx| self.poll(cx)).await;
+        let code = if code == 0 { self.never_started.unwrap_or(0) } else { code };
+        self.journal.end(code);
+        code
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<u8> {
+        loop {
+            let mut moved = self.poll_stops(cx);
+            moved |= self.poll_news(cx);
+            moved |= self.poll_kids(cx);
+            moved |= self.poll_client(cx);
+            moved |= self.poll_files(cx);
+            moved |= self.flush(cx);
+            if let Some((code, until)) = self.ending {
+                let quiet = self.to_client.is_empty() && self.kids.is_empty();
+                if quiet || until <= Instant::now() {
+                    return Poll::Ready(code);
+                }
+            }
+            moved |= self.poll_time(cx);
+            if !moved {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn tell(&mut self, event: Event) {
+        let mut actions = std::mem::take(&mut self.actions);
+        self.relay.handle(event, Instant::now(), &mut actions);
+        for action in actions.drain(..) {
+            self.act(action);
+        }
+        self.actions = actions;
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::TellClient(line) => {
+                if self.stdout.is_some() {
+                    self.to_client.put(line, None);
+                }
+            }
+            Action::TellServer { generation, line, mark } => {
+                if let Some(kid) = self.kids.get_mut(&generation) {
+                    kid.outbox.put(line, mark);
+                }
+            }
+            Action::Start => self.start(),
+            Action::Stop { generation, how } => self.live(generation, life::Event::StopAsked(how)),
+            Action::Build => self.start_build(),
+            Action::StopBuild => self.household.signal(BUILD, os::Signal::Kill),
+            Action::MarkReady(generation) => self.journal.ready(generation),
+            Action::WriteMarker { pid, reason } => self.write_marker(pid, reason),
+            Action::ReadMarker(key) => {
+                let markers = self.markers.clone();
+                self.readings.push((key, tokio::task::spawn_blocking(move || markers.read())));
+            }
+            Action::Record(record) => self.journal.record(record),
+            Action::Divert(generation, line) => {
+                if !line.trim_ascii().is_empty() {
+                    self.journal.diverted(generation, &line);
+                }
+            }
+            Action::Answer { result, .. } => self.journal.answered(&result),
+            Action::End(code) => self.ending = Some((code, Instant::now() + FAREWELL_MAX)),
+        }
+    }
+
+    // ---- children -----------------------------------------------------------------------------------------
+
+    fn start(&mut self) {
+        let generation = self.next_generation;
+        let order = Order {
+            program: self.plan.program.clone(),
+            args: self.plan.args.clone(),
+            cwd: self.plan.cwd.clone(),
+            env: Vec::new(),
+            tag: format!("{}.{generation}", self.plan.id),
+            stdio: Stdio::Piped,
+        };
+        match self.household.spawn(generation.into(), &order) {
+            Ok(pipes) => {
+                let kid = Kid {
+                    life: Life::new(self.plan.grace),
+                    pid: 0,
+                    stdin: pipes.stdin,
+                    outbox: Outbox::default(),
+                    close_stdin: false,
+                    stdout: pipes.stdout,
+                    from_stdout: Lines::default(),
+                    stderr: pipes.stderr,
+                    from_stderr: Lines::new(STDERR_LINE_MAX),
+                    is_ending: false,
+                    reported: false,
+                };
+                self.kids.insert(generation, kid);
+            }
+            Err(error) => self.tell(Event::StartFailed(report::plain(&error.to_string()))),
+        }
+    }
+
+    fn poll_news(&mut self, cx: &mut Context<'_>) -> bool {
+        let Poll::Ready(news) = self.household.poll_news(cx) else { return false };
+        match news {
+            News::Started { key: BUILD, .. } | News::Swept { key: BUILD } => {}
+            News::StartFailed { key: BUILD, error } => {
+                self.build = None;
+                self.tell(Event::BuildEnded(Err(format!("cannot be started\n{error}"))));
+            }
+            News::Exited { key: BUILD, exit } => {
+                self.household.sweep(BUILD);
+                if let Some(build) = &mut self.build {
+                    build.exit = Some(exit);
+                }
+            }
+            News::Started { key, pid } => {
+                let generation = generation_of(key);
+                self.never_started = None;
+                if let Some(kid) = self.kids.get_mut(&generation) {
+                    kid.pid = pid;
+                    self.next_generation = generation + 1;
+                    self.live(generation, life::Event::Started { pid });
+                }
+            }
+            News::StartFailed { key, error } => {
+                let generation = generation_of(key);
+                self.kids.remove(&generation);
+                self.say_why_not_started(&error);
+                self.tell(Event::StartFailed(report::plain(&error.to_string())));
+            }
+            News::Exited { key, exit } => {
+                let generation = generation_of(key);
+                if let Some(kid) = self.kids.get_mut(&generation) {
+                    kid.is_ending = true;
+                }
+                let exit = match exit {
+                    os::Exit::Code(code) => exit::Exit::Code(code),
+                    os::Exit::Signal(signal) => exit::Exit::Signal(signal),
+                };
+                self.live(generation, life::Event::Exited(exit));
+            }
+            News::Swept { key } => self.live(generation_of(key), life::Event::Swept),
+            News::KeeperLost => {
+                // Nothing can be started or stopped any more. What runs goes on until its pipes close.
+                self.journal.note("the process that keeps the children is gone; no server can be started any more");
+                self.tell(Event::ClientEnded(Farewell::Heard));
+                self.ending.get_or_insert((1, Instant::now() + FAREWELL_MAX));
+            }
+        }
+        true
+    }
+
+    /// The first failure of a command that never ran is said as for any other mistake on the command line.
+    fn say_why_not_started(&mut self, error: &std::io::Error) {
+        let program = self.plan.program.to_string_lossy();
+        let report = report::cannot_start(&program, error);
+        if self.next_generation == 1 {
+            self.never_started = Some(report.code);
+        }
+        self.journal.say(report.to_string().trim_end());
+    }
+
+    /// Tells a life what happened, and carries out what it decides.
+    fn live(&mut self, generation: u32, event: life::Event) {
+        let Some(kid) = self.kids.get_mut(&generation) else { return };
+        for action in kid.life.handle(event, Instant::now()) {
+            let Some(kid) = self.kids.get_mut(&generation) else { return };
+            match action {
+                life::Action::CloseStdin => kid.close_stdin = true,
+                life::Action::Terminate => self.household.signal(generation.into(), os::Signal::Terminate),
+                life::Action::Kill => self.household.signal(generation.into(), os::Signal::Kill),
+                life::Action::Sweep => self.household.sweep(generation.into()),
+                life::Action::DropStdout => kid.stdout = None,
+                life::Action::ReportStarted => {
+                    let pid = kid.pid;
+                    self.tell(Event::ServerStarted { generation, pid, unix: unix_now() });
+                }
+                life::Action::Report(gone) => self.report_gone(generation, gone),
+            }
+        }
+        if self.kids.get(&generation).is_some_and(|kid| kid.life.is_over()) {
+            self.kids.remove(&generation);
+        }
+    }
+
+    fn report_gone(&mut self, generation: u32, gone: life::Gone) {
+        self.drain_stderr(generation);
+        let Some(kid) = self.kids.get_mut(&generation) else { return };
+        kid.reported = true;
+        kid.stdin = None;
+        kid.stdout = None;
+        let unsent = kid.outbox.unsent();
+        self.tell(Event::ServerWentDown { generation, how: gone.how, unsent });
+    }
+
+    /// Whatever an ended child wrote to its stderr is there already.
+    fn drain_stderr(&mut self, generation: u32) {
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        while self.poll_stderr(generation, &mut cx) {}
+    }
+
+    fn poll_kids(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut moved = false;
+        let (first, last) = match (self.kids.first_key_value(), self.kids.last_key_value()) {
+            (Some((first, _)), Some((last, _))) => (*first, *last),
+            _ => (1, 0),
+        };
+        for generation in first..=last {
+            moved |= self.poll_stdout(generation, cx);
+            moved |= self.poll_stderr(generation, cx);
+        }
+        moved | self.poll_build(cx)
+    }
+
+    fn poll_stdout(&mut self, generation: u32, cx: &mut Context<'_>) -> bool {
+        let Some(kid) = self.kids.get_mut(&generation) else { return false };
+        if !self.to_client.is_low() && !kid.is_ending {
+            return false; // Freed room wakes us.
+        }
+        let Some(stdout) = &mut kid.stdout else { return false };
+        let Poll::Ready(read) = stdout.poll_read(cx, kid.from_stdout.room()) else { return false };
+        match read {
+            Ok(length) if length > 0 => {
+                while let Some(line) = self.kids.get_mut(&generation).and_then(|kid| kid.from_stdout.next_line()) {
+                    match line {
+                        Line::Whole(line) => self.tell(Event::ServerSaid(generation, line)),
+                        // An answer may be lost in it.
+                        Line::TooLong(_) => self.live(generation, life::Event::StopAsked(How::LineTooLong)),
+                    }
+                }
+            }
+            Ok(_) | Err(_) => {
+                if let Some(Line::Whole(line)) = kid.from_stdout.rest() {
+                    self.tell(Event::ServerSaid(generation, line));
+                }
+                if let Some(kid) = self.kids.get_mut(&generation) {
+                    kid.stdout = None;
+                }
+                self.live(generation, life::Event::StdoutClosed);
+            }
+        }
+        true
+    }
+
+    fn poll_stderr(&mut self, generation: u32, cx: &mut Context<'_>) -> bool {
+        let Some(kid) = self.kids.get_mut(&generation) else { return false };
+        let Some(stderr) = &mut kid.stderr else { return false };
+        let Poll::Ready(read) = stderr.poll_read(cx, kid.from_stderr.room()) else { return false };
+        let mut lines = Vec::new();
+        match read {
+            Ok(length) if length > 0 => {
+                while let Some(Line::Whole(line) | Line::TooLong(line)) = kid.from_stderr.next_line() {
+                    lines.push(line);
+                }
+            }
+            Ok(_) | Err(_) => {
+                kid.stderr = None;
+                if let Some(Line::Whole(line)) = kid.from_stderr.rest() {
+                    lines.push(line);
+                }
+            }
+        }
+        for line in lines {
+            let text = String::from_utf8_lossy(line.trim_ascii_end()).into_owned();
+            self.journal.stderr(generation, &text);
+            self.tell(Event::ServerLogged(generation, text));
+        }
+        true
+    }
+
+    // ---- the build ------------------------------------------------------------------------------------------
+
+    fn start_build(&mut self) {
+        let Some(command) = &self.plan.build else { return };
+        let (program, flag) = if cfg!(windows) { ("cmd", "/C") } else { ("sh", "-c") };
+        let order = Order {
+            program: program.into(),
+            args: vec![flag.into(), command.into()],
+            cwd: self.plan.cwd.clone(),
+            env: Vec::new(),
+            tag: format!("{}.build", self.plan.id),
+            stdio: Stdio::Build,
+        };
+        match self.household.spawn(BUILD, &order) {
+            Ok(pipes) => {
+                let lines = Lines::new(STDERR_LINE_MAX);
+                self.build = Some(Build { output: pipes.stderr, lines, tail: Vec::new(), bytes: 0, exit: None });
+            }
+            Err(error) => self.tell(Event::BuildEnded(Err(format!("cannot be started\n{error}")))),
+        }
+    }
+
+    fn poll_build(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(build) = &mut self.build else { return false };
+        let mut moved = false;
+        if let Some(output) = &mut build.output
+            && let Poll::Ready(read) = output.poll_read(cx, build.lines.room())
+        {
+            moved = true;
+            let is_over = !matches!(read, Ok(length) if length > 0);
+            let rest = if is_over { build.lines.rest() } else { None };
+            while let Some(Line::Whole(line) | Line::TooLong(line)) = build.lines.next_line() {
+                build.keep(&line);
+            }
+            if let Some(Line::Whole(line)) = rest {
+                build.keep(&line);
+            }
+            if is_over {
+                build.output = None;
+            }
+        }
+        if build.output.is_none()
+            && let Some(exit) = build.exit
+        {
+            let tail = std::mem::take(&mut build.tail).join("\n");
+            self.build = None;
+            self.tell(Event::BuildEnded(match exit {
+                os::Exit::Code(0) => Ok(()),
+                os::Exit::Code(code) => Err(format!("exit code {code}\n{tail}")),
+                os::Exit::Signal(signal) => Err(format!("signal {signal}\n{tail}")),
+            }));
+            moved = true;
+        }
+        moved
+    }
+
+    // ---- the client ------------------------------------------------------------------------------------------
+
+    fn poll_client(&mut self, cx: &mut Context<'_>) -> bool {
+        let is_low = self.to_client.is_low() && self.kids.values().all(|kid| kid.outbox.is_low());
+        let Some(stdin) = self.stdin.as_mut().filter(|_| is_low) else { return false };
+        let Poll::Ready(read) = stdin.poll_read(cx, self.from_client.room()) else { return false };
+        match read {
+            Ok(length) if length > 0 => {
+                while let Some(line) = self.from_client.next_line() {
+                    match line {
+                        Line::Whole(line) if line.trim_ascii().is_empty() => {}
+                        Line::Whole(line) => self.tell(Event::ClientSaid(line)),
+                        Line::TooLong(start) => self.tell(Event::ClientSaidTooMuch(start)),
+                    }
+                }
+            }
+            Ok(_) | Err(_) => {
+                self.stdin = None;
+                if let Some(Line::Whole(line)) = self.from_client.rest() {
+                    self.tell(Event::ClientSaid(line));
+                }
+                self.tell(Event::ClientEnded(Farewell::Heard));
+            }
+        }
+        true
+    }
+
+    fn flush(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut moved = false;
+        if let Some(stdout) = &mut self.stdout
+            && !self.to_client.is_empty()
+        {
+            let was_low = self.to_client.is_low();
+            let flushed = self.to_client.poll_flush(stdout, cx);
+            moved |= !was_low && self.to_client.is_low();
+            if let Poll::Ready(Err(_)) = flushed {
+                self.stdout = None;
+                self.to_client.clear();
+                self.tell(Event::ClientEnded(Farewell::Broken));
+                moved = true;
+            }
+        }
+        let mut refused = Vec::new();
+        for (generation, kid) in &mut self.kids {
+            if let Some(stdin) = &mut kid.stdin {
+                let was_low = kid.outbox.is_low();
+                if !kid.outbox.is_empty()
+                    && let Poll::Ready(Err(_)) = kid.outbox.poll_flush(stdin, cx)
+                {
+                    kid.stdin = None;
+                    refused.push(*generation);
+                    continue;
+                }
+                moved |= !was_low && kid.outbox.is_low();
+                if kid.close_stdin && kid.outbox.is_empty() {
+                    kid.stdin = None;
+                }
+            }
+        }
+        for generation in refused {
+            self.live(generation, life::Event::StdinRefused);
+            moved = true;
+        }
+        moved
+    }
+
+    fn poll_stops(&mut self, cx: &mut Context<'_>) -> bool {
+        let Poll::Ready(stop) = self.stops.poll_next(cx) else { return false };
+        self.journal.note(&format!("{} received, stopping", stop.name));
+        self.stdin = None;
+        if std::mem::replace(&mut self.stopped_once, true) {
+            for generation in self.kids.keys().copied().collect::<Vec<_>>() {
+                self.live(generation, life::Event::KillAsked);
+            }
+        } else {
+            self.tell(Event::ClientEnded(Farewell::Heard));
+        }
+        true
+    }
+
+    // ---- files and time ----------------------------------------------------------------------------------------
+
+    fn write_marker(&mut self, pid: u32, reason: String) {
+        let markers = self.markers.clone();
+        let now = unix_now();
+        let marker = Marker {
+            timestamp: now,
+            pid,
+            reason,
+            iso_time: record::iso((now * 1000.0) as u64),
+            id: Some(self.plan.id.clone()),
+        };
+        self.writing = Some(tokio::task::spawn_blocking(move || {
+            markers.write(&marker).map_err(|error| error.to_string())?;
+            Ok(markers.path().map(|path| path.display().to_string()).unwrap_or_default())
+        }));
+    }
+
+    fn poll_files(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut moved = false;
+        if let Some(writing) = &mut self.writing
+            && let Poll::Ready(result) = Pin::new(writing).poll(cx)
+        {
+            self.writing = None;
+            self.tell(Event::MarkerWritten(result.unwrap_or_else(|error| Err(error.to_string()))));
+            moved = true;
+        }
+        let mut index = 0;
+        while index < self.readings.len() {
+            let (key, reading) = &mut self.readings[index];
+            let key = *key;
+            let Poll::Ready(reading) = Pin::new(reading).poll(cx) else {
+                index += 1;
+                continue;
+            };
+            self.readings.swap_remove(index);
+            let reading = match reading {
+                Ok(marker::Reading::Missing { path }) => Reading::Missing { path: path.display().to_string() },
+                Ok(marker::Reading::Corrupt { path, error }) => {
+                    Reading::Corrupt { path: path.display().to_string(), error }
+                }
+                Ok(marker::Reading::Valid(marker)) => Reading::Valid {
+                    timestamp: marker.timestamp,
+                    pid: marker.pid,
+                    reason: marker.reason,
+                    iso_time: marker.iso_time,
+                },
+                Err(error) => Reading::Corrupt { path: String::new(), error: error.to_string() },
+            };
+            self.tell(Event::MarkerRead { key, reading, unix: unix_now() });
+            moved = true;
+        }
+        if let Some(watch) = &mut self.watch
+            && let Poll::Ready(changed) = watch.poll_next(cx)
+        {
+            self.tell(Event::RestartAsked { ticket: 0, origin: Origin::Watch, reason: changed_in_words(&changed) });
+            moved = true;
+        }
+        moved
+    }
+
+    fn poll_time(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut soonest = self.relay.deadline();
+        for at in self.kids.values().filter_map(|kid| kid.life.deadline()).chain(self.ending.map(|(_, at)| at)) {
+            soonest = Some(soonest.map_or(at, |soonest| soonest.min(at)));
+        }
+        let Some(at) = soonest else {
+            self.timer = None;
+            return false;
+        };
+        let now = Instant::now();
+        if at <= now {
+            self.tell(Event::TimePassed);
+            for generation in self.kids.keys().copied().collect::<Vec<_>>() {
+                self.live(generation, life::Event::TimePassed);
+            }
+            return true;
+        }
+        match &mut self.timer {
+            Some((set, timer)) => {
+                if *set != at {
+                    timer.as_mut().reset(at.into());
+                    *set = at;
+                }
+            }
+            None => self.timer = Some((at, Box::pin(sleep_until(at.into())))),
+        }
+        let (_, timer) = self.timer.as_mut().expect("set above");
+        timer.as_mut().poll(cx).is_ready()
+    }
+}
+
+impl Build {
+    fn keep(&mut self, line: &Bytes) {
+        let text = String::from_utf8_lossy(line.trim_ascii_end()).into_owned();
+        self.bytes += text.len();
+        self.tail.push(text);
+        while self.bytes > BUILD_OUTPUT_MAX {
+            self.bytes -= self.tail.remove(0).len();
+        }
+    }
+}
+
+fn generation_of(key: u64) -> u32 {
+    u32::try_from(key).expect("keys other than the build's are generations")
+}
+
+fn unix_now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+fn changed_in_words(changed: &outlast_core::debounce::Changed) -> String {
+    let names: Vec<String> = changed.paths.iter().map(|path| path.display().to_string()).collect();
+    let more = if changed.more > 0 { format!(" and {} more", changed.more) } else { String::new() };
+    format!("changed: {}{more}", names.join(", "))
+}
+
