@@ -1,5 +1,6 @@
 //! Errors as people read them: a sentence, the cause, a hint, and the exit code that goes with it.
 
+use crate::watch::WatchError;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::{
     error::Error,
@@ -86,6 +87,16 @@ impl fmt::Display for Report {
             }
         }
         Ok(())
+    }
+}
+
+impl From<WatchError> for Report {
+    fn from(error: WatchError) -> Report {
+        let code = match error {
+            WatchError::NotFound { .. } => USAGE,
+            _ => FAILURE,
+        };
+        Report::of(&error, error.hint(), code)
     }
 }
 
@@ -297,6 +308,24 @@ mod tests {
         insta::assert_snapshot!(Report::new(FAILURE, "no").hint("try again"), @r"
         error: no
           hint: try again
+        ");
+    }
+
+    #[test]
+    fn what_cannot_be_watched_is_reported() {
+        let report = Report::from(WatchError::NotFound { path: "scr".into() });
+        assert_eq!(report.code, USAGE);
+        insta::assert_snapshot!(report, @r"
+        error: cannot watch `scr`: there is no such file or directory
+          hint: the path is taken from the working directory
+        ");
+        let source = io::Error::new(io::ErrorKind::PermissionDenied, "Permission denied (os error 13)");
+        let report = Report::from(WatchError::Unreadable { path: "src".into(), source });
+        assert_eq!(report.code, FAILURE);
+        insta::assert_snapshot!(report, @r"
+        error: cannot watch `src`
+          because: permission denied
+          hint: it must be readable by the user outlast runs as
         ");
     }
 

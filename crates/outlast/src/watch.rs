@@ -972,6 +972,19 @@ mod tests {
     }
 
     #[test]
+    fn a_watch_that_is_dropped_leaves_no_thread() {
+        let project = tempfile::tempdir().unwrap();
+        let watch = Watch::begin(&[".".into()], project.path()).unwrap();
+        let held_by_thread = Arc::downgrade(&watch.trouble);
+        drop(watch);
+        let patience = Instant::now() + Duration::from_secs(20);
+        while held_by_thread.strong_count() > 0 {
+            assert!(Instant::now() < patience, "the thread ends");
+            thread::yield_now();
+        }
+    }
+
+    #[test]
     fn an_overflow_is_a_change() {
         let project = tempfile::tempdir().unwrap();
         let roots: Arc<[Root]> = vec![Root::find(Path::new("."), project.path()).unwrap()].into();
