@@ -5,6 +5,7 @@ use nix::{sys::signal::Signal, unistd::Pid};
 
 /// A child as far as it matters for finding its descendants.
 #[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only Linux shows who belongs to whom"))]
 pub(super) struct Family<'a> {
     /// The child's process id and group. A descendant of it, or one in its group, is of the family.
     pub leader: Pid,

@@ -349,8 +349,9 @@ impl Child {
             Signal::Terminate => Number::SIGTERM,
             Signal::Kill => Number::SIGKILL,
         };
-        self.signal_group(number);
+        // Strays first: one without a tag is known only as long as there is a living chain from the child to it.
         descendants::signal(Some(self.family()), Some(self.pid), number);
+        self.signal_group(number);
     }
 
     /// We hold the leader unreaped, so the group is ours. Already gone is fine.
@@ -372,8 +373,8 @@ impl Child {
         let family = if is_last { None } else { Some(Family { leader: self.pid, tag: &self.tag }) };
         let Some(sweep) = &mut self.sweep else { return false };
         // A process may fork while we look, so only a look that finds nobody ends the sweep.
-        let _ = killpg(self.pid, Number::SIGKILL);
         let found = descendants::signal(family, None, Number::SIGKILL);
+        let _ = killpg(self.pid, Number::SIGKILL);
         let now = Instant::now();
         sweep.next = now + sweep.pause.next();
         self.has_ended && (found.alive == 0 && !found.is_unsure || sweep.deadline <= now)
