@@ -1,0 +1,87 @@
+//! Processes as `/proc` shows them: who descends from whom, what they hold and what they have used.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+/// `/proc` counts time in these, on every architecture we measure on.
+const TICK: Duration = Duration::from_millis(10);
+
+/// One process; the time of its start tells it from a later one with the same number.
+#[derive(Clone, Copy, PartialEq)]
+pub struct Process {
+    pub pid: u32,
+    started: u64,
+}
+
+struct Stat {
+    parent: u32,
+    cpu_ticks: u64,
+    started: u64,
+}
+
+impl Process {
+    fn path(self, name: &str) -> PathBuf {
+        Path::new("/proc").join(self.pid.to_string()).join(name)
+    }
+
+    pub fn is_alive(self) -> bool {
+        read_stat(self.pid).is_some_and(|stat| stat.started == self.started)
+    }
+
+    pub fn runs(self, program: &Path) -> bool {
+        fs::read_link(self.path("exe")).is_ok_and(|path| path == program)
+    }
+
+    pub fn kill(self) {
+        if self.is_alive() {
+            // It may end between the two steps, which is what we want.
+            let _ = kill(Pid::from_raw(self.pid as i32), Signal::SIGKILL);
+        }
+    }
+
+    /// Resident memory in bytes; none once it is gone.
+    pub fn rss(self) -> u64 {
+        let status = fs::read_to_string(self.path("status")).unwrap_or_default();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
+    }
+
+    pub fn cpu(self) -> Duration {
+        read_stat(self.pid).map_or(Duration::ZERO, |stat| TICK * stat.cpu_ticks as u32)
+    }
+}
+
+/// The processes of these numbers and everything that descends from them.
+pub fn descent(roots: &[u32]) -> Vec<Process> {
+    let entries = fs::read_dir("/proc").expect("this benchmark needs /proc");
+    let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let stats: BTreeMap<u32, Stat> = pids.filter_map(|pid| Some((pid, read_stat(pid)?))).collect();
+    let mut found: Vec<u32> = roots.to_vec();
+    let mut next = 0;
+    while next < found.len() {
+        let parent = found[next];
+        found.extend(stats.iter().filter(|(_, stat)| stat.parent == parent).map(|(pid, _)| *pid));
+        next += 1;
+    }
+    found.iter().filter_map(|pid| Some(Process { pid: *pid, started: stats.get(pid)?.started })).collect()
+}
+
+fn read_stat(pid: u32) -> Option<Stat> {
+    let text = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
+    // The name in parentheses may hold anything, so fields are counted from its end.
+    let fields: Vec<&str> = text[text.rfind(')')? + 1..].split_whitespace().collect();
+    let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
+    if fields.first() == Some(&"Z") {
+        return None;
+    }
+    Some(Stat { parent: number(1)? as u32, cpu_ticks: number(11)? + number(12)?, started: number(19)? })
+}

@@ -1,0 +1,3 @@
+//! The real programs, started as a client would start them.
+
+mod puppet;
