@@ -24,11 +24,6 @@ def pid() -> str:
 
 
 @server.tool()
-def crash() -> str:
-    os._exit(1)
-
-
-@server.tool()
 def exit42() -> str:
     os._exit(42)
 

@@ -12,7 +12,6 @@ function build() {
   server.registerTool('echo', { inputSchema: z.object({ text: z.string() }) }, async ({ text }) => say(text));
   server.registerTool('version', {}, async () => say(VERSION));
   server.registerTool('pid', {}, async () => say(String(process.pid)));
-  server.registerTool('crash', {}, async () => process.exit(1));
   server.registerTool('exit42', {}, async () => process.exit(42));
   return server;
 }

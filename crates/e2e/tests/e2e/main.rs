@@ -1,0 +1,6 @@
+//! The proof: the real program, as a client and a server would meet it.
+
+#[cfg(unix)]
+mod matrix;
+#[cfg(unix)]
+mod support;
