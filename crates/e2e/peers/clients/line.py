@@ -45,6 +45,9 @@ def run(main):
     try:
         asyncio.run(main())
     except Exception as error:
+        # Task groups wrap the cause, sometimes twice; only the innermost says what went wrong.
+        while inner := getattr(error, "exceptions", None):
+            error = inner[0]
         say({"error": f"{type(error).__name__}: {error}"})
-        raise
+        sys.exit(1)
     say({"ok": {"closed": True}})

@@ -9,7 +9,7 @@ use rmcp::transport::TokioChildProcess;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -21,6 +21,9 @@ use tokio::sync::mpsc::UnboundedSender;
 /// The longest any answer may take: well above a slow start of a server on a busy machine, well below an SDK's own
 /// patience, so that a hung call is told apart from a late one.
 const ANSWER_MAX: Duration = Duration::from_secs(50);
+
+/// How much of the stderr of all involved a failure quotes.
+const STDERR_LINES_MAX: usize = 40;
 
 /// Where `cargo xtask peers` put them.
 #[derive(Clone)]
@@ -217,9 +220,12 @@ impl Project {
         fs::write(main, source).expect("the project is ours");
     }
 
-    /// What everyone wrote to stderr: the client, the program, the server.
-    pub fn stderr(&self) -> String {
-        fs::read_to_string(self.path().join("stderr.log")).unwrap_or_default()
+    /// The end of what everyone wrote to stderr: the client, the program, the server.
+    pub fn stderr_tail(&self) -> String {
+        let written = fs::read(self.path().join("stderr.log")).unwrap_or_default();
+        let lines: Vec<String> =
+            String::from_utf8_lossy(&written).lines().map(|line| format!("    | {line}")).collect();
+        lines[lines.len().saturating_sub(STDERR_LINES_MAX)..].join("\n")
     }
 
     fn stderr_file(&self) -> File {
@@ -228,22 +234,34 @@ impl Project {
 
     /// The Inspector's command line, one shot: it starts `command`, asks `arguments`, prints and ends.
     pub fn inspect(&self, arguments: &[&str], command: &[String]) -> Result<Value, String> {
-        let output = Command::new(self.peers.node())
+        let mut inspector = Command::new(self.peers.node())
             .arg(self.peers.package("inspector/clients/launcher/build/index.js"))
             .arg("--cli")
             .args(arguments)
+            .args(self.environment.iter().flat_map(|(name, value)| ["-e".to_owned(), format!("{name}={value}")]))
             .arg("--")
             .args(command)
-            .envs(&self.environment)
+            .env("HOME", self.path())
             .env("MCP_CATALOG_PATH", self.path().join("catalog.json"))
             .current_dir(self.path())
             .stdin(Stdio::null())
-            .output()
+            .stdout(Stdio::piped())
+            .stderr(self.stderr_file())
+            .spawn()
             .map_err(|error| format!("the Inspector does not start: {error}"))?;
-        let said = String::from_utf8_lossy(&output.stdout);
-        serde_json::from_str(&said).map_err(|error| {
-            format!("the Inspector ({}): {error}\n{said}\n{}", output.status, String::from_utf8_lossy(&output.stderr))
-        })
+        let mut stdout = inspector.stdout.take().expect("stdout is piped");
+        let (heard, said) = channel();
+        thread::spawn(move || {
+            let mut words = String::new();
+            // What is not text is no answer either, and is told as what it is: no JSON.
+            let _ = stdout.read_to_string(&mut words);
+            let _ = heard.send(words);
+        });
+        let said = said.recv_timeout(ANSWER_MAX);
+        let _ = inspector.kill();
+        let _ = inspector.wait();
+        let said = said.map_err(|_| "the Inspector does not end".to_owned())?;
+        serde_json::from_str(&said).map_err(|error| format!("the Inspector says no JSON ({error}): {said}"))
     }
 }
 
