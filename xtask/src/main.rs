@@ -6,7 +6,7 @@ mod report;
 use report::Failure;
 use std::env;
 use std::io::{BufRead, BufReader};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 
 const HELP: &str = "\
@@ -164,8 +164,10 @@ fn none(arguments: &[String]) -> Result<(), Failure> {
     }
 }
 
-fn root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("xtask lies in the workspace")
+/// The workspace we were started in: a target folder shared by two checkouts holds the xtask of only one of them.
+fn root() -> PathBuf {
+    let xtask = env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    xtask.parent().expect("xtask lies in the workspace").to_owned()
 }
 
 fn cargo<const N: usize>(arguments: [&str; N]) -> Command {

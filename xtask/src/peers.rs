@@ -136,7 +136,9 @@ impl Part {
                     fs::copy(pins_folder().join(file), place.join(file)).map_err(|error| failed().because(error))?;
                 }
                 let mut command = Command::new(npm);
-                command.args(["ci", "--no-audit", "--no-fund", "--loglevel=error"]).current_dir(place);
+                command
+                    .args(["ci", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"])
+                    .current_dir(place);
                 run(&mut command).map_err(|cause| {
                     failed().because(cause).hint("npm's own words are above; is its registry in reach?")
                 })?;
