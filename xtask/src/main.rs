@@ -1,1 +1,207 @@
-fn main() {}
+//! The chores of the house: `cargo xtask COMMAND`. Plain std, so that it builds before anything else does.
+
+mod peers;
+mod report;
+
+use report::Failure;
+use std::env;
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Command, ExitCode, Stdio};
+
+const HELP: &str = "\
+Chores of the house
+
+Usage: cargo xtask COMMAND
+
+Commands:
+  test [ARGS…]                    Fetch the real peers, then run fmt, clippy and every test;
+                                  ARGS go to `cargo test`
+  sim --seeds N [--from SEED]     Run the simulated worlds of the core, N seeds from SEED (0) on
+  cross                           Type-check for Windows and macOS, where the cross tools are at hand
+  bench [ARGS…]                   Build for speed and run the benchmark; ARGS go to it
+  peers                           Fetch the real peers and print where they are
+
+Environment:
+  OUTLAST_PEERS    the peers' folder itself; by default one named after their versions, in
+                   `outlast-peers` under $XDG_CACHE_HOME or ~/.cache
+  OUTLAST_CROSS    the cross tools' check.sh
+";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = env::args().skip(1).collect();
+    let Some((command, rest)) = arguments.split_first() else {
+        eprint!("{HELP}");
+        return ExitCode::from(2);
+    };
+    let outcome = match command.as_str() {
+        "test" => test(rest),
+        "sim" => sim(rest),
+        "cross" => none(rest).and_then(|()| cross()),
+        "bench" => bench(rest),
+        "peers" => {
+            none(rest).and_then(|()| peers::provide(peers::FOR_TESTS)).map(|folder| println!("{}", folder.display()))
+        }
+        "help" | "--help" | "-h" => {
+            print!("{HELP}");
+            Ok(())
+        }
+        other => Err(Failure::usage(format!("no chore named `{other}`"))),
+    };
+    match outcome {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => failure.report(),
+    }
+}
+
+/// Every check is run even after one has failed: one run should say all there is to mend.
+fn test(arguments: &[String]) -> Result<(), Failure> {
+    let peers = peers::provide(peers::FOR_TESTS)?;
+    let mut failed = Vec::new();
+
+    if !succeeds(cargo(["fmt", "--all", "--check"]))? {
+        failed.push("fmt");
+    }
+    if !succeeds(cargo(["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))? {
+        failed.push("clippy");
+    }
+    let mut tests = cargo(["test", "--workspace", "--no-fail-fast"]);
+    tests.args(arguments).env(peers::VARIABLE, &peers);
+    let tally = Tally::of(tests)?;
+    if !tally.succeeded {
+        failed.push("test");
+    }
+
+    println!("\n{} passed, {} failed, {} ignored", tally.passed, tally.failed, tally.ignored);
+    if failed.is_empty() { Ok(()) } else { Err(Failure::new(format!("{} failed", failed.join(", ")))) }
+}
+
+fn sim(arguments: &[String]) -> Result<(), Failure> {
+    let (mut seeds, mut from) = (None, "0");
+    let mut rest = arguments.iter();
+    while let Some(option) = rest.next() {
+        let value = rest.next().ok_or_else(|| Failure::usage(format!("`{option}` wants a value")))?;
+        value.parse::<u64>().map_err(|_| Failure::usage(format!("`{option} {value}`: not a whole number")))?;
+        match option.as_str() {
+            "--seeds" => seeds = Some(value),
+            "--from" => from = value,
+            _ => return Err(Failure::usage(format!("no option named `{option}`"))),
+        }
+    }
+    let seeds = seeds.ok_or_else(|| Failure::usage("how many worlds? say --seeds N"))?;
+
+    let mut command = cargo(["test", "-p", "outlast-core", "--release", "--test", "sim"]);
+    command.env("OUTLAST_SEEDS", seeds).env("OUTLAST_SEED_FROM", from);
+    must(command, "the simulation failed")
+}
+
+fn cross() -> Result<(), Failure> {
+    let named = env::var_os("OUTLAST_CROSS").map(PathBuf::from);
+    let script = named.clone().unwrap_or_else(|| root().join("../shared/tools/cross/check.sh"));
+    if !script.is_file() {
+        if named.is_some() {
+            return Err(Failure::new(format!("no cross tools at {}", script.display()))
+                .hint("OUTLAST_CROSS names the check.sh of the cross tools"));
+        }
+        println!("cross: skipped, the cross tools are not here (OUTLAST_CROSS may name their check.sh)");
+        return Ok(());
+    }
+    let mut command = Command::new("bash");
+    command.arg(script).args([".", "windows-check", "macos-check"]).current_dir(root());
+    must(command, "the workspace does not type-check everywhere")
+}
+
+fn bench(arguments: &[String]) -> Result<(), Failure> {
+    let peers = peers::provide(peers::FOR_BENCH)?;
+    must(cargo(["build", "--release", "-p", "outlast", "-p", "outlast-e2e"]), "the release build failed")?;
+    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
+    let mut command = Command::new(target.join("release").join(format!("outlast-bench{}", env::consts::EXE_SUFFIX)));
+    command.args(arguments).env(peers::VARIABLE, peers).current_dir(root());
+    must(command, "the benchmark failed")
+}
+
+/// What the test binaries said of themselves, summed up.
+struct Tally {
+    succeeded: bool,
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+}
+
+impl Tally {
+    fn of(mut command: Command) -> Result<Tally, Failure> {
+        let mut child = command.stdout(Stdio::piped()).spawn().map_err(|error| cannot_run(&command, error))?;
+        let mut tally = Tally { succeeded: false, passed: 0, failed: 0, ignored: 0 };
+        let lines = BufReader::new(child.stdout.take().expect("stdout is piped")).lines();
+        for line in lines.map_while(Result::ok) {
+            println!("{line}");
+            tally.read(&line);
+        }
+        tally.succeeded = child.wait().map_err(|error| cannot_run(&command, error))?.success();
+        Ok(tally)
+    }
+
+    /// `test result: ok. 12 passed; 0 failed; 1 ignored; …`
+    fn read(&mut self, line: &str) {
+        let Some((_, counts)) = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". ")) else {
+            return;
+        };
+        for count in counts.split("; ") {
+            match count.split_once(' ').map(|(number, what)| (number.parse::<u64>(), what)) {
+                Some((Ok(number), "passed")) => self.passed += number,
+                Some((Ok(number), "failed")) => self.failed += number,
+                Some((Ok(number), "ignored")) => self.ignored += number,
+                _ => {}
+            }
+        }
+    }
+}
+
+fn none(arguments: &[String]) -> Result<(), Failure> {
+    match arguments {
+        [] => Ok(()),
+        [first, ..] => Err(Failure::usage(format!("`{first}` is one argument too many"))),
+    }
+}
+
+/// The workspace we were started in: a target folder shared by two checkouts holds the xtask of only one of them.
+fn root() -> PathBuf {
+    let xtask = env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
+    xtask.parent().expect("xtask lies in the workspace").to_owned()
+}
+
+fn cargo<const N: usize>(arguments: [&str; N]) -> Command {
+    let mut command = Command::new(env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.args(arguments).current_dir(root());
+    command
+}
+
+fn succeeds(mut command: Command) -> Result<bool, Failure> {
+    Ok(command.status().map_err(|error| cannot_run(&command, error))?.success())
+}
+
+fn must(command: Command, otherwise: &str) -> Result<(), Failure> {
+    if succeeds(command)? { Ok(()) } else { Err(Failure::new(otherwise)) }
+}
+
+fn cannot_run(command: &Command, error: std::io::Error) -> Failure {
+    Failure::new(format!("cannot run `{}`", command.get_program().display())).because(error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Tally;
+
+    #[test]
+    fn the_tally_sums_what_the_test_binaries_said() {
+        let mut tally = Tally { succeeded: true, passed: 0, failed: 0, ignored: 0 };
+        for line in [
+            "running 3 tests",
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s",
+            "test result: FAILED. 2 passed; 3 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.20s",
+        ] {
+            tally.read(line);
+        }
+        assert_eq!((tally.passed, tally.failed, tally.ignored), (14, 3, 1));
+    }
+}

@@ -1,3 +1,8 @@
-//! The real programs, started as a client would start them.
+//! The proof: the real program, as a client and a server would meet it.
 
+#[cfg(unix)]
+mod matrix;
+#[cfg(unix)]
 mod puppet;
+#[cfg(unix)]
+mod support;

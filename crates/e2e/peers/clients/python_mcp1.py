@@ -1,0 +1,23 @@
+"""A client on the Python SDK 1.x, which knows only the handshake."""
+
+import line
+from mcp import ClientSession, StdioServerParameters
+from mcp.client.stdio import stdio_client
+
+
+async def main():
+    async with stdio_client(StdioServerParameters(**line.SETUP)) as (read, write):
+        async with ClientSession(read, write) as session:
+            opened = await session.initialize()
+
+            async def call(tool, arguments):
+                answer = await session.call_tool(tool, arguments)
+                return line.result(answer.isError, answer.content, answer.structuredContent)
+
+            async def names():
+                return [tool.name for tool in (await session.list_tools()).tools]
+
+            await line.serve(opened.protocolVersion, call, names)
+
+
+line.run(main)

@@ -1,0 +1,20 @@
+// A client on the TypeScript SDK 1.x, which knows only the handshake.
+
+import { Client } from '@modelcontextprotocol/sdk/client/index.js';
+import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js';
+import { SETUP, result, serve } from './line.mjs';
+
+await serve(async () => {
+  const client = new Client({ name: 'matrix', version: '1.0.0' });
+  const transport = new StdioClientTransport(SETUP);
+  let version;
+  // The client keeps the agreed version to itself and tells only its transport.
+  transport.setProtocolVersion = (agreed) => (version = agreed);
+  await client.connect(transport);
+  return {
+    version,
+    call: async (tool, args) => result(await client.callTool({ name: tool, arguments: args })),
+    names: async () => (await client.listTools()).tools.map((tool) => tool.name),
+    close: () => client.close(),
+  };
+});

@@ -1,0 +1,3 @@
+//! What the stories share.
+
+pub mod peers;

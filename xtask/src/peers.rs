@@ -1,0 +1,286 @@
+//! The real peers: SDKs, servers and rivals at pinned versions, fetched once into a cache of our own.
+//!
+//! ```text
+//! <cache>/outlast-peers/<pins>/       named after the pins, so changed pins mean another folder
+//!     python-1/  python-2/            virtual environments
+//!     node/                           node_modules, with a Node of its own
+//!     mcpmon/                         a rival, for the benchmark alone
+//! ```
+//!
+//! Each part is made under another name and moved into place when it works, so a part that is there is whole. A
+//! moved virtual environment is called through its `bin/python`: the scripts beside it still name the old place.
+
+use crate::report::Failure;
+use crate::root;
+use std::env;
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// Tells the tests and the benchmark where the peers are; set by a person, where they shall be.
+pub const VARIABLE: &str = "OUTLAST_PEERS";
+
+pub const FOR_TESTS: &[Part] = &[Part::Python("python-1"), Part::Python("python-2"), Part::Node];
+pub const FOR_BENCH: &[Part] =
+    &[Part::Python("python-1"), Part::Python("python-2"), Part::Node, Part::Python("mcpmon")];
+
+/// The files in `crates/e2e/peers` that decide what is fetched.
+const PINS: [&str; 5] = ["package.json", "package-lock.json", "python-1.txt", "python-2.txt", "mcpmon.txt"];
+
+/// The stamp in a finished folder: which pins it was made from.
+const STAMP: &str = "pins";
+
+/// How the name of a part in the making begins.
+const UNFINISHED: &str = "unfinished-";
+
+/// Gives the folder that holds `parts`, after making what is not there yet.
+pub fn provide(parts: &[Part]) -> Result<PathBuf, Failure> {
+    let pins = fingerprint()?;
+    let folder = match env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
+        Some(named) => std::path::absolute(&named)
+            .map_err(|error| Failure::new(format!("{VARIABLE} is no path: {}", named.display())).because(error))?,
+        None => cache()?.join("outlast-peers").join(&pins),
+    };
+    prepare(&folder, &pins, parts)?;
+    Ok(folder)
+}
+
+fn prepare(folder: &Path, pins: &str, parts: &[Part]) -> Result<(), Failure> {
+    let cannot_write = |error| {
+        Failure::new(format!("cannot keep the peers in {}", folder.display()))
+            .because(error)
+            .hint(format!("{VARIABLE} names another folder"))
+    };
+    fs::create_dir_all(folder).map_err(cannot_write)?;
+
+    // Held until the file is closed, by us or by the end of this process: two runs never make the same part.
+    let lock = File::create(folder.join("lock")).map_err(cannot_write)?;
+    if lock.try_lock().is_err() {
+        eprintln!("peers: waiting for another run that is fetching them");
+        lock.lock().map_err(cannot_write)?;
+    }
+
+    let stamp = folder.join(STAMP);
+    match fs::read_to_string(&stamp) {
+        Ok(text) if text.trim() == pins => {}
+        Ok(_) => {
+            return Err(Failure::new(format!("{} holds peers of other versions", folder.display()))
+                .hint(format!("remove it, or let {VARIABLE} name another folder")));
+        }
+        Err(_) => fs::write(&stamp, pins).map_err(cannot_write)?,
+    }
+
+    for part in parts.iter().filter(|part| part.check(&folder.join(part.name())).is_err()) {
+        let place = folder.join(part.name());
+        let unfinished = folder.join(format!("{UNFINISHED}{}", part.name()));
+        eprintln!("peers: fetching {} into {}", part.name(), folder.display());
+        remove(&unfinished).and_then(|()| fs::create_dir(&unfinished)).map_err(cannot_write)?;
+        part.make(&unfinished)?;
+        remove(&place).and_then(|()| fs::rename(&unfinished, &place)).map_err(cannot_write)?;
+        part.check(&place)
+            .map_err(|cause| Failure::new(format!("the peers in {} do not work", place.display())).because(cause))?;
+    }
+    Ok(())
+}
+
+#[derive(Clone, Copy)]
+pub enum Part {
+    /// A virtual environment, named like the list of what it holds.
+    Python(&'static str),
+    Node,
+}
+
+impl Part {
+    fn name(self) -> &'static str {
+        match self {
+            Part::Python(name) => name,
+            Part::Node => "node",
+        }
+    }
+
+    /// Whether it runs at all: a cache outlives the Python it was made with.
+    fn check(self, place: &Path) -> Result<(), String> {
+        let program = match self {
+            Part::Python(_) => venv_python(place),
+            Part::Node => node(place),
+        };
+        let output = Command::new(&program)
+            .arg("--version")
+            .stdin(Stdio::null())
+            .output()
+            .map_err(|error| format!("{}: {error}", program.display()))?;
+        let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        match self {
+            Part::Node if !version.starts_with(NODE) => Err(format!("{} is Node {version}", program.display())),
+            _ if !output.status.success() => Err(format!("{}: {}", program.display(), output.status)),
+            _ => Ok(()),
+        }
+    }
+
+    fn make(self, place: &Path) -> Result<(), Failure> {
+        let failed = || Failure::new(format!("cannot fetch {}", self.name()));
+        match self {
+            Part::Python(name) => {
+                let python = python()?;
+                run(Command::new(python).args(["-m", "venv"]).arg(place)).map_err(|cause| failed().because(cause))?;
+                let list = pins_folder().join(format!("{name}.txt"));
+                run(Command::new(venv_python(place))
+                    .args(["-m", "pip", "install", "--quiet", "--requirement"])
+                    .arg(list))
+                .map_err(|cause| failed().because(cause).hint("pip's own words are above; is its index in reach?"))
+            }
+            Part::Node => {
+                let npm = npm()?;
+                for file in ["package.json", "package-lock.json"] {
+                    fs::copy(pins_folder().join(file), place.join(file)).map_err(|error| failed().because(error))?;
+                }
+                let mut command = Command::new(npm);
+                command
+                    .args(["ci", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"])
+                    .current_dir(place);
+                run(&mut command).map_err(|cause| {
+                    failed().because(cause).hint("npm's own words are above; is its registry in reach?")
+                })?;
+                self.check(place).map_err(|cause| {
+                    failed().because(cause).hint(
+                        "the package `node` puts the program there from its install script: let npm run install scripts",
+                    )
+                })
+            }
+        }
+    }
+}
+
+/// The major version the Inspector needs; the system's Node may be older.
+const NODE: &str = "v22.";
+
+fn node(place: &Path) -> PathBuf {
+    place.join("node_modules/node/bin").join(format!("node{}", env::consts::EXE_SUFFIX))
+}
+
+fn venv_python(place: &Path) -> PathBuf {
+    if cfg!(windows) { place.join("Scripts").join("python.exe") } else { place.join("bin").join("python") }
+}
+
+/// A Python that can make virtual environments, installed if this machine lets us.
+fn python() -> Result<&'static str, Failure> {
+    let python = if cfg!(windows) { "python" } else { "python3" };
+    // The SDKs need 3.10; a Debian without python3-venv has `venv` but not `ensurepip`.
+    let probe = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))";
+    install_unless(
+        || quietly(Command::new(python).args(["-c", probe])),
+        &["python3-venv"],
+        "Python 3.10 or newer with venv",
+    )?;
+    Ok(python)
+}
+
+fn npm() -> Result<&'static str, Failure> {
+    let npm = if cfg!(windows) { "npm.cmd" } else { "npm" };
+    install_unless(|| quietly(Command::new(npm).arg("--version")), &["nodejs", "npm"], "Node with npm")?;
+    Ok(npm)
+}
+
+fn install_unless(works: impl Fn() -> bool, packages: &[&str], what: &str) -> Result<(), Failure> {
+    if works() {
+        return Ok(());
+    }
+    let missing =
+        || Failure::new(format!("the peers need {what}")).hint(format!("install it: {}", packages.join(", ")));
+    if !(Path::new("/etc/debian_version").exists() && is_root()) {
+        return Err(missing().because("it is not on this machine, and only root on Debian can be helped"));
+    }
+    eprintln!("peers: installing {}", packages.join(", "));
+    let install = || {
+        let mut command = Command::new("apt-get");
+        command.args(["install", "--yes", "--no-install-recommends"]).args(packages);
+        run(command.env("DEBIAN_FRONTEND", "noninteractive"))
+    };
+    // The package lists of a fresh container are empty; those of an old one may be stale.
+    install()
+        .or_else(|_| run(Command::new("apt-get").arg("update")).and_then(|()| install()))
+        .map_err(|cause| missing().because(cause))?;
+    if works() { Ok(()) } else { Err(missing().because("it was installed and still does not work")) }
+}
+
+fn is_root() -> bool {
+    Command::new("id").arg("-u").output().is_ok_and(|output| output.stdout.trim_ascii() == b"0")
+}
+
+fn quietly(command: &mut Command) -> bool {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// Runs with all output on our stderr: stdout is kept for the answer of `cargo xtask peers`.
+fn run(command: &mut Command) -> Result<(), String> {
+    let status = command.stdin(Stdio::null()).stdout(io::stderr()).status();
+    let name = command.get_program().display();
+    match status {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("`{name}`: {status}")),
+        Err(error) => Err(format!("`{name}`: {error}")),
+    }
+}
+
+fn remove(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
+fn cache() -> Result<PathBuf, Failure> {
+    let given = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    given("XDG_CACHE_HOME")
+        .or_else(|| env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".cache")))
+        .ok_or_else(|| Failure::new("there is no place for the peers").hint(format!("set HOME or {VARIABLE}")))
+}
+
+fn pins_folder() -> PathBuf {
+    root().join("crates/e2e/peers")
+}
+
+/// A name for these pins on this kind of machine.
+fn fingerprint() -> Result<String, Failure> {
+    let mut text = format!("{} {}\n", env::consts::OS, env::consts::ARCH);
+    for name in PINS {
+        let path = pins_folder().join(name);
+        let pins = fs::read_to_string(&path)
+            .map_err(|error| Failure::new(format!("cannot read {}", path.display())).because(error))?;
+        // A checkout on Windows may have changed the line ends, never the meaning.
+        text.push_str(&pins.replace('\r', ""));
+    }
+    Ok(format!("{:016x}", fnv1a(text.as_bytes())))
+}
+
+/// FNV-1a: std's hashers promise no stable result from one release of Rust to the next.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_hash_is_fnv_1a() {
+        assert_eq!(fnv1a(b""), 0xcbf2_9ce4_8422_2325);
+        assert_eq!(fnv1a(b"foobar"), 0x8594_4171_f739_67e8);
+    }
+
+    #[test]
+    fn a_folder_of_other_pins_is_refused_rather_than_mixed() {
+        let folder = env::temp_dir().join(format!("outlast-xtask-{}", std::process::id()));
+        prepare(&folder, "one", &[]).expect("an empty folder is stamped");
+        prepare(&folder, "one", &[]).expect("the same pins are welcome again");
+        let refused = prepare(&folder, "two", &[]);
+        fs::remove_dir_all(&folder).expect("the folder is ours");
+        assert!(refused.is_err());
+    }
+}
