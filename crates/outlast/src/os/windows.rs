@@ -368,6 +368,9 @@ impl Source {
 }
 
 impl Source {
+    /// Pipes have the room they were made with.
+    pub fn widen(&self) {}
+
     /// What is there at this moment.
     pub fn read_now(&mut self, buf: &mut BytesMut) -> Option<io::Result<usize>> {
         match self.poll_read(&mut Context::from_waker(std::task::Waker::noop()), buf) {
@@ -388,6 +391,9 @@ enum To {
 }
 
 impl Sink {
+    /// As [`Source::widen`].
+    pub fn widen(&self) {}
+
     /// Writes what fits. After `Pending` the next call must begin with the same bytes.
     pub fn poll_write(&mut self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         match &mut self.0 {
