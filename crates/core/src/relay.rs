@@ -916,7 +916,7 @@ impl Relay {
     fn fail(&mut self, open: &Open, failure: &Failure) {
         let modern = self.is_modern();
         let line = match open.class {
-            Class::Call { task, .. } if !(task && !modern) => {
+            Class::Call { task, .. } if !task || modern => {
                 message::result_line(&open.id, &failure.as_tool_result(modern))
             }
             _ => {

@@ -163,7 +163,7 @@ impl Relay {
             Class::Ping => self.answer_result(&open, "{}"),
             Class::Listen => self.listen_without_server(open, line),
             Class::Initialize if self.broken => self.answer_without_server(open, now),
-            _ => match self.from_memory(&open) {
+            _ => match self.remembered(&open) {
                 Some(answer) => self.answer(&open, answer),
                 None => self.hold(open, line, now),
             },
@@ -174,7 +174,7 @@ impl Relay {
         match &open.class {
             Class::Ping => self.answer_result(&open, "{}"),
             Class::Listen => self.listen_without_server(open, line),
-            _ => match self.from_memory(&open) {
+            _ => match self.remembered(&open) {
                 Some(answer) => self.answer(&open, answer),
                 None if callable => {
                     // It left on purpose; whoever needs it calls it back.
@@ -188,7 +188,7 @@ impl Relay {
     }
 
     /// The last good answer to this, if there is one: `None` means that it is worth waiting for a server.
-    pub(super) fn from_memory(&self, open: &Open) -> Option<Bytes> {
+    pub(super) fn remembered(&self, open: &Open) -> Option<Bytes> {
         let modern = self.is_modern();
         let result = match &open.class {
             Class::Discover => match &self.discovered {
@@ -224,12 +224,12 @@ impl Relay {
     pub(super) fn answer_without_server(&mut self, open: Open, now: Instant) {
         let answer = match &open.class {
             Class::Initialize => Some(self.initialize_locally(&open)),
-            Class::Discover => Some(self.from_memory(&open).unwrap_or_else(|| self.discover_locally(&open))),
-            Class::List(Kind::Tools) => Some(self.from_memory(&open).unwrap_or_else(|| {
+            Class::Discover => Some(self.remembered(&open).unwrap_or_else(|| self.discover_locally(&open))),
+            Class::List(Kind::Tools) => Some(self.remembered(&open).unwrap_or_else(|| {
                 let result = self.tools_list("", self.is_modern());
                 message::result_line(&open.id, &result)
             })),
-            Class::List(_) => self.from_memory(&open),
+            Class::List(_) => self.remembered(&open),
             Class::Page(..) => {
                 let words = "this cursor was another server's; start again without a cursor";
                 Some(message::error_line(&open.id.to_string(), -32602, words, None))
