@@ -413,7 +413,7 @@ impl Relay {
 
     /// The server did not come up: whoever waits with an opening is told what there is.
     pub(super) fn broken_at_start(&mut self, now: Instant) {
-        if self.broken || self.ever_ready {
+        if self.ever_ready {
             return;
         }
         self.broken = true;
@@ -483,6 +483,9 @@ impl Relay {
                     self.forget(&open);
                 } else {
                     open.cancelled = true;
+                    if open.class == Class::Discover {
+                        self.handshake_is_over(generation);
+                    }
                 }
                 self.tell_server(generation, line.clone(), None);
             }

@@ -232,7 +232,7 @@ impl Relay {
             } else if let Some(line) = line {
                 self.again(open, line, now);
             } else if self.may_repeat(&open)
-                && open.resent < self.settings.limits.resend_max
+                && (open.resent < self.settings.limits.resend_max || self.is_first_opening(&open))
                 && let Some(kept) = open.kept.clone()
             {
                 open.resent += 1;
@@ -249,6 +249,11 @@ impl Relay {
                 self.client_noted(&method, &params, &line, Some(seq), now);
             }
         }
+    }
+
+    /// An opening that no server has answered yet never fails: it waits, or is answered without a server.
+    fn is_first_opening(&self, open: &Open) -> bool {
+        !self.ever_ready && matches!(open.class, Class::Initialize | Class::Discover)
     }
 
     /// A request that goes to whoever serves next, or already does.

@@ -127,18 +127,18 @@ impl Relay {
             (Class::Initialize, Some(result)) => self.initialize_answered(generation, open, result, line),
             (Class::Initialize, None) => {
                 self.client = if self.opening.is_some() { Client::Ready } else { Client::Unopened };
-                if let Some(child) = self.children.get_mut(&generation) {
-                    child.handshake_by = None;
-                }
+                self.handshake_is_over(generation);
                 line.clone()
             }
             (Class::Discover, Some(result)) => {
                 self.probe = Probe::Locked;
+                self.handshake_is_over(generation);
                 self.discover_answered(generation, result, line)
             }
             (Class::Discover, None) => {
                 let modern = matches!(error.and_then(code), Some(-32022..=-32020));
                 self.probe = if modern { Probe::Locked } else { Probe::Refused };
+                self.handshake_is_over(generation);
                 line.clone()
             }
             (Class::List(kind), Some(result)) => self.list_answered(generation, *kind, None, result, line, now),
@@ -163,6 +163,13 @@ impl Relay {
                 line.clone()
             }
             _ => line.clone(),
+        }
+    }
+
+    /// Nobody waits for this child's handshake any more.
+    pub(super) fn handshake_is_over(&mut self, generation: u32) {
+        if let Some(child) = self.children.get_mut(&generation) {
+            child.handshake_by = None;
         }
     }
 
@@ -603,6 +610,7 @@ impl Relay {
         self.ever_ready = true;
         self.ends_before_ready = 0;
         self.restarts.child_ready(now);
+        self.handshake_is_over(generation);
         self.children.get_mut(&generation).expect("it just spoke").ready = Some(now);
         self.act(Action::MarkReady(generation));
     }
