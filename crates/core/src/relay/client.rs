@@ -6,7 +6,7 @@ use listens::Listen;
 use serde_json::{json, value::RawValue};
 
 const PROTOCOL_VERSION: &str = "io.modelcontextprotocol/protocolVersion";
-const LEGACY: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
+pub(super) const LEGACY: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
 impl Relay {
     pub(super) fn client_asked(
@@ -162,7 +162,7 @@ impl Relay {
         match &open.class {
             Class::Ping => self.answer_result(&open, "{}"),
             Class::Listen => self.listen_without_server(open, line),
-            Class::Initialize if self.broken => self.answer_without_server(open, now),
+            Class::Initialize if self.broken && !self.ever_ready => self.answer_without_server(open, now),
             _ => match self.remembered(&open) {
                 Some(answer) => self.answer(&open, answer),
                 None => self.hold(open, line, now),

@@ -1,7 +1,7 @@
 //! What a child says, by the role it has, and the handshake that each new one gets.
 
 use super::{
-    client::{modern_version, own_meta},
+    client::{LEGACY, modern_version, own_meta},
     lists::Page,
     *,
 };
@@ -104,6 +104,8 @@ impl Relay {
             if serves {
                 self.modern_served = self.client == Client::Modern;
                 self.current = Current::Serving(generation);
+                // Whatever went wrong before, this client was told nothing of it.
+                self.broken = false;
                 self.ready(generation, now);
                 self.served(generation, now);
             }
@@ -525,12 +527,11 @@ impl Relay {
     fn check_initialize(&mut self, result: &RawValue) -> Result<Capabilities, String> {
         let [version, capabilities] = pick(result, ["protocolVersion", "capabilities"]).unwrap_or_default();
         let speaks = version.and_then(text).unwrap_or_default();
-        let opening = self.opening.as_mut().expect("replayed");
+        let opening = self.opening.as_ref().expect("replayed");
         if speaks != opening.version {
             // Revisions are dates, so the older one is the smaller text.
-            if opening.local && speaks < opening.version && !speaks.is_empty() {
+            if opening.local && speaks < opening.version && LEGACY.contains(&speaks.as_str()) {
                 let text = format!("The server speaks {speaks}; the client was told {}", opening.version);
-                opening.version = speaks;
                 self.odd(text);
             } else {
                 return Err(format!("speaks {speaks}, the client was promised {}", opening.version));
