@@ -525,7 +525,8 @@ pub struct Relay {
 
     client: Client,
     opening: Option<Opening>,
-    initialized: Option<Bytes>,
+    /// `initialized`, the client's bytes, and its place among what the client said.
+    initialized: Option<(u64, Bytes)>,
     /// The last `logging/setLevel` that a server accepted.
     level: Option<Bytes>,
     subscriptions: BTreeMap<String, Bytes>,

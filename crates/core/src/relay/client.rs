@@ -289,7 +289,7 @@ impl Relay {
     }
 
     /// A message that is no request we keep track of.
-    fn pass_or_hold(&mut self, line: &Bytes, seq: Option<u64>, _now: Instant) {
+    pub(super) fn pass_or_hold(&mut self, line: &Bytes, seq: Option<u64>, _now: Instant) {
         let seq = seq.unwrap_or_else(|| self.seq());
         let limits = &self.settings.limits;
         match self.current {
@@ -404,6 +404,12 @@ impl Relay {
         let version = self.version_asked(open);
         self.broken = true;
         self.opening = Some(Opening { line, version, told: Capabilities::ALL, local: true });
+        // From now on it goes out in the replay.
+        if let Some((seq, _)) = &self.initialized
+            && let Some(held) = self.held.remove(seq)
+        {
+            self.held_bytes -= held.line.len();
+        }
         self.odd("The handshake was answered without a server, so that it can be mended".into());
     }
 
@@ -441,12 +447,16 @@ impl Relay {
     ) {
         match method {
             "notifications/initialized" if self.client != Client::Modern => {
-                self.initialized = Some(Bytes::copy_from_slice(line));
+                let seq = seq.unwrap_or_else(|| self.seq());
+                self.initialized = Some((seq, Bytes::copy_from_slice(line)));
                 if self.client == Client::Opening {
                     self.client = Client::Ready;
                 }
-                if let Some(generation) = self.live() {
-                    self.tell_server(generation, line.clone(), None);
+                match self.live() {
+                    Some(generation) => self.tell_server(generation, line.clone(), None),
+                    // Said before the answer to `initialize`, it goes out after that and not in a replay.
+                    None if self.opening.is_none() => self.pass_or_hold(line, Some(seq), now),
+                    None => {}
                 }
             }
             "notifications/cancelled" => self.client_cancelled(params, line, now),

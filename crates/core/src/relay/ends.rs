@@ -199,16 +199,23 @@ impl Relay {
         let seqs = self.open_on(generation);
         let due = self.cause_of_restart(&seqs, how, &unsent);
         let end = LastEnd { how: how.clone(), generation, stderr: stderr.to_vec() };
-        let mut notes = Vec::new();
-        for (seq, line) in std::mem::take(&mut unsent) {
-            if self.opens.contains_key(&seq) {
-                unsent.insert(seq, line);
-            } else {
-                notes.push((seq, line));
-            }
+        if let Some((seq, line)) = &self.initialized
+            && self.opening.is_none()
+            && self.client == Client::Ready
+            && self.live().is_none()
+        {
+            // The opening is not answered: both halves of it go to the next child.
+            unsent.insert(*seq, line.clone());
         }
-        for seq in seqs {
+        let places: BTreeSet<u64> = seqs.into_iter().chain(unsent.keys().copied()).collect();
+        for seq in places {
             let line = unsent.remove(&seq);
+            if self.opens.get(&seq).is_none_or(|open| open.place != Place::On(generation)) {
+                if let Some(line) = line.filter(|_| !self.opens.contains_key(&seq)) {
+                    self.untracked_again(seq, &line, now);
+                }
+                continue;
+            }
             self.opens.get_mut(&seq).expect("listed above").taken |= line.is_none();
             if self.opens[&seq].class == Class::Listen {
                 self.listen_lost_child(seq);
@@ -243,11 +250,16 @@ impl Relay {
                 self.fail(&open, &failure);
             }
         }
-        // Notifications that never reached the child are as if they came now.
-        for (seq, line) in notes {
-            if let Ok(Message::Notification { method, params }) = message::parse(&line) {
-                self.client_noted(&method, &params, &line, Some(seq), now);
+    }
+
+    /// What never reached the child and owes no answer is as if it came now.
+    fn untracked_again(&mut self, seq: u64, line: &Bytes, now: Instant) {
+        match message::parse(line) {
+            Ok(Message::Notification { method, params }) => {
+                self.client_noted(&method, &params, line, Some(seq), now);
             }
+            Ok(Message::Request { .. }) => self.pass_or_hold(line, Some(seq), now),
+            _ => {}
         }
     }
 

@@ -183,6 +183,10 @@ impl Relay {
             child.capabilities = Some(has);
             child.handshake_by = None;
         }
+        if self.client == Client::Opening {
+            // Whatever the client said after an earlier opening, it has not said after this one.
+            self.initialized = None;
+        }
         let opening = open.kept.clone().expect("an initialize is always kept");
         let version = version.and_then(text).unwrap_or_default();
         self.opening = Some(Opening { line: opening, version, told, local: false });
@@ -557,7 +561,7 @@ impl Relay {
         child.capabilities = Some(capabilities);
         child.handshake_by = None;
         if self.client != Client::Modern {
-            if let Some(initialized) = self.initialized.clone() {
+            if let Some((_, initialized)) = self.initialized.clone() {
                 self.tell_server(generation, initialized, None);
             }
             if capabilities.logging
