@@ -410,7 +410,9 @@ enum Class {
     Read {
         once: bool,
     },
-    Complete,
+    Complete {
+        once: bool,
+    },
     Ping,
     Call {
         repeatable: bool,
@@ -538,6 +540,8 @@ pub struct Relay {
     modern_served: bool,
     /// The last discover result that reached the client, as JSON.
     discovered: Option<String>,
+    /// What it promised.
+    discovered_told: Option<Capabilities>,
     /// No server came up at first, and the client was told so.
     broken: bool,
     ever_ready: bool,
@@ -596,6 +600,7 @@ impl Relay {
             probe: Probe::Unanswered,
             modern_served: false,
             discovered: None,
+            discovered_told: None,
             broken: false,
             ever_ready: false,
             ends_before_ready: 0,
@@ -931,8 +936,8 @@ impl Relay {
     /// Whether a request may be asked twice.
     fn may_repeat(&self, open: &Open) -> bool {
         match &open.class {
-            Class::Initialize | Class::Discover | Class::List(_) | Class::Page(..) | Class::Complete => true,
-            Class::Read { once } => !once,
+            Class::Initialize | Class::Discover | Class::List(_) | Class::Page(..) => true,
+            Class::Read { once } | Class::Complete { once } => !once,
             Class::SetLevel | Class::Subscribe(_) | Class::Unsubscribe(_) | Class::Listen => true,
             Class::Call { repeatable, .. } => {
                 *repeatable && self.settings.retry == Retry::Annotated && self.is_annotated(&open.what)

@@ -77,7 +77,7 @@ impl Relay {
             "initialize" if !modern => Class::Initialize,
             "server/discover" if modern => Class::Discover,
             "resources/read" | "prompts/get" | "tasks/get" | "tasks/list" | "tasks/result" => Class::Read { once },
-            "completion/complete" => Class::Complete,
+            "completion/complete" => Class::Complete { once },
             "tools/call" => {
                 let task = params.task().is_some();
                 Class::Call { repeatable: !once && !task, task }
@@ -137,10 +137,10 @@ impl Relay {
         let told = self.told();
         match &open.class {
             Class::List(Kind::Tools) if !has.tools && self.settings.tools => Some(self.tools_list("", modern)),
-            Class::List(kind) | Class::Page(kind, _) if !has.has(kind.family()) && told.has(kind.family()) => {
+            Class::List(kind) if !has.has(kind.family()) && told.has(kind.family()) => {
                 Some(words::list_result(kind.member(), "", modern))
             }
-            Class::Complete if !has.completions && told.completions => {
+            Class::Complete { .. } if !has.completions && told.completions => {
                 Some(words::dress(json!({"completion": {"values": []}}), modern))
             }
             Class::SetLevel if !has.logging && told.logging => Some("{}".into()),
@@ -153,7 +153,11 @@ impl Relay {
     pub(super) fn told(&self) -> Capabilities {
         match &self.opening {
             Some(opening) => opening.told,
-            None if self.is_modern() && self.broken => Capabilities::ALL,
+            None if self.is_modern() => match self.discovered_told {
+                Some(told) => told,
+                None if self.broken => Capabilities::ALL,
+                None => Capabilities::default(),
+            },
             None => Capabilities::default(),
         }
     }

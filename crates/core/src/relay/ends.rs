@@ -151,8 +151,25 @@ impl Relay {
         if !self.ever_ready {
             self.broken_at_start(now);
         }
+        self.place_what_need_not_wait(now);
         self.recheck_holds(now);
         self.begin_queued(now);
+    }
+
+    /// Before the first child everything waits; now it is known that nobody serves.
+    fn place_what_need_not_wait(&mut self, now: Instant) {
+        let waiting: Vec<(u64, Bytes)> = self
+            .held
+            .iter()
+            .filter(|(seq, _)| {
+                self.opens.get(seq).is_some_and(|open| matches!(open.class, Class::Ping | Class::Listen))
+            })
+            .map(|(seq, held)| (*seq, held.line.clone()))
+            .collect();
+        for (seq, line) in waiting {
+            let open = self.close(seq);
+            self.place(open, line, now);
+        }
     }
 
     /// Openings do not wait for a server that has shown it does not come up.

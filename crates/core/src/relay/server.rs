@@ -199,6 +199,7 @@ impl Relay {
         if let Some(child) = self.children.get_mut(&generation) {
             child.capabilities = Some(has);
         }
+        self.discovered_told = Some(Capabilities { tools: has.tools || self.settings.tools, ..has });
         let edited = self.promise(result, capabilities, line);
         if let Ok(Message::Response { result: Some(result), .. }) = message::parse(&edited)
             && result.get().len() <= self.settings.limits.list_bytes_max
@@ -281,7 +282,7 @@ impl Relay {
         now: Instant,
     ) {
         let role = self.role(generation);
-        if self.client == Client::Modern || role == ServerRole::Retired {
+        if self.is_modern() || role == ServerRole::Retired {
             self.dropped.from_server += 1;
             return;
         }
