@@ -121,7 +121,7 @@ impl Relay {
     pub(super) fn place(&mut self, open: Open, line: Bytes, now: Instant) {
         match self.current {
             Current::Fresh(n) | Current::Serving(n) => match self.local_while_up(&open, n) {
-                Some(result) => self.answer_result(&open, &result),
+                Some(result) => self.answer_for_child(&open, &result),
                 None => self.forward(open, line, n, now),
             },
             Current::None => self.hold(open, line, now),
@@ -168,7 +168,7 @@ impl Relay {
             Class::Listen => self.listen_without_server(open, line),
             Class::Initialize if self.broken && !self.ever_ready => self.answer_without_server(open, now),
             _ => match self.remembered(&open) {
-                Some(answer) => self.answer(&open, answer),
+                Some(answer) => self.answer_remembered(&open, answer),
                 None => self.hold(open, line, now),
             },
         }
@@ -179,7 +179,7 @@ impl Relay {
             Class::Ping => self.answer_result(&open, "{}"),
             Class::Listen => self.listen_without_server(open, line),
             _ => match self.remembered(&open) {
-                Some(answer) => self.answer(&open, answer),
+                Some(answer) => self.answer_remembered(&open, answer),
                 None if callable => {
                     // It left on purpose; whoever needs it calls it back.
                     self.current = Current::Down { at: now };
@@ -202,10 +202,10 @@ impl Relay {
             },
             Class::List(kind) => {
                 let inside = match self.shown.get(kind) {
-                    Some(shown) if shown.is_complete() => shown.items.joined()?,
+                    Some(shown) => shown.last_good()?.joined()?,
                     // A broken start told the client of lists that hold nothing yet.
                     None if self.broken => String::new(),
-                    _ => return None,
+                    None => return None,
                 };
                 match kind {
                     Kind::Tools => self.tools_list(&inside, modern),
@@ -217,6 +217,23 @@ impl Relay {
         Some(message::result_line(&open.id, &result))
     }
 
+    /// From here on the client holds the list that it is given.
+    fn answer_remembered(&mut self, open: &Open, answer: Bytes) {
+        if let Class::List(kind) = open.class {
+            let items = self.shown.get(&kind).and_then(Shown::last_good).cloned().unwrap_or_default();
+            self.note_shown_locally(kind, items);
+        }
+        self.answer(open, answer);
+    }
+
+    /// A live child cannot answer this, so we do.
+    fn answer_for_child(&mut self, open: &Open, result: &str) {
+        if let Class::List(kind) = open.class {
+            self.note_shown_locally(kind, Items::default());
+        }
+        self.answer_result(open, result);
+    }
+
     /// The child's tools, as the inside of a JSON array, and ours.
     pub(super) fn tools_list(&self, inside: &str, modern: bool) -> String {
         let ours = self.our_definitions();
@@ -226,14 +243,17 @@ impl Relay {
 
     /// An answer for a request that no server will take in time.
     pub(super) fn answer_without_server(&mut self, open: Open, now: Instant) {
+        if let Some(answer) = self.remembered(&open) {
+            return self.answer_remembered(&open, answer);
+        }
         let answer = match &open.class {
             Class::Initialize => Some(self.initialize_locally(&open)),
-            Class::Discover => Some(self.remembered(&open).unwrap_or_else(|| self.discover_locally(&open))),
-            Class::List(Kind::Tools) => Some(self.remembered(&open).unwrap_or_else(|| {
+            Class::Discover => Some(self.discover_locally(&open)),
+            Class::List(Kind::Tools) => {
                 let result = self.tools_list("", self.is_modern());
-                message::result_line(&open.id, &result)
-            })),
-            Class::List(_) => self.remembered(&open),
+                return self.answer_for_child(&open, &result);
+            }
+            Class::Ping => Some(message::result_line(&open.id, "{}")),
             Class::Page(..) => {
                 let words = "this cursor was another server's; start again without a cursor";
                 Some(message::error_line(&open.id.to_string(), -32602, words, None))
@@ -313,7 +333,7 @@ impl Relay {
             if held.is_request {
                 let open = self.close(seq);
                 match self.local_while_up(&open, generation) {
-                    Some(result) => self.answer_result(&open, &result),
+                    Some(result) => self.answer_for_child(&open, &result),
                     None => self.forward(open, held.line, generation, now),
                 }
             } else {

@@ -93,8 +93,16 @@ impl Relay {
             return self.listen_answered(seq, error.is_some(), line.clone(), now);
         }
         let open = self.close(seq);
-        let line = self.edited(generation, &open, result, error, line, now);
+        let ours_before = matches!(open.class, Class::Page(Kind::Tools, _)).then(|| self.our_names());
+        let line = self.edited(generation, &open, result, error, line);
         self.answer(&open, line);
+        if ours_before.is_some_and(|before| before != self.our_names()) {
+            // A later page took one of our names: the client holds ours under the old one.
+            self.announce(Family::Tools);
+        }
+        if let Class::List(kind) | Class::Page(kind, _) = open.class {
+            self.compare_late(generation, kind, now);
+        }
         if self.current == Current::Fresh(generation) {
             let serves = match open.class {
                 Class::Initialize => result.is_some(),
@@ -123,7 +131,6 @@ impl Relay {
         result: Option<&RawValue>,
         error: Option<&RawValue>,
         line: &Bytes,
-        now: Instant,
     ) -> Bytes {
         match (&open.class, result) {
             (Class::Initialize, Some(result)) => self.initialize_answered(generation, open, result, line),
@@ -143,11 +150,12 @@ impl Relay {
                 self.handshake_is_over(generation);
                 line.clone()
             }
-            (Class::List(kind), Some(result)) => self.list_answered(generation, *kind, None, result, line, now),
+            (Class::List(kind), Some(result)) => self.list_answered(*kind, None, result, line),
             (Class::Page(kind, cursor), Some(result)) => {
-                self.list_answered(generation, *kind, cursor.as_deref().or(Some("")), result, line, now)
+                self.list_answered(*kind, cursor.as_deref().or(Some("")), result, line)
             }
             (Class::List(Kind::Tools), None) if self.settings.tools && error.and_then(code) == Some(-32601) => {
+                self.note_shown_locally(Kind::Tools, Items::default());
                 message::result_line(&open.id, &self.tools_list("", self.is_modern()))
             }
             (Class::SetLevel, Some(_)) => {
@@ -244,28 +252,20 @@ impl Relay {
     /// A page of a list on its way to the client: noted as shown, ours added to the first page of tools.
     fn list_answered(
         &mut self,
-        generation: u32,
         kind: Kind,
         cursor: Option<&str>,
         result: &RawValue,
         line: &Bytes,
-        now: Instant,
     ) -> Bytes {
         let Some(page) = Page::parse(kind, result) else { return line.clone() };
-        let ours_before = self.our_names();
-        self.note_shown(generation, kind, cursor, &page, now);
+        self.note_shown(kind, cursor, &page);
         let mut edits = Vec::new();
-        if kind == Kind::Tools {
-            if cursor.is_none() {
-                let ours = self.our_definitions();
-                if !ours.is_empty() {
-                    edits.push(Edit::append(line, page.array, &ours));
-                }
-                edits.extend(self.shorter_ttl(result, line));
-            } else if self.our_names() != ours_before {
-                // A later page took one of our names: the client holds it under the old one.
-                self.announce(Family::Tools);
+        if kind == Kind::Tools && cursor.is_none() {
+            let ours = self.our_definitions();
+            if !ours.is_empty() {
+                edits.push(Edit::append(line, page.array, &ours));
             }
+            edits.extend(self.shorter_ttl(result, line));
         }
         if edits.is_empty() { line.clone() } else { splice(line, edits) }
     }
