@@ -196,7 +196,7 @@ impl Relay {
         let modern = self.is_modern();
         let result = match &open.class {
             Class::Discover => match &self.discovered {
-                Some(discovered) => discovered.clone(),
+                Some(discovered) => words::from_memory(discovered),
                 None if self.broken => return Some(self.discover_locally(open)),
                 None => return None,
             },

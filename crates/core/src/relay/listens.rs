@@ -123,7 +123,7 @@ impl Relay {
             FLAGS.into_iter().zip(listen.wants).filter(|(_, wants)| *wants).map(|(f, _)| f).collect();
         if mem::replace(&mut listen.acknowledged, true) {
             let flags = granted.and_then(|granted| pick(granted, FLAGS)).unwrap_or_default();
-            let fewer = listen.wants.iter().zip(flags).any(|(wants, flag)| *wants && flag.is_none());
+            let fewer = listen.wants.iter().zip(flags).any(|(wants, flag)| *wants && flag.is_none_or(|flag| flag.get() != "true"));
             if fewer {
                 self.odd("The new server grants less of a subscription than was asked for".into());
             }
@@ -199,12 +199,14 @@ impl Relay {
     /// A graceful end in our own words.
     pub(super) fn end_listen(&mut self, open: &Open) {
         let id = &open.id;
-        self.answer_result(open, &format!(r#"{{"resultType":"complete","_meta":{{"{SUBSCRIPTION_ID}":{id}}}}}"#));
+        let info = words::server_info();
+        let meta = format!(r#"{{"{SUBSCRIPTION_ID}":{id},"io.modelcontextprotocol/serverInfo":{info}}}"#);
+        self.answer_result(open, &format!(r#"{{"resultType":"complete","_meta":{meta}}}"#));
     }
 
     /// Tells the client that a list is another one, in the way of its era.
     pub(super) fn announce(&mut self, family: Family) {
-        if !self.announced.insert(family) {
+        if self.announced.contains(&family) {
             return;
         }
         let method = family.method();
@@ -216,11 +218,13 @@ impl Relay {
                 .map(|open| open.id.clone())
                 .collect();
             for id in ids {
+                self.announced.insert(family);
                 self.tell_client(line(format!(
                     r#"{{"jsonrpc":"2.0","method":"{method}","params":{{"_meta":{{"{SUBSCRIPTION_ID}":{id}}}}}}}"#
                 )));
             }
         } else if self.told().has(family) {
+            self.announced.insert(family);
             self.tell_client(line(format!(r#"{{"jsonrpc":"2.0","method":"{method}"}}"#)));
         }
     }
