@@ -967,9 +967,7 @@ impl Relay {
             Class::Discover => self.current == Current::Fresh(generation),
             _ => false,
         };
-        if is_handshake
-            && let Some(child) = self.children.get_mut(&generation)
-        {
+        if is_handshake && let Some(child) = self.children.get_mut(&generation) {
             child.handshake_by = Some(now + self.settings.limits.first_handshake_max);
         }
         let seq = open.seq;

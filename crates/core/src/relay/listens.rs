@@ -123,7 +123,11 @@ impl Relay {
             FLAGS.into_iter().zip(listen.wants).filter(|(_, wants)| *wants).map(|(f, _)| f).collect();
         if mem::replace(&mut listen.acknowledged, true) {
             let flags = granted.and_then(|granted| pick(granted, FLAGS)).unwrap_or_default();
-            let fewer = listen.wants.iter().zip(flags).any(|(wants, flag)| *wants && flag.is_none_or(|flag| flag.get() != "true"));
+            let fewer = listen
+                .wants
+                .iter()
+                .zip(flags)
+                .any(|(wants, flag)| *wants && flag.is_none_or(|flag| flag.get() != "true"));
             if fewer {
                 self.odd("The new server grants less of a subscription than was asked for".into());
             }

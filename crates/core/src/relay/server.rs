@@ -250,13 +250,7 @@ impl Relay {
     }
 
     /// A page of a list on its way to the client: noted as shown, ours added to the first page of tools.
-    fn list_answered(
-        &mut self,
-        kind: Kind,
-        cursor: Option<&str>,
-        result: &RawValue,
-        line: &Bytes,
-    ) -> Bytes {
+    fn list_answered(&mut self, kind: Kind, cursor: Option<&str>, result: &RawValue, line: &Bytes) -> Bytes {
         let Some(page) = Page::parse(kind, result) else { return line.clone() };
         self.note_shown(kind, cursor, &page);
         let mut edits = Vec::new();
