@@ -40,7 +40,7 @@ impl Relay {
                 self.start(Role::Current);
             }
         }
-        self.check_openings(now);
+        self.check_holds(now);
         self.begin_queued(now);
         self.end_if_alone(now);
     }
@@ -172,9 +172,9 @@ impl Relay {
         }
     }
 
-    /// Openings do not wait for a server that has shown it does not come up.
-    fn check_openings(&mut self, now: Instant) {
-        if self.ever_ready || self.is_leaving() {
+    /// Openings do not wait for a server that has shown it does not come up, nor anything for one that comes too late.
+    fn check_holds(&mut self, now: Instant) {
+        if self.is_leaving() {
             return;
         }
         let late = matches!(self.last_end, Some(LastEnd { how: How::HandshakeLate(_), .. }));
