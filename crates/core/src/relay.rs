@@ -735,7 +735,11 @@ impl Relay {
             && self.start_after.is_none()
             && self.candidate.is_none()
             && !self.is_leaving()
-            && self.restart.as_ref().is_none_or(|restart| !restart.will_start())
+            && !self.restart_will_start()
+    }
+
+    fn restart_will_start(&self) -> bool {
+        self.restart.as_ref().is_some_and(Restart::will_start)
     }
 
     /// The open requests that time can end: those that wait, and those with a deadline of their own.

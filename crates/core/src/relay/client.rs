@@ -174,17 +174,21 @@ impl Relay {
         }
     }
 
-    fn place_while_given_up(&mut self, open: Open, line: Bytes, callable: bool, now: Instant) {
+    pub(super) fn place_while_given_up(&mut self, open: Open, line: Bytes, callable: bool, now: Instant) {
         match &open.class {
             Class::Ping => self.answer_result(&open, "{}"),
             Class::Listen => self.listen_without_server(open, line),
             _ => match self.remembered(&open) {
                 Some(answer) => self.answer_remembered(&open, answer),
+                // A restart that somebody asked for is about to start it.
+                None if self.restart_will_start() => self.hold(open, line, now),
                 None if callable => {
                     // It left on purpose; whoever needs it calls it back.
                     self.current = Current::Down { at: now };
                     self.hold(open, line, now);
-                    self.start(Role::Current);
+                    if self.wants_start() {
+                        self.start(Role::Current);
+                    }
                 }
                 None => self.answer_without_server(open, now),
             },

@@ -116,7 +116,8 @@ impl Relay {
                 false
             }
             Verdict::Left => {
-                let callable = self.settings.on_clean_exit == OnCleanExit::Restart;
+                // Whoever asked for a restart wants a server.
+                let callable = self.settings.on_clean_exit == OnCleanExit::Restart || self.restart_will_start();
                 self.current = Current::GivenUp { crashes: None, callable };
                 !callable
             }
@@ -186,14 +187,14 @@ impl Relay {
     }
 
     /// Whoever waits longer than it may until the next start is told so now.
-    fn recheck_holds(&mut self, now: Instant) {
+    pub(super) fn recheck_holds(&mut self, now: Instant) {
         let seqs: Vec<u64> = self.held.iter().filter(|(_, held)| held.is_request).map(|(seq, _)| *seq).collect();
         for seq in seqs {
             let open = &self.opens[&seq];
             let limits = &self.settings.limits;
             let is_opening = matches!(open.class, Class::Initialize | Class::Discover);
             let over = match &self.current {
-                Current::GivenUp { callable, .. } => !callable,
+                Current::GivenUp { callable, .. } => !callable && !self.restart_will_start(),
                 Current::Down { at } if self.wants_start() => {
                     let wait = if is_opening { limits.opening_wait } else { limits.hold_max };
                     *at > open.waiting_since.unwrap_or(now) + wait
@@ -290,7 +291,7 @@ impl Relay {
         open.waiting_since.get_or_insert(now);
         match self.current {
             Current::Fresh(_) | Current::Serving(_) => self.place(open, line, now),
-            Current::GivenUp { callable: false, .. } => self.answer_without_server(open, now),
+            Current::GivenUp { callable, .. } => self.place_while_given_up(open, line, callable, now),
             _ => self.hold(open, line, now),
         }
     }

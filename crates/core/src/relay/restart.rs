@@ -311,6 +311,9 @@ impl Relay {
             }
         }
         self.begin_queued(now);
+        if result.is_err() {
+            self.recheck_holds(now);
+        }
     }
 
     fn answer_ticket(&mut self, ticket: Ticket, report: &Value) {
