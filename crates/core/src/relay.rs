@@ -526,6 +526,8 @@ pub struct Relay {
     next_seq: u64,
 
     client: Client,
+    /// Nobody reads what the client is told.
+    unheard: bool,
     opening: Option<Opening>,
     /// `initialized`, the client's bytes, and its place among what the client said.
     initialized: Option<(u64, Bytes)>,
@@ -591,6 +593,7 @@ impl Relay {
             next_private: 1,
             next_seq: 1,
             client: Client::Unopened,
+            unheard: false,
             opening: None,
             initialized: None,
             level: None,
@@ -795,7 +798,9 @@ impl Relay {
     }
 
     fn tell_client(&mut self, line: Bytes) {
-        self.out.push(Action::TellClient(line));
+        if !self.unheard {
+            self.out.push(Action::TellClient(line));
+        }
     }
 
     fn tell_server(&mut self, generation: u32, line: Bytes, mark: Option<u64>) {

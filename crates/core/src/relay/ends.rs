@@ -244,6 +244,9 @@ impl Relay {
                 open.place = Place::Due;
                 open.waiting_since = Some(now);
                 self.bounded.insert(seq);
+                if let Current::Serving(serving) = self.current {
+                    self.due_is_back(seq, serving);
+                }
                 continue;
             }
             let mut open = self.close(seq);
@@ -310,11 +313,14 @@ impl Relay {
             .filter(|open| !unsent.contains_key(&open.seq))
             .collect();
         let mut asked = calls.iter().filter(|open| open.what == Tool::Restart.name());
-        match (asked.next(), asked.next(), calls.as_slice()) {
-            (Some(open), None, _) => Some(open.seq),
-            (None, None, [open]) => Some(open.seq),
-            _ => None,
-        }
+        let cause = match (asked.next(), asked.next(), calls.as_slice()) {
+            (Some(open), None, _) => open,
+            (None, None, [open]) => open,
+            _ => return None,
+        };
+        // A legacy task is answered with another type of result, which is the server's to make.
+        let is_task = matches!(cause.class, Class::Call { task: true, .. }) && !self.is_modern();
+        (!is_task).then_some(cause.seq)
     }
 
     pub(super) fn due_is_back(&mut self, seq: u64, generation: u32) {
@@ -434,30 +440,22 @@ impl Relay {
     // ---- the client's end ---------------------------------------------------------------------------------
 
     pub(super) fn client_ended(&mut self, farewell: Farewell, now: Instant) {
-        if self.is_leaving() {
-            return;
-        }
-        let words = farewell == Farewell::Heard;
-        self.say_goodbye(words, now);
+        self.unheard |= farewell == Farewell::Broken;
+        self.leave(now);
         self.end_if_alone(now);
     }
 
-    /// The server left on purpose, and outlast goes with it.
+    /// The client is gone, or the server left on purpose and outlast goes with it.
     fn leave(&mut self, now: Instant) {
-        if !self.is_leaving() {
-            self.say_goodbye(true, now);
+        if self.is_leaving() {
+            return;
         }
-    }
-
-    fn say_goodbye(&mut self, words: bool, now: Instant) {
         self.client = Client::Gone;
         let waiting: Vec<u64> =
             self.opens.values().filter(|open| !matches!(open.place, Place::On(_))).map(|open| open.seq).collect();
         for seq in waiting {
             let open = self.close(seq);
-            if !words {
-                self.forget(&open);
-            } else if open.class == Class::Listen {
+            if open.class == Class::Listen {
                 self.end_listen(&open);
             } else {
                 let failure = self.failure(7006, "stopping", &open, now);
