@@ -366,8 +366,10 @@ impl Relay {
     fn initialize_after_probe(&mut self, open: Open, line: &Bytes, now: Instant) {
         self.probe_only = false;
         self.meta.clear();
-        let locked = match (self.live(), self.probe) {
-            (Some(generation), Probe::Unanswered | Probe::Locked) => Some(generation),
+        let locked = match (&self.current, self.probe) {
+            (Current::Fresh(n) | Current::Serving(n), Probe::Unanswered | Probe::Locked) => Some(*n),
+            // Our own probe is under way there.
+            (Current::Replaying(n), _) => Some(*n),
             _ => None,
         };
         // A probe that nobody answered: as a legacy server says.
@@ -378,18 +380,44 @@ impl Relay {
             let refusal = self.discover_locally(&probe);
             self.answer(&probe, refusal);
         }
+        if let Some(candidate) = self.candidate.take() {
+            self.stop(candidate, How::Stopped);
+            self.restart_starts_over(candidate);
+        }
         if let Some(generation) = locked {
-            self.stop(generation, How::Stopped);
+            self.restart_starts_over(generation);
             self.start_over(generation, now);
         }
         self.place(open, line.clone(), now);
     }
 
-    /// Nobody serves; the next child starts at once, or after another one's end.
+    /// A child that does not serve yet is stopped, and the next one starts at once, or after its end where two cannot
+    /// run. The client's opening waits for that one.
     pub(super) fn start_over(&mut self, generation: u32, now: Instant) {
+        self.stop(generation, How::Stopped);
         self.current = Current::Down { at: now };
-        if self.settings.reload == Reload::Replace && self.children.contains_key(&generation) {
+        for seq in self.open_on(generation) {
+            let open = &self.opens[&seq];
+            if matches!(open.class, Class::Initialize | Class::Discover)
+                && !open.cancelled
+                && let Some(kept) = open.kept.clone()
+            {
+                let mut open = self.close(seq);
+                open.taken = true;
+                self.hold(open, kept, now);
+            }
+        }
+        if let Some((seq, line)) = self.initialized.clone()
+            && self.opening.is_none()
+            && self.client == Client::Ready
+        {
+            self.pass_or_hold(&line, Some(seq), now);
+        }
+        if self.settings.reload == Reload::Replace {
             self.start_after = Some(generation);
+        } else if self.starting.is_some() {
+            // One is on its way already.
+            self.starting = Some(Role::Current);
         } else {
             self.start(Role::Current);
         }

@@ -194,10 +194,8 @@ impl Relay {
                 Step::Clearing
             }
             Current::Fresh(old) | Current::Replaying(old) => {
-                self.current = Current::Down { at: now };
-                self.start_after = Some(old);
-                self.stop(old, How::Stopped);
-                Step::Clearing
+                self.start_over(old, now);
+                if self.start_after.is_some() { Step::Clearing } else { Step::Starting }
             }
             Current::None | Current::Down { .. } | Current::GivenUp { .. } => {
                 if matches!(self.current, Current::GivenUp { .. }) {
@@ -210,6 +208,15 @@ impl Relay {
         };
         if let Some(restart) = &mut self.restart {
             restart.step = step;
+        }
+    }
+
+    /// The child that a restart was to bring up is given up for another one that is started now.
+    pub(super) fn restart_starts_over(&mut self, generation: u32) {
+        if let Some(restart) = &mut self.restart
+            && restart.waits_for(generation)
+        {
+            restart.step = Step::Starting;
         }
     }
 

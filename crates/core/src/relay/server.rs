@@ -116,6 +116,10 @@ impl Relay {
                 self.broken = false;
                 self.ready(generation, now);
                 self.served(generation, now);
+                self.restart_is_ready(generation, now);
+            } else if self.client == Client::Unopened {
+                self.restart_is_done_if(generation, now);
+                self.begin_queued(now);
             }
         }
         if role == ServerRole::Draining {
@@ -473,9 +477,13 @@ impl Relay {
             self.current = Current::Fresh(generation);
             self.reopen_listens(generation);
             self.release(generation, now);
-            // Nothing can be replayed to it: it is as good as it gets until the client opens the conversation.
-            self.restart_is_done_if(generation, now);
+            self.restart_has_child(generation);
+            if self.client == Client::Unopened || self.open_on(generation).is_empty() {
+                // It is as good as it gets until the client opens the conversation.
+                self.restart_is_done_if(generation, now);
+            }
         }
+        self.begin_queued(now);
     }
 
     /// Our private handshake.
