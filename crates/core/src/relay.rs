@@ -504,8 +504,8 @@ struct LastEnd {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Probe {
     Unanswered,
-    /// It does not speak the stateless era, and can still be initialised.
-    Refused,
+    /// It heard none, or does not speak the stateless era: it can still be initialised.
+    Harmless,
     /// It may be locked to the stateless era.
     Locked,
 }
@@ -600,7 +600,7 @@ impl Relay {
             subscriptions: BTreeMap::new(),
             meta: String::new(),
             probe_only: false,
-            probe: Probe::Unanswered,
+            probe: Probe::Harmless,
             modern_served: false,
             discovered: None,
             discovered_told: None,
@@ -755,7 +755,7 @@ impl Relay {
     fn hold_ends(&self, open: &Open) -> Option<Instant> {
         match open.place {
             // An opening is waited for while a child is alive but slow, as without us; `Down` decides at once.
-            Place::Held if matches!(open.class, Class::Initialize | Class::Discover) => None,
+            Place::Held if self.is_first_opening(open) => None,
             Place::Held | Place::Due => Some(open.waiting_since? + self.settings.limits.hold_max),
             _ => None,
         }
@@ -966,7 +966,9 @@ impl Relay {
     /// Sends a request to a child that listens, and notes it in the table.
     fn forward(&mut self, mut open: Open, line: Bytes, generation: u32, now: Instant) {
         let room = self.settings.limits.held_bytes_max.saturating_sub(self.kept_bytes);
-        if open.kept.is_none() && line.len() <= room && self.may_repeat(&open) {
+        // A listen stays open for as long as the client wants it, so it is always kept.
+        let fits = line.len() <= room || open.class == Class::Listen;
+        if open.kept.is_none() && fits && self.may_repeat(&open) {
             // A copy: a slice would keep the whole read buffer alive.
             open.kept = Some(Bytes::copy_from_slice(&line));
         }
@@ -978,6 +980,9 @@ impl Relay {
         };
         if is_handshake && let Some(child) = self.children.get_mut(&generation) {
             child.handshake_by = Some(now + self.settings.limits.first_handshake_max);
+        }
+        if open.class == Class::Discover {
+            self.probe = Probe::Unanswered;
         }
         let seq = open.seq;
         self.insert(open);

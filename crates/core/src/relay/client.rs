@@ -50,7 +50,6 @@ impl Relay {
                 "server/discover" => {
                     self.client = Client::Modern;
                     self.probe_only = true;
-                    self.probe = Probe::Unanswered;
                 }
                 _ if meta.is_some_and(is_modern) => self.client = Client::Modern,
                 _ => {}
@@ -121,7 +120,10 @@ impl Relay {
     pub(super) fn place(&mut self, open: Open, line: Bytes, now: Instant) {
         match self.current {
             Current::Fresh(n) | Current::Serving(n) => match self.local_while_up(&open, n) {
-                Some(result) => self.answer_for_child(&open, &result),
+                Some(result) => {
+                    self.note_granted(&open, &line);
+                    self.answer_for_child(&open, &result);
+                }
                 None => self.forward(open, line, n, now),
             },
             Current::None => self.hold(open, line, now),
@@ -230,6 +232,16 @@ impl Relay {
         self.answer(open, answer);
     }
 
+    /// What the client has set and every later child is to have set again.
+    pub(super) fn note_granted(&mut self, open: &Open, line: &[u8]) {
+        match &open.class {
+            Class::SetLevel => self.level = Some(Bytes::copy_from_slice(line)),
+            Class::Subscribe(uri) => drop(self.subscriptions.insert(uri.clone(), Bytes::copy_from_slice(line))),
+            Class::Unsubscribe(uri) => drop(self.subscriptions.remove(uri)),
+            _ => {}
+        }
+    }
+
     /// A live child cannot answer this, so we do.
     fn answer_for_child(&mut self, open: &Open, result: &str) {
         if let Class::List(kind) = open.class {
@@ -286,7 +298,7 @@ impl Relay {
         let limits = &self.settings.limits;
         open.place = Place::Held;
         let since = *open.waiting_since.get_or_insert(now);
-        let is_opening = matches!(open.class, Class::Initialize | Class::Discover);
+        let is_opening = self.is_first_opening(&open);
         if let Current::Down { at } = self.current
             && self.wants_start()
         {
@@ -337,7 +349,10 @@ impl Relay {
             if held.is_request {
                 let open = self.close(seq);
                 match self.local_while_up(&open, generation) {
-                    Some(result) => self.answer_for_child(&open, &result),
+                    Some(result) => {
+                        self.note_granted(&open, &held.line);
+                        self.answer_for_child(&open, &result);
+                    }
                     None => self.forward(open, held.line, generation, now),
                 }
             } else {
@@ -483,7 +498,7 @@ impl Relay {
         for seq in seqs {
             let open = &self.opens[&seq];
             let is_opening = matches!(open.class, Class::Initialize | Class::Discover);
-            let is_list = self.is_modern() && matches!(open.class, Class::List(_));
+            let is_list = self.client != Client::Unopened && matches!(open.class, Class::List(_));
             if is_opening || is_list {
                 let open = self.close(seq);
                 self.answer_without_server(open, now);

@@ -192,7 +192,7 @@ impl Relay {
         for seq in seqs {
             let open = &self.opens[&seq];
             let limits = &self.settings.limits;
-            let is_opening = matches!(open.class, Class::Initialize | Class::Discover);
+            let is_opening = self.is_first_opening(open);
             let over = match &self.current {
                 Current::GivenUp { callable, .. } => !callable && !self.restart_will_start(),
                 Current::Down { at } if self.wants_start() => {
@@ -202,7 +202,7 @@ impl Relay {
                 _ => false,
             };
             if over {
-                if is_opening && !self.ever_ready {
+                if is_opening {
                     self.broken = true;
                 }
                 let open = self.close(seq);
@@ -237,6 +237,9 @@ impl Relay {
             self.opens.get_mut(&seq).expect("listed above").taken |= line.is_none();
             if self.opens[&seq].class == Class::Listen {
                 self.listen_lost_child(seq);
+                if self.live().is_none() && !self.is_leaving() {
+                    self.acknowledge(seq);
+                }
                 continue;
             }
             if due == Some(seq) {
@@ -285,7 +288,7 @@ impl Relay {
     }
 
     /// An opening that no server has answered yet never fails: it waits, or is answered without a server.
-    fn is_first_opening(&self, open: &Open) -> bool {
+    pub(super) fn is_first_opening(&self, open: &Open) -> bool {
         !self.ever_ready && matches!(open.class, Class::Initialize | Class::Discover)
     }
 

@@ -57,7 +57,8 @@ impl Relay {
         self.acknowledge(seq);
     }
 
-    fn acknowledge(&mut self, seq: u64) {
+    /// In our own words, unless it was acknowledged before.
+    pub(super) fn acknowledge(&mut self, seq: u64) {
         let id = self.opens[&seq].id.clone();
         let listen = self.listen_mut(seq);
         if !mem::replace(&mut listen.acknowledged, true) {
@@ -88,6 +89,9 @@ impl Relay {
             if open.place == Place::On(generation) {
                 let id = open.id.clone();
                 self.listen_lost_child(seq);
+                if self.live().is_none() {
+                    self.acknowledge(seq);
+                }
                 self.tell_server(
                     generation,
                     line(format!(

@@ -150,7 +150,7 @@ impl Relay {
             }
             (Class::Discover, None) => {
                 let modern = matches!(error.and_then(code), Some(-32022..=-32020));
-                self.probe = if modern { Probe::Locked } else { Probe::Refused };
+                self.probe = if modern { Probe::Locked } else { Probe::Harmless };
                 self.handshake_is_over(generation);
                 line.clone()
             }
@@ -162,18 +162,10 @@ impl Relay {
                 self.note_shown_locally(Kind::Tools, Items::default());
                 message::result_line(&open.id, &self.tools_list("", self.is_modern()))
             }
-            (Class::SetLevel, Some(_)) => {
-                self.level = open.kept.clone();
-                line.clone()
-            }
-            (Class::Subscribe(uri), Some(_)) => {
-                if let Some(kept) = &open.kept {
-                    self.subscriptions.insert(uri.clone(), kept.clone());
+            (Class::SetLevel | Class::Subscribe(_) | Class::Unsubscribe(_), Some(_)) => {
+                if open.kept.is_some() || matches!(open.class, Class::Unsubscribe(_)) {
+                    self.note_granted(open, open.kept.as_deref().unwrap_or_default());
                 }
-                line.clone()
-            }
-            (Class::Unsubscribe(uri), Some(_)) => {
-                self.subscriptions.remove(uri);
                 line.clone()
             }
             _ => line.clone(),
@@ -469,7 +461,7 @@ impl Relay {
             self.replaced += 1;
         }
         let opened = self.opening.is_some() && self.client != Client::Modern;
-        if opened || (self.client == Client::Modern && (self.modern_served || self.broken)) {
+        if opened || (self.client == Client::Modern && (self.modern_served || (self.broken && !self.probe_only))) {
             self.current = Current::Replaying(generation);
             self.restart_has_child(generation);
             self.replay(generation, now);
