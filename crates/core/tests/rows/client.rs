@@ -549,3 +549,95 @@ fn q18_what_is_not_json_is_refused_and_not_sent_on() {
         story.child_hears_nothing(1);
     }
 }
+
+#[test]
+fn q1_a_second_opening_waits_no_longer_than_other_requests() {
+    let mut story = down();
+    story.client(&INITIALIZE.replace("\"id\":0", "\"id\":1"));
+    story.passes(secs(1));
+    story.started(2);
+    story.passes(secs(28));
+    story.client_hears_nothing();
+    story.passes(secs(1));
+    assert_eq!(parsed(&story.answer())["result"]["serverInfo"]["name"], "outlast");
+}
+
+#[test]
+fn q2_a_discover_that_is_no_opening_waits_no_longer_than_other_requests() {
+    let mut story = Story::fresh();
+    story.client(&modern(1, "tools/list", "")).child(1, &result(1, r#"{"tools":[]}"#));
+    story.dies(1, code(1));
+    story.forget();
+    story.client(&modern(2, "server/discover", ""));
+    story.passes(secs(1));
+    story.started(2);
+    story.passes(secs(29));
+    story.client_hears(&[&error(2, -32601, "Method not found")]);
+}
+
+#[test]
+fn q10_a_listen_that_lost_its_child_before_the_acknowledgement_gets_one() {
+    let listen = modern(5, "subscriptions/listen", r#""notifications":{"toolsListChanged":true}"#);
+    let mut story = Story::modern_with(hopeless);
+    story.client(&listen);
+    story.dies(1, code(1));
+    assert_eq!(parsed(&story.answer())["method"], "notifications/subscriptions/acknowledged");
+}
+
+#[test]
+fn q10_a_listen_outlives_its_child_whatever_else_is_kept() {
+    let listen = modern(5, "subscriptions/listen", r#""notifications":{"toolsListChanged":true}"#);
+    let mut story = Story::modern_with(|settings| settings.limits.held_bytes_max = 10);
+    story.client(&listen);
+    story.dies(1, code(1));
+    story.passes(secs(1));
+    story.comes_up(2);
+    assert_eq!(story.told_server(2).last(), Some(&listen));
+}
+
+#[test]
+fn q14_what_we_granted_is_set_on_the_first_child_that_can() {
+    let mut story = Story::legacy();
+    story.dies(1, code(1));
+    story.passes(secs(1));
+    story.comes_up_with(2, "{}");
+    story.client(&ask_with(1, "logging/setLevel", r#"{"level":"debug"}"#));
+    story.client(&ask_with(2, "resources/subscribe", r#"{"uri":"u:1"}"#));
+    story.client(&ask_with(3, "resources/subscribe", r#"{"uri":"u:2"}"#));
+    story.client(&ask_with(4, "resources/unsubscribe", r#"{"uri":"u:2"}"#));
+    story.dies(2, code(1));
+    story.passes(secs(1));
+    story.comes_up(3);
+    assert_eq!(
+        story.told_server(3)[2..],
+        [
+            ask_with(private(3), "logging/setLevel", r#"{"level":"debug"}"#),
+            ask_with(private(4), "resources/subscribe", r#"{"uri":"u:1"}"#)
+        ]
+    );
+}
+
+#[test]
+fn q16_a_cancellation_means_the_oldest_of_an_id() {
+    let mut story = Story::legacy();
+    story.dies(1, code(1));
+    story.forget();
+    story.client(&call(1, "a")).client(&call(1, "b")).client(&cancel(1));
+    story.passes(secs(1));
+    story.comes_up(2);
+    assert_eq!(story.told_server(2)[2..], [call(1, "b")]);
+}
+
+#[test]
+fn q18_a_line_too_long_is_refused_under_its_own_id() {
+    for (start, id) in [
+        (r#"{"jsonrpc":"2.0","id":"a","method":"tools/call","params":{"name":"xxxx"#, json!("a")),
+        (r#"{"params":{"id":7,"x":"xxxxx"#, json!(null)),
+    ] {
+        let mut story = Story::legacy();
+        story.happens(Event::ClientSaidTooMuch(start.into()));
+        let answer = parsed(&story.answer());
+        assert_eq!((&answer["id"], &answer["error"]["code"]), (&id, &json!(-32600)));
+        story.child_hears_nothing(1);
+    }
+}

@@ -780,3 +780,17 @@ fn x20_a_private_probe_under_way_is_given_up_with_its_child() {
     story.started(2);
     story.child_hears(2, &[&initialize]);
 }
+
+#[test]
+fn x18_a_restart_that_waits_for_the_old_one_starts_nothing_either() {
+    let mut story = Story::legacy_with(ALL, |settings| settings.reload = Reload::Replace);
+    story.client(&call(1, "slow"));
+    story.reloads();
+    story.forget();
+    story.client_leaves(Farewell::Heard);
+    story.child(1, &result(1, "{}"));
+    story.client_hears(&[&result(1, "{}")]);
+    story.dies(1, How::Stopped);
+    let did = story.did();
+    assert_eq!(did.last().map(String::as_str), Some("end 0"), "{did:?}");
+}

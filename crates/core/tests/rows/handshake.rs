@@ -340,3 +340,28 @@ fn b6_after_a_handshake_of_ours_an_older_version_is_put_up_with() {
         assert!(did[0].starts_with("stop 1: failed its handshake: speaks "), "{version}: {did:?}");
     }
 }
+
+#[test]
+fn b2_lists_that_were_asked_for_in_one_breath_are_answered_with_the_opening() {
+    let mut story = Story::unborn();
+    story.client(INITIALIZE).client(INITIALIZED).client(&ask(1, "tools/list")).client(&call(2, "t"));
+    story.start_fails("no such file");
+    let told = story.told_client();
+    assert_eq!(told.len(), 2, "the call is held: {told:#?}");
+    assert_eq!(tool_names(&told[1]), OURS);
+}
+
+#[test]
+fn b3_a_probe_that_we_refused_is_not_repeated_to_the_child_that_comes_up() {
+    let initialize = INITIALIZE.replace("\"id\":0", "\"id\":1");
+    let mut story = Story::unborn();
+    story.client(&modern(0, "server/discover", ""));
+    story.start_fails("no such file");
+    story.passes(secs(1));
+    story.started(1);
+    story.child_hears_nothing(1);
+    story.forget();
+    story.client(&initialize);
+    story.child_hears(1, &[&initialize]);
+    story.was_done(&[]);
+}
