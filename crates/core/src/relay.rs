@@ -973,12 +973,10 @@ impl Relay {
             open.kept = Some(Bytes::copy_from_slice(&line));
         }
         open.place = Place::On(generation);
-        let is_handshake = match open.class {
-            Class::Initialize => true,
-            Class::Discover => self.current == Current::Fresh(generation),
-            _ => false,
-        };
-        if is_handshake && let Some(child) = self.children.get_mut(&generation) {
+        if matches!(open.class, Class::Initialize | Class::Discover)
+            && self.current == Current::Fresh(generation)
+            && let Some(child) = self.children.get_mut(&generation)
+        {
             child.handshake_by = Some(now + self.settings.limits.first_handshake_max);
         }
         if open.class == Class::Discover {

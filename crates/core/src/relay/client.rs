@@ -182,8 +182,6 @@ impl Relay {
             Class::Listen => self.listen_without_server(open, line),
             _ => match self.remembered(&open) {
                 Some(answer) => self.answer_remembered(&open, answer),
-                // A restart that somebody asked for is about to start it.
-                None if self.restart_will_start() => self.hold(open, line, now),
                 None if callable => {
                     // It left on purpose; whoever needs it calls it back.
                     self.current = Current::Down { at: now };
@@ -192,6 +190,8 @@ impl Relay {
                         self.start(Role::Current);
                     }
                 }
+                // A restart that somebody asked for is about to start it.
+                None if self.restart_will_start() => self.hold(open, line, now),
                 None => self.answer_without_server(open, now),
             },
         }

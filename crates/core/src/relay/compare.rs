@@ -6,11 +6,11 @@ use serde_json::value::RawValue;
 
 impl Relay {
     /// A page on its way to the client.
-    pub(super) fn note_shown(&mut self, kind: Kind, cursor: Option<&str>, page: &Page<'_>) {
+    pub(super) fn note_shown(&mut self, generation: u32, kind: Kind, cursor: Option<&str>, page: &Page<'_>) {
         let bytes_max = self.settings.limits.list_bytes_max;
         let shown = self.shown.remove(&kind);
         let mut shown = match (cursor, shown) {
-            (None, shown) => Shown::anew(shown),
+            (None, shown) => Shown::anew(shown, generation),
             (Some(cursor), Some(shown)) if shown.next.as_deref() == Some(cursor) => shown,
             // A page out of turn adds nothing that could be vouched for.
             (Some(_), shown) => {
@@ -32,11 +32,11 @@ impl Relay {
         }
     }
 
-    /// A list that reached the client from a child that no longer serves is compared with that of the one that does.
+    /// A list that reached the client from a child that no longer serves, or one whose pages are of several children, is
+    /// compared with that of the one that does.
     pub(super) fn compare_late(&mut self, generation: u32, kind: Kind, now: Instant) {
         if let Current::Serving(serving) = self.current
-            && serving != generation
-            && self.shown.contains_key(&kind)
+            && self.shown.get(&kind).is_some_and(|shown| generation != serving || shown.from != serving)
             && self.children.get(&serving).is_some_and(|child| !child.fetches.contains_key(&kind))
         {
             self.compare_one(serving, kind, now);

@@ -165,6 +165,8 @@ pub struct Shown {
     pub items: Items,
     /// The cursor of the page that comes next; `None` once the last page was shown.
     pub next: Option<String>,
+    /// The child whose first page it was.
+    pub from: u32,
     /// The last complete list, while a newer one is still being shown.
     pub before: Option<Items>,
 }
@@ -184,8 +186,8 @@ impl Shown {
     }
 
     /// The client lists anew, from the first page.
-    pub fn anew(before: Option<Shown>) -> Shown {
-        Shown { before: before.and_then(Shown::into_last_good), ..Shown::default() }
+    pub fn anew(before: Option<Shown>, from: u32) -> Shown {
+        Shown { before: before.and_then(Shown::into_last_good), from, ..Shown::default() }
     }
 
     /// The client was given a list whole.

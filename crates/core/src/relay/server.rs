@@ -154,9 +154,9 @@ impl Relay {
                 self.handshake_is_over(generation);
                 line.clone()
             }
-            (Class::List(kind), Some(result)) => self.list_answered(*kind, None, result, line),
+            (Class::List(kind), Some(result)) => self.list_answered(generation, *kind, None, result, line),
             (Class::Page(kind, cursor), Some(result)) => {
-                self.list_answered(*kind, cursor.as_deref().or(Some("")), result, line)
+                self.list_answered(generation, *kind, cursor.as_deref().or(Some("")), result, line)
             }
             (Class::List(Kind::Tools), None) if self.settings.tools && error.and_then(code) == Some(-32601) => {
                 self.note_shown_locally(Kind::Tools, Items::default());
@@ -246,9 +246,16 @@ impl Relay {
     }
 
     /// A page of a list on its way to the client: noted as shown, ours added to the first page of tools.
-    fn list_answered(&mut self, kind: Kind, cursor: Option<&str>, result: &RawValue, line: &Bytes) -> Bytes {
+    fn list_answered(
+        &mut self,
+        generation: u32,
+        kind: Kind,
+        cursor: Option<&str>,
+        result: &RawValue,
+        line: &Bytes,
+    ) -> Bytes {
         let Some(page) = Page::parse(kind, result) else { return line.clone() };
-        self.note_shown(kind, cursor, &page);
+        self.note_shown(generation, kind, cursor, &page);
         let mut edits = Vec::new();
         if kind == Kind::Tools && cursor.is_none() {
             let ours = self.our_definitions();
