@@ -641,3 +641,19 @@ fn q18_a_line_too_long_is_refused_under_its_own_id() {
         story.child_hears_nothing(1);
     }
 }
+
+#[test]
+fn q15_what_is_too_big_to_keep_is_not_asked_again() {
+    let mut story = Story::legacy_with(ALL, |settings| settings.limits.held_bytes_max = 80);
+    story.client(&ask(1, "prompts/list")).client(&ask(2, "resources/list"));
+    story.dies(1, code(1));
+    story.client_hears_error(2, 7001, "server_ended", "unknown");
+}
+
+#[test]
+fn q1_a_second_opening_on_a_serving_child_is_as_patient_as_the_client() {
+    let mut story = Story::legacy();
+    story.client(&INITIALIZE.replace("\"id\":0", "\"id\":1"));
+    story.passes(secs(600));
+    story.was_done(&[]);
+}

@@ -794,3 +794,27 @@ fn x18_a_restart_that_waits_for_the_old_one_starts_nothing_either() {
     let did = story.did();
     assert_eq!(did.last().map(String::as_str), Some("end 0"), "{did:?}");
 }
+
+#[test]
+fn x7_a_failed_build_leaves_nobody_waiting_for_a_server_that_left() {
+    let mut story = Story::legacy_with(ALL, |settings| settings.build = true);
+    story.reloads();
+    story.forget();
+    story.dies(1, code(0));
+    story.client(&call(1, "t"));
+    story.happens(Event::BuildEnded(Err("no".into())));
+    story.passes(ms(1));
+    assert_eq!(story.did()[1..], ["start"]);
+
+    let mut story = Story::legacy_with(ALL, |settings| {
+        hopeless(settings);
+        settings.build = true;
+    });
+    story.reloads();
+    story.forget();
+    story.dies(1, code(1));
+    story.client(&call(1, "t"));
+    story.client_hears_nothing();
+    story.happens(Event::BuildEnded(Err("no".into())));
+    story.client_hears_failed_call(1, "gave_up", "not_sent");
+}

@@ -239,3 +239,45 @@ fn l6_a_child_that_ends_leaves_the_comparison_to_the_next() {
     story.answers_private(3, "tools/list", B);
     story.client_hears(&[CHANGED]);
 }
+
+#[test]
+fn l5_pages_of_two_children_are_no_list_of_either() {
+    let mut story = listed(r#"{"tools":[{"name":"a"}],"nextCursor":"2"}"#);
+    next_child(&mut story, 2);
+    let all = r#"{"tools":[{"name":"a"},{"name":"new"},{"name":"z"}]}"#;
+    story.answers_private(2, "tools/list", all);
+    story.client_hears_nothing();
+    story.client(&ask_with(2, "tools/list", r#"{"cursor":"2"}"#));
+    story.told_server(2);
+    story.child(2, &result(2, r#"{"tools":[{"name":"z"}]}"#));
+    story.told_client();
+    story.answers_private(2, "tools/list", all);
+    story.client_hears(&[CHANGED]);
+}
+
+#[test]
+fn l6_a_list_without_end_counts_as_changed() {
+    let mut story = Story::legacy_with(ALL, |settings| settings.limits.list_pages_max = 3);
+    story.client(&ask(1, "tools/list")).child(1, &result(1, A));
+    next_child(&mut story, 2);
+    for _ in 0..4 {
+        story.client_hears_nothing();
+        story.answers_private(2, "tools/list", r#"{"tools":[],"nextCursor":"more"}"#);
+    }
+    story.client_hears(&[CHANGED]);
+}
+
+#[test]
+fn l6_a_list_too_big_to_keep_is_compared_and_not_served() {
+    let mut story = Story::legacy_with(ALL, |settings| settings.limits.list_bytes_max = 10);
+    story.client(&ask(1, "tools/list")).child(1, &result(1, A));
+    story.dies(1, code(1));
+    story.forget();
+    story.client(&ask(2, "tools/list"));
+    story.client_hears_nothing();
+    story.passes(secs(1));
+    story.comes_up(2);
+    story.client(&cancel(2));
+    story.answers_private(2, "tools/list", A);
+    story.client_hears_nothing();
+}

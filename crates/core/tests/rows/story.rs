@@ -302,11 +302,15 @@ impl Story {
 
     /// The child answers all that we asked it for in our own name by this method.
     pub fn answers_private(&mut self, generation: u32, method: &str, answer: &str) {
-        let lines = self.to_server.get(&generation).cloned().unwrap_or_default();
-        let asked: Vec<Value> = lines.iter().map(|line| parsed(line)).filter(|line| line["method"] == method).collect();
-        self.to_server.entry(generation).or_default().retain(|line| parsed(line)["method"] != method);
+        let is_asked = |line: &String| {
+            let line = parsed(line);
+            line["method"] == method && line["id"].as_str().is_some_and(|id| id.starts_with("outlast-r-"))
+        };
+        let lines = self.to_server.entry(generation).or_default();
+        let asked: Vec<String> = lines.iter().filter(|line| is_asked(line)).cloned().collect();
+        lines.retain(|line| !is_asked(line));
         for line in asked {
-            self.child(generation, &result(&line["id"], answer));
+            self.child(generation, &result(&parsed(&line)["id"], answer));
         }
     }
 
