@@ -929,6 +929,9 @@ impl Relay {
     }
 
     fn fail(&mut self, open: &Open, failure: &Failure) {
+        if open.class == Class::Initialize {
+            self.opening_failed();
+        }
         let modern = self.is_modern();
         let line = match open.class {
             Class::Call { task, .. } if !task || modern => {
@@ -992,9 +995,20 @@ impl Relay {
         self.tell_client(message::error_line(&id, -32600, "the line is longer than 64 MiB and was not sent on", None));
     }
 
+    /// Outlast is leaving, and nothing goes out to a server any more.
+    fn client_said_too_late(&mut self, line: &[u8], now: Instant) {
+        if let Ok(Message::Request { id, method, params }) = message::parse(line)
+            && let Some(id) = id.parse()
+        {
+            let open = self.open(id, &method, &params, None);
+            let failure = self.failure(7006, "stopping", &open, now);
+            self.fail(&open, &failure);
+        }
+    }
+
     fn client_said(&mut self, line: Bytes, batch: Option<u64>, now: Instant) {
         if self.is_leaving() {
-            return;
+            return self.client_said_too_late(&line, now);
         }
         let parsed = match message::parse(&line) {
             Ok(parsed) => parsed,

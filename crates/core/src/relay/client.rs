@@ -67,7 +67,7 @@ impl Relay {
         }
     }
 
-    fn open(&mut self, id: Id, method: &str, params: &Params<'_>, batch: Option<u64>) -> Open {
+    pub(super) fn open(&mut self, id: Id, method: &str, params: &Params<'_>, batch: Option<u64>) -> Open {
         let modern = self.client == Client::Modern;
         let once = params.request_state().is_some() || params.input_responses().is_some();
         let uri = || params.uri().and_then(text).unwrap_or_default();
@@ -382,9 +382,9 @@ impl Relay {
         self.probe_only = false;
         self.meta.clear();
         let locked = match (&self.current, self.probe) {
-            (Current::Fresh(n) | Current::Serving(n), Probe::Unanswered | Probe::Locked) => Some(*n),
-            // Our own probe is under way there.
-            (Current::Replaying(n), _) => Some(*n),
+            (Current::Fresh(n), Probe::Unanswered | Probe::Locked) => Some(*n),
+            // It has answered in the stateless era, or is being probed by us.
+            (Current::Serving(n) | Current::Replaying(n), _) => Some(*n),
             _ => None,
         };
         // A probe that nobody answered: as a legacy server says.

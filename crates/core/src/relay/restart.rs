@@ -107,7 +107,7 @@ impl Relay {
         let Some(queued) = &self.queued else { return };
         // A changed file does not disturb a handshake; somebody who asks does.
         let in_handshake = match self.current {
-            Current::Fresh(_) => self.client != Client::Unopened,
+            Current::Fresh(n) => self.is_being_opened(n),
             Current::Replaying(_) => true,
             _ => false,
         };
@@ -197,6 +197,9 @@ impl Relay {
                 self.start_over(old, now);
                 if self.start_after.is_some() { Step::Clearing } else { Step::Starting }
             }
+            // A child is on its way already, as the client has just changed its era.
+            _ if self.start_after.is_some() => Step::Clearing,
+            _ if self.starting.is_some() => Step::Starting,
             Current::None | Current::Down { .. } | Current::GivenUp { .. } => {
                 if matches!(self.current, Current::GivenUp { .. }) {
                     self.restarts.resumed();

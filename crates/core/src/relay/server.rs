@@ -107,7 +107,7 @@ impl Relay {
             let serves = match open.class {
                 Class::Initialize => result.is_some(),
                 Class::Discover => self.client == Client::Modern && result.is_some(),
-                _ => self.client == Client::Modern,
+                _ => self.client == Client::Modern && !self.probe_only,
             };
             if serves {
                 self.modern_served = self.client == Client::Modern;
@@ -117,7 +117,7 @@ impl Relay {
                 self.ready(generation, now);
                 self.served(generation, now);
                 self.restart_is_ready(generation, now);
-            } else if self.client == Client::Unopened {
+            } else if !self.is_being_opened(generation) {
                 self.restart_is_done_if(generation, now);
                 self.begin_queued(now);
             }
@@ -139,7 +139,7 @@ impl Relay {
         match (&open.class, result) {
             (Class::Initialize, Some(result)) => self.initialize_answered(generation, open, result, line),
             (Class::Initialize, None) => {
-                self.client = if self.opening.is_some() { Client::Ready } else { Client::Unopened };
+                self.opening_failed();
                 self.handshake_is_over(generation);
                 line.clone()
             }
@@ -170,6 +170,23 @@ impl Relay {
             }
             _ => line.clone(),
         }
+    }
+
+    /// An `initialize` came to nothing: the client stands where it stood before.
+    pub(super) fn opening_failed(&mut self) {
+        let another = self.opens.values().any(|open| open.class == Class::Initialize);
+        if matches!(self.client, Client::Opening | Client::Ready) && !another {
+            self.client = if self.opening.is_some() { Client::Ready } else { Client::Unopened };
+        }
+    }
+
+    /// Whether the client's own words are a handshake that this child has yet to answer.
+    pub(super) fn is_being_opened(&self, generation: u32) -> bool {
+        self.opens.values().filter(|open| open.place == Place::On(generation)).any(|open| match open.class {
+            Class::Initialize | Class::Discover => true,
+            Class::Listen => false,
+            _ => self.client == Client::Modern && !self.probe_only,
+        })
     }
 
     /// Nobody waits for this child's handshake any more.
@@ -477,7 +494,7 @@ impl Relay {
             self.reopen_listens(generation);
             self.release(generation, now);
             self.restart_has_child(generation);
-            if self.client == Client::Unopened || self.open_on(generation).is_empty() {
+            if !self.is_being_opened(generation) {
                 // It is as good as it gets until the client opens the conversation.
                 self.restart_is_done_if(generation, now);
             }
