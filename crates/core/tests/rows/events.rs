@@ -818,3 +818,84 @@ fn x7_a_failed_build_leaves_nobody_waiting_for_a_server_that_left() {
     story.happens(Event::BuildEnded(Err("no".into())));
     story.client_hears_failed_call(1, "gave_up", "not_sent");
 }
+
+#[test]
+fn x3_what_is_asked_while_outlast_is_leaving_is_answered_too() {
+    let mut story = Story::legacy();
+    story.client(&call(1, "slow"));
+    story.reloads();
+    story.comes_up(2);
+    story.forget();
+    story.dies(2, code(0));
+    story.was_done(&["stop 1: was stopped"]);
+    story.client(&call(2, "t"));
+    story.client_hears_failed_call(2, "stopping", "not_sent");
+    story.child(1, &result(1, "{}"));
+    story.client_hears(&[&result(1, "{}")]);
+    story.dies(1, How::Stopped);
+    story.was_done(&["end 0"]);
+}
+
+#[test]
+fn x14_a_changed_file_waits_for_nothing_when_nobody_opens_the_child() {
+    let mut story = Story::fresh();
+    story.client(&modern(0, "server/discover", "")).child(1, &error(0, -32601, "Method not found"));
+    story.asks_restart(7, Origin::Watch, "src/a.py changed");
+    story.was_done(&["mark 1001: src/a.py changed"]);
+    story.marker_is_written();
+    story.started(2);
+    assert!(story.did().iter().any(|did| did.starts_with("answer 7: ")));
+}
+
+#[test]
+fn x14_a_refused_opening_leaves_the_client_unopened() {
+    let mut story = Story::unborn_with(|settings| settings.limits.held_max = 1);
+    story.client(&call(1, "t")).client(INITIALIZE);
+    story.client_hears_error(0, 7004, "hold_full", "not_sent");
+    story.started(1);
+    story.forget();
+    story.reloads();
+    story.started(2);
+    assert!(story.did().iter().any(|did| did.starts_with("answer 7: ")), "there is no handshake to wait for");
+    story.client(INITIALIZE);
+    assert_eq!(story.told_server(2).last().map(String::as_str), Some(INITIALIZE));
+}
+
+#[test]
+fn x20_a_child_that_once_answered_in_the_other_era_is_replaced_whatever_it_said_later() {
+    let mut story = Story::modern();
+    story.client(&modern(1, "server/discover", "")).child(1, &error(1, -32603, "busy"));
+    story.forget();
+    story.client(INITIALIZE);
+    let mut did = story.did();
+    did.sort();
+    assert_eq!(did, ["start", "stop 1: was stopped"]);
+}
+
+#[test]
+fn x20_a_restart_asked_for_meanwhile_shares_the_start() {
+    let mut story = Story::modern();
+    story.asks_restart(7, Origin::Control, "new code");
+    story.forget();
+    story.client(INITIALIZE);
+    story.did();
+    story.marker_is_written();
+    story.was_done(&[]);
+    story.started(2);
+    story.child_hears(2, &[INITIALIZE]);
+    story.child(2, &result(0, &initialize_result("2025-11-25", ALL)));
+    let did = story.did();
+    assert_eq!(did[0], "ready 2");
+    assert!(did[1].starts_with("answer 7: "), "{did:?}");
+}
+
+#[test]
+fn x20_a_plain_request_after_a_refused_probe_is_no_word_of_the_stateless_era() {
+    let mut story = Story::fresh();
+    story.client(&modern(0, "server/discover", "")).child(1, &error(0, -32601, "Method not found"));
+    story.client(&ask(1, "acme/do")).child(1, &result(1, "{}"));
+    story.was_done(&[]);
+    story.forget();
+    story.client(INITIALIZE);
+    story.child_hears(1, &[INITIALIZE]);
+}
