@@ -43,6 +43,9 @@ impl Relay {
     pub(super) fn call_ours(&mut self, mut open: Open, tool: Tool, arguments: Option<&RawValue>, now: Instant) {
         let modern = self.is_modern();
         let refuse = |words: &str| words::tool_result(words, None, true, None, modern);
+        if arguments.is_some_and(|arguments| !matches!(arguments.get().as_bytes(), b"null" | [b'{', ..])) {
+            return self.answer_result(&open, &refuse("The arguments must be an object."));
+        }
         match tool {
             Tool::Restart => {
                 let reason =
