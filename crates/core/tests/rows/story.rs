@@ -222,6 +222,9 @@ impl Story {
                 Action::MarkReady(generation) => format!("ready {generation}"),
                 Action::WriteMarker { pid, reason } => format!("mark {pid}: {reason}"),
                 Action::ReadMarker(key) => format!("read {key}"),
+                Action::Divert(generation, line) => {
+                    format!("divert {generation}: {}", String::from_utf8_lossy(&line).trim_end())
+                }
                 Action::Answer { ticket, result: Ok(report) } => format!("answer {ticket}: {report}"),
                 Action::Answer { ticket, result: Err(report) } => format!("refuse {ticket}: {report}"),
                 Action::End(code) => {
