@@ -562,8 +562,9 @@ pub struct Relay {
     last_end: Option<LastEnd>,
     replaced: u32,
 
-    opens: BTreeMap<u64, Open>,
-    ids: HashMap<Id, Vec<u64>>,
+    opens: BTreeMap<u64, Box<Open>>,
+    /// Open requests by id, the oldest of each first.
+    ids: BTreeSet<(Id, u64)>,
     tokens: HashMap<Id, u64>,
     /// Open requests that are not held and yet end with time.
     bounded: BTreeSet<u64>,
@@ -619,7 +620,7 @@ impl Relay {
             last_end: None,
             replaced: 0,
             opens: BTreeMap::new(),
-            ids: HashMap::new(),
+            ids: BTreeSet::new(),
             tokens: HashMap::new(),
             bounded: BTreeSet::new(),
             kept_bytes: 0,
@@ -750,7 +751,7 @@ impl Relay {
     /// The open requests that time can end: those that wait, and those with a deadline of their own.
     fn timed(&self) -> impl Iterator<Item = &Open> {
         let waiting = self.held.iter().filter(|(_, held)| held.is_request).map(|(seq, _)| seq);
-        waiting.chain(&self.bounded).filter_map(|seq| self.opens.get(seq))
+        waiting.chain(&self.bounded).filter_map(|seq| self.opens.get(seq).map(|open| &**open))
     }
 
     /// When a waiting request has waited long enough.
@@ -852,8 +853,8 @@ impl Relay {
 
     // ---- the table of open requests -----------------------------------------------------------
 
-    fn insert(&mut self, open: Open) {
-        self.ids.entry(open.id.clone()).or_default().push(open.seq);
+    fn insert(&mut self, open: Box<Open>) {
+        self.ids.insert((open.id.clone(), open.seq));
         if let Some(token) = &open.token {
             self.tokens.insert(token.clone(), open.seq);
         }
@@ -862,14 +863,11 @@ impl Relay {
     }
 
     /// Takes a request out of every table; whoever calls this answers it, or knows why not.
-    fn close(&mut self, seq: u64) -> Open {
-        let open = self.opens.remove(&seq).expect("only open requests are closed");
-        if let Some(seqs) = self.ids.get_mut(&open.id) {
-            seqs.retain(|other| *other != seq);
-            if seqs.is_empty() {
-                self.ids.remove(&open.id);
-            }
-        }
+    fn close(&mut self, seq: u64) -> Box<Open> {
+        let mut open = self.opens.remove(&seq).expect("only open requests are closed");
+        let key = (open.id, seq);
+        self.ids.remove(&key);
+        open.id = key.0;
         if let Some(token) = &open.token
             && self.tokens.get(token) == Some(&seq)
         {
@@ -885,7 +883,8 @@ impl Relay {
 
     /// The oldest open request of that id for which something holds.
     fn oldest(&self, id: &Id, holds: impl Fn(&Open) -> bool) -> Option<u64> {
-        self.ids.get(id)?.iter().copied().find(|seq| holds(&self.opens[seq]))
+        let all = (id.clone(), 0)..=(id.clone(), u64::MAX);
+        self.ids.range(all).map(|(_, seq)| *seq).find(|seq| holds(&self.opens[seq]))
     }
 
     /// Open requests on a generation, in client order.
@@ -969,7 +968,7 @@ impl Relay {
     }
 
     /// Sends a request to a child that listens, and notes it in the table.
-    fn forward(&mut self, mut open: Open, line: Bytes, generation: u32, now: Instant) {
+    fn forward(&mut self, mut open: Box<Open>, line: Bytes, generation: u32, now: Instant) {
         let room = self.settings.limits.held_bytes_max.saturating_sub(self.kept_bytes);
         // A listen stays open for as long as the client wants it, so it is always kept.
         let fits = line.len() <= room || open.class == Class::Listen;

@@ -140,9 +140,9 @@ mod tests {
         assert_eq!(feed(&mut lines, "123456789"), [Line::TooLong(Bytes::from_static(b"123456789"))]);
         assert_eq!(feed(&mut lines, "more of it"), []);
         assert_eq!(feed(&mut lines, "end\nnext\n"), [whole("next\n")]);
-        assert_eq!(feed(&mut lines, "1234567890\nok\n"), [
-            Line::TooLong(Bytes::from_static(b"1234567890\n")),
-            whole("ok\n")
-        ]);
+        assert_eq!(
+            feed(&mut lines, "1234567890\nok\n"),
+            [Line::TooLong(Bytes::from_static(b"1234567890\n")), whole("ok\n")]
+        );
     }
 }

@@ -709,4 +709,3 @@ fn changed_in_words(changed: &outlast_core::debounce::Changed) -> String {
     let more = if changed.more > 0 { format!(" and {} more", changed.more) } else { String::new() };
     format!("changed: {}{more}", names.join(", "))
 }
-

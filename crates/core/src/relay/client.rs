@@ -1,9 +1,9 @@
 //! What the client says, and what becomes of it in each state of the server.
 
 use super::*;
-use crate::message::{Params, RawId, line, pick, pick_text, quote, text};
+use crate::message::{Params, Raw, RawId, line, pick, pick_text, text};
 use listens::Listen;
-use serde_json::{json, value::RawValue};
+use serde_json::json;
 
 const PROTOCOL_VERSION: &str = "io.modelcontextprotocol/protocolVersion";
 pub(super) const LEGACY: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
@@ -43,7 +43,7 @@ impl Relay {
     /// The client's first words decide the era.
     fn note_era(&mut self, method: &str, params: &Params<'_>) {
         let meta = params.meta();
-        let is_modern = |meta: &RawValue| pick(meta, [PROTOCOL_VERSION]).is_some_and(|[version]| version.is_some());
+        let is_modern = |meta: Raw<'_>| pick(meta, [PROTOCOL_VERSION]).is_some_and(|[version]| version.is_some());
         match self.client {
             Client::Unopened => match method {
                 "initialize" => self.client = Client::Opening,
@@ -67,7 +67,7 @@ impl Relay {
         }
     }
 
-    pub(super) fn open(&mut self, id: Id, method: &str, params: &Params<'_>, batch: Option<u64>) -> Open {
+    pub(super) fn open(&mut self, id: Id, method: &str, params: &Params<'_>, batch: Option<u64>) -> Box<Open> {
         let modern = self.client == Client::Modern;
         let once = params.request_state().is_some() || params.input_responses().is_some();
         let uri = || params.uri().and_then(text).unwrap_or_default();
@@ -97,7 +97,7 @@ impl Relay {
         };
         let name = matches!(class, Class::Call { .. }).then(|| params.name().and_then(text)).flatten();
         let token = params.meta().and_then(|meta| pick(meta, ["progressToken"])).and_then(|[token]| token);
-        Open {
+        Box::new(Open {
             seq: self.seq(),
             id,
             what: name.unwrap_or_else(|| method.to_owned()),
@@ -113,11 +113,11 @@ impl Relay {
             batch,
             listen,
             deadline: None,
-        }
+        })
     }
 
     /// Finds the place of a request by the state of the server.
-    pub(super) fn place(&mut self, open: Open, line: Bytes, now: Instant) {
+    pub(super) fn place(&mut self, open: Box<Open>, line: Bytes, now: Instant) {
         match self.current {
             Current::Fresh(n) | Current::Serving(n) => match self.local_while_up(&open, n) {
                 Some(result) => {
@@ -164,7 +164,7 @@ impl Relay {
         }
     }
 
-    fn place_while_down(&mut self, open: Open, line: Bytes, now: Instant) {
+    fn place_while_down(&mut self, open: Box<Open>, line: Bytes, now: Instant) {
         match &open.class {
             Class::Ping => self.answer_result(&open, "{}"),
             Class::Listen => self.listen_without_server(open, line),
@@ -176,7 +176,7 @@ impl Relay {
         }
     }
 
-    pub(super) fn place_while_given_up(&mut self, open: Open, line: Bytes, callable: bool, now: Instant) {
+    pub(super) fn place_while_given_up(&mut self, open: Box<Open>, line: Bytes, callable: bool, now: Instant) {
         match &open.class {
             Class::Ping => self.answer_result(&open, "{}"),
             Class::Listen => self.listen_without_server(open, line),
@@ -258,7 +258,7 @@ impl Relay {
     }
 
     /// An answer for a request that no server will take in time.
-    pub(super) fn answer_without_server(&mut self, open: Open, now: Instant) {
+    pub(super) fn answer_without_server(&mut self, open: Box<Open>, now: Instant) {
         if let Some(answer) = self.remembered(&open) {
             return self.answer_remembered(&open, answer);
         }
@@ -294,7 +294,7 @@ impl Relay {
     // ---- holding --------------------------------------------------------------------------------
 
     /// Keeps a request until a server serves.
-    pub(super) fn hold(&mut self, mut open: Open, line: Bytes, now: Instant) {
+    pub(super) fn hold(&mut self, mut open: Box<Open>, line: Bytes, now: Instant) {
         let limits = &self.settings.limits;
         open.place = Place::Held;
         let since = *open.waiting_since.get_or_insert(now);
@@ -378,7 +378,7 @@ impl Relay {
     // ---- openings -------------------------------------------------------------------------------
 
     /// `initialize` after `server/discover`: the same child if it can still be initialised, else a fresh one.
-    fn initialize_after_probe(&mut self, open: Open, line: &Bytes, now: Instant) {
+    fn initialize_after_probe(&mut self, open: Box<Open>, line: &Bytes, now: Instant) {
         self.probe_only = false;
         self.meta.clear();
         let locked = match (&self.current, self.probe) {
@@ -599,7 +599,7 @@ impl Relay {
 
     // ---- batches ------------------------------------------------------------------------------------
 
-    pub(super) fn client_batched(&mut self, members: &[&RawValue], line: &Bytes, now: Instant) {
+    pub(super) fn client_batched(&mut self, members: &[Raw<'_>], line: &Bytes, now: Instant) {
         let refuse = |words: &str| message::error_line("null", -32600, words, None);
         if self.opening.as_ref().is_none_or(|opening| opening.version != "2025-03-26") {
             return match self.live() {
@@ -635,7 +635,7 @@ impl Relay {
                 self.batch_answered(key, Some(message::error_line(&id.to_string(), -32600, words, None)));
                 continue;
             }
-            self.client_said(line_of(member), Some(key), now);
+            self.client_said(line_of(*member), Some(key), now);
         }
         if requests > 0 {
             self.batch_answered(key, None);
@@ -643,7 +643,7 @@ impl Relay {
     }
 }
 
-fn line_of(member: &RawValue) -> Bytes {
+fn line_of(member: Raw<'_>) -> Bytes {
     line(member.get().to_owned())
 }
 
@@ -657,7 +657,7 @@ fn version_of(line: &[u8]) -> Option<String> {
 
 impl Capabilities {
     /// From the `capabilities` of a handshake or a discover result.
-    pub(super) fn parse(raw: Option<&RawValue>) -> Capabilities {
+    pub(super) fn parse(raw: Option<Raw<'_>>) -> Capabilities {
         let names = ["tools", "prompts", "resources", "logging", "completions"];
         let Some(found) = raw.and_then(|raw| pick(raw, names)) else { return Capabilities::default() };
         let subscribe = found[2].and_then(|resources| pick(resources, ["subscribe"])).and_then(|[flag]| flag);
@@ -675,17 +675,18 @@ impl Capabilities {
 
 /// `_meta` of a modern request, for a request of our own: nobody waits for its progress or its log.
 pub(super) fn own_meta(meta: &str) -> String {
-    let members: BTreeMap<String, Box<RawValue>> = serde_json::from_str(meta).unwrap_or_default();
-    let kept: Vec<String> = members
-        .iter()
-        .filter(|(name, _)| !matches!(name.as_str(), "progressToken" | "io.modelcontextprotocol/logLevel"))
-        .map(|(name, value)| format!("{}:{}", quote(name), value.get()))
-        .collect();
+    let mut kept = Vec::new();
+    Raw::parse(meta).and_then(|meta| {
+        meta.for_each_member(|name, value| {
+            if !matches!(name.text().as_deref(), Some("progressToken" | "io.modelcontextprotocol/logLevel")) {
+                kept.push(format!("{}:{}", name.get(), value.get()));
+            }
+        })
+    });
     format!("{{{}}}", kept.join(","))
 }
 
 /// The protocol version that a modern `_meta` speaks.
 pub(super) fn modern_version(meta: &str) -> Option<String> {
-    let meta: &RawValue = serde_json::from_str(meta).ok()?;
-    pick_text(meta, PROTOCOL_VERSION)
+    pick_text(Raw::parse(meta)?, PROTOCOL_VERSION)
 }

@@ -1,8 +1,7 @@
 //! Lists stay true: after a restart the new child's are compared with what the client holds.
 
 use super::{client::own_meta, lists::Diff, lists::Page, *};
-use crate::message::{line, quote};
-use serde_json::value::RawValue;
+use crate::message::{Raw, line, quote};
 
 impl Relay {
     /// A page on its way to the client.
@@ -107,7 +106,7 @@ impl Relay {
         self.tell_server(generation, request, None);
     }
 
-    pub(super) fn fetched(&mut self, generation: u32, kind: Kind, result: Option<&RawValue>, now: Instant) {
+    pub(super) fn fetched(&mut self, generation: u32, kind: Kind, result: Option<Raw<'_>>, now: Instant) {
         let limits = self.settings.limits.clone();
         let Some(child) = self.children.get_mut(&generation) else { return };
         let Some(fetch) = child.fetches.get_mut(&kind) else { return };

@@ -293,7 +293,7 @@ impl Relay {
     }
 
     /// A request that goes to whoever serves next, or already does.
-    fn again(&mut self, mut open: Open, line: Bytes, now: Instant) {
+    fn again(&mut self, mut open: Box<Open>, line: Bytes, now: Instant) {
         open.waiting_since.get_or_insert(now);
         match self.current {
             Current::Fresh(_) | Current::Serving(_) => self.place(open, line, now),
@@ -311,7 +311,7 @@ impl Relay {
         }
         let calls: Vec<&Open> = seqs
             .iter()
-            .map(|seq| &self.opens[seq])
+            .map(|seq| &*self.opens[seq])
             .filter(|open| matches!(open.class, Class::Call { .. }) && !open.cancelled)
             .filter(|open| !unsent.contains_key(&open.seq))
             .collect();

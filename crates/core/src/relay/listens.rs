@@ -1,8 +1,7 @@
 //! `subscriptions/listen`: requests that stay open across server lives, under the same id.
 
 use super::*;
-use crate::message::{Edit, Params, line, pick, splice};
-use serde_json::value::RawValue;
+use crate::message::{Edit, Params, Raw, line, pick, splice};
 
 const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
 const FLAGS: [&str; 3] = ["toolsListChanged", "promptsListChanged", "resourcesListChanged"];
@@ -20,7 +19,7 @@ pub(super) struct Listen {
 }
 
 impl Listen {
-    pub(super) fn asked(filter: Option<&RawValue>) -> Listen {
+    pub(super) fn asked(filter: Option<Raw<'_>>) -> Listen {
         let flags = filter.and_then(|filter| pick(filter, FLAGS)).unwrap_or_default();
         Listen {
             filter: filter.map_or_else(|| "{}".into(), |filter| filter.get().to_owned()),
@@ -49,7 +48,7 @@ impl Relay {
     }
 
     /// Nobody serves: acknowledged by us, and opened on the next child.
-    pub(super) fn listen_without_server(&mut self, mut open: Open, line: Bytes) {
+    pub(super) fn listen_without_server(&mut self, mut open: Box<Open>, line: Bytes) {
         open.place = Place::Nowhere;
         open.kept = Some(Bytes::copy_from_slice(&line));
         let seq = open.seq;

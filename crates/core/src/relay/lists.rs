@@ -5,9 +5,9 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
 };
 
-use serde_json::{Value, value::RawValue};
+use serde_json::Value;
 
-use crate::message::{members, pick, text};
+use crate::message::{Raw, members, pick, text};
 
 /// The four lists of MCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -111,13 +111,13 @@ struct Item {
 
 /// One page of a list.
 pub struct Page<'a> {
-    pub items: Vec<&'a RawValue>,
-    pub array: &'a RawValue,
+    pub items: Vec<Raw<'a>>,
+    pub array: Raw<'a>,
     pub next: Option<String>,
 }
 
 impl<'a> Page<'a> {
-    pub fn parse(kind: Kind, result: &'a RawValue) -> Option<Page<'a>> {
+    pub fn parse(kind: Kind, result: Raw<'a>) -> Option<Page<'a>> {
         let [array, next] = pick(result, [kind.member(), "nextCursor"])?;
         let array = array?;
         Some(Page { items: members(array)?, array, next: next.and_then(text) })
@@ -127,7 +127,7 @@ impl<'a> Page<'a> {
 impl Items {
     pub fn extend(&mut self, kind: Kind, page: &Page<'_>, bytes_max: usize) {
         for raw in &page.items {
-            let Some(key) = pick(raw, [kind.key()]).and_then(|[key]| text(key?)) else { continue };
+            let Some(key) = pick(*raw, [kind.key()]).and_then(|[key]| text(key?)) else { continue };
             self.bytes += raw.get().len();
             self.too_big |= self.bytes > bytes_max;
             let item = Item { hash: hash(raw.get()), raw: raw.get().into() };
@@ -265,9 +265,9 @@ mod tests {
     use super::*;
 
     fn items(json: &str, bytes_max: usize) -> Items {
-        let result: Box<RawValue> = serde_json::from_str(json).unwrap();
+        let result = Raw::parse(json).unwrap();
         let mut items = Items::default();
-        items.extend(Kind::Tools, &Page::parse(Kind::Tools, &result).unwrap(), bytes_max);
+        items.extend(Kind::Tools, &Page::parse(Kind::Tools, result).unwrap(), bytes_max);
         items
     }
 

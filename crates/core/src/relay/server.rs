@@ -5,8 +5,7 @@ use super::{
     lists::Page,
     *,
 };
-use crate::message::{Edit, Params, RawId, line, members, pick, pick_text, quote, splice, text};
-use serde_json::value::RawValue;
+use crate::message::{Edit, Params, Raw, RawId, line, members, pick, pick_text, quote, splice, text};
 
 impl Relay {
     pub(super) fn server_said(&mut self, generation: u32, line: Bytes, now: Instant) {
@@ -61,8 +60,8 @@ impl Relay {
         &mut self,
         generation: u32,
         id: RawId<'_>,
-        result: Option<&RawValue>,
-        error: Option<&RawValue>,
+        result: Option<Raw<'_>>,
+        error: Option<Raw<'_>>,
         line: &Bytes,
         now: Instant,
     ) {
@@ -131,8 +130,8 @@ impl Relay {
         &mut self,
         generation: u32,
         open: &Open,
-        result: Option<&RawValue>,
-        error: Option<&RawValue>,
+        result: Option<Raw<'_>>,
+        error: Option<Raw<'_>>,
         line: &Bytes,
     ) -> Bytes {
         match (&open.class, result) {
@@ -195,7 +194,7 @@ impl Relay {
         }
     }
 
-    fn initialize_answered(&mut self, generation: u32, open: &Open, result: &RawValue, line: &Bytes) -> Bytes {
+    fn initialize_answered(&mut self, generation: u32, open: &Open, result: Raw<'_>, line: &Bytes) -> Bytes {
         let [version, capabilities] = pick(result, ["protocolVersion", "capabilities"]).unwrap_or_default();
         let has = Capabilities::parse(capabilities);
         let told = Capabilities { tools: has.tools || self.settings.tools, ..has };
@@ -213,7 +212,7 @@ impl Relay {
         self.promise(result, capabilities, line)
     }
 
-    fn discover_answered(&mut self, generation: u32, result: &RawValue, line: &Bytes) -> Bytes {
+    fn discover_answered(&mut self, generation: u32, result: Raw<'_>, line: &Bytes) -> Bytes {
         let [capabilities] = pick(result, ["capabilities"]).unwrap_or_default();
         let has = Capabilities::parse(capabilities);
         if let Some(child) = self.children.get_mut(&generation) {
@@ -230,7 +229,7 @@ impl Relay {
     }
 
     /// The result of an opening, promising what we see to: changed lists are announced, our tools are there.
-    fn promise(&self, result: &RawValue, capabilities: Option<&RawValue>, line: &Bytes) -> Bytes {
+    fn promise(&self, result: Raw<'_>, capabilities: Option<Raw<'_>>, line: &Bytes) -> Bytes {
         let mut edits = Vec::new();
         match capabilities.and_then(|raw| Some((raw, pick(raw, Family::ALL.map(Family::name))?))) {
             Some((raw, families)) => {
@@ -251,7 +250,7 @@ impl Relay {
     }
 
     /// A client cannot know of a restart, so it must not cache for long what a restart can change.
-    fn shorter_ttl(&self, result: &RawValue, line: &Bytes) -> Option<Edit> {
+    fn shorter_ttl(&self, result: Raw<'_>, line: &Bytes) -> Option<Edit> {
         if self.client != Client::Modern {
             return None;
         }
@@ -267,7 +266,7 @@ impl Relay {
         generation: u32,
         kind: Kind,
         cursor: Option<&str>,
-        result: &RawValue,
+        result: Raw<'_>,
         line: &Bytes,
     ) -> Bytes {
         let Some(page) = Page::parse(kind, result) else { return line.clone() };
@@ -521,8 +520,8 @@ impl Relay {
         &mut self,
         generation: u32,
         private: Private,
-        result: Option<&RawValue>,
-        error: Option<&RawValue>,
+        result: Option<Raw<'_>>,
+        error: Option<Raw<'_>>,
         now: Instant,
     ) {
         match private {
@@ -546,7 +545,7 @@ impl Relay {
         }
     }
 
-    fn check_initialize(&mut self, result: &RawValue) -> Result<Capabilities, String> {
+    fn check_initialize(&mut self, result: Raw<'_>) -> Result<Capabilities, String> {
         let [version, capabilities] = pick(result, ["protocolVersion", "capabilities"]).unwrap_or_default();
         let speaks = version.and_then(text).unwrap_or_default();
         let opening = self.opening.as_ref().expect("replayed");
@@ -562,7 +561,7 @@ impl Relay {
         Ok(Capabilities::parse(capabilities))
     }
 
-    fn check_discover(&self, result: &RawValue) -> Result<Capabilities, String> {
+    fn check_discover(&self, result: Raw<'_>) -> Result<Capabilities, String> {
         let [versions, capabilities] = pick(result, ["supportedVersions", "capabilities"]).unwrap_or_default();
         let versions: Vec<String> =
             versions.and_then(members).unwrap_or_default().into_iter().filter_map(text).collect();
@@ -695,15 +694,15 @@ pub(super) fn with_id(line: &Bytes, id: &Id) -> Bytes {
     }
 }
 
-fn code(error: &RawValue) -> Option<i64> {
+fn code(error: Raw<'_>) -> Option<i64> {
     pick(error, ["code"])?[0]?.get().parse().ok()
 }
 
-fn said(error: &RawValue) -> String {
+fn said(error: Raw<'_>) -> String {
     pick_text(error, "message").unwrap_or_else(|| quote(error.get()))
 }
 
-fn refusal(error: Option<&RawValue>, modern: bool) -> String {
+fn refusal(error: Option<Raw<'_>>, modern: bool) -> String {
     let Some(error) = error else { return "answered neither result nor error".into() };
     let said = said(error);
     match (modern, code(error)) {
