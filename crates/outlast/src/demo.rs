@@ -50,8 +50,8 @@ async fn show(arguments: &cli::Demo) -> Result<ExitCode, Report> {
     let mut stops = os::Stops::begin().map_err(|error| cannot("listen for signals", error))?;
     let stage = Stage::begin().map_err(|error| cannot("make a temporary directory", error))?;
     stage.load(story::FIRST).map_err(|error| cannot("write a file for its server", error))?;
-    let mut story = Story::new(Instant::now());
     let mut relay = Relay::begin(&stage).map_err(|error| cannot("start outlast", error))?;
+    let mut story = Story::new(relay.process.id(), Instant::now());
     let mut show = Show::begin(arguments.plain).map_err(cannot_write)?;
 
     let played = play(&mut story, &stage, &mut relay, &mut show, &mut stops).await;
@@ -59,7 +59,7 @@ async fn show(arguments: &cli::Demo) -> Result<ExitCode, Report> {
     // However it went: outlast is gone before its directory is.
     let code = relay.end().await;
     if let Some(stop) = played.map_err(cannot_write)? {
-        show.stop().map_err(cannot_write)?;
+        show.stop(stop).map_err(cannot_write)?;
         return Ok(ExitCode::from(u8::try_from(128 + stop.number).unwrap_or(report::FAILURE)));
     }
     match code {
@@ -101,6 +101,8 @@ async fn play(
         let event = loop {
             show.update(story)?;
             tokio::select! {
+                // Ctrl-C reaches outlast too: that we were asked to stop comes before that it ended.
+                biased;
                 stop = poll_fn(|cx| stops.poll_next(cx)) => return Ok(Some(stop)),
                 heard = relay.heard.recv() => {
                     break heard.map_or(Event::Ended, |(line, at)| Event::Heard { line, at });
@@ -267,13 +269,13 @@ impl Show {
 
     fn finish(&mut self, story: &Story, now: Instant) -> io::Result<()> {
         match self {
-            Show::Picture { screen, .. } => screen.finish(story, now, size().0),
+            Show::Picture { screen, .. } => screen.finish(story, now, size()),
             Show::Plain(lines) => print(&format!("{}\n{}", lines.next(story), lines.finish(story))),
         }
     }
 
-    fn stop(&mut self) -> io::Result<()> {
-        print("interrupted; nothing is left behind\n")
+    fn stop(&mut self, stop: os::Stop) -> io::Result<()> {
+        print(&format!("\nstopped by {}\n", stop.name))
     }
 }
 

@@ -8,13 +8,16 @@ use std::{
 
 use super::story::{Call, Fate, Mood, Outcome, Story, millis};
 
-/// Narrower than this the three boxes and the table's columns have no room.
+/// Narrower than this the three boxes have no room.
 const WIDE: usize = 72;
+/// The width of the table's columns; where they have no room, it is a list.
+const TABLE: usize = 79;
 /// A line is hard to read when it is longer.
 const WIDTH_MAX: usize = 96;
 const WIDTH_MIN: usize = 24;
-/// Who waited this long would have noticed.
-const NOTICED: Duration = Duration::from_millis(10);
+/// From here on a call's dot is bigger, and bigger still.
+const SHORT: Duration = Duration::from_millis(5);
+const NOTICED: Duration = Duration::from_millis(20);
 /// The longest note on the picture; plain lines have it whole.
 const NOTE_LINES_MAX: usize = 3;
 
@@ -109,21 +112,27 @@ impl Screen {
     pub fn draw(&mut self, story: &Story, now: Instant, (columns, rows): (usize, usize)) -> io::Result<()> {
         // The cursor stands on a line of its own.
         let room = rows.saturating_sub(1);
+        let mut airy = true;
         let mut quiet = 0;
-        let mut lines = picture(story, now, columns, quiet);
+        let mut lines = picture(story, now, columns, airy, quiet);
         while room < lines.len() && quiet < story.scenes.len() {
-            quiet += 1;
-            lines = picture(story, now, columns, quiet);
+            quiet += usize::from(!airy);
+            airy = false;
+            lines = picture(story, now, columns, airy, quiet);
         }
         let from = lines.len().saturating_sub(room);
         self.replace(&lines[from..], columns)
     }
 
     /// The whole picture and the sums, to stay.
-    pub fn finish(&mut self, story: &Story, now: Instant, columns: usize) -> io::Result<()> {
-        let mut lines = picture(story, now, columns, 0);
+    pub fn finish(&mut self, story: &Story, now: Instant, (columns, rows): (usize, usize)) -> io::Result<()> {
+        let table = table(story, columns);
+        let mut lines = picture(story, now, columns, true, 0);
+        if rows < lines.len() + table.len() + 2 {
+            lines = picture(story, now, columns, false, 0);
+        }
         lines.push(Line::default());
-        lines.extend(table(story, columns));
+        lines.extend(table);
         self.replace(&lines, columns)
     }
 
@@ -189,8 +198,9 @@ impl Lines {
     }
 }
 
-/// The ends and what lies between them, and each scene with its calls. The first `quiet` scenes are without notes.
-fn picture(story: &Story, now: Instant, columns: usize, quiet: usize) -> Vec<Line> {
+/// The ends and what lies between them, and each scene with its calls. An airy one has blank lines; the first
+/// `quiet` scenes are without notes.
+fn picture(story: &Story, now: Instant, columns: usize, airy: bool, quiet: usize) -> Vec<Line> {
     let width = columns.clamp(WIDTH_MIN, WIDTH_MAX);
     let time = format!("{:.1} s", story.elapsed(now).as_secs_f64());
     let mut lines = vec![
@@ -211,14 +221,24 @@ fn picture(story: &Story, now: Instant, columns: usize, quiet: usize) -> Vec<Lin
         };
         let title = Line::of(Style::Plain, " ").and(style, mark).and(Style::Bold, scene.title);
         let sum = scene.sum();
-        let count = match sum.failed {
-            0 => format!("{} of {}", sum.answered, sum.made),
-            failed => format!("{} + {failed} of {}", sum.answered, sum.made),
-        };
+        let mut count = format!("{} answered", sum.answered);
+        for (number, what) in [(sum.failed, "failed"), (sum.waiting, if story.is_over() { "lost" } else { "waiting" })]
+        {
+            if number > 0 {
+                let _ = write!(count, ", {number} {what}");
+            }
+        }
+        if airy {
+            lines.push(Line::default());
+        }
         lines.push(title.to(width.saturating_sub(1 + count.len())).and(Style::Dim, count));
-        for row in scene.calls.chunks(width - 4) {
-            let dots = row.iter().map(|call| dot(call, story));
-            lines.push(dots.fold(Line::of(Style::Plain, "   "), |line, (style, dot)| line.and(style, dot)));
+        let mut dots: Vec<_> = scene.calls.iter().map(|call| dot(call, story)).collect();
+        if let Some(mark) = scene.mark {
+            dots.insert(mark, (Style::Bold, "│"));
+        }
+        for row in dots.chunks(width - 4) {
+            let line = Line::of(Style::Plain, "   ");
+            lines.push(row.iter().fold(line, |line, (style, dot)| line.and(*style, *dot)));
         }
         for note in scene.notes.iter().filter(|_| quiet <= at) {
             let style = match note.mood {
@@ -231,6 +251,15 @@ fn picture(story: &Story, now: Instant, columns: usize, quiet: usize) -> Vec<Lin
             lines.extend(rows.into_iter().map(|row| Line::of(Style::Plain, "   ").and(style, row)));
         }
     }
+    if airy {
+        lines.push(Line::default());
+    }
+    let legend = if width < WIDE {
+        "· call  ◆ long call  ✗ failed  │ event"
+    } else {
+        "· a call, • ● one that waited, ◆ a long one, ✗ failed, │ the event"
+    };
+    lines.push(Line::of(Style::Dim, format!(" {legend}")));
     lines
 }
 
@@ -240,7 +269,8 @@ fn dot(call: &Call, story: &Story) -> (Style, &'static str) {
         Outcome::Waiting if story.is_over() => (Style::Bad, "?"),
         Outcome::Waiting => (Style::Dim, "○"),
         Outcome::Answered { pid, .. } if call.is_long => (Style::Server(story.place(pid)), "◆"),
-        Outcome::Answered { pid, wait } if wait < NOTICED => (Style::Server(story.place(pid)), "·"),
+        Outcome::Answered { pid, wait } if wait < SHORT => (Style::Server(story.place(pid)), "·"),
+        Outcome::Answered { pid, wait } if wait < NOTICED => (Style::Server(story.place(pid)), "•"),
         Outcome::Answered { pid, .. } => (Style::Server(story.place(pid)), "●"),
         Outcome::Failed { .. } => (Style::Bad, "✗"),
     }
@@ -250,15 +280,14 @@ fn ends(story: &Story, now: Instant, width: usize) -> Vec<Line> {
     const LINK: usize = 9;
     let inside = (width - 2 - 2 * LINK) / 3 - 2;
     let sum = story.sum();
-    let client = [format!("{} calls", sum.made), format!("{} waiting", sum.waiting)];
-    let replaced = story.servers.iter().filter(|server| server.fate != Fate::Serving).count();
-    let outlast = ["one connection".to_owned(), format!("{replaced} servers outlived")];
+    let client = [format!("{} calls", sum.made), format!("{} answered", sum.answered)];
+    let outlast = [format!("pid {}", story.pid), restarts(sum.restarts)];
     let (server, place) = match story.serving() {
         Some(server) => {
-            let generation = server.generation.map_or(String::new(), |generation| format!("generation {generation}"));
+            let generation = server.generation.map_or("new".to_owned(), |generation| format!("gen {generation}"));
             let up = now.saturating_duration_since(server.since).as_secs_f64();
             let pid = server.pid.unwrap_or_default();
-            ([generation, format!("pid {pid}, {up:.1} s")], Style::Server(story.place(pid)))
+            ([format!("pid {pid}"), format!("{generation}, up {up:.1} s")], Style::Server(story.place(pid)))
         }
         None => (["none".to_owned(), "coming".to_owned()], Style::Bad),
     };
@@ -332,37 +361,34 @@ pub fn table(story: &Story, columns: usize) -> Vec<Line> {
     let width = columns.clamp(WIDTH_MIN, WIDTH_MAX);
     let mut lines = Vec::new();
     let rows = story.scenes.iter().map(|scene| (scene.title, scene.sum())).chain([("all", story.sum())]);
-    if width < WIDE {
+    if width < TABLE {
         for (title, sum) in rows {
             lines.push(Line::of(Style::Plain, " ").and(Style::Bold, title));
-            let words = format!(
-                "{} calls, {} answered, {} failed, {} lost, longest pause {}",
-                sum.made,
-                sum.answered,
-                sum.failed,
-                sum.waiting,
-                millis(sum.pause)
-            );
-            let words = wrap(&words, width - 4, usize::MAX);
-            lines.extend(words.into_iter().map(|row| Line::of(Style::Plain, "   ").and(Style::Plain, row)));
+            let calls =
+                format!("{} calls: {} answered, {} failed, {} lost", sum.made, sum.answered, sum.failed, sum.waiting);
+            let cost = format!("{}, longest pause {}", restarts(sum.restarts), millis(sum.pause));
+            for words in [calls, cost] {
+                let rows = wrap(&words, width - 4, usize::MAX);
+                lines.extend(rows.into_iter().map(|row| Line::of(Style::Plain, "   ").and(Style::Plain, row)));
+            }
         }
     } else {
         let head = format!(
-            " {:<28}{:>7}{:>10}{:>8}{:>6}{:>15}",
-            "what happened", "calls", "answered", "failed", "lost", "longest pause"
+            " {:<23}{:>6}{:>10}{:>8}{:>6}{:>10}{:>15}",
+            "what happened", "calls", "answered", "failed", "lost", "restarts", "longest pause"
         );
         lines.push(Line::of(Style::Dim, head));
         for (title, sum) in rows {
             let style = if title == "all" { Style::Bold } else { Style::Plain };
             if title == "all" {
-                lines.push(Line::of(Style::Dim, format!(" {}", "─".repeat(74))));
+                lines.push(Line::of(Style::Dim, format!(" {}", "─".repeat(TABLE - 1))));
             }
             let mark = |count: usize, bad: Style| if count == 0 { style } else { bad };
             lines.push(
-                Line::of(style, format!(" {title:<28}{:>7}{:>10}", sum.made, sum.answered))
+                Line::of(style, format!(" {title:<23}{:>6}{:>10}", sum.made, sum.answered))
                     .and(mark(sum.failed, Style::Warn), format!("{:>8}", sum.failed))
                     .and(mark(sum.waiting, Style::Bad), format!("{:>6}", sum.waiting))
-                    .and(style, format!("{:>15}", millis(sum.pause))),
+                    .and(style, format!("{:>10}{:>15}", sum.restarts, millis(sum.pause))),
             );
         }
     }
@@ -373,18 +399,22 @@ pub fn table(story: &Story, columns: usize) -> Vec<Line> {
     lines
 }
 
+fn restarts(count: u64) -> String {
+    if count == 1 { "1 restart".to_owned() } else { format!("{count} restarts") }
+}
+
 fn verdict(story: &Story) -> (Style, String) {
     if !story.complaints.is_empty() {
         return (Style::Bad, "Not everything went as it should.".to_owned());
     }
     let sum = story.sum();
-    let restarts = story.restarts.unwrap_or_default();
+    let restarts = restarts(story.restarts.unwrap_or_default());
     let told = match sum.failed {
         0 => String::new(),
-        1 => " One was told that it was running when the server died, and that its outcome is unknown.".to_owned(),
-        failed => format!(" {failed} were told that they were running when the server died: outcome unknown."),
+        1 => ", one of them with the news that its server had died and its outcome is unknown".to_owned(),
+        failed => format!(", {failed} of them with the news that their server had died and the outcome is unknown"),
     };
-    let words = format!("{restarts} restarts, one connection, and every one of {} calls was answered.{told}", sum.made);
+    let words = format!("{restarts}, one connection, {} calls, and every one was answered{told}.", sum.made);
     (Style::Good, words)
 }
 
@@ -410,4 +440,199 @@ fn wrap(text: &str, width: usize, max: usize) -> Vec<String> {
         }
     }
     rows
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        super::story::rehearsal::{Flaw, play},
+        *,
+    };
+
+    fn text(lines: &[Line]) -> String {
+        lines.iter().map(|line| line.paint(usize::MAX, false).trim_end().to_owned() + "\n").collect()
+    }
+
+    fn screen(flaw: Flaw, columns: usize) -> String {
+        let (story, end) = play(flaw);
+        text(&picture(&story, end, columns, false, 0))
+    }
+
+    #[test]
+    fn a_wide_picture() {
+        insta::assert_snapshot!(screen(Flaw::None, 80), @r#"
+        outlast demo  the connection outlasts the process                        9.9 s
+        ╭─ client ─────────╮         ╭─ outlast ────────╮         ╭─ server ─────────╮
+        │ 250 calls        │ ◀─────▶ │ pid 100          │ ◀─────▶ │ pid 104          │
+        │ 249 answered     │         │ 2 restarts       │         │ gen 4, up 2.4 s  │
+        ╰──────────────────╯         ╰──────────────────╯         ╰──────────────────╯
+        101 replaced → 102 killed → broken refused → 104 serves
+        ✓ calls flow                                                       50 answered
+          ··················································
+          a call every 40 ms, through outlast, to a server with pid 101
+        ✓ reload, a tool changed                                           69 answered
+          ◆········│····························································
+          `restart_server`: pid 101 → 102 in 5 ms, discount added, price changed
+          told that the list changed, the client asked: price, discount, report
+          the long call from before was answered by the old server, pid 101
+        ✓ reload, broken code                                              63 answered
+          │·······························································
+          “The restart failed: the new server ended before it was ready (exit code 1).
+          The old server (pid 102) keeps serving.”
+          its stderr came with it: error: expected `,` or `}` (server.json:4:22)
+          the code is mended before the next start needs it
+        ✓ kill -9                                                67 answered, 1 failed
+          ✗·······│····························································
+          pid 102 was killed without a warning
+          the long call in flight was told: “The server ended (signal 9 (SIGKILL))
+          while `report` was running; it may or may not have taken effect.”
+          7.0 ms after the death of 102, the next call was answered by pid 104
+        · a call, • ● one that waited, ◆ a long one, ✗ failed, │ the event
+        "#);
+    }
+
+    #[test]
+    fn a_narrow_picture() {
+        insta::assert_snapshot!(screen(Flaw::None, 50), @r#"
+        outlast demo                               9.9 s
+        client ⇄ outlast ⇄ server, pid 104
+        101 replaced → 102 killed → broken refused → 104 serves
+        ✓ calls flow                         50 answered
+          ··············································
+          ····
+          a call every 40 ms, through outlast, to a
+          server with pid 101
+        ✓ reload, a tool changed             69 answered
+          ◆········│····································
+          ························
+          `restart_server`: pid 101 → 102 in 5 ms,
+          discount added, price changed
+          told that the list changed, the client asked:
+          price, discount, report
+          the long call from before was answered by the
+          old server, pid 101
+        ✓ reload, broken code                63 answered
+          │·············································
+          ··················
+          “The restart failed: the new server ended
+          before it was ready (exit code 1). The old
+          server (pid 102) keeps serving.”
+          its stderr came with it: error: expected `,`
+          or `}` (server.json:4:22)
+          the code is mended before the next start needs
+          it
+        ✓ kill -9                  67 answered, 1 failed
+          ✗·······│·····································
+          ·······················
+          pid 102 was killed without a warning
+          the long call in flight was told: “The server
+          ended (signal 9 (SIGKILL)) while `report` was
+          running; it may or may not have taken effect.”
+          7.0 ms after the death of 102, the next call
+          was answered by pid 104
+        · call  ◆ long call  ✗ failed  │ event
+        "#);
+    }
+
+    #[test]
+    fn wide_sums() {
+        insta::assert_snapshot!(text(&table(&play(Flaw::None).0, 80)), @r#"
+        what happened           calls  answered  failed  lost  restarts  longest pause
+        calls flow                 50        50       0     0         0         0.4 ms
+        reload, a tool changed     69        69       0     0         1         0.4 ms
+        reload, broken code        63        63       0     0         0         0.4 ms
+        kill -9                    68        67       1     0         1         7.0 ms
+        ──────────────────────────────────────────────────────────────────────────────
+        all                       250       249       1     0         2         7.0 ms
+
+        2 restarts, one connection, 250 calls, and every one was answered, one of them
+        with the news that its server had died and its outcome is unknown.
+        "#);
+    }
+
+    #[test]
+    fn narrow_sums() {
+        insta::assert_snapshot!(text(&table(&play(Flaw::None).0, 50)), @r#"
+        calls flow
+          50 calls: 50 answered, 0 failed, 0 lost
+          0 restarts, longest pause 0.4 ms
+        reload, a tool changed
+          69 calls: 69 answered, 0 failed, 0 lost
+          1 restart, longest pause 0.4 ms
+        reload, broken code
+          63 calls: 63 answered, 0 failed, 0 lost
+          0 restarts, longest pause 0.4 ms
+        kill -9
+          68 calls: 67 answered, 1 failed, 0 lost
+          1 restart, longest pause 7.0 ms
+        all
+          250 calls: 249 answered, 1 failed, 0 lost
+          2 restarts, longest pause 7.0 ms
+
+        2 restarts, one connection, 250 calls, and every
+        one was answered, one of them with the news that
+        its server had died and its outcome is unknown.
+        "#);
+    }
+
+    #[test]
+    fn sums_with_a_loss() {
+        insta::assert_snapshot!(text(&table(&play(Flaw::LosesACall).0, 80)), @r#"
+        what happened           calls  answered  failed  lost  restarts  longest pause
+        calls flow                 50        49       0     1         0         0.4 ms
+        reload, a tool changed     69        69       0     0         1         0.4 ms
+        reload, broken code        63        63       0     0         0         0.4 ms
+        kill -9                    73        72       1     0         1         7.0 ms
+        ──────────────────────────────────────────────────────────────────────────────
+        all                       255       253       1     1         2         7.0 ms
+
+        Not everything went as it should.
+        "#);
+    }
+
+    #[test]
+    fn plain_lines() {
+        let (story, _) = play(Flaw::None);
+        insta::assert_snapshot!(Lines::default().next(&story), @r#"
+        0.00 s  calls flow
+        0.00 s    a call every 40 ms, through outlast, to a server with pid 101
+        2.00 s  reload, a tool changed
+        2.31 s    `restart_server`: pid 101 → 102 in 5 ms, discount added, price changed
+        2.31 s    told that the list changed, the client asked: price, discount, report
+        2.90 s    the long call from before was answered by the old server, pid 101
+        4.71 s  reload, broken code
+        4.71 s    “The restart failed: the new server ended before it was ready (exit code 1). The old server (pid 102) keeps serving.”
+        4.71 s    its stderr came with it: error: expected `,` or `}` (server.json:4:22)
+        4.71 s    the code is mended before the next start needs it
+        7.21 s  kill -9
+        7.51 s    pid 102 was killed without a warning
+        7.51 s    the long call in flight was told: “The server ended (signal 9 (SIGKILL)) while `report` was running; it may or may not have taken effect.”
+        7.51 s    7.0 ms after the death of 102, the next call was answered by pid 104
+        "#);
+    }
+
+    #[test]
+    fn no_line_is_wider_than_the_terminal() {
+        let (story, end) = play(Flaw::None);
+        for columns in WIDTH_MIN..130 {
+            for line in picture(&story, end, columns, true, 0).into_iter().chain(table(&story, columns)) {
+                let painted = line.paint(columns, false);
+                assert!(painted.chars().count() <= columns, "{columns}: {painted}");
+                // Only the list of lives and the legend may lose their ends.
+                if WIDE <= columns {
+                    assert!(line.width() <= columns, "{columns}: {painted}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn without_colour_there_is_no_escape() {
+        let (story, end) = play(Flaw::None);
+        let painted = |colour| -> String {
+            picture(&story, end, 80, true, 0).iter().map(|line| line.paint(80, colour)).collect()
+        };
+        assert!(!painted(false).contains('\x1b'));
+        assert!(painted(true).contains("\x1b[36m·"));
+    }
 }

@@ -18,6 +18,8 @@ const LEAD: Duration = Duration::from_millis(300);
 const PROVEN: Duration = Duration::from_millis(5200);
 /// The first call after the kill: late enough for outlast to know of the death, so that it runs into the pause.
 const PROBE: Duration = Duration::from_millis(3);
+/// How long the kill waits for a moment between two calls.
+const CLEAR_MAX: Duration = Duration::from_millis(200);
 /// How long answers may take at the end; a call without one then is lost.
 const SETTLE_MAX: Duration = Duration::from_secs(5);
 /// The whole story. Whatever is not reached by then has failed.
@@ -59,7 +61,10 @@ pub const BROKEN: &str = r#"{
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// A line from outlast, and when it was read.
-    Heard { line: String, at: Instant },
+    Heard {
+        line: String,
+        at: Instant,
+    },
     /// Outlast's stdout ended.
     Ended,
     /// The server could not be killed, or its file not be written.
@@ -81,6 +86,8 @@ pub enum Action {
 #[derive(Debug)]
 pub struct Story {
     began: Instant,
+    /// Outlast's own.
+    pub pid: u32,
     step: Step,
     actions: Vec<Action>,
     next_id: u64,
@@ -109,6 +116,12 @@ pub struct Scene {
     pub title: &'static str,
     pub at: Duration,
     pub calls: Vec<Call>,
+    /// How many of its calls were begun before the event.
+    pub mark: Option<usize>,
+    /// From the server's death to the next answer.
+    pub outage: Option<Duration>,
+    /// New servers that came to serve.
+    pub restarts: u64,
     pub notes: Vec<Note>,
 }
 
@@ -123,9 +136,15 @@ pub struct Call {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     Waiting,
-    Answered { wait: Duration, pid: u32 },
+    Answered {
+        wait: Duration,
+        pid: u32,
+    },
     /// An answer that says what went wrong.
-    Failed { wait: Duration, words: String },
+    Failed {
+        wait: Duration,
+        words: String,
+    },
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -168,7 +187,9 @@ pub struct Sum {
     pub answered: usize,
     pub failed: usize,
     pub waiting: usize,
-    /// The longest that a call had to wait, long calls aside.
+    /// New servers that came to serve.
+    pub restarts: u64,
+    /// The longest that a call had to wait, long calls aside, or that nobody could have been answered.
     pub pause: Duration,
 }
 
@@ -184,24 +205,41 @@ enum Ask {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Step {
     Greeting,
-    Calm { until: Instant },
-    BeforeReload { until: Instant },
+    Calm {
+        until: Instant,
+    },
+    BeforeReload {
+        until: Instant,
+    },
     Reloading,
-    Reloaded { until: Instant },
+    Reloaded {
+        until: Instant,
+    },
     Breaking,
-    Broken { until: Instant },
-    /// The pid is known, and the next moment without a short call in flight is the server's last.
-    BeforeKill { until: Instant, pid: Option<u32> },
-    Killed { until: Instant },
-    Settling { until: Instant },
+    Broken {
+        until: Instant,
+    },
+    /// Once the pid is known, the next moment without a short call in flight is the server's last.
+    BeforeKill {
+        until: Instant,
+        pid: Option<u32>,
+    },
+    Killed {
+        until: Instant,
+    },
+    Settling {
+        until: Instant,
+    },
     LastLook,
     Over,
 }
 
 impl Story {
-    pub fn new(now: Instant) -> Story {
+    /// With outlast's process, for words only.
+    pub fn new(pid: u32, now: Instant) -> Story {
         let mut story = Story {
             began: now,
+            pid,
             step: Step::Greeting,
             actions: Vec::new(),
             next_id: 0,
@@ -253,8 +291,7 @@ impl Story {
             | Step::Broken { until }
             | Step::Killed { until }
             | Step::Settling { until } => Some(until),
-            // Later than that it waits for an answer.
-            Step::BeforeKill { until, pid: Some(_) } if !self.has_short_call_open() => Some(until),
+            Step::BeforeKill { until, pid: Some(_) } => Some(self.kill_at(until)),
             Step::Greeting | Step::Reloading | Step::Breaking | Step::BeforeKill { .. } | Step::LastLook => None,
         };
         [step, self.next_call].into_iter().flatten().chain([self.began + STORY_MAX]).min()
@@ -274,6 +311,7 @@ impl Story {
             answered: all.answered + one.answered,
             failed: all.failed + one.failed,
             waiting: all.waiting + one.waiting,
+            restarts: all.restarts + one.restarts,
             pause: all.pause.max(one.pause),
         })
     }
@@ -299,18 +337,20 @@ impl Story {
         }
         match self.step {
             Step::Calm { until } if until <= now => {
-                self.scene("reload with a changed tool", now);
+                self.scene("reload, a tool changed", now);
                 self.long_call(now);
                 self.step = Step::BeforeReload { until: now + LEAD };
             }
             Step::BeforeReload { until } if until <= now => {
+                self.mark();
                 self.actions.push(Action::Load(CHANGED));
                 self.ask_tool(Ask::Restart, "restart_server", &json!({"reason": "a tool was added"}));
                 self.step = Step::Reloading;
             }
             Step::Reloaded { until } if until <= now => {
                 self.check_reload(now);
-                self.scene("reload of broken code", now);
+                self.scene("reload, broken code", now);
+                self.mark();
                 self.actions.push(Action::Load(BROKEN));
                 self.ask_tool(Ask::Restart, "restart_server", &json!({"reason": "a thought half written"}));
                 self.step = Step::Breaking;
@@ -321,7 +361,8 @@ impl Story {
                 self.ask_tool(Ask::Status, "server_status", &json!({}));
                 self.step = Step::BeforeKill { until: now + LEAD, pid: None };
             }
-            Step::BeforeKill { until, pid: Some(pid) } if until <= now && !self.has_short_call_open() => {
+            Step::BeforeKill { until, pid: Some(pid) } if self.kill_at(until) <= now => {
+                self.mark();
                 self.actions.push(Action::Kill(pid));
                 self.killed = Some((pid, now));
                 self.end_life(pid, Fate::Killed);
@@ -372,17 +413,19 @@ impl Story {
                 self.fail(format!("`{}` was refused: {}", ask.name(), words_of(&message)), at);
             }
             Ask::Handshake => {
-                self.actions.push(Action::Say(json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string()));
+                self.actions
+                    .push(Action::Say(json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string()));
                 self.ask(Ask::Tools, "tools/list", &json!({}));
             }
             Ask::Tools if self.step == Step::Greeting => {
                 self.ask_tool(Ask::Status, "server_status", &json!({}));
             }
             Ask::Tools => {
-                let names: Vec<&str> = result["tools"].as_array().into_iter().flatten().filter_map(|t| t["name"].as_str()).collect();
+                let names: Vec<&str> =
+                    result["tools"].as_array().into_iter().flatten().filter_map(|t| t["name"].as_str()).collect();
                 let own = names.iter().filter(|name| !OURS.contains(name)).copied();
                 let own = own.collect::<Vec<_>>().join(", ");
-                self.note(Mood::Good, format!("the client was told that the list changed, and asked for it: {own}"), at);
+                self.note(Mood::Good, format!("told that the list changed, the client asked: {own}"), at);
             }
             Ask::Status => self.status_known(&result["structuredContent"], at),
             Ask::Restart => self.restart_answered(&message, at),
@@ -398,7 +441,11 @@ impl Story {
             (Step::Greeting, Some(pid)) => {
                 self.scene("calls flow", at);
                 let rhythm = RHYTHM.as_millis();
-                self.note(Mood::Plain, format!("a call every {rhythm} ms, through outlast, to a server with pid {pid}"), at);
+                self.note(
+                    Mood::Plain,
+                    format!("a call every {rhythm} ms, through outlast, to a server with pid {pid}"),
+                    at,
+                );
                 self.next_call = Some(at);
                 self.step = Step::Calm { until: at + CALM };
             }
@@ -433,7 +480,7 @@ impl Story {
                     let names = names.collect::<Vec<_>>().join(", ");
                     if names.is_empty() { String::new() } else { format!(", {names} {kind}") }
                 });
-                let words = format!("`restart_server` answered: pid {old} → {new} in {took} ms{}", tools.concat());
+                let words = format!("`restart_server`: pid {old} → {new} in {took} ms{}", tools.concat());
                 self.note(Mood::Good, words, at);
                 self.ready_at = at;
                 self.step = Step::Reloaded { until: at + SCENE };
@@ -443,17 +490,21 @@ impl Story {
                 let words = report["error"].as_str().map_or_else(|| words_of(message), str::to_owned);
                 self.note(Mood::Quote, format!("“{words}”"), at);
                 let stderr = report["stderr_tail"].as_str().unwrap_or_default();
-                if let Some(first) = stderr.lines().next() {
-                    let place = stderr.lines().nth(1).unwrap_or_default().trim().trim_start_matches("--> ");
-                    self.note(Mood::Quote, format!("its stderr came with it: {first} ({place})"), at);
-                }
+                let words = match stderr.lines().next() {
+                    Some(first) => {
+                        let place = stderr.lines().nth(1).unwrap_or_default().trim().trim_start_matches("--> ");
+                        format!("its stderr came with it: {first} ({place})")
+                    }
+                    None => "its stderr did not come with it".to_owned(),
+                };
+                self.note(Mood::Quote, words, at);
                 let serving = pid_in(&report["serving_pid"]);
                 if serving.is_none() || serving != self.serving().and_then(|server| server.pid) {
-                    self.complain(format!("the old server should keep serving, but outlast names {serving:?}"), at);
+                    self.complain("the old server should keep serving, and does not".into(), at);
                 }
                 // Else the next crash would find it.
                 self.actions.push(Action::Load(CHANGED));
-                self.note(Mood::Plain, "calls went on as before; then the code was mended".into(), at);
+                self.note(Mood::Plain, "the code is mended before the next start needs it".into(), at);
                 // Long enough to read, and for the server that serves to have proven itself.
                 self.step = Step::Broken { until: (at + SCENE).max(self.ready_at + PROVEN - LEAD) };
             }
@@ -480,16 +531,18 @@ impl Story {
                 let is_new = !self.servers.iter().any(|server| server.pid == Some(pid));
                 if is_new && let Some((killed, when)) = self.killed {
                     self.meet(pid, None, at);
-                    let pause = millis(at.saturating_duration_since(when));
-                    let words = format!("{pause} after the death of {killed} the next call was answered, by pid {pid}");
+                    let outage = at.saturating_duration_since(when);
+                    self.scenes[scene].outage = Some(outage);
+                    let pause = millis(outage);
+                    let words = format!("{pause} after the death of {killed}, the next call was answered by pid {pid}");
                     self.note(Mood::Good, words, at);
                     // The generation of the new server.
                     self.ask_tool(Ask::Status, "server_status", &json!({}));
                 }
                 if is_long && self.long_call == Some(id) {
                     let was_replaced = self.servers.iter().any(|s| s.pid == Some(pid) && s.fate == Fate::Replaced);
-                    let who = if was_replaced { "the old server, which had waited for it" } else { "the server" };
-                    self.note(Mood::Good, format!("a long call from before was finished by {who} (pid {pid})"), at);
+                    let who = if was_replaced { "the old server" } else { "the server" };
+                    self.note(Mood::Good, format!("the long call from before was answered by {who}, pid {pid}"), at);
                 }
             }
             Outcome::Failed { words, .. } => {
@@ -518,10 +571,11 @@ impl Story {
     fn check_end(&mut self, now: Instant) {
         let sum = self.sum();
         if sum.waiting > 0 {
-            self.complain(format!("{} calls were never answered", sum.waiting), now);
+            self.complain(never_answered(sum.waiting), now);
         }
         if self.restarts != Some(2) {
-            self.complain(format!("a reload and a kill are 2 restarts; outlast counted {:?}", self.restarts), now);
+            let counted = self.restarts.map_or("none".to_owned(), |restarts| restarts.to_string());
+            self.complain(format!("a reload and a kill are 2 restarts; outlast counted {counted}"), now);
         }
         let after = self.killed.map(|(_, when)| when);
         let last = self.scenes.last().into_iter().flat_map(|scene| &scene.calls);
@@ -534,7 +588,22 @@ impl Story {
     }
 
     fn scene(&mut self, title: &'static str, now: Instant) {
-        self.scenes.push(Scene { title, at: self.elapsed(now), calls: Vec::new(), notes: Vec::new() });
+        self.scenes.push(Scene {
+            title,
+            at: self.elapsed(now),
+            calls: Vec::new(),
+            mark: None,
+            outage: None,
+            restarts: 0,
+            notes: Vec::new(),
+        });
+    }
+
+    /// The event of this scene is now.
+    fn mark(&mut self) {
+        if let Some(scene) = self.scenes.last_mut() {
+            scene.mark = Some(scene.calls.len());
+        }
     }
 
     fn note(&mut self, mood: Mood, text: String, now: Instant) {
@@ -554,7 +623,7 @@ impl Story {
         self.complain(what, now);
         let waiting = self.sum().waiting;
         if waiting > 0 {
-            self.complain(format!("{waiting} calls were never answered"), now);
+            self.complain(never_answered(waiting), now);
         }
         self.next_call = None;
         self.step = Step::Over;
@@ -563,7 +632,12 @@ impl Story {
     fn meet(&mut self, pid: u32, generation: Option<u64>, now: Instant) {
         match self.servers.iter_mut().find(|server| server.pid == Some(pid)) {
             Some(server) => server.generation = server.generation.or(generation),
-            None => self.servers.push(Server { generation, pid: Some(pid), fate: Fate::Serving, since: now }),
+            None => {
+                self.servers.push(Server { generation, pid: Some(pid), fate: Fate::Serving, since: now });
+                if let Some(scene) = self.scenes.last_mut() {
+                    scene.restarts += 1;
+                }
+            }
         }
     }
 
@@ -573,8 +647,11 @@ impl Story {
         }
     }
 
-    fn has_short_call_open(&self) -> bool {
-        self.open.values().any(|&(scene, call)| !self.scenes[scene].calls[call].is_long)
+    /// The server dies between two short calls, so that the long one alone is in flight; a call that is not
+    /// answered puts it off only so long.
+    fn kill_at(&self, earliest: Instant) -> Instant {
+        let is_short = |&(scene, call): &(usize, usize)| !self.scenes[scene].calls[call].is_long;
+        if self.open.values().any(is_short) { earliest + CLEAR_MAX } else { earliest }
     }
 
     fn long_call(&mut self, now: Instant) {
@@ -610,7 +687,8 @@ impl Story {
 
 impl Scene {
     pub fn sum(&self) -> Sum {
-        let mut sum = Sum { made: self.calls.len(), ..Sum::default() };
+        let pause = self.outage.unwrap_or_default();
+        let mut sum = Sum { made: self.calls.len(), restarts: self.restarts, pause, ..Sum::default() };
         for call in &self.calls {
             let wait = match call.outcome {
                 Outcome::Waiting => {
@@ -651,6 +729,10 @@ pub fn millis(time: Duration) -> String {
     if millis < 10.0 { format!("{millis:.1} ms") } else { format!("{millis:.0} ms") }
 }
 
+fn never_answered(calls: usize) -> String {
+    if calls == 1 { "1 call was never answered".to_owned() } else { format!("{calls} calls were never answered") }
+}
+
 /// The words of an answer that is not what was asked for.
 fn words_of(message: &Value) -> String {
     let text = &message["result"]["content"][0]["text"];
@@ -660,4 +742,193 @@ fn words_of(message: &Value) -> String {
 
 fn pid_in(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|pid| u32::try_from(pid).ok())
+}
+
+#[cfg(test)]
+pub mod rehearsal {
+    //! The story before a stand-in for outlast, in a time of its own.
+
+    use super::*;
+
+    /// What the stand-in does otherwise than outlast.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Flaw {
+        None,
+        /// The tenth call is never answered.
+        LosesACall,
+        /// A reload is not announced.
+        KeepsTheListToItself,
+        /// It ends when broken code is loaded.
+        Ends,
+        /// After the kill nothing comes back.
+        StaysDown,
+    }
+
+    /// The story as it went, and the moment it was over.
+    pub fn play(flaw: Flaw) -> (Story, Instant) {
+        let mut now = Instant::now();
+        let mut story = Story::new(100, now);
+        let mut actions = story.begin();
+        let mut outlast = StandIn { flaw, code: FIRST, pid: 101, up_at: now, calls: 0, restarts: 0, due: Vec::new() };
+        loop {
+            for action in actions {
+                outlast.act(action, now);
+            }
+            if story.is_over() {
+                return (story, now);
+            }
+            let heard = outlast.due.iter().map(|(at, ..)| *at).min();
+            now = [heard, story.deadline()].into_iter().flatten().min().expect("a story goes on until it is over");
+            let event = match outlast.due.iter().position(|(at, ..)| *at <= now) {
+                Some(first) => outlast.due.remove(first).1,
+                None => Event::TimePassed,
+            };
+            let event = match event {
+                Event::Heard { line, .. } => Event::Heard { line, at: now },
+                event => event,
+            };
+            actions = story.handle(event, now);
+        }
+    }
+
+    struct StandIn {
+        flaw: Flaw,
+        code: &'static str,
+        pid: u32,
+        up_at: Instant,
+        calls: u32,
+        restarts: u32,
+        due: Vec<Due>,
+    }
+
+    /// What is heard when; a call also has its id and the process it runs on.
+    type Due = (Instant, Event, Option<(u64, u32)>);
+
+    impl StandIn {
+        fn act(&mut self, action: Action, now: Instant) {
+            match action {
+                Action::Load(code) => self.code = code,
+                Action::Kill(pid) => self.kill(pid, now),
+                Action::Say(line) => {
+                    let message: Value = serde_json::from_str(&line).expect("the story speaks JSON");
+                    if let Some(id) = message["id"].as_u64() {
+                        self.asked(id, &message, now);
+                    }
+                }
+            }
+        }
+
+        fn kill(&mut self, pid: u32, now: Instant) {
+            assert_eq!(pid, self.pid, "the one that serves is killed");
+            let running: Vec<_> = self.due.extract_if(.., |(_, _, on)| on.is_some_and(|(_, on)| on == pid)).collect();
+            for (_, _, on) in running {
+                let text = "The server ended (signal 9 (SIGKILL)) while `report` was running; it may or may not have \
+                            taken effect.";
+                let result = json!({"isError": true, "content": [{"type": "text", "text": text}],
+                    "_meta": {"outlast/failure": {"outcome": "unknown"}}});
+                let (id, _) = on.expect("only calls that run were taken");
+                self.answer(id, result, now + Duration::from_millis(1));
+            }
+            self.pid += 2;
+            self.restarts += 1;
+            let down = if self.flaw == Flaw::StaysDown { STORY_MAX } else { Duration::from_millis(7) };
+            self.up_at = now + down;
+        }
+
+        fn asked(&mut self, id: u64, message: &Value, now: Instant) {
+            let soon = now + Duration::from_micros(400);
+            let report = |done: Value, is_error: bool| json!({"structuredContent": done, "isError": is_error});
+            match (message["method"].as_str(), message["params"]["name"].as_str()) {
+                (Some("initialize"), _) => self.answer(id, json!({}), soon),
+                (Some("tools/list"), _) => {
+                    let code: Value = serde_json::from_str(self.code).expect("only code that was taken is listed");
+                    self.answer(id, json!({"tools": code["tools"]}), soon);
+                }
+                (_, Some("server_status")) => {
+                    let status = json!({"pid": self.pid, "generation": self.pid - 100, "restarts": self.restarts});
+                    self.answer(id, report(status, false), soon);
+                }
+                (_, Some("restart_server")) if self.code == BROKEN && self.flaw == Flaw::Ends => {
+                    self.due.push((soon, Event::Ended, None));
+                }
+                (_, Some("restart_server")) if self.code == BROKEN => {
+                    let stderr = "error: expected `,` or `}`\n  --> server.json:4:22\n   | …";
+                    let error = "The restart failed: the new server ended before it was ready (exit code 1). The old \
+                                 server (pid 102) keeps serving.";
+                    let done = json!({"error": error, "serving_pid": self.pid, "stderr_tail": stderr});
+                    self.answer(id, report(done, true), now + Duration::from_millis(5));
+                }
+                (_, Some("restart_server")) => {
+                    self.pid += 1;
+                    self.restarts += 1;
+                    let tools = json!({"added": ["discount"], "changed": ["price"], "removed": []});
+                    let done = json!({"old_pid": 101, "new_pid": 102, "generation": 2, "took_ms": 5, "tools": tools});
+                    self.answer(id, report(done, false), now + Duration::from_millis(5));
+                    if self.flaw != Flaw::KeepsTheListToItself {
+                        let line = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}).to_string();
+                        self.due.push((now + Duration::from_millis(5), Event::Heard { line, at: now }, None));
+                    }
+                }
+                (_, Some(tool)) => {
+                    self.calls += 1;
+                    if self.calls == 10 && self.flaw == Flaw::LosesACall {
+                        return;
+                    }
+                    let takes = Duration::from_millis(if tool == "report" { 900 } else { 0 });
+                    let done = report(json!({"n": id, "pid": self.pid}), false);
+                    self.answer(id, done, soon.max(self.up_at) + takes);
+                    if let Some((_, _, on)) = self.due.last_mut() {
+                        *on = Some((id, self.pid));
+                    }
+                }
+                other => panic!("the story asked for {other:?}"),
+            }
+        }
+
+        fn answer(&mut self, id: u64, result: Value, at: Instant) {
+            let line = json!({"jsonrpc": "2.0", "id": id, "result": result}).to_string();
+            self.due.push((at, Event::Heard { line, at }, None));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{
+        rehearsal::{Flaw, play},
+        *,
+    };
+
+    #[test]
+    fn all_goes_well() {
+        let (story, end) = play(Flaw::None);
+        assert_eq!(story.complaints, Vec::<String>::new());
+        let sum = story.sum();
+        assert_eq!((sum.failed, sum.waiting, sum.restarts, story.restarts), (1, 0, 2, Some(2)));
+        assert_eq!(sum.made, sum.answered + sum.failed);
+        assert_eq!(sum.pause, Duration::from_millis(7), "the kill cost its outage");
+        assert!(story.elapsed(end) < Duration::from_secs(11), "{:?}", story.elapsed(end));
+        let fates: Vec<Fate> = story.servers.iter().map(|server| server.fate).collect();
+        assert_eq!(fates, [Fate::Replaced, Fate::Killed, Fate::NeverCameUp, Fate::Serving]);
+    }
+
+    #[test]
+    fn the_server_is_killed_only_when_it_has_proven_itself() {
+        let (story, _) = play(Flaw::None);
+        let (_, killed) = story.killed.expect("there is a kill");
+        assert!(PROVEN <= killed.duration_since(story.ready_at));
+    }
+
+    #[test]
+    fn what_goes_wrong_is_said() {
+        let table = [
+            (Flaw::LosesACall, vec!["1 call was never answered"]),
+            (Flaw::KeepsTheListToItself, vec!["the tools changed and the client was not told"]),
+            (Flaw::Ends, vec!["outlast ended the connection"]),
+            (Flaw::StaysDown, vec!["60 calls were never answered", "no call was answered after the kill"]),
+        ];
+        for (flaw, complaints) in table {
+            assert_eq!(play(flaw).0.complaints, complaints, "{flaw:?}");
+        }
+    }
 }
