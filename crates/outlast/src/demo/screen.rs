@@ -211,7 +211,7 @@ fn picture(story: &Story, now: Instant, columns: usize, airy: bool, quiet: usize
             .and(Style::Dim, time),
     ];
     lines.extend(if width < WIDE { ends_in_a_line(story) } else { ends(story, now, width) });
-    lines.push(lives(story));
+    lines.push(lives(story, width));
     for (at, scene) in story.scenes.iter().enumerate() {
         let is_last = at + 1 == story.scenes.len();
         let (mark, style) = match is_last && !story.is_over() {
@@ -231,7 +231,10 @@ fn picture(story: &Story, now: Instant, columns: usize, airy: bool, quiet: usize
         if airy {
             lines.push(Line::default());
         }
-        lines.push(title.to(width.saturating_sub(1 + count.len())).and(Style::Dim, count));
+        lines.push(match title.width() + 2 + count.len() < width {
+            true => title.to(width - 1 - count.len()).and(Style::Dim, count),
+            false => title,
+        });
         let mut dots: Vec<_> = scene.calls.iter().map(|call| dot(call, story)).collect();
         if let Some(mark) = scene.mark {
             dots.insert(mark, (Style::Bold, "│"));
@@ -337,8 +340,8 @@ fn ends_in_a_line(story: &Story) -> Vec<Line> {
     vec![line]
 }
 
-/// Every server there was.
-fn lives(story: &Story) -> Line {
+/// Every server there was, and where there is room what became of it.
+fn lives(story: &Story, width: usize) -> Line {
     let mut line = Line::of(Style::Plain, " ");
     for (at, server) in story.servers.iter().enumerate() {
         if at > 0 {
@@ -351,7 +354,7 @@ fn lives(story: &Story) -> Line {
             Fate::NeverCameUp => (Style::Dim, "refused"),
             Fate::Killed => (Style::Dim, "killed"),
         };
-        line = line.and(style, format!("{name} {fate}"));
+        line = line.and(style, if width < WIDE { name } else { format!("{name} {fate}") });
     }
     line
 }
@@ -496,7 +499,7 @@ mod tests {
         insta::assert_snapshot!(screen(Flaw::None, 50), @r#"
         outlast demo                               9.9 s
         client ⇄ outlast ⇄ server, pid 104
-        101 replaced → 102 killed → broken refused → 104 serves
+        101 → 102 → broken → 104
         ✓ calls flow                         50 answered
           ··············································
           ····
@@ -618,8 +621,8 @@ mod tests {
             for line in picture(&story, end, columns, true, 0).into_iter().chain(table(&story, columns)) {
                 let painted = line.paint(columns, false);
                 assert!(painted.chars().count() <= columns, "{columns}: {painted}");
-                // Only the list of lives and the legend may lose their ends.
-                if WIDE <= columns {
+                // On less than this the title, the lives and the legend lose their ends.
+                if 44 <= columns {
                     assert!(line.width() <= columns, "{columns}: {painted}");
                 }
             }
