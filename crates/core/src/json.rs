@@ -245,31 +245,42 @@ impl<'a> Scan<'a> {
     }
 
     fn string(&mut self) -> Option<()> {
-        // Most strings are short, and over before a search would have begun.
-        const SHORT: usize = 24;
         if self.peek()? != b'"' {
             return None;
         }
         self.at += 1;
         let bytes = self.text.as_bytes();
-        let mut short = SHORT;
+        // Most strings are short, and over before a search would have begun.
+        let mut words = SHORT_WORDS;
         loop {
-            let byte = *bytes.get(self.at)?;
-            match byte {
+            if words > 0 || !self.is_clean {
+                while let Some(word) = bytes.get(self.at..self.at + 8) {
+                    let ends = ends(u64::from_le_bytes(word.try_into().expect("eight bytes")));
+                    if ends != 0 {
+                        self.at += ends.trailing_zeros() as usize / 8;
+                        break;
+                    }
+                    self.at += 8;
+                    words = words.saturating_sub(1);
+                    if words == 0 && self.is_clean {
+                        break;
+                    }
+                }
+            } else {
+                self.at += memchr2(b'"', b'\\', &bytes[self.at..])?;
+            }
+            match *bytes.get(self.at)? {
                 b'"' => {
                     self.at += 1;
                     return Some(());
                 }
                 b'\\' => {
                     self.escape()?;
-                    short = SHORT;
+                    words = SHORT_WORDS;
                 }
-                _ if byte < b' ' => return None,
-                _ if short > 0 || !self.is_clean => {
-                    self.at += 1;
-                    short = short.saturating_sub(1);
-                }
-                _ => self.at += memchr2(b'"', b'\\', &bytes[self.at..])?,
+                byte if byte < b' ' => return None,
+                // Fewer than eight bytes are left, or the search takes over.
+                _ => self.at += 1,
             }
         }
     }
@@ -320,6 +331,21 @@ impl<'a> Scan<'a> {
         }
         Some(())
     }
+}
+
+/// How many words of eight bytes are looked at one by one before a search is worth its start.
+const SHORT_WORDS: usize = 4;
+
+/// The top bit of each byte that may end a run of plain text: a quote, a backslash, or less than a space. The lowest
+/// one set is exact; above it a borrow may set others.
+fn ends(word: u64) -> u64 {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const TOPS: u64 = 0x8080_8080_8080_8080;
+    let zeros = |word: u64| word.wrapping_sub(ONES) & !word;
+    let quote = zeros(word ^ (ONES * b'"' as u64));
+    let backslash = zeros(word ^ (ONES * b'\\' as u64));
+    let control = word.wrapping_sub(ONES * b' ' as u64) & !word;
+    (quote | backslash | control) & TOPS
 }
 
 #[cfg(test)]

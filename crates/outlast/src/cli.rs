@@ -16,6 +16,7 @@ pub struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "one is made, once")]
 pub enum Command {
     Mcp(Mcp),
     Demo(Demo),
