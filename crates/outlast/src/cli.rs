@@ -18,6 +18,15 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Mcp(Mcp),
+    Ps(Ps),
+    /// Say how one instance is: its server, its restarts, its last words.
+    State(Which),
+    /// Print the process id of an instance's server.
+    Pid(Which),
+    Restart(Restart),
+    Stop(Stop),
+    /// Start a server again that was given up on.
+    Resume(Which),
     Demo(Demo),
 }
 
@@ -103,6 +112,50 @@ pub struct Mcp {
     #[arg(long, conflicts_with_all = ["watch", "build", "reload", "drain", "retry", "hold", "start_timeout", "no_tools",
         "marker", "on_clean_exit"])]
     pub inherit: bool,
+}
+
+/// List everything that runs under outlast, in every project.
+#[derive(Debug, Args)]
+pub struct Ps {
+    /// An array of objects, for programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which instance is meant.
+#[derive(Debug, Args)]
+pub struct Which {
+    /// Its id, the beginning of it, or its name [default: the only one in this directory]
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+
+    /// JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Reload a server while its client stays connected.
+///
+/// The new server takes over when it is ready. If it does not come up, the old one keeps serving, and this says why.
+#[derive(Debug, Args)]
+pub struct Restart {
+    #[command(flatten)]
+    pub which: Which,
+
+    /// What stands in the audit log and in the restart marker.
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+}
+
+/// End an instance: its server, and outlast itself.
+#[derive(Debug, Args)]
+pub struct Stop {
+    #[command(flatten)]
+    pub which: Which,
+
+    /// At once: the server is killed, and what it was asked stays unanswered.
+    #[arg(long)]
+    pub force: bool,
 }
 
 /// Show what outlast does, with a server and a client of its own: a crash, a reload, a broken reload.

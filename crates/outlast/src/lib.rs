@@ -7,8 +7,10 @@ use clap::{CommandFactory, Parser};
 pub mod audit;
 pub mod cli;
 pub mod commands;
+pub mod control;
 pub mod home;
 pub mod inherit;
+pub mod instances;
 pub mod journal;
 pub mod lines;
 pub mod marker;
@@ -16,6 +18,7 @@ pub mod mcp;
 pub mod os;
 pub mod outbox;
 pub mod report;
+pub mod table;
 pub mod watch;
 
 /// The whole program, callable from a test.
@@ -26,6 +29,12 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let result = match cli.command {
         cli::Command::Mcp(arguments) => commands::mcp(arguments),
+        cli::Command::Ps(arguments) => instances::ps(&arguments),
+        cli::Command::State(which) => instances::state(&which),
+        cli::Command::Pid(which) => instances::pid(&which),
+        cli::Command::Restart(arguments) => instances::restart(&arguments),
+        cli::Command::Stop(arguments) => instances::stop(&arguments),
+        cli::Command::Resume(which) => instances::resume(&which),
         cli::Command::Demo(_) => Ok(ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|report| report.print())

@@ -18,12 +18,14 @@ use outlast_core::{
     record,
     relay::{Action, Event, Farewell, Origin, Reading, Relay},
 };
+use serde_json::{Value, json};
 use tokio::{
     task::JoinHandle,
     time::{Sleep, sleep_until},
 };
 
 use crate::{
+    control::{self, Control, server::Asked, wire::Refusal},
     journal::Journal,
     lines::{Line, Lines},
     marker::{self, Marker, Markers},
@@ -41,6 +43,8 @@ const BUILD_OUTPUT_MAX: usize = 64 << 10;
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
 /// The key of a build among the children; generations are smaller.
 const BUILD: u64 = u64::MAX;
+/// What can be asked for from outside.
+const METHODS: [&str; 6] = ["state", "pid", "restart", "resume", "stop", "subscribe"];
 
 /// What is fixed before the loop begins.
 pub struct Plan {
@@ -75,6 +79,7 @@ pub struct Driver {
     writing: Option<JoinHandle<Result<String, String>>>,
     readings: Vec<(u64, JoinHandle<marker::Reading>)>,
     watch: Option<Watch>,
+    control: Control,
 
     timer: Option<(Instant, Pin<Box<Sleep>>)>,
     ending: Option<(u8, Instant)>,
@@ -119,6 +124,7 @@ impl Driver {
         journal: Journal,
         markers: Markers,
         watch: Option<Watch>,
+        control: Control,
     ) -> Driver {
         Driver {
             plan,
@@ -139,6 +145,7 @@ impl Driver {
             writing: None,
             readings: Vec::new(),
             watch,
+            control,
             timer: None,
             ending: None,
             never_started: None,
@@ -150,7 +157,9 @@ impl Driver {
         self.start();
         let code = std::future::poll_fn(|cx| self.poll(cx)).await;
         let code = if code == 0 { self.never_started.unwrap_or(0) } else { code };
-        self.journal.end(code);
+        let line = self.journal.end(code);
+        self.control.record(&line);
+        self.control.end();
         code
     }
 
@@ -161,6 +170,7 @@ impl Driver {
             moved |= self.poll_kids(cx);
             moved |= self.poll_client(cx);
             moved |= self.poll_files(cx);
+            moved |= self.poll_control(cx);
             moved |= self.flush(cx);
             if let Some((code, until)) = self.ending {
                 let quiet = self.to_client.is_empty() && self.kids.is_empty();
@@ -206,13 +216,19 @@ impl Driver {
                 let markers = self.markers.clone();
                 self.readings.push((key, tokio::task::spawn_blocking(move || markers.read())));
             }
-            Action::Record(record) => self.journal.record(record),
+            Action::Record(record) => {
+                let line = self.journal.record(record);
+                self.control.record(&line);
+            }
             Action::Divert(generation, line) => {
                 if !line.trim_ascii().is_empty() {
                     self.journal.diverted(generation, &line);
                 }
             }
-            Action::Answer { result, .. } => self.journal.answered(&result),
+            Action::Answer { ticket, result } => {
+                self.journal.answered(&result);
+                self.control.answer(ticket, &result.map_err(refused_restart));
+            }
             Action::End(code) => self.ending = Some((code, Instant::now() + FAREWELL_MAX)),
         }
     }
@@ -555,6 +571,61 @@ impl Driver {
         true
     }
 
+    // ---- others ------------------------------------------------------------------------------------------------
+
+    fn poll_control(&mut self, cx: &mut Context<'_>) -> bool {
+        let Poll::Ready(Asked { ticket, method, params }) = self.control.poll(cx) else { return false };
+        let answer = match method.as_str() {
+            "state" => {
+                let mut state = self.relay.status(Instant::now());
+                self.control.complete(&mut state);
+                Ok(state)
+            }
+            "pid" => Ok(json!({"pid": self.relay.status(Instant::now())["pid"]})),
+            "restart" => {
+                let reason = params["reason"].as_str().unwrap_or("asked for from outside").to_owned();
+                // Answered when it is done.
+                self.tell(Event::RestartAsked { ticket, origin: Origin::Control, reason });
+                return true;
+            }
+            "resume" => {
+                let state = self.relay.status(Instant::now())["state"].take();
+                if matches!(state.as_str(), Some("given_up" | "stopped" | "backoff")) {
+                    let reason = "resumed".to_owned();
+                    self.tell(Event::RestartAsked { ticket, origin: Origin::Control, reason });
+                    return true;
+                }
+                Ok(json!({"resumed": false, "state": state}))
+            }
+            "stop" => {
+                let graceful = params["graceful"].as_bool().unwrap_or(true);
+                self.journal.note(if graceful { "Stop requested" } else { "Stop at once requested" });
+                self.stop(graceful);
+                Ok(json!({"stopping": true}))
+            }
+            "subscribe" => {
+                self.control.subscribe(ticket);
+                return true;
+            }
+            method => Err(control::unknown_method(method, &METHODS)),
+        };
+        self.control.answer(ticket, &answer);
+        true
+    }
+
+    /// As when the client leaves; or at once.
+    fn stop(&mut self, graceful: bool) {
+        self.stdin = None;
+        if graceful {
+            return self.tell(Event::ClientEnded(Farewell::Heard));
+        }
+        self.stopped_once = true;
+        self.tell(Event::ClientEnded(Farewell::Broken));
+        for generation in self.kids.keys().copied().collect::<Vec<_>>() {
+            self.live(generation, life::Event::KillAsked);
+        }
+    }
+
     // ---- files and time ----------------------------------------------------------------------------------------
 
     fn write_marker(&mut self, pid: u32, reason: String) {
@@ -656,6 +727,15 @@ impl Build {
             self.bytes -= self.tail.remove(0).len();
         }
     }
+}
+
+/// A restart that failed, as those outside are told.
+fn refused_restart(mut report: Value) -> Refusal {
+    let message = report["error"].as_str().unwrap_or("the restart failed").to_owned();
+    if let Some(report) = report.as_object_mut() {
+        report.remove("error");
+    }
+    Refusal { data: report, ..Refusal::new("restart_failed", message) }
 }
 
 fn generation_of(key: u64) -> u32 {
