@@ -4,6 +4,8 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::history::Since;
+
 /// The connection outlasts the process.
 ///
 /// outlast owns the processes an AI agent depends on, so that a crash, a hang or a reload is a short pause and never
@@ -27,6 +29,8 @@ pub enum Command {
     Stop(Stop),
     /// Start a server again that was given up on.
     Resume(Which),
+    Logs(Logs),
+    Audit(Audit),
     Demo(Demo),
 }
 
@@ -156,6 +160,43 @@ pub struct Stop {
     /// At once: the server is killed, and what it was asked stays unanswered.
     #[arg(long)]
     pub force: bool,
+}
+
+/// Show what an instance and its server said.
+#[derive(Debug, Args)]
+pub struct Logs {
+    /// Its id, the beginning of it, or its name; also of one that ended in this directory [default: the only one that
+    /// runs here, or else the last that did]
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+
+    /// Go on as more is said, until the instance ends.
+    #[arg(short, long)]
+    pub follow: bool,
+
+    /// How many lines, from the end.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 100)]
+    pub lines: usize,
+}
+
+/// Show what happened in this directory, or to one instance: starts, crashes, restarts and why.
+#[derive(Debug, Args)]
+pub struct Audit {
+    /// An instance's id, the beginning of it, or its name [default: all in this directory]
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+
+    /// Only what came after: a time ago, such as 10m, 2h or 7d, or a moment in UTC, such as 2026-01-13T14:32
+    #[arg(long, value_name = "TIME", value_parser = Since::parse)]
+    pub since: Option<Since>,
+
+    /// Only events of this type, such as `server_crashed`.
+    #[arg(long, value_name = "EVENT")]
+    pub event: Option<String>,
+
+    /// The lines as they stand in the log, for jq.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Show what outlast does, with a server and a client of its own: a crash, a reload, a broken reload.

@@ -137,7 +137,8 @@ pub fn choose<'a>(wanted: Option<&str>, entries: &'a [Entry], cwd: &Path) -> Res
         };
     };
     let by = |test: &dyn Fn(&Entry) -> bool| entries.iter().filter(|entry| test(entry)).collect::<Vec<_>>();
-    let found = [by(&|entry| entry.id == wanted), by(&|entry| entry.name == wanted), by(&|entry| entry.id.starts_with(wanted))];
+    let found =
+        [by(&|entry| entry.id == wanted), by(&|entry| entry.name == wanted), by(&|entry| entry.id.starts_with(wanted))];
     match found.into_iter().find(|found| !found.is_empty()).as_deref() {
         Some([only]) => Ok(only),
         Some(several) => Err(Report::new(report::FAILURE, format!("`{wanted}` may be {}", names_of(several, "or")))
@@ -150,14 +151,15 @@ pub fn choose<'a>(wanted: Option<&str>, entries: &'a [Entry], cwd: &Path) -> Res
 fn closest(wanted: &str, entries: &[Entry]) -> Option<String> {
     let names = entries.iter().flat_map(|entry| [entry.id.as_str(), entry.name.as_str()]);
     let near = names.map(|name| (slips(wanted, name), name)).filter(|(slips, name)| *slips <= name.len() / 3);
-    near.min().map(|(_, name)| format!("did you mean `{name}`?"))
+    let holds_it = || entries.iter().map(|entry| entry.id.as_str()).filter(|id| id.contains(wanted)).min();
+    near.min().map(|(_, name)| name).or_else(holds_it).map(|name| format!("did you mean `{name}`?"))
 }
 
 fn what_there_is(entries: &[Entry]) -> String {
     match entries.len() {
         0 => "nothing else runs either; `outlast mcp -- CMD` starts something".to_owned(),
         1 => format!("`{}` runs in {}", entries[0].id, entries[0].cwd.display()),
-        count => format!("`outlast ps` shows all {count} that run elsewhere"),
+        count => format!("`outlast ps` shows the {count} that run"),
     }
 }
 
@@ -287,23 +289,24 @@ fn ps_in_words(found: &[Found], home: Option<&Path>, width: Option<usize>) -> St
     let column = |title, is_number, yields| Column { title, is_number, yields };
     let columns = [
         column("ID", false, Yield::Never),
-        column("KIND", false, Yield::Whole(4)),
+        column("KIND", false, Yield::Soon(1)),
         column("STATE", false, Yield::Never),
-        column("PID", true, Yield::Whole(3)),
+        column("PID", true, Yield::Soon(2)),
         column("CHILD", true, Yield::Never),
         column("UPTIME", true, Yield::Never),
-        column("RESTARTS", true, Yield::Whole(1)),
-        column("NEXT", true, Yield::Whole(2)),
-        column("LAST-EXIT", false, Yield::End(12)),
-        column("CWD", false, Yield::Beginning(16)),
+        column("RESTARTS", true, Yield::Late(2)),
+        column("NEXT", true, Yield::Late(1)),
+        column("LAST-EXIT", false, Yield::End(12, 9)),
+        column("CWD", false, Yield::Beginning(16, 8)),
     ];
     let rows: Vec<Vec<String>> = found
         .iter()
         .map(|found| {
             let row = row_in_json(found);
-            let number = |member: &str| row[member].as_u64().map_or_else(|| "-".to_owned(), |number| number.to_string());
-            let time = |member: &str| row[member].as_f64().map_or_else(|| "-".to_owned(), in_short);
-            let text = |member: &str| row[member].as_str().unwrap_or("-").to_owned();
+            let nothing = || table::NOTHING.to_owned();
+            let number = |member: &str| row[member].as_u64().map_or_else(nothing, |number| number.to_string());
+            let time = |member: &str| row[member].as_f64().map_or_else(nothing, in_short);
+            let text = |member: &str| row[member].as_str().unwrap_or(table::NOTHING).to_owned();
             vec![
                 text("id"),
                 text("kind"),
@@ -407,5 +410,253 @@ pub fn print(text: &str) -> Result<ExitCode, Report> {
             Err(Report::new(report::FAILURE, "cannot write to stdout").because(error))
         }
         _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(id: &str, name: &str, cwd: &str) -> Entry {
+        Entry {
+            id: id.into(),
+            kind: "mcp".into(),
+            name: name.into(),
+            pid: 4240,
+            born: "x".into(),
+            started: 0.0,
+            cwd: cwd.into(),
+            socket: format!("/home/me/.local/state/outlast/run/{id}.sock").into(),
+            command: "python -m weather".into(),
+            log: Some(format!("{cwd}/.outlast/logs/{id}.log").into()),
+            audit: None,
+        }
+    }
+
+    fn found(entry: Entry, state: Value) -> Found {
+        Found { entry, state: (!state.is_null()).then_some(state) }
+    }
+
+    #[test]
+    fn ps_fits_the_terminal() {
+        let crashed = "signal 9 (SIGKILL)";
+        let all = [
+            found(
+                entry("weather-1abcd", "weather", "/home/me/projects/weather"),
+                json!({"state": "ready", "pid": 4242, "uptime_s": 7384.0, "restarts": 0}),
+            ),
+            found(
+                entry("github-mcp-7k2mq", "github-mcp", "/home/me/projects/assistant/servers/github"),
+                json!({"state": "backoff", "pid": null, "restarts": 12, "next_try_s": 4.2, "last_exit": crashed}),
+            ),
+            found(entry("py-zz9yx", "py", "/srv/data"), Value::Null),
+            found(
+                entry("server-everything-0qwer", "server-everything", "/home/me"),
+                json!({"state": "given_up", "restarts": 5, "last_exit": "exit code 1"}),
+            ),
+        ];
+        let home = Some(Path::new("/home/me"));
+        insta::assert_snapshot!(ps_in_words(&all, home, Some(140)), @"
+        ID                       KIND  STATE          PID  CHILD  UPTIME  RESTARTS  NEXT  LAST-EXIT           CWD
+        weather-1abcd            mcp   ready         4240   4242   2h03m         0     -  -                   ~/projects/weather
+        github-mcp-7k2mq         mcp   backoff       4240      -       -        12  4.2s  signal 9 (SIGKILL)  ~/projects/assistant/servers/github
+        py-zz9yx                 mcp   unresponsive  4240      -       -         -     -  -                   /srv/data
+        server-everything-0qwer  mcp   given_up      4240      -       -         5     -  exit code 1         ~
+        ");
+        insta::assert_snapshot!(ps_in_words(&all, home, Some(80)), @"
+        ID                      STATE        CHILD UPTIME RESTARTS LAST-EXIT  CWD
+        weather-1abcd           ready         4242  2h03m        0 -          …s/weather
+        github-mcp-7k2mq        backoff          -      -       12 signal 9 … …rs/github
+        py-zz9yx                unresponsive     -      -        - -          /srv/data
+        server-everything-0qwer given_up         -      -        5 exit code… ~
+        ");
+        insta::assert_snapshot!(ps_in_words(&[], home, Some(80)), @"Nothing runs under outlast.");
+        for width in [80, 100, 140] {
+            for line in ps_in_words(&all, home, Some(width)).lines() {
+                assert!(line.chars().count() <= width, "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_state_says_what_is_known() {
+        let state = json!({
+            "id": "weather-1abcd", "kind": "mcp", "name": "weather", "state": "reloading", "pid": 4242,
+            "outlast_pid": 4240, "uptime_s": 12.3, "restarts": 3, "crashes": 1, "in_flight": 2, "held": 0, "draining": 1,
+            "next_try_s": null, "last_exit": "exit code 1", "command": "python -m weather", "cwd": "/srv/weather",
+            "log": "/srv/weather/.outlast/logs/weather-1abcd.log", "socket": "/home/me/x.sock",
+            "restart": {"step": "the build is running", "reason": "changed: a.py"},
+            "stderr_tail": "Traceback (most recent call last):\nValueError: no",
+        });
+        insta::assert_snapshot!(state_in_words(&state), @"
+        weather-1abcd (mcp)
+          state      reloading for 12s, pid 4242
+          restart    the build is running (changed: a.py)
+          restarts   3, 1 crash not forgiven yet
+          requests   2 in flight, 1 draining
+          last exit  exit code 1
+          name       weather
+          command    python -m weather
+          cwd        /srv/weather
+          outlast    pid 4240
+          log        /srv/weather/.outlast/logs/weather-1abcd.log
+          socket     /home/me/x.sock
+          stderr
+            Traceback (most recent call last):
+            ValueError: no
+        ");
+        let state = json!({"id": "weather-1abcd", "kind": "mcp", "state": "backoff", "next_try_s": 4.0, "restarts": 1,
+            "crashes": 4, "outlast_pid": 4240});
+        insta::assert_snapshot!(state_in_words(&state), @"
+        weather-1abcd (mcp)
+          state      backoff
+          next try   in 4.0s
+          restarts   1, 4 crashes not forgiven yet
+          outlast    pid 4240
+        ");
+    }
+
+    #[test]
+    fn a_restart_says_what_changed() {
+        let report = json!({"old_pid": 4242, "new_pid": 4250, "took_ms": 87,
+            "tools": {"added": ["sum", "product"], "removed": ["old"], "changed": ["echo"]},
+            "draining": "2 calls left on the old server"});
+        insta::assert_snapshot!(restarted_in_words("weather-1abcd", &report), @"
+        Restarted weather-1abcd in 87 ms: pid 4242 → 4250
+          tools added:   sum, product
+          tools removed: old
+          tools changed: echo
+          2 calls left on the old server
+        ");
+        let report = json!({"old_pid": null, "new_pid": 4250, "took_ms": 87, "tools": {"added": []}});
+        insta::assert_snapshot!(restarted_in_words("weather-1abcd", &report), @"
+        Restarted weather-1abcd in 87 ms: pid 4250
+          its tools are the same
+        ");
+        let report = json!({"old_pid": 1, "new_pid": 2, "took_ms": 3, "tools": {"compared": false}});
+        insta::assert_snapshot!(restarted_in_words("weather-1abcd", &report), @"Restarted weather-1abcd in 3 ms: pid 1 → 2");
+    }
+
+    #[test]
+    fn a_failure_is_told_with_what_the_server_said() {
+        let one = entry("weather-1abcd", "weather", "/srv");
+        let message = "The restart failed: the new server ended before it was ready (exit code 1). \
+            The old server (pid 4242) keeps serving.";
+        let refusal = |stderr: String| Refusal { data: json!({"stderr_tail": stderr}), ..Refusal::new("x", message) };
+        let long: Vec<String> = (1..=22).map(|n| format!("line {n}")).collect();
+        let mut words = String::new();
+        for (method, error) in [
+            ("restart", AskError::Refused(refusal("  File \"a.py\", line 3\nSyntaxError: no".into()))),
+            ("restart", AskError::Refused(refusal(long.join("\n")))),
+            ("resume", AskError::Refused(refusal(String::new()))),
+            ("stop", AskError::Ended),
+            ("state", AskError::TooLate),
+        ] {
+            words.push_str(&failed(&one, method, &error).to_string());
+        }
+        insta::assert_snapshot!(words, @r#"
+        error: the restart of `weather-1abcd` failed
+          because: the new server ended before it was ready (exit code 1). The old server (pid 4242) keeps serving.
+                   its stderr:
+                       File "a.py", line 3
+                     SyntaxError: no
+        error: the restart of `weather-1abcd` failed
+          because: the new server ended before it was ready (exit code 1). The old server (pid 4242) keeps serving.
+                   its stderr:
+                     … 2 lines before, in the log …
+                     line 3
+                     line 4
+                     line 5
+                     line 6
+                     line 7
+                     line 8
+                     line 9
+                     line 10
+                     line 11
+                     line 12
+                     line 13
+                     line 14
+                     line 15
+                     line 16
+                     line 17
+                     line 18
+                     line 19
+                     line 20
+                     line 21
+                     line 22
+        error: the resume of `weather-1abcd` failed
+          because: the new server ended before it was ready (exit code 1). The old server (pid 4242) keeps serving.
+        error: the stop of `weather-1abcd` failed
+          because: it ended before it answered
+        error: `weather-1abcd` does not say how it is
+          because: it did not answer in time
+          hint: outlast itself hangs; its process is 4240, and ending that ends its server too
+        "#);
+    }
+
+    #[test]
+    fn one_is_found_by_id_name_beginning_or_place() {
+        let entries = [
+            entry("weather-1abcd", "weather", "/srv/weather"),
+            entry("weather-2bcde", "weather", "/srv/other"),
+            entry("github-7k2mq", "hub", "/srv/other"),
+        ];
+        let id = |wanted, cwd| choose(wanted, &entries, Path::new(cwd)).map(|entry| entry.id.as_str());
+        assert_eq!(id(Some("weather-2bcde"), "/"), Ok("weather-2bcde"));
+        assert_eq!(id(Some("weather-2"), "/"), Ok("weather-2bcde"));
+        assert_eq!(id(Some("hub"), "/"), Ok("github-7k2mq"));
+        assert_eq!(id(None, "/srv/weather"), Ok("weather-1abcd"));
+        let mut words = String::new();
+        for (wanted, cwd) in [
+            (Some("weather"), "/"),
+            (Some("w"), "/"),
+            (Some("wether"), "/"),
+            (Some("7k2mq"), "/"),
+            (Some("nonsense"), "/"),
+            (None, "/srv/other"),
+            (None, "/"),
+        ] {
+            words.push_str(&id(wanted, cwd).unwrap_err().to_string());
+        }
+        words.push_str(&choose(Some("x"), &entries[..1], Path::new("/")).unwrap_err().to_string());
+        words.push_str(&choose(None, &[], Path::new("/")).unwrap_err().to_string());
+        insta::assert_snapshot!(words, @"
+        error: `weather` may be `weather-1abcd` or `weather-2bcde`
+          hint: give more of the id
+        error: `w` may be `weather-1abcd` or `weather-2bcde`
+          hint: give more of the id
+        error: nothing called `wether` runs under outlast
+          hint: did you mean `weather`?
+        error: nothing called `7k2mq` runs under outlast
+          hint: did you mean `github-7k2mq`?
+        error: nothing called `nonsense` runs under outlast
+          hint: `outlast ps` shows the 3 that run
+        error: 2 instances run in this directory: `weather-2bcde` and `github-7k2mq`
+          hint: say which
+        error: nothing runs under outlast in this directory
+          hint: `outlast ps` shows the 3 that run
+        error: nothing called `x` runs under outlast
+          hint: `weather-1abcd` runs in /srv/weather
+        error: nothing runs under outlast in this directory
+          hint: nothing else runs either; `outlast mcp -- CMD` starts something
+        ");
+    }
+
+    #[test]
+    fn times_are_short() {
+        let table = [
+            (0.04, "0.0s"),
+            (4.2, "4.2s"),
+            (9.96, "10s"),
+            (59.0, "59s"),
+            (61.0, "1m"),
+            (3569.0, "59m"),
+            (3600.0, "1h00m"),
+            (7384.0, "2h03m"),
+            (90_000.0, "1d01h"),
+        ];
+        for (seconds, words) in table {
+            assert_eq!(in_short(seconds), words);
+        }
     }
 }

@@ -8,6 +8,7 @@ pub mod audit;
 pub mod cli;
 pub mod commands;
 pub mod control;
+pub mod history;
 pub mod home;
 pub mod inherit;
 pub mod instances;
@@ -35,6 +36,8 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         cli::Command::Restart(arguments) => instances::restart(&arguments),
         cli::Command::Stop(arguments) => instances::stop(&arguments),
         cli::Command::Resume(which) => instances::resume(&which),
+        cli::Command::Logs(arguments) => history::logs(&arguments),
+        cli::Command::Audit(arguments) => history::audit(&arguments),
         cli::Command::Demo(_) => Ok(ExitCode::SUCCESS),
     };
     result.unwrap_or_else(|report| report.print())

@@ -373,6 +373,10 @@ impl Driver {
             _ => (1, 0),
         };
         for generation in first..=last {
+            // What it says before we heard that it started waits until then: the relay does not know it yet.
+            if self.kids.get(&generation).is_none_or(|kid| kid.pid == 0) {
+                continue;
+            }
             moved |= self.poll_stdout(generation, cx);
             moved |= self.poll_stderr(generation, cx);
         }
@@ -751,4 +755,3 @@ fn changed_in_words(changed: &outlast_core::debounce::Changed) -> String {
     let more = if changed.more > 0 { format!(" and {} more", changed.more) } else { String::new() };
     format!("changed: {}{more}", names.join(", "))
 }
-

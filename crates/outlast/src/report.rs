@@ -109,8 +109,9 @@ impl From<clap::Error> for Report {
 /// A server's command that could not be started, with the exit code a shell would give it.
 pub fn cannot_start(program: &str, error: &io::Error) -> Report {
     let report = match error.kind() {
-        io::ErrorKind::NotFound => Report::new(NOT_FOUND, format!("cannot start `{program}`"))
-            .hint("the command is looked up on PATH; clients often start servers with a shorter PATH than your shell's"),
+        io::ErrorKind::NotFound => Report::new(NOT_FOUND, format!("cannot start `{program}`")).hint(
+            "the command is looked up on PATH; clients often start servers with a shorter PATH than your shell's",
+        ),
         io::ErrorKind::PermissionDenied => Report::new(NOT_EXECUTABLE, format!("cannot start `{program}`"))
             .hint(format!("if the file is yours to run: chmod +x {program}")),
         _ => Report::new(NOT_EXECUTABLE, format!("cannot start `{program}`")),

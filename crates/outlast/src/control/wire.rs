@@ -253,7 +253,19 @@ mod tests {
             let (id, refusal) = Request::read(frame).unwrap_err();
             words.push_str(&format!("{id:?} {}: {}\n", refusal.code, refusal.message));
         }
-        insta::assert_snapshot!(words, @"");
+        insta::assert_snapshot!(words, @r#"
+        None bad_frame: the frame is not UTF-8: invalid utf-8 sequence of 1 bytes from index 0
+        None bad_frame: the frame is not JSON: EOF while parsing an object at line 1 column 6
+        None bad_frame: the frame is not JSON: EOF while parsing a value at line 1 column 0
+        None bad_request: a request needs an `id`, a whole number
+        None bad_request: a request needs an `id`, a whole number
+        None bad_request: a request needs an `id`, a whole number
+        Some(1) bad_version: a request needs its version, "v":1
+        Some(2) bad_version: version 2 of the requests is not spoken here, only 1
+        Some(3) bad_version: version "1" of the requests is not spoken here, only 1
+        Some(4) bad_request: a request needs a `method`
+        Some(5) bad_request: `params` must be an object
+        "#);
         let request = Request { id: 6, method: "state".into(), params: json!({}) };
         assert_eq!(Request::read(request.to_json().as_bytes()), Ok(request.clone()));
         assert_eq!(Request::read(br#"{"v":1,"id":6,"method":"state","new":true}"#), Ok(request));
