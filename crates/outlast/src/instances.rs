@@ -17,6 +17,7 @@ use crate::{
         registry::{Entry, Registry},
         wire::Refusal,
     },
+    os,
     report::{self, Report, one_of, slips},
     table::{self, Column, Yield},
 };
@@ -98,6 +99,7 @@ pub fn stop(arguments: &cli::Stop) -> Result<ExitCode, Report> {
 // ---- finding one ---------------------------------------------------------------------------------------------
 
 pub fn registry() -> Result<Registry, Report> {
+    os::SOCKETS.map_err(|why| Report::new(report::FAILURE, why))?;
     match env::home_dir().filter(|home| home.is_absolute()) {
         Some(home) => Ok(Registry::of(&home)),
         None => Err(Report::new(report::FAILURE, "there is no home directory, so nothing is known of what runs")

@@ -12,7 +12,7 @@ mod words;
 
 pub use household::{Household, Keeper};
 pub use process::born;
-pub use socket::{Line, Listener, Peer, SOCKET_PATH_MAX, claim_dir, remove_socket, short_dirs};
+pub use socket::{Line, Listener, Peer, SOCKET_PATH_MAX, SOCKETS, claim_dir, remove_socket, short_dirs};
 pub use stops::Stops;
 pub use stream::{Sink, Source, stdin, stdout};
 pub use words::say;

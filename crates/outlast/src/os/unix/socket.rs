@@ -29,6 +29,9 @@ use nix::{
 };
 use tokio::net::{UnixListener, UnixStream};
 
+/// Whether there are control sockets here, or a sentence that says why not.
+pub const SOCKETS: Result<(), &str> = Ok(());
+
 /// The longest path a socket can have on every Unix we know: macOS has room for 104 bytes, the last of them zero.
 pub const SOCKET_PATH_MAX: usize = 103;
 
