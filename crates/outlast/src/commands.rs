@@ -71,12 +71,6 @@ async fn serve(arguments: cli::Mcp, keeper: Keeper, cwd: &Path) -> Result<u8, Re
         grace,
         id: id.clone(),
     };
-    if arguments.inherit {
-        return Ok(inherit::run(plan, policy(&arguments), household, stops, journal).await);
-    }
-    let stdin = os::stdin().map_err(failed("cannot read stdin"))?;
-    let stdout = os::stdout().map_err(failed("cannot write to stdout"))?;
-    let markers = Markers::new(&home, &id, arguments.marker.clone());
     let instance = Instance {
         id: id.clone(),
         kind: "mcp",
@@ -90,6 +84,12 @@ async fn serve(arguments: cli::Mcp, keeper: Keeper, cwd: &Path) -> Result<u8, Re
     if let Some(complaint) = complaint {
         journal.note(&complaint);
     }
+    if arguments.inherit {
+        return Ok(inherit::run(plan, policy(&arguments), household, stops, journal, control).await);
+    }
+    let stdin = os::stdin().map_err(failed("cannot read stdin"))?;
+    let stdout = os::stdout().map_err(failed("cannot write to stdout"))?;
+    let markers = Markers::new(&home, &id, arguments.marker.clone());
     let relay = Relay::new(settings(&arguments, id, name));
     Ok(Driver::new(plan, relay, household, stops, stdin, stdout, journal, markers, watch, control).run().await)
 }

@@ -144,6 +144,9 @@ impl Control {
     }
 }
 
+/// What every kind of instance understands.
+pub const METHODS: [&str; 6] = ["state", "pid", "restart", "resume", "stop", "subscribe"];
+
 /// What every kind of instance says to a method it does not have.
 pub fn unknown_method(method: &str, methods: &[&str]) -> Refusal {
     Refusal::new("unknown_method", format!("there is no method `{method}`; there are {}", methods.join(", ")))

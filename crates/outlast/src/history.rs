@@ -25,6 +25,7 @@ use crate::{
     home,
     instances::{choose, print, registry},
     report::{self, Report, one_of, slips},
+    table::{self, Column, Yield},
 };
 
 /// How long an instance may take to say that it will tell when it ends.
@@ -259,6 +260,7 @@ pub fn audit(arguments: &cli::Audit) -> Result<ExitCode, Report> {
             && since.as_deref().is_none_or(|since| record["timestamp"].as_str().is_some_and(|at| at >= since))
     };
     let mut text = String::new();
+    let mut rows = Vec::new();
     let mut files: Vec<PathBuf> =
         (1..=AUDIT_KEPT).rev().map(|n| path.with_file_name(format!("audit.{n}.jsonl"))).collect();
     files.push(path);
@@ -270,12 +272,15 @@ pub fn audit(arguments: &cli::Audit) -> Result<ExitCode, Report> {
             if is_wanted(&record) {
                 if arguments.json {
                     text.push_str(line);
+                    text.push('\n');
                 } else {
-                    text.push_str(&in_words(&record));
+                    rows.push(row(&record));
                 }
-                text.push('\n');
             }
         }
+    }
+    if !rows.is_empty() {
+        text = in_words(&rows, table::room());
     }
     print(&text)
 }
@@ -296,25 +301,33 @@ fn known_event(wanted: &str) -> Result<&'static str, Report> {
 }
 
 /// A record as a person reads it: when, who, what, and what else is known.
-fn in_words(record: &Value) -> String {
+fn row(record: &Value) -> Vec<String> {
     let props = &record["props"];
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
     let when = text(&record["timestamp"]).replacen('T', " ", 1);
     // Milliseconds are for programs.
-    let when = when.split('.').next().unwrap_or_default().to_owned();
-    let mut words = Vec::new();
-    if let Some(pid) = props["pid"].as_u64().filter(|pid| *pid > 0) {
-        words.push(format!("pid {pid}"));
-    }
-    words.extend(["detail", "reason"].map(|member| text(&props[member])).into_iter().filter(|text| !text.is_empty()));
+    let when = when.trim_end_matches('Z').split('.').next().unwrap_or_default().to_owned();
+    // What is most worth knowing stands first, as the end may be cut.
+    let mut words: Vec<String> = ["detail", "reason"].map(|member| text(&props[member])).to_vec();
+    words.retain(|word| !word.is_empty());
     let time = |member: &str| props[member].as_u64().map(|ms| Duration::from_millis(ms).as_secs_f64());
+    words.extend(props["crashes"].as_u64().filter(|count| *count > 0).map(|count| format!("crash #{count}")));
     words.extend(time("uptime_ms").map(|seconds| format!("after {seconds:.1} s")));
     words.extend(time("delay_ms").map(|seconds| format!("next in {seconds:.1} s")));
     words.extend(time("took_ms").map(|seconds| format!("took {seconds:.1} s")));
-    words.extend(props["crashes"].as_u64().filter(|count| *count > 0).map(|count| format!("crash #{count}")));
-    let words: Vec<String> = words.iter().map(|word| word.replace(char::is_control, " ")).collect();
-    let line = format!("{when}  {}  {:24}  {}", text(&props["id"]), text(&props["event_type"]), words.join(", "));
-    line.trim_end().to_owned()
+    words.extend(props["pid"].as_u64().filter(|pid| *pid > 0).map(|pid| format!("pid {pid}")));
+    vec![when, text(&props["id"]), text(&props["event_type"]), words.join(", ")]
+}
+
+fn in_words(rows: &[Vec<String>], width: Option<usize>) -> String {
+    let column = |title, yields| Column { title, is_number: false, yields };
+    let columns = [
+        column("TIME (UTC)", Yield::Never),
+        column("ID", Yield::Soon(1)),
+        column("EVENT", Yield::Never),
+        column("DETAIL", Yield::End(40, 20)),
+    ];
+    table::lines(&columns, rows, width).into_iter().map(|line| line + "\n").collect()
 }
 
 /// A point in time, from the command line.
@@ -421,9 +434,19 @@ mod tests {
             "props": {"event_type": "server_crashed", "id": "py-1abcd", "pid": 7, "detail": "exit code 1",
                 "uptime_ms": 61_000, "delay_ms": 1500, "crashes": 2},
         });
-        insta::assert_snapshot!(in_words(&record), @"2026-01-13 14:32:45  py-1abcd  server_crashed            pid 7, exit code 1, after 61.0 s, next in 1.5 s, crash #2");
-        let record = json!({"timestamp": "2026-01-13T14:32:45Z", "props": {"event_type": "later", "reason": "a\nb"}});
-        insta::assert_snapshot!(in_words(&record), @"2026-01-13 14:32:45Z    later                     a b");
+        let later = json!({"timestamp": "2026-01-13T14:32:46Z",
+            "props": {"event_type": "later", "id": "py-1abcd", "reason": "a\nb"}});
+        let rows = [row(&record), row(&later)];
+        insta::assert_snapshot!(in_words(&rows, None), @"
+        TIME (UTC)           ID        EVENT           DETAIL
+        2026-01-13 14:32:45  py-1abcd  server_crashed  exit code 1, crash #2, after 61.0 s, next in 1.5 s, pid 7
+        2026-01-13 14:32:46  py-1abcd  later           a?b
+        ");
+        insta::assert_snapshot!(in_words(&rows, Some(80)), @"
+        TIME (UTC)           EVENT           DETAIL
+        2026-01-13 14:32:45  server_crashed  exit code 1, crash #2, after 61.0 s, next …
+        2026-01-13 14:32:46  later           a?b
+        ");
     }
 
     #[test]

@@ -35,8 +35,7 @@ pub fn ps(arguments: &cli::Ps) -> Result<ExitCode, Report> {
         let rows: Vec<Value> = found.iter().map(row_in_json).collect();
         return print(&format!("{}\n", pretty(&Value::Array(rows))));
     }
-    let width = terminal_size::terminal_size().map(|(width, _)| usize::from(width.0));
-    print(&ps_in_words(&found, env::home_dir().as_deref(), width))
+    print(&ps_in_words(&found, env::home_dir().as_deref(), table::room()))
 }
 
 pub fn state(which: &cli::Which) -> Result<ExitCode, Report> {
@@ -150,9 +149,14 @@ pub fn choose<'a>(wanted: Option<&str>, entries: &'a [Entry], cwd: &Path) -> Res
     }
 }
 
+/// The name that was probably meant: near to what was typed, as a whole or in its first words, or holding it.
 fn closest(wanted: &str, entries: &[Entry]) -> Option<String> {
-    let names = entries.iter().flat_map(|entry| [entry.id.as_str(), entry.name.as_str()]);
-    let near = names.map(|name| (slips(wanted, name), name)).filter(|(slips, name)| *slips <= name.len() / 3);
+    let names = entries.iter().flat_map(|entry| [entry.name.as_str(), entry.id.as_str()]);
+    let near = names.filter_map(|name| {
+        let beginnings = name.match_indices('-').map(|(at, _)| &name[..at]).chain([name]);
+        let slips = beginnings.map(|part| (slips(wanted, part), part.len() / 3)).filter(|(slips, most)| slips <= most);
+        Some((slips.map(|(slips, _)| slips).min()?, name))
+    });
     let holds_it = || entries.iter().map(|entry| entry.id.as_str()).filter(|id| id.contains(wanted)).min();
     near.min().map(|(_, name)| name).or_else(holds_it).map(|name| format!("did you mean `{name}`?"))
 }
@@ -381,7 +385,7 @@ fn in_short(seconds: f64) -> String {
     match seconds {
         s if s < 9.95 => format!("{s:.1}s"),
         s if s < 59.5 => format!("{s:.0}s"),
-        s if s < 3570.0 => format!("{:.0}m", s / 60.0),
+        s if s < 3600.0 => format!("{}m", (s.max(60.0) / 60.0) as u64),
         s if s < 86_400.0 => {
             let minutes = (s / 60.0) as u64;
             format!("{}h{:02}m", minutes / 60, minutes % 60)
@@ -613,6 +617,7 @@ mod tests {
             (Some("weather"), "/"),
             (Some("w"), "/"),
             (Some("wether"), "/"),
+            (Some("gihub"), "/"),
             (Some("7k2mq"), "/"),
             (Some("nonsense"), "/"),
             (None, "/srv/other"),
@@ -629,6 +634,8 @@ mod tests {
           hint: give more of the id
         error: nothing called `wether` runs under outlast
           hint: did you mean `weather`?
+        error: nothing called `gihub` runs under outlast
+          hint: did you mean `github-7k2mq`?
         error: nothing called `7k2mq` runs under outlast
           hint: did you mean `github-7k2mq`?
         error: nothing called `nonsense` runs under outlast
@@ -652,7 +659,8 @@ mod tests {
             (9.96, "10s"),
             (59.0, "59s"),
             (61.0, "1m"),
-            (3569.0, "59m"),
+            (119.0, "1m"),
+            (3599.0, "59m"),
             (3600.0, "1h00m"),
             (7384.0, "2h03m"),
             (90_000.0, "1d01h"),

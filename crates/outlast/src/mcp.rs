@@ -43,8 +43,6 @@ const BUILD_OUTPUT_MAX: usize = 64 << 10;
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
 /// The key of a build among the children; generations are smaller.
 const BUILD: u64 = u64::MAX;
-/// What can be asked for from outside.
-const METHODS: [&str; 6] = ["state", "pid", "restart", "resume", "stop", "subscribe"];
 
 /// What is fixed before the loop begins.
 pub struct Plan {
@@ -611,7 +609,7 @@ impl Driver {
                 self.control.subscribe(ticket);
                 return true;
             }
-            method => Err(control::unknown_method(method, &METHODS)),
+            method => Err(control::unknown_method(method, &control::METHODS)),
         };
         self.control.answer(ticket, &answer);
         true

@@ -34,6 +34,11 @@ struct Layout {
     is_tight: bool,
 }
 
+/// The width of the terminal that stdout is, if it is one.
+pub fn room() -> Option<usize> {
+    terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| usize::from(width.0))
+}
+
 /// The lines of a table, in `width` columns if there is a limit.
 pub fn lines(columns: &[Column], rows: &[Vec<String>], width: Option<usize>) -> Vec<String> {
     let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| tame(cell)).collect()).collect();

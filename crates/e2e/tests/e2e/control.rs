@@ -83,9 +83,7 @@ impl World {
         let stdout = lines(child.stdout.take().unwrap());
         let stderr = lines(child.stderr.take().unwrap());
         let mut session = Session { child, stdin, stdout, stderr };
-        session.ask("initialize", json!({"protocolVersion": "2025-06-18", "capabilities": {}}));
-        session.say(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
-        session.ask("tools/list", json!({}));
+        session.open();
         session
     }
 }
@@ -99,6 +97,12 @@ struct Session {
 }
 
 impl Session {
+    fn open(&mut self) {
+        self.ask("initialize", json!({"protocolVersion": "2025-06-18", "capabilities": {}}));
+        self.say(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
+        self.ask("tools/list", json!({}));
+    }
+
     fn say(&mut self, message: &Value) {
         self.stdin.as_mut().unwrap().write_all(format!("{message}\n").as_bytes()).unwrap();
     }
@@ -504,6 +508,27 @@ fn a_deep_project_and_a_deep_home_are_no_trouble() {
 }
 
 #[test]
+fn a_server_that_has_our_own_streams_can_be_seen_and_restarted_too() {
+    let world = World::new();
+    let options = ["--inherit", "--name", "py", "--stdin-grace", "0"];
+    let mut session = world.start_in(world.project.path(), &options, &[]);
+    let old = session.pid();
+    let row = &world.ps()[0];
+    assert_eq!((&row["state"], &row["child_pid"], &row["restarts"]), (&json!("ready"), &json!(old), &json!(0)));
+    let (code, stdout, stderr) = said(&world.outlast(&["restart", "--reason", "a test"]));
+    assert_eq!((code, stderr.as_str()), (Some(0), ""));
+    session.open();
+    let new = session.pid();
+    assert!(stdout.ends_with(&format!(": pid {old} → {new}\n")), "{stdout}");
+    let (_, stdout, _) = said(&world.outlast(&["resume"]));
+    assert!(stdout.starts_with("Nothing to resume"), "{stdout}");
+    let row = &world.ps()[0];
+    assert_eq!((&row["child_pid"], &row["restarts"], &row["crashes"]), (&json!(new), &json!(1), &json!(0)));
+    assert_eq!(world.outlast(&["stop"]).status.code(), Some(0));
+    assert_eq!(session.ended(), Some(0));
+}
+
+#[test]
 fn without_a_home_it_serves_and_says_so_once() {
     let world = World::new();
     fs::write(world.home.path().join(".local"), "in the way").unwrap();
@@ -540,7 +565,7 @@ fn what_was_said_and_done_can_be_read() {
     assert!(followed.iter().last().unwrap().contains("Ended (code: 0)"));
 
     let (_, stdout, _) = said(&world.outlast(&["audit", "--event", "server_crashed", "--since", "10m"]));
-    assert_eq!(stdout.lines().count(), 1, "{stdout}");
+    assert_eq!(stdout.lines().count(), 2, "a title and a record: {stdout}");
     assert!(stdout.contains(&id) && stdout.contains("exit code 1"), "{stdout}");
     let (_, stdout, _) = said(&world.outlast(&["audit", "--json", &id]));
     let events: Vec<String> = stdout
