@@ -62,6 +62,10 @@ use super::{
     threaded::{Reader, Writer},
 };
 
+mod socket;
+
+pub use socket::{Line, Listener, Peer, SOCKET_PATH_MAX, SOCKETS, born, claim_dir, remove_socket, short_dirs};
+
 /// The exit code of whoever is in a job that we end.
 const KILLED: u32 = 1;
 
