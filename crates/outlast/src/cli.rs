@@ -18,7 +18,6 @@ pub struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
-#[expect(clippy::large_enum_variant, reason = "one is made, once")]
 pub enum Command {
     Mcp(Mcp),
     Ps(Ps),
@@ -53,8 +52,8 @@ pub struct Mcp {
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 
-    /// Reload the server when a file here changes; what git ignores does not count. May be repeated.
-    #[arg(long, value_name = "PATH", help_heading = "Reloading")]
+    /// Reload the server when a file here changes; what git ignores does not count.
+    #[arg(long, value_name = "PATH", num_args = 1.., help_heading = "Reloading")]
     pub watch: Vec<PathBuf>,
 
     /// Run this in a shell before each reload; if it fails, the old server keeps serving.

@@ -83,6 +83,8 @@ pub struct Driver {
     /// When this turn of the loop began; a turn is short.
     now: Instant,
     timer: Option<(Instant, Pin<Box<Sleep>>)>,
+    /// A server has come up, and the code for that may be given back.
+    has_started: bool,
     /// Long lines have been seen, and the pipes were made wider.
     is_wide: bool,
     ending: Option<(u8, Instant)>,
@@ -151,6 +153,7 @@ impl Driver {
             control,
             now: Instant::now(),
             timer: None,
+            has_started: false,
             is_wide: false,
             ending: None,
             never_started: None,
@@ -186,6 +189,9 @@ impl Driver {
             }
             moved |= self.poll_time(cx);
             if !moved {
+                if std::mem::take(&mut self.has_started) {
+                    os::give_back_code();
+                }
                 return Poll::Pending;
             }
         }
@@ -216,7 +222,10 @@ impl Driver {
             Action::Stop { generation, how } => self.live(generation, life::Event::StopAsked(how)),
             Action::Build => self.start_build(),
             Action::StopBuild => self.household.signal(BUILD, os::Signal::Kill),
-            Action::MarkReady(generation) => self.journal.ready(generation),
+            Action::MarkReady(generation) => {
+                self.has_started = true;
+                self.journal.ready(generation);
+            }
             Action::WriteMarker { pid, reason } => self.write_marker(pid, reason),
             Action::ReadMarker(key) => {
                 let markers = self.markers.clone();

@@ -515,3 +515,6 @@ pub fn kill_hard(pid: u32) -> io::Result<()> {
         _ => Ok(()),
     }
 }
+
+/// The system looks after our code by itself.
+pub fn give_back_code() {}
