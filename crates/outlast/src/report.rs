@@ -175,6 +175,9 @@ impl Mistake<'_> {
             ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
                 format!("`{}` is no value for `{}`", value(), argument())
             }
+            ErrorKind::MissingRequiredArgument if argument().contains("<CMD>") => {
+                "no command is given for the server".to_owned()
+            }
             ErrorKind::MissingRequiredArgument => format!("`{}` is missing", argument()),
             ErrorKind::ArgumentConflict => match self.context(ContextKind::PriorArg) {
                 Some(other) if other == argument() => format!("`{other}` is given more than once"),
@@ -193,6 +196,10 @@ impl Mistake<'_> {
     }
 
     fn hint(&self) -> String {
+        let is_missing = self.error.kind() == ErrorKind::MissingRequiredArgument;
+        if is_missing && self.context(ContextKind::InvalidArg).is_some_and(|argument| argument.contains("<CMD>")) {
+            return format!("it stands after two dashes: {} -- python -m my_server", self.command());
+        }
         let closest = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue]
             .into_iter()
             .find_map(|kind| self.context(kind))
