@@ -196,9 +196,15 @@ impl Mistake<'_> {
     }
 
     fn hint(&self) -> String {
-        let is_missing = self.error.kind() == ErrorKind::MissingRequiredArgument;
-        if is_missing && self.context(ContextKind::InvalidArg).is_some_and(|argument| argument.contains("<CMD>")) {
-            return format!("it stands after two dashes: {} -- python -m my_server", self.command());
+        let argument = self.context(ContextKind::InvalidArg).unwrap_or_default();
+        let usage = self.context(ContextKind::Usage).unwrap_or_default();
+        let lacks_dashes = match self.error.kind() {
+            ErrorKind::MissingRequiredArgument => argument.contains("<CMD>"),
+            ErrorKind::UnknownArgument => usage.contains("<CMD>") && !argument.starts_with('-'),
+            _ => false,
+        };
+        if lacks_dashes {
+            return format!("the server's command stands after two dashes: {} -- python -m my_server", self.command());
         }
         let closest = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue]
             .into_iter()
@@ -445,8 +451,8 @@ mod tests {
         error: `--retry <retry>` is given more than once
           hint: `outlast mcp --help` says what there is
         $ outlast mcp
-        error: `<CMD>...` is missing
-          hint: `outlast mcp --help` says what there is
+        error: no command is given for the server
+          hint: the server's command stands after two dashes: outlast mcp -- python -m my_server
         ");
     }
 
