@@ -130,7 +130,7 @@ impl World {
                 );
                 false
             }
-            Word::Question { ping, .. } => !modern && !(*ping && drains),
+            Word::Question { ping, .. } => !(modern || *ping && drains),
             Word::Log => true,
             Word::Updated | Word::Null => !drains,
             Word::ListChanged(family) => {
