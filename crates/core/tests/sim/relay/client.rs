@@ -203,7 +203,7 @@ impl World {
         match self.client.era {
             Era::Probing if !self.client.probed => return self.discovers(),
             Era::Modern if !self.client.probed && self.dice.one_in(2) => return self.discovers(),
-            Era::Legacy | Era::Probing if !self.client.asked && !(rude && self.dice.one_in(3)) => {
+            Era::Legacy | Era::Probing if !(self.client.asked || rude && self.dice.one_in(3)) => {
                 // A polite client waits for the answer to its probe.
                 let waits = self.asks.values().any(|ask| ask.class == Class::Discover && ask.answers == 0);
                 if waits && !(rude && self.dice.one_in(4)) {
