@@ -93,9 +93,12 @@ impl Depth {
 
 impl<'a> Scan<'a> {
     pub fn new(text: &'a str) -> Scan<'a> {
-        // Line ends do not count: they are white space there, and cannot stand in a line's middle.
-        let inner = text.trim_end_matches(['\r', '\n']).as_bytes();
-        let is_clean = inner.chunks(1024).all(|chunk| !chunk.iter().fold(false, |found, byte| found | (*byte < b' ')));
+        // Only long strings are searched, so a short text need not be looked through. Line ends do not count: they are
+        // white space there, and cannot stand in a line's middle.
+        let is_clean = text.len() > SHORT_TEXT && {
+            let inner = text.trim_end_matches(['\r', '\n']).as_bytes();
+            inner.chunks(1024).all(|chunk| !chunk.iter().fold(false, |found, byte| found | (*byte < b' ')))
+        };
         Scan { text, at: 0, is_clean }
     }
 
@@ -332,6 +335,9 @@ impl<'a> Scan<'a> {
         Some(())
     }
 }
+
+/// A text up to this length is walked through word by word.
+const SHORT_TEXT: usize = 512;
 
 /// How many words of eight bytes are looked at one by one before a search is worth its start.
 const SHORT_WORDS: usize = 4;

@@ -157,13 +157,13 @@ fn envelope(text: &str) -> Option<Message<'_>> {
             let (mut id, mut method, mut result, mut error) = (None, None::<Raw<'_>>, None, None);
             let mut params = Params::default();
             scan.object(|scan, name| {
-                match &*unescaped(name) {
-                    "id" => id = Some(scan.value()?),
-                    "method" => method = Some(scan.value()?),
-                    "params" => params = Params::scan(scan)?,
-                    "result" => result = Some(scan.value()?),
-                    "error" => error = Some(scan.value()?),
-                    _ => drop(scan.value()?),
+                match Envelope::of(name) {
+                    Envelope::Id => id = Some(scan.value()?),
+                    Envelope::Method => method = Some(scan.value()?),
+                    Envelope::Params => params = Params::scan(scan)?,
+                    Envelope::Result => result = Some(scan.value()?),
+                    Envelope::Error => error = Some(scan.value()?),
+                    Envelope::Other => drop(scan.value()?),
                 }
                 Some(())
             })?;
@@ -186,6 +186,39 @@ fn envelope(text: &str) -> Option<Message<'_>> {
         }
     };
     scan.is_over().then_some(message)
+}
+
+/// A member of the envelope.
+enum Envelope {
+    Id,
+    Method,
+    Params,
+    Result,
+    Error,
+    Other,
+}
+
+impl Envelope {
+    fn of(name: Raw<'_>) -> Envelope {
+        match name.get() {
+            r#""id""# => Envelope::Id,
+            r#""method""# => Envelope::Method,
+            r#""params""# => Envelope::Params,
+            r#""result""# => Envelope::Result,
+            r#""error""# => Envelope::Error,
+            r#""jsonrpc""# => Envelope::Other,
+            // Nobody writes names like that, but it would be the same name.
+            other if other.contains('\\') => match name.text().as_deref() {
+                Some("id") => Envelope::Id,
+                Some("method") => Envelope::Method,
+                Some("params") => Envelope::Params,
+                Some("result") => Envelope::Result,
+                Some("error") => Envelope::Error,
+                _ => Envelope::Other,
+            },
+            _ => Envelope::Other,
+        }
+    }
 }
 
 /// A string's content; it is copied only if something in it is escaped.

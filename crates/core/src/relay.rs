@@ -6,12 +6,14 @@
 //! generation says reaches the client only from the moment it serves until it is retired.
 
 use std::{
+    collections::hash_map::Entry,
     collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque},
     mem,
     time::{Duration, Instant},
 };
 
 use bytes::Bytes;
+use rustc_hash::FxHashMap;
 use serde_json::Value;
 
 use crate::{
@@ -467,6 +469,31 @@ struct Open {
     deadline: Option<Instant>,
 }
 
+/// The open requests of one id, oldest first: one, unless the client is careless.
+#[derive(Debug)]
+struct Seqs {
+    oldest: u64,
+    later: Vec<u64>,
+}
+
+impl Seqs {
+    fn iter(&self) -> impl Iterator<Item = u64> {
+        std::iter::once(self.oldest).chain(self.later.iter().copied())
+    }
+
+    /// False if that was the last one.
+    fn remove(&mut self, seq: u64) -> bool {
+        if self.oldest != seq {
+            self.later.retain(|later| *later != seq);
+        } else if self.later.is_empty() {
+            return false;
+        } else {
+            self.oldest = self.later.remove(0);
+        }
+        true
+    }
+}
+
 /// A message that waits for a server, in client order.
 #[derive(Debug)]
 struct Held {
@@ -569,9 +596,9 @@ pub struct Relay {
     replaced: u32,
 
     opens: BTreeMap<u64, Box<Open>>,
-    /// Open requests by id, the oldest of each first.
-    ids: BTreeSet<(Id, u64)>,
-    tokens: HashMap<Id, u64>,
+    /// Open requests by id.
+    ids: FxHashMap<Id, Seqs>,
+    tokens: FxHashMap<Id, u64>,
     /// Open requests that are not held and yet end with time.
     bounded: BTreeSet<u64>,
     kept_bytes: usize,
@@ -626,8 +653,8 @@ impl Relay {
             last_end: None,
             replaced: 0,
             opens: BTreeMap::new(),
-            ids: BTreeSet::new(),
-            tokens: HashMap::new(),
+            ids: FxHashMap::default(),
+            tokens: FxHashMap::default(),
             bounded: BTreeSet::new(),
             kept_bytes: 0,
             held: BTreeMap::new(),
@@ -866,7 +893,10 @@ impl Relay {
     // ---- the table of open requests -----------------------------------------------------------
 
     fn insert(&mut self, open: Box<Open>) {
-        self.ids.insert((open.id.clone(), open.seq));
+        match self.ids.entry(open.id.clone()) {
+            Entry::Vacant(entry) => drop(entry.insert(Seqs { oldest: open.seq, later: Vec::new() })),
+            Entry::Occupied(mut entry) => entry.get_mut().later.push(open.seq),
+        }
         if let Some(token) = &open.token {
             self.tokens.insert(token.clone(), open.seq);
         }
@@ -876,10 +906,12 @@ impl Relay {
 
     /// Takes a request out of every table; whoever calls this answers it, or knows why not.
     fn close(&mut self, seq: u64) -> Box<Open> {
-        let mut open = self.opens.remove(&seq).expect("only open requests are closed");
-        let key = (open.id, seq);
-        self.ids.remove(&key);
-        open.id = key.0;
+        let open = self.opens.remove(&seq).expect("only open requests are closed");
+        if let Entry::Occupied(mut entry) = self.ids.entry(open.id.clone())
+            && !entry.get_mut().remove(seq)
+        {
+            entry.remove();
+        }
         if let Some(token) = &open.token
             && self.tokens.get(token) == Some(&seq)
         {
@@ -895,8 +927,7 @@ impl Relay {
 
     /// The oldest open request of that id for which something holds.
     fn oldest(&self, id: &Id, holds: impl Fn(&Open) -> bool) -> Option<u64> {
-        let all = (id.clone(), 0)..=(id.clone(), u64::MAX);
-        self.ids.range(all).map(|(_, seq)| *seq).find(|seq| holds(&self.opens[seq]))
+        self.ids.get(id)?.iter().find(|seq| holds(&self.opens[seq]))
     }
 
     /// Open requests on a generation, in client order.
