@@ -2,6 +2,8 @@
 
 #[cfg(unix)]
 mod matrix;
+#[cfg(target_os = "linux")]
+mod mcp;
 #[cfg(unix)]
 mod puppet;
 #[cfg(unix)]
