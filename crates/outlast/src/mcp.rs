@@ -5,6 +5,7 @@ use std::{
     collections::BTreeMap,
     ffi::OsString,
     future::Future,
+    io,
     path::PathBuf,
     pin::Pin,
     task::{Context, Poll},
@@ -302,7 +303,7 @@ impl Driver {
     }
 
     /// The first failure of a command that never ran is said as for any other mistake on the command line.
-    fn say_why_not_started(&mut self, error: &std::io::Error) {
+    fn say_why_not_started(&mut self, error: &io::Error) {
         let program = self.plan.program.to_string_lossy();
         let report = report::cannot_start(&program, error);
         if self.next_generation == 1 {
@@ -344,10 +345,14 @@ impl Driver {
         self.tell(Event::ServerWentDown { generation, how: gone.how, unsent });
     }
 
-    /// Whatever an ended child wrote to its stderr is there already.
+    /// Whatever an ended child wrote to its stderr is there already, whether or not the reactor has heard of it.
     fn drain_stderr(&mut self, generation: u32) {
-        let mut cx = Context::from_waker(std::task::Waker::noop());
-        while self.poll_stderr(generation, &mut cx) {}
+        while let Some(kid) = self.kids.get_mut(&generation)
+            && let Some(stderr) = &mut kid.stderr
+            && let Some(read) = stderr.read_now(kid.from_stderr.room())
+        {
+            self.heard_stderr(generation, read);
+        }
     }
 
     fn poll_kids(&mut self, cx: &mut Context<'_>) -> bool {
@@ -397,6 +402,12 @@ impl Driver {
         let Some(kid) = self.kids.get_mut(&generation) else { return false };
         let Some(stderr) = &mut kid.stderr else { return false };
         let Poll::Ready(read) = stderr.poll_read(cx, kid.from_stderr.room()) else { return false };
+        self.heard_stderr(generation, read);
+        true
+    }
+
+    fn heard_stderr(&mut self, generation: u32, read: io::Result<usize>) {
+        let Some(kid) = self.kids.get_mut(&generation) else { return };
         let mut lines = Vec::new();
         match read {
             Ok(length) if length > 0 => {
@@ -416,7 +427,6 @@ impl Driver {
             self.journal.stderr(generation, &text);
             self.tell(Event::ServerLogged(generation, text));
         }
-        true
     }
 
     // ---- the build ------------------------------------------------------------------------------------------

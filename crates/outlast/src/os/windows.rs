@@ -367,6 +367,16 @@ impl Source {
     }
 }
 
+impl Source {
+    /// What is there at this moment.
+    pub fn read_now(&mut self, buf: &mut BytesMut) -> Option<io::Result<usize>> {
+        match self.poll_read(&mut Context::from_waker(std::task::Waker::noop()), buf) {
+            Poll::Ready(read) => Some(read),
+            Poll::Pending => None,
+        }
+    }
+}
+
 /// Something to write. Dropping it closes a child's pipe.
 #[derive(Debug)]
 pub struct Sink(To);

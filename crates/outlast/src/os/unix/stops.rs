@@ -15,16 +15,15 @@ use crate::os::Stop;
 pub struct Stops(Vec<(Signal, Stop)>);
 
 impl Stops {
-    /// From now on the signals stop nothing by themselves. SIGHUP and SIGINT stay ignored if they were
-    /// when we started, as under `nohup` or in the background of a script.
+    /// From now on the signals stop nothing by themselves. A client that wants us to go is heard, even if
+    /// whoever started us had the signal ignored, as a shell does for what it puts in the background.
     pub fn begin() -> io::Result<Stops> {
         let all = [
             Stop { name: "SIGTERM", number: libc::SIGTERM },
             Stop { name: "SIGINT", number: libc::SIGINT },
             Stop { name: "SIGHUP", number: libc::SIGHUP },
         ];
-        let heard = all.into_iter().filter(|stop| stop.number == libc::SIGTERM || !is_ignored(stop.number));
-        heard
+        all.into_iter()
             .map(|stop| Ok((signal(SignalKind::from_raw(stop.number))?, stop)))
             .collect::<io::Result<Vec<_>>>()
             .map(Stops)

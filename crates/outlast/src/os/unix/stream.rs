@@ -5,7 +5,7 @@ use std::{
     fs::File,
     io::{self, ErrorKind, IoSlice},
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
-    task::{Context, Poll, ready},
+    task::{Context, Poll, Waker, ready},
 };
 
 use bytes::BytesMut;
@@ -79,6 +79,25 @@ impl Source {
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) => return Poll::Ready(Err(error)),
             }
+        }
+    }
+}
+
+impl Source {
+    /// What is there at this moment, without asking the reactor, which may not have heard of it yet.
+    pub fn read_now(&mut self, buf: &mut BytesMut) -> Option<io::Result<usize>> {
+        if buf.len() == buf.capacity() {
+            buf.reserve(ROOM_MIN);
+        }
+        match &mut self.0 {
+            From::Reactor(fd) => match fd.get_ref().read(buf) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+                read => Some(read),
+            },
+            From::Thread(reader) => match reader.poll_read(&mut Context::from_waker(Waker::noop()), buf) {
+                Poll::Ready(read) => Some(read),
+                Poll::Pending => None,
+            },
         }
     }
 }
