@@ -28,8 +28,9 @@ pub fn mcp(arguments: cli::Mcp) -> Result<ExitCode, Report> {
     let cwd = env::current_dir()
         .map_err(|error| Report::new(report::FAILURE, "the working directory is gone").because(error))?;
     // Before any thread: the keeper is a fork of this process.
-    let keeper = Keeper::begin()
-        .map_err(|error| Report::new(report::FAILURE, "cannot start the process that keeps the children").because(error))?;
+    let keeper = Keeper::begin().map_err(|error| {
+        Report::new(report::FAILURE, "cannot start the process that keeps the children").because(error)
+    })?;
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
@@ -58,8 +59,7 @@ async fn serve(arguments: cli::Mcp, keeper: Keeper, cwd: &Path) -> Result<u8, Re
     let mut journal = Journal::new(&home, &id, &name);
     journal.begin(&shell_quote(words.iter().map(String::as_str)), cwd);
 
-    let grace =
-        Grace { after_stdin: arguments.stdin_grace, after_term: arguments.term_grace, ..Grace::default() };
+    let grace = Grace { after_stdin: arguments.stdin_grace, after_term: arguments.term_grace, ..Grace::default() };
     let mut command = arguments.command.iter().cloned();
     let plan = Plan {
         program: command.next().expect("clap wants at least one word"),
@@ -74,14 +74,14 @@ async fn serve(arguments: cli::Mcp, keeper: Keeper, cwd: &Path) -> Result<u8, Re
     }
     let stdin = os::stdin().map_err(failed("cannot read stdin"))?;
     let stdout = os::stdout().map_err(failed("cannot write to stdout"))?;
+    let hangups = os::Hangups::begin().map_err(failed("cannot watch stdin and stdout"))?;
     let markers = Markers::new(&home, &id, arguments.marker.clone());
     let relay = Relay::new(settings(&arguments, id, name));
-    Ok(Driver::new(plan, relay, household, stops, stdin, stdout, journal, markers, watch).run().await)
+    Ok(Driver::new(plan, relay, household, stops, stdin, stdout, hangups, journal, markers, watch).run().await)
 }
 
 fn settings(arguments: &cli::Mcp, id: String, name: String) -> Settings {
-    let mut limits =
-        Limits { hold_max: arguments.hold, drain_max: arguments.drain, ..Limits::default() };
+    let mut limits = Limits { hold_max: arguments.hold, drain_max: arguments.drain, ..Limits::default() };
     if let Some(timeout) = arguments.start_timeout {
         limits.first_handshake_max = timeout;
         limits.handshake_max = timeout;

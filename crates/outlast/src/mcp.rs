@@ -66,6 +66,7 @@ pub struct Driver {
     from_client: Lines,
     stdout: Option<Sink>,
     to_client: Outbox,
+    hangups: os::Hangups,
 
     kids: BTreeMap<u32, Kid>,
     next_generation: u32,
@@ -117,6 +118,7 @@ impl Driver {
         stops: os::Stops,
         stdin: Source,
         stdout: Sink,
+        hangups: os::Hangups,
         journal: Journal,
         markers: Markers,
         watch: Option<Watch>,
@@ -132,6 +134,7 @@ impl Driver {
             from_client: Lines::default(),
             stdout: Some(stdout),
             to_client: Outbox::default(),
+            hangups,
             kids: BTreeMap::new(),
             next_generation: 1,
             build: None,
@@ -489,7 +492,9 @@ impl Driver {
 
     fn poll_client(&mut self, cx: &mut Context<'_>) -> bool {
         let is_low = self.to_client.is_low() && self.kids.values().all(|kid| kid.outbox.is_low());
-        let Some(stdin) = self.stdin.as_mut().filter(|_| is_low) else { return false };
+        // Of a client that has gone no more comes than a pipe holds, and behind it stands the end.
+        let is_heard = is_low || self.hangups.poll_stdin(cx).is_ready();
+        let Some(stdin) = self.stdin.as_mut().filter(|_| is_heard) else { return false };
         let Poll::Ready(read) = stdin.poll_read(cx, self.from_client.room()) else { return false };
         match read {
             Ok(length) if length > 0 => {
@@ -521,11 +526,13 @@ impl Driver {
             let flushed = self.to_client.poll_flush(stdout, cx);
             moved |= !was_low && self.to_client.is_low();
             if let Poll::Ready(Err(_)) = flushed {
-                self.stdout = None;
-                self.to_client.clear();
-                self.tell(Event::ClientEnded(Farewell::Broken));
+                self.break_stdout();
                 moved = true;
             }
+        }
+        if self.stdout.is_some() && self.hangups.poll_stdout(cx).is_ready() {
+            self.break_stdout();
+            moved = true;
         }
         let mut refused = Vec::new();
         for (generation, kid) in &mut self.kids {
@@ -549,6 +556,13 @@ impl Driver {
             moved = true;
         }
         moved
+    }
+
+    /// Nobody listens any more.
+    fn break_stdout(&mut self) {
+        self.stdout = None;
+        self.to_client.clear();
+        self.tell(Event::ClientEnded(Farewell::Broken));
     }
 
     fn poll_stops(&mut self, cx: &mut Context<'_>) -> bool {
@@ -681,4 +695,3 @@ fn changed_in_words(changed: &outlast_core::debounce::Changed) -> String {
     let more = if changed.more > 0 { format!(" and {} more", changed.more) } else { String::new() };
     format!("changed: {}{more}", names.join(", "))
 }
-

@@ -10,5 +10,5 @@ mod words;
 
 pub use household::{Household, Keeper};
 pub use stops::Stops;
-pub use stream::{Sink, Source, stdin, stdout};
+pub use stream::{Hangups, Sink, Source, stdin, stdout};
 pub use words::say;
