@@ -99,8 +99,7 @@ fn a_discover_is_refused_as_by_an_old_server_and_initialize_follows() {
 fn a_policy_that_gives_up_says_so_and_can_be_overruled() {
     let place = Place::new();
     let broken = place.join("broken");
-    let mut client =
-        Setup::new(&place).options(["--max-restarts", "1"]).puppet(["--fail-if", &broken]).ready();
+    let mut client = Setup::new(&place).options(["--max-restarts", "1"]).puppet(["--fail-if", &broken]).ready();
     fs::write(&broken, "disk is full").expect("the project is ours");
     client.kill_server();
     let gave_up = place.recorded("gave_up", 1);

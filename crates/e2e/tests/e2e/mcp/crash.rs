@@ -268,8 +268,11 @@ fn a_server_that_does_not_read_blocks_nobody_else() {
     let lost: Vec<u64> = (0..3).map(|_| client.send_call("echo", json!({"text": "x".repeat(250_000)}))).collect();
     let status = client.status();
     assert_eq!(status["in_flight"], 3, "{status}");
-    assert_eq!(client.ask("tools/call", json!({"name": "verify_server_restarted", "arguments": {"since_timestamp": 0}}))
-        ["result"]["structuredContent"]["restarted"], false);
+    assert_eq!(
+        client.ask("tools/call", json!({"name": "verify_server_restarted", "arguments": {"since_timestamp": 0}}))["result"]
+            ["structuredContent"]["restarted"],
+        false
+    );
     client.restart();
     client.call("echo", json!({"text": "the new one reads"}));
     for id in lost {

@@ -227,7 +227,8 @@ fn what_outlasts_the_drain_fails_and_only_so_many_drain_at_once() {
 fn lists_are_announced_only_where_they_differ_and_the_restart_tells_how() {
     let place = Place::new();
     let tool = |name: &str, words: &str| json!({"name": name, "description": words, "inputSchema": {"type": "object"}});
-    let tools = place.write("tools.json", &json!([tool("stays", "1"), tool("goes", "1"), tool("turns", "1")]).to_string());
+    let tools =
+        place.write("tools.json", &json!([tool("stays", "1"), tool("goes", "1"), tool("turns", "1")]).to_string());
     let mut client = Setup::new(&place).puppet(["--tools", &tools, "--prompts", "--no-list-changed"]).start();
     let opened = client.ask("initialize", super::client::initialize_params(super::client::VERSION));
     assert_eq!(opened["result"]["capabilities"]["tools"]["listChanged"], true, "promised for the child: {opened}");
@@ -290,9 +291,8 @@ fn askers_during_a_restart_share_one_more() {
     let mut client = Setup::new(&place).puppet(["--more", &more]).ready();
     place.write("more", "--slow-start\n300\n");
     let first = client.send_call("restart_server", json!({"reason": "one"}));
-    let rest: Vec<u64> = ["two", "three", "four"]
-        .map(|reason| client.send_call("restart_server", json!({"reason": reason})))
-        .into();
+    let rest: Vec<u64> =
+        ["two", "three", "four"].map(|reason| client.send_call("restart_server", json!({"reason": reason}))).into();
     let mut generation = |id| client.answer(id)["result"]["structuredContent"]["generation"].clone();
     assert_eq!(generation(first), 2);
     for id in rest {

@@ -23,9 +23,11 @@ fn a_new_child_hears_the_whole_handshake_and_then_what_was_held() {
     let mut client = Setup::new(&place).puppet(["--log", &log, "--resources", "--logging"]).start();
 
     let initialize = r#"{ "method":"initialize", "id" : "op\u0065n","params":{"protocolVersion":"2025-06-18","capabilities":{ },"odd":1.0,"clientInfo":{"name":"proof","version":"1"}}, "jsonrpc":"2.0" }"#;
-    let initialized = r#"{"jsonrpc":"2.0",  "method":"notifications/initialized", "params":{"big":12345678901234567890}}"#;
+    let initialized =
+        r#"{"jsonrpc":"2.0",  "method":"notifications/initialized", "params":{"big":12345678901234567890}}"#;
     let set_level = r#"{"jsonrpc":"2.0","id":-7,"method":"logging/setLevel","params":{ "level":"error" }}"#;
-    let subscribe = r#"{"jsonrpc":"2.0","id":100,"method":"resources/subscribe","params":{"uri":"puppet://a","odd":[ ]}}"#;
+    let subscribe =
+        r#"{"jsonrpc":"2.0","id":100,"method":"resources/subscribe","params":{"uri":"puppet://a","odd":[ ]}}"#;
     client.owed(r#""open""#);
     client.line(initialize);
     assert_eq!(client.answer_to(r#""open""#)["result"]["protocolVersion"], VERSION);
