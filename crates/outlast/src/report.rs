@@ -6,6 +6,7 @@ use std::{
     error::Error,
     fmt,
     io::{self, Write},
+    path::Path,
     process::ExitCode,
 };
 
@@ -108,9 +109,22 @@ impl From<clap::Error> for Report {
 
 /// A server's command that could not be started, with the exit code a shell would give it.
 pub fn cannot_start(program: &str, error: &io::Error) -> Report {
+    let path = Path::new(program);
     let report = match error.kind() {
-        io::ErrorKind::NotFound => Report::new(NOT_FOUND, format!("cannot start `{program}`"))
-            .hint("the command is looked up on PATH; clients often start servers with a shorter PATH than your shell's"),
+        io::ErrorKind::NotFound if program.contains('/') && path.exists() => {
+            Report::new(NOT_FOUND, format!("cannot start `{program}`"))
+                .hint("install the interpreter, or mend the first line of the file")
+        }
+        io::ErrorKind::NotFound if program.contains('/') => {
+            Report::new(NOT_FOUND, format!("cannot start `{program}`"))
+                .hint("the path is taken from the working directory")
+        }
+        io::ErrorKind::NotFound => Report::new(NOT_FOUND, format!("cannot start `{program}`")).hint(
+            "the command is looked up on PATH; clients often start servers with a shorter PATH than your shell's",
+        ),
+        io::ErrorKind::PermissionDenied if path.is_dir() => {
+            Report::new(NOT_EXECUTABLE, format!("cannot start `{program}`")).hint("name the program inside it")
+        }
         io::ErrorKind::PermissionDenied => Report::new(NOT_EXECUTABLE, format!("cannot start `{program}`"))
             .hint(format!("if the file is yours to run: chmod +x {program}")),
         _ => Report::new(NOT_EXECUTABLE, format!("cannot start `{program}`")),
@@ -148,6 +162,9 @@ pub fn plain(cause: &str) -> String {
     }
 }
 
+/// How clap calls what stands after `--`.
+const SERVER_COMMAND: &str = "<CMD>...";
+
 /// A command line that was not understood.
 struct Mistake<'a> {
     error: &'a clap::Error,
@@ -174,6 +191,9 @@ impl Mistake<'_> {
             ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
                 format!("`{}` is no value for `{}`", value(), argument())
             }
+            ErrorKind::MissingRequiredArgument if argument() == SERVER_COMMAND => {
+                "the server's command is missing".to_owned()
+            }
             ErrorKind::MissingRequiredArgument => format!("`{}` is missing", argument()),
             ErrorKind::ArgumentConflict => match self.context(ContextKind::PriorArg) {
                 Some(other) if other == argument() => format!("`{other}` is given more than once"),
@@ -198,6 +218,18 @@ impl Mistake<'_> {
             .or_else(|| self.closest_command());
         if let Some(closest) = closest {
             return format!("did you mean `{closest}`?");
+        }
+        // Whoever forgets the two dashes does not know of them: the whole line helps more than its name.
+        let given = self.context(ContextKind::InvalidArg).unwrap_or_default();
+        let wants_dashes = self.context(ContextKind::Usage).is_some_and(|usage| usage.contains("-- <CMD>"));
+        match self.error.kind() {
+            ErrorKind::MissingRequiredArgument if given == SERVER_COMMAND => {
+                return format!("it stands after two dashes: `{} -- python -m my_server`", self.command());
+            }
+            ErrorKind::UnknownArgument if wants_dashes && !given.starts_with('-') => {
+                return format!("the server's command stands after two dashes: `{} -- {given}`", self.command());
+            }
+            _ => {}
         }
         match self.list(ContextKind::ValidValue) {
             values if !values.is_empty() && self.error.kind() == ErrorKind::InvalidValue => {
