@@ -45,6 +45,17 @@ fn a_server_without_a_handshake_is_restarted_on_the_same_pipes() {
 }
 
 #[test]
+fn an_inheriting_server_lives_as_long_as_it_likes() {
+    let place = Place::new();
+    let mut client = Setup::new(&place).options(["--inherit"]).ready();
+    let pid = client.server_pid();
+    assert_eq!(client.call("sleep", json!({"ms": 400})), "slept");
+    assert_eq!(client.server_pid(), pid);
+    assert_eq!(place.audit_of("server_started").len(), 1);
+    client.end();
+}
+
+#[test]
 fn an_inheriting_server_is_stopped_with_us_and_ends_with_its_stdin() {
     let place = Place::new();
     let setup = Setup::new(&place).hasty().options(["--inherit"]);
@@ -83,6 +94,7 @@ fn a_real_server_needs_the_relay() {
         let pid: u32 = client.call("pid", json!({})).parse().expect("a pid");
         signal(pid, Signal::SIGKILL);
     }
+    place.recorded("server_crashed", 2);
     assert_eq!(relayed.call("echo", json!({"text": "after"})), "after");
     // The new server reads what was asked of the old one, and does not know the client.
     let answer = inherited.ask("tools/call", json!({"name": "echo", "arguments": {"text": "after"}}));
