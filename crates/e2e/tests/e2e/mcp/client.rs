@@ -12,7 +12,7 @@ use std::{
     process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
     sync::{
         Arc, Mutex,
-        mpsc::{Receiver, RecvTimeoutError, channel},
+        mpsc::{Receiver, channel},
     },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
@@ -443,15 +443,6 @@ impl Client {
     pub fn count(&mut self, method: &str) -> usize {
         while self.hear(Instant::now()) {}
         self.heard.iter().filter(|message| message["method"] == method).count()
-    }
-
-    /// The next line of any kind, unless it is answers that are in books; `None` when stdout has ended.
-    pub fn next_raw(&mut self) -> Option<Vec<u8>> {
-        match self.lines.recv_timeout(PATIENCE) {
-            Ok(line) => Some(line),
-            Err(RecvTimeoutError::Disconnected) => None,
-            Err(RecvTimeoutError::Timeout) => panic!("nothing is said; stderr:\n{}", self.stderr_text()),
-        }
     }
 
     /// Takes one line, if one comes in time.

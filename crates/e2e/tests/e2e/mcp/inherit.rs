@@ -1,7 +1,6 @@
 //! W2: the literal design of the old watchdog, where the server has our own stdin and stdout, and why it is not the
 //! default.
 
-
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 

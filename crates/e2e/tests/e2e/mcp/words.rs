@@ -48,18 +48,9 @@ fn run(place: &Place, arguments: &[&str]) -> (String, Option<i32>) {
 fn a_wrong_command_line_is_explained() {
     let place = Place::new();
     let table = [
-        (
-            &["mpc", "--", "cat"][..],
-            "error: there is no command `mpc`\n  hint: did you mean `mcp`?",
-        ),
-        (
-            &["frobnicate"],
-            "error: there is no command `frobnicate`\n  hint: `outlast --help` says what there is",
-        ),
-        (
-            &["mcp", "--wath", "src", "--", "cat"],
-            "error: there is no option `--wath`\n  hint: did you mean `--watch`?",
-        ),
+        (&["mpc", "--", "cat"][..], "error: there is no command `mpc`\n  hint: did you mean `mcp`?"),
+        (&["frobnicate"], "error: there is no command `frobnicate`\n  hint: `outlast --help` says what there is"),
+        (&["mcp", "--wath", "src", "--", "cat"], "error: there is no option `--wath`\n  hint: did you mean `--watch`?"),
         (
             &["mcp", "--drain", "soon", "--", "cat"],
             "error: `soon` is no value for `--drain <SECONDS>`\n  because: a number of seconds is wanted, such as 2 or 0.5\n  hint: `outlast --help` says what there is",
@@ -122,12 +113,7 @@ fn a_command_that_cannot_be_started_is_explained() {
             "the command is looked up on PATH; clients often start servers with a shorter PATH than your shell's",
         ),
         ("./absent", 127, "no program named `./absent`", "the path is taken from the working directory"),
-        (
-            "./plain",
-            126,
-            "`DIR/./plain` is there, but not executable",
-            "if the file is yours to run: chmod +x ./plain",
-        ),
+        ("./plain", 126, "`DIR/./plain` is there, but not executable", "if the file is yours to run: chmod +x ./plain"),
         ("./folder", 126, "`DIR/./folder` is a directory", "name the program inside it"),
         (
             "./lost",
