@@ -87,6 +87,7 @@ pub struct Driver {
 /// One child and its pipes.
 struct Kid {
     life: Life,
+    /// 0 until it is known to have started.
     pid: u32,
     stdin: Option<Sink>,
     outbox: Outbox,
@@ -365,6 +366,10 @@ impl Driver {
             _ => (1, 0),
         };
         for generation in first..=last {
+            // Its words may be here before the word of its start, and mean nothing to the machine until then.
+            if self.kids.get(&generation).is_none_or(|kid| kid.pid == 0) {
+                continue;
+            }
             moved |= self.poll_stdout(generation, cx);
             moved |= self.poll_stderr(generation, cx);
         }
