@@ -73,6 +73,21 @@ fn a_command_that_exits_at_once_is_repaired_by_mending_it() {
 }
 
 #[test]
+fn the_last_words_of_a_short_life_are_never_lost() {
+    let place = Place::new();
+    let broken = place.write("broken", "ImportError");
+    let mut client = Setup::new(&place).puppet(["--fail-if", &broken]).start();
+    let opened = client.ask("initialize", initialize_params(VERSION));
+    assert_eq!(opened["result"]["serverInfo"]["name"], "outlast", "{opened}");
+    client.line(INITIALIZED);
+    for _ in 0..100 {
+        let result = client.result("restart_server", json!({}));
+        assert!(text(&result).contains("ImportError"), "{result}");
+    }
+    client.end();
+}
+
+#[test]
 fn a_repaired_server_of_an_older_version_is_accepted() {
     let place = Place::new();
     let broken = place.write("broken", "ImportError");
