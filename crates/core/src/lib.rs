@@ -3,6 +3,7 @@
 
 pub mod debounce;
 pub mod exit;
+pub mod json;
 pub mod life;
 pub mod message;
 pub mod record;

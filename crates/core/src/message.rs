@@ -3,8 +3,9 @@
 use std::{borrow::Cow, fmt, ops::Range};
 
 use bytes::{BufMut, Bytes, BytesMut};
-use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde_json::value::RawValue;
+
+pub use crate::json::Raw;
+use crate::json::Scan;
 
 /// What a line says. Everything borrows from the line.
 #[derive(Debug)]
@@ -20,17 +21,17 @@ pub enum Message<'a> {
     },
     Response {
         id: RawId<'a>,
-        result: Option<&'a RawValue>,
-        error: Option<&'a RawValue>,
+        result: Option<Raw<'a>>,
+        error: Option<Raw<'a>>,
     },
-    Batch(Vec<&'a RawValue>),
+    Batch(Vec<Raw<'a>>),
     /// JSON, but nothing that JSON-RPC has a name for.
     Other,
 }
 
 /// An id as it stands in the line. `null`, an absent one and a fraction can be passed on but not kept track of.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct RawId<'a>(Option<&'a RawValue>);
+pub struct RawId<'a>(Option<Raw<'a>>);
 
 impl<'a> RawId<'a> {
     pub fn parse(&self) -> Option<Id> {
@@ -51,7 +52,7 @@ impl<'a> RawId<'a> {
 /// The members of `params` that some row of the relay's tables needs; the rest is not looked at.
 #[derive(Debug, Default)]
 pub struct Params<'a> {
-    fields: [Option<&'a RawValue>; PARAMS.len()],
+    fields: [Option<Raw<'a>>; PARAMS.len()],
     /// The object itself, for adding to it.
     pub is_object: bool,
 }
@@ -77,7 +78,7 @@ const PARAMS: [&str; 15] = [
 macro_rules! params {
     ($($name:ident = $index:literal),* $(,)?) => {
         impl<'a> Params<'a> {
-            $(pub fn $name(&self) -> Option<&'a RawValue> { self.fields[$index] })*
+            $(pub fn $name(&self) -> Option<Raw<'a>> { self.fields[$index] })*
         }
     };
 }
@@ -138,44 +139,112 @@ pub fn quote(text: &str) -> String {
 /// The line's words, or why they are not JSON.
 pub fn parse(line: &[u8]) -> Result<Message<'_>, NotJson> {
     let text = std::str::from_utf8(line).map_err(|error| NotJson(error.to_string()))?;
-    let mut deserializer = serde_json::Deserializer::from_str(text);
-    let message = Envelope.deserialize(&mut deserializer).map_err(NotJson::from)?;
-    deserializer.end().map_err(NotJson::from)?;
-    Ok(message)
+    envelope(text).ok_or_else(|| {
+        // Somebody has to mend it, so it is worth a second look by one who can say where it is wrong.
+        let error = serde_json::from_str::<serde::de::IgnoredAny>(text).err();
+        NotJson(error.map_or_else(|| "not JSON".into(), |error| error.to_string()))
+    })
 }
 
 #[derive(Debug)]
 pub struct NotJson(pub String);
 
-impl From<serde_json::Error> for NotJson {
-    fn from(error: serde_json::Error) -> Self {
-        NotJson(error.to_string())
+/// One pass over the line.
+fn envelope(text: &str) -> Option<Message<'_>> {
+    let mut scan = Scan::new(text);
+    let message = match scan.next_byte()? {
+        b'{' => {
+            let (mut id, mut method, mut result, mut error) = (None, None::<Raw<'_>>, None, None);
+            let mut params = Params::default();
+            scan.object(|scan, name| {
+                match &*unescaped(name) {
+                    "id" => id = Some(scan.value()?),
+                    "method" => method = Some(scan.value()?),
+                    "params" => params = Params::scan(scan)?,
+                    "result" => result = Some(scan.value()?),
+                    "error" => error = Some(scan.value()?),
+                    _ => drop(scan.value()?),
+                }
+                Some(())
+            })?;
+            let method = method.filter(|raw| raw.get().starts_with('"')).map(unescaped);
+            match (method, id) {
+                (Some(method), Some(id)) => Message::Request { id: RawId(Some(id)), method, params },
+                (Some(method), None) => Message::Notification { method, params },
+                (None, id) if result.is_some() || error.is_some() => Message::Response { id: RawId(id), result, error },
+                (None, _) => Message::Other,
+            }
+        }
+        b'[' => {
+            let mut members = Vec::new();
+            scan.array(|member| members.push(member))?;
+            Message::Batch(members)
+        }
+        _ => {
+            scan.value()?;
+            Message::Other
+        }
+    };
+    scan.is_over().then_some(message)
+}
+
+/// A string's content; it is copied only if something in it is escaped.
+fn unescaped(raw: Raw<'_>) -> Cow<'_, str> {
+    match raw.plain() {
+        Some(plain) => Cow::Borrowed(plain),
+        None => Cow::Owned(raw.text().unwrap_or_default()),
     }
 }
 
-/// The named members of an object, last one first if a name stands twice; `None` if it is no object.
-pub fn pick<'a, const N: usize>(raw: &'a RawValue, names: [&str; N]) -> Option<[Option<&'a RawValue>; N]> {
-    let mut deserializer = serde_json::Deserializer::from_str(raw.get());
-    Pick(names).deserialize(&mut deserializer).ok().flatten()
+impl<'a> Params<'a> {
+    fn scan(scan: &mut Scan<'a>) -> Option<Params<'a>> {
+        let mut params = Params::default();
+        if scan.next_byte()? != b'{' {
+            scan.value()?;
+            return Some(params);
+        }
+        params.is_object = true;
+        scan.object(|scan, name| {
+            let value = scan.value()?;
+            let name = unescaped(name);
+            if let Some(index) = PARAMS.iter().position(|wanted| *wanted == name) {
+                params.fields[index] = Some(value);
+            }
+            Some(())
+        })?;
+        Some(params)
+    }
+}
+
+/// The named members of an object, the last one if a name stands twice; `None` if it is no object.
+pub fn pick<'a, const N: usize>(raw: Raw<'a>, names: [&str; N]) -> Option<[Option<Raw<'a>>; N]> {
+    let mut found = [None; N];
+    raw.for_each_member(|name, value| {
+        let name = unescaped(name);
+        if let Some(index) = names.iter().position(|wanted| *wanted == name) {
+            found[index] = Some(value);
+        }
+    })?;
+    Some(found)
 }
 
 /// One member, as a string.
-pub fn pick_text(raw: &RawValue, name: &str) -> Option<String> {
-    text(pick(raw, [name])?[0]?)
+pub fn pick_text(raw: Raw<'_>, name: &str) -> Option<String> {
+    pick(raw, [name])?[0]?.text()
 }
 
 /// A JSON string's content.
-pub fn text(raw: &RawValue) -> Option<String> {
-    serde_json::from_str(raw.get()).ok()
+pub fn text(raw: Raw<'_>) -> Option<String> {
+    raw.text()
 }
 
 /// An array's members; `None` if it is no array.
-pub fn members(raw: &RawValue) -> Option<Vec<&RawValue>> {
-    serde_json::from_str(raw.get()).ok()
+pub fn members(raw: Raw<'_>) -> Option<Vec<Raw<'_>>> {
+    raw.elements()
 }
 
 /// Where a part stands in the line it was parsed from.
-pub fn place(line: &[u8], part: &RawValue) -> Range<usize> {
+pub fn place(line: &[u8], part: Raw<'_>) -> Range<usize> {
     let start = part.get().as_ptr() as usize - line.as_ptr() as usize;
     debug_assert!(start + part.get().len() <= line.len(), "a part of another line");
     start..start + part.get().len()
@@ -189,12 +258,12 @@ pub struct Edit {
 }
 
 impl Edit {
-    pub fn replace(line: &[u8], part: &RawValue, with: impl Into<String>) -> Edit {
+    pub fn replace(line: &[u8], part: Raw<'_>, with: impl Into<String>) -> Edit {
         Edit { at: place(line, part), with: with.into() }
     }
 
     /// Adds to an object or array, after what it holds.
-    pub fn append(line: &[u8], container: &RawValue, with: &str) -> Edit {
+    pub fn append(line: &[u8], container: Raw<'_>, with: &str) -> Edit {
         let at = place(line, container).end - 1;
         let inner = &container.get()[1..container.get().len() - 1];
         let empty = inner.bytes().all(|byte| byte.is_ascii_whitespace());
@@ -202,7 +271,7 @@ impl Edit {
     }
 
     /// Sets one member of an object, whether or not it was there.
-    pub fn set(line: &[u8], object: &RawValue, name: &str, value: &str) -> Option<Edit> {
+    pub fn set(line: &[u8], object: Raw<'_>, name: &str, value: &str) -> Option<Edit> {
         match pick(object, [name])? {
             [Some(old)] => Some(Edit::replace(line, old, value)),
             [None] => Some(Edit::append(line, object, &format!("{}:{value}", quote(name)))),
@@ -283,181 +352,6 @@ pub fn id_at_start(start: &[u8]) -> Option<Id> {
     None
 }
 
-// ---- one pass over the line -------------------------------------------------------------------
-
-struct Envelope;
-
-#[derive(Clone, Copy)]
-enum Member {
-    Id,
-    Method,
-    Params,
-    Result,
-    Error,
-    Other,
-}
-
-struct MemberName;
-
-impl<'de> DeserializeSeed<'de> for MemberName {
-    type Value = Member;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Member, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for MemberName {
-    type Value = Member;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a name")
-    }
-    fn visit_str<E>(self, name: &str) -> Result<Member, E> {
-        Ok(match name {
-            "id" => Member::Id,
-            "method" => Member::Method,
-            "params" => Member::Params,
-            "result" => Member::Result,
-            "error" => Member::Error,
-            _ => Member::Other,
-        })
-    }
-}
-
-impl<'de> DeserializeSeed<'de> for Envelope {
-    type Value = Message<'de>;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Message<'de>, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-macro_rules! scalars {
-    ($value:ty, $is:expr) => {
-        fn visit_bool<E>(self, _: bool) -> Result<$value, E> {
-            Ok($is)
-        }
-        fn visit_i64<E>(self, _: i64) -> Result<$value, E> {
-            Ok($is)
-        }
-        fn visit_u64<E>(self, _: u64) -> Result<$value, E> {
-            Ok($is)
-        }
-        fn visit_f64<E>(self, _: f64) -> Result<$value, E> {
-            Ok($is)
-        }
-        fn visit_str<E>(self, _: &str) -> Result<$value, E> {
-            Ok($is)
-        }
-        fn visit_unit<E>(self) -> Result<$value, E> {
-            Ok($is)
-        }
-    };
-}
-
-impl<'de> Visitor<'de> for Envelope {
-    type Value = Message<'de>;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JSON")
-    }
-    scalars!(Message<'de>, Message::Other);
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Message<'de>, A::Error> {
-        let mut members = Vec::new();
-        while let Some(member) = seq.next_element()? {
-            members.push(member);
-        }
-        Ok(Message::Batch(members))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Message<'de>, A::Error> {
-        let (mut id, mut method, mut result, mut error) = (None, None::<&RawValue>, None, None);
-        let mut params = Params::default();
-        while let Some(member) = map.next_key_seed(MemberName)? {
-            match member {
-                Member::Id => id = Some(map.next_value()?),
-                Member::Method => method = Some(map.next_value()?),
-                Member::Params => params = map.next_value_seed(PickParams)?,
-                Member::Result => result = Some(map.next_value()?),
-                Member::Error => error = Some(map.next_value()?),
-                Member::Other => drop(map.next_value::<IgnoredAny>()?),
-            }
-        }
-        let method = method.and_then(|raw| {
-            let json = raw.get();
-            let inner = json.strip_prefix('"')?.strip_suffix('"')?;
-            if inner.contains('\\') { text(raw).map(Cow::Owned) } else { Some(Cow::Borrowed(inner)) }
-        });
-        Ok(match (method, id) {
-            (Some(method), Some(id)) => Message::Request { id: RawId(Some(id)), method, params },
-            (Some(method), None) => Message::Notification { method, params },
-            (None, id) if result.is_some() || error.is_some() => Message::Response { id: RawId(id), result, error },
-            (None, _) => Message::Other,
-        })
-    }
-}
-
-struct PickParams;
-
-impl<'de> DeserializeSeed<'de> for PickParams {
-    type Value = Params<'de>;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Params<'de>, D::Error> {
-        let fields = Pick(PARAMS).deserialize(deserializer)?;
-        Ok(Params { is_object: fields.is_some(), fields: fields.unwrap_or_default() })
-    }
-}
-
-/// Takes the named members out of an object; anything that is no object is passed over.
-struct Pick<'n, const N: usize>([&'n str; N]);
-
-impl<'de, const N: usize> DeserializeSeed<'de> for Pick<'_, N> {
-    type Value = Option<[Option<&'de RawValue>; N]>;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_any(self)
-    }
-}
-
-impl<'de, const N: usize> Visitor<'de> for Pick<'_, N> {
-    type Value = Option<[Option<&'de RawValue>; N]>;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("JSON")
-    }
-    scalars!(Self::Value, None);
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Self::Value, A::Error> {
-        while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(None)
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-        let mut found = [None; N];
-        while let Some(index) = map.next_key_seed(Name(&self.0))? {
-            match index {
-                Some(index) => found[index] = Some(map.next_value()?),
-                None => drop(map.next_value::<IgnoredAny>()?),
-            }
-        }
-        Ok(Some(found))
-    }
-}
-
-struct Name<'n>(&'n [&'n str]);
-
-impl<'de> DeserializeSeed<'de> for Name<'_> {
-    type Value = Option<usize>;
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Option<usize>, D::Error> {
-        deserializer.deserialize_str(self)
-    }
-}
-
-impl Visitor<'_> for Name<'_> {
-    type Value = Option<usize>;
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a name")
-    }
-    fn visit_str<E>(self, name: &str) -> Result<Option<usize>, E> {
-        Ok(self.0.iter().position(|wanted| *wanted == name))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -480,6 +374,7 @@ mod tests {
         let table = [
             (r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#, "request Some(Integer(1)) ping"),
             (r#"{"id":"a\u0062","method":"x\/y","params":[1]}"#, r#"request Some(Text("ab")) x/y"#),
+            (r#"{"\u0069d":3,"m\u0065thod":"m"}"#, "request Some(Integer(3)) m"),
             (r#"{"id":-7,"method":"m","params":null}"#, "request Some(Integer(-7)) m"),
             (r#"{"id":null,"method":"m"}"#, "request None m"),
             (r#"{"id":1.5,"method":"m"}"#, "request None m"),
@@ -520,7 +415,7 @@ mod tests {
     fn edits_leave_the_rest_alone() {
         let line = br#"{ "a" : {"x":1.0} , "b":[ ], "c":[7] }"#;
         let text = std::str::from_utf8(line).unwrap();
-        let raw: &RawValue = serde_json::from_str(text).unwrap();
+        let raw = Raw::parse(text).unwrap();
         let [a, b, c] = pick(raw, ["a", "b", "c"]).unwrap().map(Option::unwrap);
         let edits = vec![
             Edit::append(line, c, "8"),

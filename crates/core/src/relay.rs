@@ -412,7 +412,9 @@ enum Class {
     Read {
         once: bool,
     },
-    Complete,
+    Complete {
+        once: bool,
+    },
     Ping,
     Call {
         repeatable: bool,
@@ -504,8 +506,8 @@ struct LastEnd {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Probe {
     Unanswered,
-    /// It does not speak the stateless era, and can still be initialised.
-    Refused,
+    /// It heard none, or does not speak the stateless era: it can still be initialised.
+    Harmless,
     /// It may be locked to the stateless era.
     Locked,
 }
@@ -526,8 +528,11 @@ pub struct Relay {
     next_seq: u64,
 
     client: Client,
+    /// Nobody reads what the client is told.
+    unheard: bool,
     opening: Option<Opening>,
-    initialized: Option<Bytes>,
+    /// `initialized`, the client's bytes, and its place among what the client said.
+    initialized: Option<(u64, Bytes)>,
     /// The last `logging/setLevel` that a server accepted.
     level: Option<Bytes>,
     subscriptions: BTreeMap<String, Bytes>,
@@ -539,6 +544,8 @@ pub struct Relay {
     modern_served: bool,
     /// The last discover result that reached the client, as JSON.
     discovered: Option<String>,
+    /// What it promised.
+    discovered_told: Option<Capabilities>,
     /// No server came up at first, and the client was told so.
     broken: bool,
     ever_ready: bool,
@@ -555,8 +562,9 @@ pub struct Relay {
     last_end: Option<LastEnd>,
     replaced: u32,
 
-    opens: BTreeMap<u64, Open>,
-    ids: HashMap<Id, Vec<u64>>,
+    opens: BTreeMap<u64, Box<Open>>,
+    /// Open requests by id, the oldest of each first.
+    ids: BTreeSet<(Id, u64)>,
     tokens: HashMap<Id, u64>,
     /// Open requests that are not held and yet end with time.
     bounded: BTreeSet<u64>,
@@ -588,15 +596,17 @@ impl Relay {
             next_private: 1,
             next_seq: 1,
             client: Client::Unopened,
+            unheard: false,
             opening: None,
             initialized: None,
             level: None,
             subscriptions: BTreeMap::new(),
             meta: String::new(),
             probe_only: false,
-            probe: Probe::Unanswered,
+            probe: Probe::Harmless,
             modern_served: false,
             discovered: None,
+            discovered_told: None,
             broken: false,
             ever_ready: false,
             ends_before_ready: 0,
@@ -610,7 +620,7 @@ impl Relay {
             last_end: None,
             replaced: 0,
             opens: BTreeMap::new(),
-            ids: HashMap::new(),
+            ids: BTreeSet::new(),
             tokens: HashMap::new(),
             bounded: BTreeSet::new(),
             kept_bytes: 0,
@@ -731,20 +741,24 @@ impl Relay {
             && self.start_after.is_none()
             && self.candidate.is_none()
             && !self.is_leaving()
-            && self.restart.as_ref().is_none_or(|restart| !restart.will_start())
+            && !self.restart_will_start()
+    }
+
+    fn restart_will_start(&self) -> bool {
+        self.restart.as_ref().is_some_and(Restart::will_start)
     }
 
     /// The open requests that time can end: those that wait, and those with a deadline of their own.
     fn timed(&self) -> impl Iterator<Item = &Open> {
         let waiting = self.held.iter().filter(|(_, held)| held.is_request).map(|(seq, _)| seq);
-        waiting.chain(&self.bounded).filter_map(|seq| self.opens.get(seq))
+        waiting.chain(&self.bounded).filter_map(|seq| self.opens.get(seq).map(|open| &**open))
     }
 
     /// When a waiting request has waited long enough.
     fn hold_ends(&self, open: &Open) -> Option<Instant> {
         match open.place {
             // An opening is waited for while a child is alive but slow, as without us; `Down` decides at once.
-            Place::Held if matches!(open.class, Class::Initialize | Class::Discover) => None,
+            Place::Held if self.is_first_opening(open) => None,
             Place::Held | Place::Due => Some(open.waiting_since? + self.settings.limits.hold_max),
             _ => None,
         }
@@ -787,7 +801,9 @@ impl Relay {
     }
 
     fn tell_client(&mut self, line: Bytes) {
-        self.out.push(Action::TellClient(line));
+        if !self.unheard {
+            self.out.push(Action::TellClient(line));
+        }
     }
 
     fn tell_server(&mut self, generation: u32, line: Bytes, mark: Option<u64>) {
@@ -837,8 +853,8 @@ impl Relay {
 
     // ---- the table of open requests -----------------------------------------------------------
 
-    fn insert(&mut self, open: Open) {
-        self.ids.entry(open.id.clone()).or_default().push(open.seq);
+    fn insert(&mut self, open: Box<Open>) {
+        self.ids.insert((open.id.clone(), open.seq));
         if let Some(token) = &open.token {
             self.tokens.insert(token.clone(), open.seq);
         }
@@ -847,14 +863,11 @@ impl Relay {
     }
 
     /// Takes a request out of every table; whoever calls this answers it, or knows why not.
-    fn close(&mut self, seq: u64) -> Open {
-        let open = self.opens.remove(&seq).expect("only open requests are closed");
-        if let Some(seqs) = self.ids.get_mut(&open.id) {
-            seqs.retain(|other| *other != seq);
-            if seqs.is_empty() {
-                self.ids.remove(&open.id);
-            }
-        }
+    fn close(&mut self, seq: u64) -> Box<Open> {
+        let mut open = self.opens.remove(&seq).expect("only open requests are closed");
+        let key = (open.id, seq);
+        self.ids.remove(&key);
+        open.id = key.0;
         if let Some(token) = &open.token
             && self.tokens.get(token) == Some(&seq)
         {
@@ -870,7 +883,8 @@ impl Relay {
 
     /// The oldest open request of that id for which something holds.
     fn oldest(&self, id: &Id, holds: impl Fn(&Open) -> bool) -> Option<u64> {
-        self.ids.get(id)?.iter().copied().find(|seq| holds(&self.opens[seq]))
+        let all = (id.clone(), 0)..=(id.clone(), u64::MAX);
+        self.ids.range(all).map(|(_, seq)| *seq).find(|seq| holds(&self.opens[seq]))
     }
 
     /// Open requests on a generation, in client order.
@@ -916,9 +930,12 @@ impl Relay {
     }
 
     fn fail(&mut self, open: &Open, failure: &Failure) {
+        if open.class == Class::Initialize {
+            self.opening_failed();
+        }
         let modern = self.is_modern();
         let line = match open.class {
-            Class::Call { task, .. } if !(task && !modern) => {
+            Class::Call { task, .. } if !task || modern => {
                 message::result_line(&open.id, &failure.as_tool_result(modern))
             }
             _ => {
@@ -932,8 +949,8 @@ impl Relay {
     /// Whether a request may be asked twice.
     fn may_repeat(&self, open: &Open) -> bool {
         match &open.class {
-            Class::Initialize | Class::Discover | Class::List(_) | Class::Page(..) | Class::Complete => true,
-            Class::Read { once } => !once,
+            Class::Initialize | Class::Discover | Class::List(_) | Class::Page(..) => true,
+            Class::Read { once } | Class::Complete { once } => !once,
             Class::SetLevel | Class::Subscribe(_) | Class::Unsubscribe(_) | Class::Listen => true,
             Class::Call { repeatable, .. } => {
                 *repeatable && self.settings.retry == Retry::Annotated && self.is_annotated(&open.what)
@@ -951,17 +968,23 @@ impl Relay {
     }
 
     /// Sends a request to a child that listens, and notes it in the table.
-    fn forward(&mut self, mut open: Open, line: Bytes, generation: u32, now: Instant) {
+    fn forward(&mut self, mut open: Box<Open>, line: Bytes, generation: u32, now: Instant) {
         let room = self.settings.limits.held_bytes_max.saturating_sub(self.kept_bytes);
-        if open.kept.is_none() && line.len() <= room && self.may_repeat(&open) {
+        // A listen stays open for as long as the client wants it, so it is always kept.
+        let fits = line.len() <= room || open.class == Class::Listen;
+        if open.kept.is_none() && fits && self.may_repeat(&open) {
             // A copy: a slice would keep the whole read buffer alive.
             open.kept = Some(Bytes::copy_from_slice(&line));
         }
         open.place = Place::On(generation);
-        if open.class == Class::Initialize
+        if matches!(open.class, Class::Initialize | Class::Discover)
+            && self.current == Current::Fresh(generation)
             && let Some(child) = self.children.get_mut(&generation)
         {
             child.handshake_by = Some(now + self.settings.limits.first_handshake_max);
+        }
+        if open.class == Class::Discover {
+            self.probe = Probe::Unanswered;
         }
         let seq = open.seq;
         self.insert(open);
@@ -973,9 +996,20 @@ impl Relay {
         self.tell_client(message::error_line(&id, -32600, "the line is longer than 64 MiB and was not sent on", None));
     }
 
+    /// Outlast is leaving, and nothing goes out to a server any more.
+    fn client_said_too_late(&mut self, line: &[u8], now: Instant) {
+        if let Ok(Message::Request { id, method, params }) = message::parse(line)
+            && let Some(id) = id.parse()
+        {
+            let open = self.open(id, &method, &params, None);
+            let failure = self.failure(7006, "stopping", &open, now);
+            self.fail(&open, &failure);
+        }
+    }
+
     fn client_said(&mut self, line: Bytes, batch: Option<u64>, now: Instant) {
         if self.is_leaving() {
-            return;
+            return self.client_said_too_late(&line, now);
         }
         let parsed = match message::parse(&line) {
             Ok(parsed) => parsed,

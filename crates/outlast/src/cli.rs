@@ -16,9 +16,12 @@ pub struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
+#[expect(clippy::large_enum_variant, reason = "one is made, once")]
 pub enum Command {
     Mcp(Mcp),
     Demo(Demo),
+    #[command(hide = true)]
+    DemoServer(DemoServer),
 }
 
 /// Stand between an MCP client and its stdio server: the server may die and reload, the client's connection stays.
@@ -105,12 +108,25 @@ pub struct Mcp {
     pub inherit: bool,
 }
 
-/// Show what outlast does, with a server and a client of its own: a crash, a reload, a broken reload.
+/// Watch a connection outlast its server, in ten seconds: a reload, a broken reload, a kill -9.
+///
+/// Starts `outlast mcp` with a small server of its own in a temporary directory, and calls the server without a pause
+/// while it is reloaded with a changed tool, reloaded with broken code, and killed. Shows what the client saw of each,
+/// all of it measured, and ends with the sums.
+///
+/// Nothing of yours is touched and nothing is left behind. The exit code is 0 if every call was answered.
 #[derive(Debug, Args)]
 pub struct Demo {
-    /// Plain lines, as when stdout is not a terminal.
+    /// Plain lines instead of a picture, as when stdout is not a terminal.
     #[arg(long)]
     pub plain: bool,
+}
+
+/// The demo's own server.
+#[derive(Debug, Args)]
+pub struct DemoServer {
+    /// What it reads its tools from.
+    pub file: PathBuf,
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]

@@ -192,11 +192,8 @@ impl Inherit {
             Cause::RestartRequested => record::Event::ServerExiting,
             Cause::Crashed | Cause::NeverReady => record::Event::ServerCrashed,
         };
-        let mut obituary = Record {
-            pid: Some(pid),
-            generation: Some(self.generation.into()),
-            ..Record::new(event).ended(&how)
-        };
+        let mut obituary =
+            Record { pid: Some(pid), generation: Some(self.generation.into()), ..Record::new(event).ended(&how) };
         if self.code.is_none() {
             match self.restarts.child_ended(cause, how, now) {
                 Verdict::StartAt { at, delay, .. } => {

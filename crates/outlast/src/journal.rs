@@ -106,7 +106,8 @@ impl Journal {
             Ok(report) => {
                 let (tools, took) = (&report["tools"], &report["took_ms"]);
                 let count = |what: &str| tools[what].as_array().map_or(0, Vec::len);
-                let changes = format!("{} added, {} removed, {} changed", count("added"), count("removed"), count("changed"));
+                let changes =
+                    format!("{} added, {} removed, {} changed", count("added"), count("removed"), count("changed"));
                 self.note(&format!("Reloaded in {took} ms (tools: {changes})"));
             }
             Err(report) => self.note(report["error"].as_str().unwrap_or("the restart failed")),

@@ -7,6 +7,7 @@ use clap::{CommandFactory, Parser};
 pub mod audit;
 pub mod cli;
 pub mod commands;
+pub mod demo;
 pub mod home;
 pub mod inherit;
 pub mod journal;
@@ -26,7 +27,8 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let result = match cli.command {
         cli::Command::Mcp(arguments) => commands::mcp(arguments),
-        cli::Command::Demo(_) => Ok(ExitCode::SUCCESS),
+        cli::Command::Demo(arguments) => demo::run(&arguments),
+        cli::Command::DemoServer(arguments) => Ok(demo::serve(&arguments.file)),
     };
     result.unwrap_or_else(|report| report.print())
 }

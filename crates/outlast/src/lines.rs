@@ -8,8 +8,10 @@ pub const LINE_MAX: usize = 64 << 20;
 const START_KEPT: usize = 4 << 10;
 /// Room made for one read.
 const READ_ROOM: usize = 64 << 10;
+/// What a pipe holds if nobody widened it.
+const PIPE_USUAL: usize = 64 << 10;
 /// A buffer that once held a long line is given back when it is empty and larger than this.
-const BUFFER_KEPT: usize = 2 << 20;
+const BUFFER_KEPT: usize = 256 << 10;
 
 /// A reader's buffer.
 #[derive(Debug)]
@@ -19,6 +21,8 @@ pub struct Lines {
     scanned: usize,
     /// The rest of a line that is too long is on its way.
     skipping: bool,
+    /// How long lines have been of late: room for one is made at once.
+    usual: usize,
     max: usize,
 }
 
@@ -38,19 +42,25 @@ impl Default for Lines {
 
 impl Lines {
     pub fn new(max: usize) -> Lines {
-        Lines { buffer: BytesMut::new(), scanned: 0, skipping: false, max }
+        Lines { buffer: BytesMut::new(), scanned: 0, skipping: false, usual: 0, max }
     }
 
     /// Where the next read goes: there is always room.
     pub fn room(&mut self) -> &mut BytesMut {
-        if self.buffer.is_empty() && self.buffer.capacity() > BUFFER_KEPT {
+        if self.buffer.is_empty() && self.buffer.capacity() > BUFFER_KEPT.max(2 * self.usual) {
             self.buffer = BytesMut::new();
         }
         if self.buffer.capacity() - self.buffer.len() < READ_ROOM / 2 {
             // A long line doubles the room each time, so that it is moved seldom.
-            self.buffer.reserve(self.buffer.len().max(READ_ROOM));
+            let wanted = self.usual.saturating_sub(self.buffer.len()).max(self.buffer.len()).max(READ_ROOM);
+            self.buffer.reserve(wanted);
         }
         &mut self.buffer
+    }
+
+    /// A line is on its way that does not fit an ordinary pipe.
+    pub fn is_long(&self) -> bool {
+        self.buffer.len() >= PIPE_USUAL
     }
 
     /// The next line, if it is all there.
@@ -60,6 +70,7 @@ impl Lines {
                 Some(at) => {
                     let line = self.buffer.split_to(self.scanned + at + 1).freeze();
                     self.scanned = 0;
+                    self.usual = line.len().max(self.usual - self.usual / 8);
                     if std::mem::take(&mut self.skipping) {
                         continue; // The end of a line that was reported already.
                     }
@@ -129,9 +140,9 @@ mod tests {
         assert_eq!(feed(&mut lines, "123456789"), [Line::TooLong(Bytes::from_static(b"123456789"))]);
         assert_eq!(feed(&mut lines, "more of it"), []);
         assert_eq!(feed(&mut lines, "end\nnext\n"), [whole("next\n")]);
-        assert_eq!(feed(&mut lines, "1234567890\nok\n"), [
-            Line::TooLong(Bytes::from_static(b"1234567890\n")),
-            whole("ok\n")
-        ]);
+        assert_eq!(
+            feed(&mut lines, "1234567890\nok\n"),
+            [Line::TooLong(Bytes::from_static(b"1234567890\n")), whole("ok\n")]
+        );
     }
 }

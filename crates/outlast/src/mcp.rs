@@ -78,7 +78,11 @@ pub struct Driver {
     readings: Vec<(u64, JoinHandle<marker::Reading>)>,
     watch: Option<Watch>,
 
+    /// When this turn of the loop began; a turn is short.
+    now: Instant,
     timer: Option<(Instant, Pin<Box<Sleep>>)>,
+    /// Long lines have been seen, and the pipes were made wider.
+    is_wide: bool,
     ending: Option<(u8, Instant)>,
     /// The code for a command that never could be started, as a shell has it.
     never_started: Option<u8>,
@@ -144,7 +148,9 @@ impl Driver {
             writing: None,
             readings: Vec::new(),
             watch,
+            now: Instant::now(),
             timer: None,
+            is_wide: false,
             ending: None,
             never_started: None,
         }
@@ -161,6 +167,7 @@ impl Driver {
 
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<u8> {
         loop {
+            self.now = Instant::now();
             let mut moved = self.poll_stops(cx);
             moved |= self.poll_news(cx);
             moved |= self.poll_kids(cx);
@@ -182,7 +189,7 @@ impl Driver {
 
     fn tell(&mut self, event: Event) {
         let mut actions = std::mem::take(&mut self.actions);
-        self.relay.handle(event, Instant::now(), &mut actions);
+        self.relay.handle(event, self.now, &mut actions);
         for action in actions.drain(..) {
             self.act(action);
         }
@@ -250,6 +257,9 @@ impl Driver {
                     reported: false,
                 };
                 self.kids.insert(generation, kid);
+                if self.is_wide {
+                    self.widen();
+                }
             }
             Err(error) => self.tell(Event::StartFailed(report::plain(&error.to_string()))),
         }
@@ -319,7 +329,7 @@ impl Driver {
     /// Tells a life what happened, and carries out what it decides.
     fn live(&mut self, generation: u32, event: life::Event) {
         let Some(kid) = self.kids.get_mut(&generation) else { return };
-        for action in kid.life.handle(event, Instant::now()) {
+        for action in kid.life.handle(event, self.now) {
             let Some(kid) = self.kids.get_mut(&generation) else { return };
             match action {
                 life::Action::CloseStdin => kid.close_stdin = true,
@@ -383,6 +393,10 @@ impl Driver {
         }
         let Some(stdout) = &mut kid.stdout else { return false };
         let Poll::Ready(read) = stdout.poll_read(cx, kid.from_stdout.room()) else { return false };
+        if !self.is_wide && kid.from_stdout.is_long() {
+            self.widen();
+        }
+        let Some(kid) = self.kids.get_mut(&generation) else { return false };
         match read {
             Ok(length) if length > 0 => {
                 while let Some(line) = self.kids.get_mut(&generation).and_then(|kid| kid.from_stdout.next_line()) {
@@ -404,6 +418,17 @@ impl Driver {
             }
         }
         true
+    }
+
+    /// Wide pipes cost the user's share of them, so only those who need them have them.
+    fn widen(&mut self) {
+        self.is_wide = true;
+        self.stdin.iter().for_each(Source::widen);
+        self.stdout.iter().for_each(Sink::widen);
+        for kid in self.kids.values() {
+            kid.stdin.iter().for_each(Sink::widen);
+            kid.stdout.iter().for_each(Source::widen);
+        }
     }
 
     fn poll_stderr(&mut self, generation: u32, cx: &mut Context<'_>) -> bool {
@@ -501,6 +526,9 @@ impl Driver {
         let is_heard = is_low || self.hangups.poll_stdin(cx).is_ready();
         let Some(stdin) = self.stdin.as_mut().filter(|_| is_heard) else { return false };
         let Poll::Ready(read) = stdin.poll_read(cx, self.from_client.room()) else { return false };
+        if !self.is_wide && self.from_client.is_long() {
+            self.widen();
+        }
         match read {
             Ok(length) if length > 0 => {
                 while let Some(line) = self.from_client.next_line() {
@@ -654,8 +682,8 @@ impl Driver {
             self.timer = None;
             return false;
         };
-        let now = Instant::now();
-        if at <= now {
+        self.now = Instant::now();
+        if at <= self.now {
             self.tell(Event::TimePassed);
             for generation in self.kids.keys().copied().collect::<Vec<_>>() {
                 self.live(generation, life::Event::TimePassed);

@@ -1,12 +1,12 @@
 //! What the client says, and what becomes of it in each state of the server.
 
 use super::*;
-use crate::message::{Params, RawId, line, pick, pick_text, quote, text};
+use crate::message::{Params, Raw, RawId, line, pick, pick_text, text};
 use listens::Listen;
-use serde_json::{json, value::RawValue};
+use serde_json::json;
 
 const PROTOCOL_VERSION: &str = "io.modelcontextprotocol/protocolVersion";
-const LEGACY: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
+pub(super) const LEGACY: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 
 impl Relay {
     pub(super) fn client_asked(
@@ -43,14 +43,13 @@ impl Relay {
     /// The client's first words decide the era.
     fn note_era(&mut self, method: &str, params: &Params<'_>) {
         let meta = params.meta();
-        let is_modern = |meta: &RawValue| pick(meta, [PROTOCOL_VERSION]).is_some_and(|[version]| version.is_some());
+        let is_modern = |meta: Raw<'_>| pick(meta, [PROTOCOL_VERSION]).is_some_and(|[version]| version.is_some());
         match self.client {
             Client::Unopened => match method {
                 "initialize" => self.client = Client::Opening,
                 "server/discover" => {
                     self.client = Client::Modern;
                     self.probe_only = true;
-                    self.probe = Probe::Unanswered;
                 }
                 _ if meta.is_some_and(is_modern) => self.client = Client::Modern,
                 _ => {}
@@ -68,7 +67,7 @@ impl Relay {
         }
     }
 
-    fn open(&mut self, id: Id, method: &str, params: &Params<'_>, batch: Option<u64>) -> Open {
+    pub(super) fn open(&mut self, id: Id, method: &str, params: &Params<'_>, batch: Option<u64>) -> Box<Open> {
         let modern = self.client == Client::Modern;
         let once = params.request_state().is_some() || params.input_responses().is_some();
         let uri = || params.uri().and_then(text).unwrap_or_default();
@@ -77,7 +76,7 @@ impl Relay {
             "initialize" if !modern => Class::Initialize,
             "server/discover" if modern => Class::Discover,
             "resources/read" | "prompts/get" | "tasks/get" | "tasks/list" | "tasks/result" => Class::Read { once },
-            "completion/complete" => Class::Complete,
+            "completion/complete" => Class::Complete { once },
             "tools/call" => {
                 let task = params.task().is_some();
                 Class::Call { repeatable: !once && !task, task }
@@ -98,7 +97,7 @@ impl Relay {
         };
         let name = matches!(class, Class::Call { .. }).then(|| params.name().and_then(text)).flatten();
         let token = params.meta().and_then(|meta| pick(meta, ["progressToken"])).and_then(|[token]| token);
-        Open {
+        Box::new(Open {
             seq: self.seq(),
             id,
             what: name.unwrap_or_else(|| method.to_owned()),
@@ -114,14 +113,17 @@ impl Relay {
             batch,
             listen,
             deadline: None,
-        }
+        })
     }
 
     /// Finds the place of a request by the state of the server.
-    pub(super) fn place(&mut self, open: Open, line: Bytes, now: Instant) {
+    pub(super) fn place(&mut self, open: Box<Open>, line: Bytes, now: Instant) {
         match self.current {
             Current::Fresh(n) | Current::Serving(n) => match self.local_while_up(&open, n) {
-                Some(result) => self.answer_result(&open, &result),
+                Some(result) => {
+                    self.note_granted(&open, &line);
+                    self.answer_for_child(&open, &result);
+                }
                 None => self.forward(open, line, n, now),
             },
             Current::None => self.hold(open, line, now),
@@ -137,10 +139,10 @@ impl Relay {
         let told = self.told();
         match &open.class {
             Class::List(Kind::Tools) if !has.tools && self.settings.tools => Some(self.tools_list("", modern)),
-            Class::List(kind) | Class::Page(kind, _) if !has.has(kind.family()) && told.has(kind.family()) => {
+            Class::List(kind) if !has.has(kind.family()) && told.has(kind.family()) => {
                 Some(words::list_result(kind.member(), "", modern))
             }
-            Class::Complete if !has.completions && told.completions => {
+            Class::Complete { .. } if !has.completions && told.completions => {
                 Some(words::dress(json!({"completion": {"values": []}}), modern))
             }
             Class::SetLevel if !has.logging && told.logging => Some("{}".into()),
@@ -153,55 +155,63 @@ impl Relay {
     pub(super) fn told(&self) -> Capabilities {
         match &self.opening {
             Some(opening) => opening.told,
-            None if self.is_modern() && self.broken => Capabilities::ALL,
+            None if self.is_modern() => match self.discovered_told {
+                Some(told) => told,
+                None if self.broken => Capabilities::ALL,
+                None => Capabilities::default(),
+            },
             None => Capabilities::default(),
         }
     }
 
-    fn place_while_down(&mut self, open: Open, line: Bytes, now: Instant) {
+    fn place_while_down(&mut self, open: Box<Open>, line: Bytes, now: Instant) {
         match &open.class {
             Class::Ping => self.answer_result(&open, "{}"),
             Class::Listen => self.listen_without_server(open, line),
-            Class::Initialize if self.broken => self.answer_without_server(open, now),
-            _ => match self.from_memory(&open) {
-                Some(answer) => self.answer(&open, answer),
+            Class::Initialize if self.broken && !self.ever_ready => self.answer_without_server(open, now),
+            _ => match self.remembered(&open) {
+                Some(answer) => self.answer_remembered(&open, answer),
                 None => self.hold(open, line, now),
             },
         }
     }
 
-    fn place_while_given_up(&mut self, open: Open, line: Bytes, callable: bool, now: Instant) {
+    pub(super) fn place_while_given_up(&mut self, open: Box<Open>, line: Bytes, callable: bool, now: Instant) {
         match &open.class {
             Class::Ping => self.answer_result(&open, "{}"),
             Class::Listen => self.listen_without_server(open, line),
-            _ => match self.from_memory(&open) {
-                Some(answer) => self.answer(&open, answer),
+            _ => match self.remembered(&open) {
+                Some(answer) => self.answer_remembered(&open, answer),
                 None if callable => {
                     // It left on purpose; whoever needs it calls it back.
                     self.current = Current::Down { at: now };
                     self.hold(open, line, now);
-                    self.start(Role::Current);
+                    if self.wants_start() {
+                        self.start(Role::Current);
+                    }
                 }
+                // A restart that somebody asked for is about to start it.
+                None if self.restart_will_start() => self.hold(open, line, now),
                 None => self.answer_without_server(open, now),
             },
         }
     }
 
     /// The last good answer to this, if there is one: `None` means that it is worth waiting for a server.
-    pub(super) fn from_memory(&self, open: &Open) -> Option<Bytes> {
+    pub(super) fn remembered(&self, open: &Open) -> Option<Bytes> {
         let modern = self.is_modern();
         let result = match &open.class {
             Class::Discover => match &self.discovered {
-                Some(discovered) => discovered.clone(),
+                Some(discovered) => words::from_memory(discovered),
                 None if self.broken => return Some(self.discover_locally(open)),
                 None => return None,
             },
             Class::List(kind) => {
                 let inside = match self.shown.get(kind) {
-                    Some(shown) if shown.is_complete() => shown.items.joined()?,
+                    Some(shown) => shown.last_good()?.joined()?,
                     // A broken start told the client of lists that hold nothing yet.
                     None if self.broken => String::new(),
-                    _ => return None,
+                    None => return None,
                 };
                 match kind {
                     Kind::Tools => self.tools_list(&inside, modern),
@@ -213,6 +223,33 @@ impl Relay {
         Some(message::result_line(&open.id, &result))
     }
 
+    /// From here on the client holds the list that it is given.
+    fn answer_remembered(&mut self, open: &Open, answer: Bytes) {
+        if let Class::List(kind) = open.class {
+            let items = self.shown.get(&kind).and_then(Shown::last_good).cloned().unwrap_or_default();
+            self.note_shown_locally(kind, items);
+        }
+        self.answer(open, answer);
+    }
+
+    /// What the client has set and every later child is to have set again.
+    pub(super) fn note_granted(&mut self, open: &Open, line: &[u8]) {
+        match &open.class {
+            Class::SetLevel => self.level = Some(Bytes::copy_from_slice(line)),
+            Class::Subscribe(uri) => drop(self.subscriptions.insert(uri.clone(), Bytes::copy_from_slice(line))),
+            Class::Unsubscribe(uri) => drop(self.subscriptions.remove(uri)),
+            _ => {}
+        }
+    }
+
+    /// A live child cannot answer this, so we do.
+    fn answer_for_child(&mut self, open: &Open, result: &str) {
+        if let Class::List(kind) = open.class {
+            self.note_shown_locally(kind, Items::default());
+        }
+        self.answer_result(open, result);
+    }
+
     /// The child's tools, as the inside of a JSON array, and ours.
     pub(super) fn tools_list(&self, inside: &str, modern: bool) -> String {
         let ours = self.our_definitions();
@@ -221,15 +258,18 @@ impl Relay {
     }
 
     /// An answer for a request that no server will take in time.
-    pub(super) fn answer_without_server(&mut self, open: Open, now: Instant) {
+    pub(super) fn answer_without_server(&mut self, open: Box<Open>, now: Instant) {
+        if let Some(answer) = self.remembered(&open) {
+            return self.answer_remembered(&open, answer);
+        }
         let answer = match &open.class {
             Class::Initialize => Some(self.initialize_locally(&open)),
-            Class::Discover => Some(self.from_memory(&open).unwrap_or_else(|| self.discover_locally(&open))),
-            Class::List(Kind::Tools) => Some(self.from_memory(&open).unwrap_or_else(|| {
+            Class::Discover => Some(self.discover_locally(&open)),
+            Class::List(Kind::Tools) => {
                 let result = self.tools_list("", self.is_modern());
-                message::result_line(&open.id, &result)
-            })),
-            Class::List(_) => self.from_memory(&open),
+                return self.answer_for_child(&open, &result);
+            }
+            Class::Ping => Some(message::result_line(&open.id, "{}")),
             Class::Page(..) => {
                 let words = "this cursor was another server's; start again without a cursor";
                 Some(message::error_line(&open.id.to_string(), -32602, words, None))
@@ -254,11 +294,11 @@ impl Relay {
     // ---- holding --------------------------------------------------------------------------------
 
     /// Keeps a request until a server serves.
-    pub(super) fn hold(&mut self, mut open: Open, line: Bytes, now: Instant) {
+    pub(super) fn hold(&mut self, mut open: Box<Open>, line: Bytes, now: Instant) {
         let limits = &self.settings.limits;
         open.place = Place::Held;
         let since = *open.waiting_since.get_or_insert(now);
-        let is_opening = matches!(open.class, Class::Initialize | Class::Discover);
+        let is_opening = self.is_first_opening(&open);
         if let Current::Down { at } = self.current
             && self.wants_start()
         {
@@ -289,7 +329,7 @@ impl Relay {
     }
 
     /// A message that is no request we keep track of.
-    fn pass_or_hold(&mut self, line: &Bytes, seq: Option<u64>, _now: Instant) {
+    pub(super) fn pass_or_hold(&mut self, line: &Bytes, seq: Option<u64>, _now: Instant) {
         let seq = seq.unwrap_or_else(|| self.seq());
         let limits = &self.settings.limits;
         match self.current {
@@ -309,7 +349,10 @@ impl Relay {
             if held.is_request {
                 let open = self.close(seq);
                 match self.local_while_up(&open, generation) {
-                    Some(result) => self.answer_result(&open, &result),
+                    Some(result) => {
+                        self.note_granted(&open, &held.line);
+                        self.answer_for_child(&open, &result);
+                    }
                     None => self.forward(open, held.line, generation, now),
                 }
             } else {
@@ -335,11 +378,13 @@ impl Relay {
     // ---- openings -------------------------------------------------------------------------------
 
     /// `initialize` after `server/discover`: the same child if it can still be initialised, else a fresh one.
-    fn initialize_after_probe(&mut self, open: Open, line: &Bytes, now: Instant) {
+    fn initialize_after_probe(&mut self, open: Box<Open>, line: &Bytes, now: Instant) {
         self.probe_only = false;
         self.meta.clear();
-        let locked = match (self.live(), self.probe) {
-            (Some(generation), Probe::Unanswered | Probe::Locked) => Some(generation),
+        let locked = match (&self.current, self.probe) {
+            (Current::Fresh(n), Probe::Unanswered | Probe::Locked) => Some(*n),
+            // It has answered in the stateless era, or is being probed by us.
+            (Current::Serving(n) | Current::Replaying(n), _) => Some(*n),
             _ => None,
         };
         // A probe that nobody answered: as a legacy server says.
@@ -350,18 +395,44 @@ impl Relay {
             let refusal = self.discover_locally(&probe);
             self.answer(&probe, refusal);
         }
+        if let Some(candidate) = self.candidate.take() {
+            self.stop(candidate, How::Stopped);
+            self.restart_starts_over(candidate);
+        }
         if let Some(generation) = locked {
-            self.stop(generation, How::Stopped);
+            self.restart_starts_over(generation);
             self.start_over(generation, now);
         }
         self.place(open, line.clone(), now);
     }
 
-    /// Nobody serves; the next child starts at once, or after another one's end.
+    /// A child that does not serve yet is stopped, and the next one starts at once, or after its end where two cannot
+    /// run. The client's opening waits for that one.
     pub(super) fn start_over(&mut self, generation: u32, now: Instant) {
+        self.stop(generation, How::Stopped);
         self.current = Current::Down { at: now };
-        if self.settings.reload == Reload::Replace && self.children.contains_key(&generation) {
+        for seq in self.open_on(generation) {
+            let open = &self.opens[&seq];
+            if matches!(open.class, Class::Initialize | Class::Discover)
+                && !open.cancelled
+                && let Some(kept) = open.kept.clone()
+            {
+                let mut open = self.close(seq);
+                open.taken = true;
+                self.hold(open, kept, now);
+            }
+        }
+        if let Some((seq, line)) = self.initialized.clone()
+            && self.opening.is_none()
+            && self.client == Client::Ready
+        {
+            self.pass_or_hold(&line, Some(seq), now);
+        }
+        if self.settings.reload == Reload::Replace {
             self.start_after = Some(generation);
+        } else if self.starting.is_some() {
+            // One is on its way already.
+            self.starting = Some(Role::Current);
         } else {
             self.start(Role::Current);
         }
@@ -404,6 +475,12 @@ impl Relay {
         let version = self.version_asked(open);
         self.broken = true;
         self.opening = Some(Opening { line, version, told: Capabilities::ALL, local: true });
+        // From now on it goes out in the replay.
+        if let Some((seq, _)) = &self.initialized
+            && let Some(held) = self.held.remove(seq)
+        {
+            self.held_bytes -= held.line.len();
+        }
         self.odd("The handshake was answered without a server, so that it can be mended".into());
     }
 
@@ -413,7 +490,7 @@ impl Relay {
 
     /// The server did not come up: whoever waits with an opening is told what there is.
     pub(super) fn broken_at_start(&mut self, now: Instant) {
-        if self.broken || self.ever_ready {
+        if self.ever_ready {
             return;
         }
         self.broken = true;
@@ -421,7 +498,7 @@ impl Relay {
         for seq in seqs {
             let open = &self.opens[&seq];
             let is_opening = matches!(open.class, Class::Initialize | Class::Discover);
-            let is_list = self.is_modern() && matches!(open.class, Class::List(_));
+            let is_list = self.client != Client::Unopened && matches!(open.class, Class::List(_));
             if is_opening || is_list {
                 let open = self.close(seq);
                 self.answer_without_server(open, now);
@@ -441,12 +518,16 @@ impl Relay {
     ) {
         match method {
             "notifications/initialized" if self.client != Client::Modern => {
-                self.initialized = Some(Bytes::copy_from_slice(line));
+                let seq = seq.unwrap_or_else(|| self.seq());
+                self.initialized = Some((seq, Bytes::copy_from_slice(line)));
                 if self.client == Client::Opening {
                     self.client = Client::Ready;
                 }
-                if let Some(generation) = self.live() {
-                    self.tell_server(generation, line.clone(), None);
+                match self.live() {
+                    Some(generation) => self.tell_server(generation, line.clone(), None),
+                    // Said before the answer to `initialize`, it goes out after that and not in a replay.
+                    None if self.opening.is_none() => self.pass_or_hold(line, Some(seq), now),
+                    None => {}
                 }
             }
             "notifications/cancelled" => self.client_cancelled(params, line, now),
@@ -483,6 +564,9 @@ impl Relay {
                     self.forget(&open);
                 } else {
                     open.cancelled = true;
+                    if open.class == Class::Discover {
+                        self.handshake_is_over(generation);
+                    }
                 }
                 self.tell_server(generation, line.clone(), None);
             }
@@ -515,7 +599,7 @@ impl Relay {
 
     // ---- batches ------------------------------------------------------------------------------------
 
-    pub(super) fn client_batched(&mut self, members: &[&RawValue], line: &Bytes, now: Instant) {
+    pub(super) fn client_batched(&mut self, members: &[Raw<'_>], line: &Bytes, now: Instant) {
         let refuse = |words: &str| message::error_line("null", -32600, words, None);
         if self.opening.as_ref().is_none_or(|opening| opening.version != "2025-03-26") {
             return match self.live() {
@@ -551,7 +635,7 @@ impl Relay {
                 self.batch_answered(key, Some(message::error_line(&id.to_string(), -32600, words, None)));
                 continue;
             }
-            self.client_said(line_of(member), Some(key), now);
+            self.client_said(line_of(*member), Some(key), now);
         }
         if requests > 0 {
             self.batch_answered(key, None);
@@ -559,7 +643,7 @@ impl Relay {
     }
 }
 
-fn line_of(member: &RawValue) -> Bytes {
+fn line_of(member: Raw<'_>) -> Bytes {
     line(member.get().to_owned())
 }
 
@@ -573,7 +657,7 @@ fn version_of(line: &[u8]) -> Option<String> {
 
 impl Capabilities {
     /// From the `capabilities` of a handshake or a discover result.
-    pub(super) fn parse(raw: Option<&RawValue>) -> Capabilities {
+    pub(super) fn parse(raw: Option<Raw<'_>>) -> Capabilities {
         let names = ["tools", "prompts", "resources", "logging", "completions"];
         let Some(found) = raw.and_then(|raw| pick(raw, names)) else { return Capabilities::default() };
         let subscribe = found[2].and_then(|resources| pick(resources, ["subscribe"])).and_then(|[flag]| flag);
@@ -591,17 +675,18 @@ impl Capabilities {
 
 /// `_meta` of a modern request, for a request of our own: nobody waits for its progress or its log.
 pub(super) fn own_meta(meta: &str) -> String {
-    let members: BTreeMap<String, Box<RawValue>> = serde_json::from_str(meta).unwrap_or_default();
-    let kept: Vec<String> = members
-        .iter()
-        .filter(|(name, _)| !matches!(name.as_str(), "progressToken" | "io.modelcontextprotocol/logLevel"))
-        .map(|(name, value)| format!("{}:{}", quote(name), value.get()))
-        .collect();
+    let mut kept = Vec::new();
+    Raw::parse(meta).and_then(|meta| {
+        meta.for_each_member(|name, value| {
+            if !matches!(name.text().as_deref(), Some("progressToken" | "io.modelcontextprotocol/logLevel")) {
+                kept.push(format!("{}:{}", name.get(), value.get()));
+            }
+        })
+    });
     format!("{{{}}}", kept.join(","))
 }
 
 /// The protocol version that a modern `_meta` speaks.
 pub(super) fn modern_version(meta: &str) -> Option<String> {
-    let meta: &RawValue = serde_json::from_str(meta).ok()?;
-    pick_text(meta, PROTOCOL_VERSION)
+    pick_text(Raw::parse(meta)?, PROTOCOL_VERSION)
 }

@@ -1,47 +1,55 @@
 //! Lists stay true: after a restart the new child's are compared with what the client holds.
 
 use super::{client::own_meta, lists::Diff, lists::Page, *};
-use crate::message::{line, quote};
-use serde_json::value::RawValue;
+use crate::message::{Raw, line, quote};
 
 impl Relay {
     /// A page on its way to the client.
-    pub(super) fn note_shown(
-        &mut self,
-        generation: u32,
-        kind: Kind,
-        cursor: Option<&str>,
-        page: &Page<'_>,
-        now: Instant,
-    ) {
+    pub(super) fn note_shown(&mut self, generation: u32, kind: Kind, cursor: Option<&str>, page: &Page<'_>) {
         let bytes_max = self.settings.limits.list_bytes_max;
-        let shown = self.shown.entry(kind).or_default();
-        match cursor {
-            None => *shown = Shown::default(),
-            Some(cursor) if shown.next.as_deref() == Some(cursor) => {}
+        let shown = self.shown.remove(&kind);
+        let mut shown = match (cursor, shown) {
+            (None, shown) => Shown::anew(shown, generation),
+            (Some(cursor), Some(shown)) if shown.next.as_deref() == Some(cursor) => shown,
             // A page out of turn adds nothing that could be vouched for.
-            Some(_) => return,
-        }
+            (Some(_), shown) => {
+                self.shown.extend(shown.map(|shown| (kind, shown)));
+                return;
+            }
+        };
         shown.items.extend(kind, page, bytes_max);
         shown.next = page.next.clone();
+        if shown.is_complete() {
+            shown.before = None;
+        }
+        self.shown.insert(kind, shown);
         if kind == Kind::Tools {
             self.child_tools = self.shown[&kind].items.names();
         }
         if cursor.is_none() {
             self.announced.remove(&kind.family());
         }
-        // A list from a child that no longer serves is compared with that of the one that does.
+    }
+
+    /// A list that reached the client from a child that no longer serves, or one whose pages are of several children, is
+    /// compared with that of the one that does.
+    pub(super) fn compare_late(&mut self, generation: u32, kind: Kind, now: Instant) {
         if let Current::Serving(serving) = self.current
-            && serving != generation
+            && self.shown.get(&kind).is_some_and(|shown| generation != serving || shown.from != serving)
             && self.children.get(&serving).is_some_and(|child| !child.fetches.contains_key(&kind))
         {
-            self.fetch(serving, kind, None, now);
+            self.compare_one(serving, kind, now);
         }
+    }
+
+    /// A list that the client was given without a server: `items` is what it holds of the server's own.
+    pub(super) fn note_shown_locally(&mut self, kind: Kind, items: Items) {
+        self.shown.insert(kind, Shown::whole(items));
+        self.announced.remove(&kind.family());
     }
 
     /// A later child serves: every list that the client holds is fetched from it, beside the traffic.
     pub(super) fn compare(&mut self, generation: u32, now: Instant) {
-        let has = self.children.get(&generation).and_then(|child| child.capabilities).unwrap_or_default();
         let told = self.told();
         for kind in Kind::ALL {
             let family = kind.family();
@@ -50,11 +58,17 @@ impl Relay {
                 continue;
             }
             self.shown.entry(kind).or_default();
-            if has.has(family) {
-                self.fetch(generation, kind, None, now);
-            } else {
-                self.conclude(generation, kind, Some(Items::default()), now);
-            }
+            self.compare_one(generation, kind, now);
+        }
+    }
+
+    /// A child that has no such list is not asked for it.
+    fn compare_one(&mut self, generation: u32, kind: Kind, now: Instant) {
+        let has = self.children.get(&generation).and_then(|child| child.capabilities).unwrap_or_default();
+        if has.has(kind.family()) {
+            self.fetch(generation, kind, None, now);
+        } else {
+            self.conclude(generation, kind, Some(Items::default()), now);
         }
     }
 
@@ -92,7 +106,7 @@ impl Relay {
         self.tell_server(generation, request, None);
     }
 
-    pub(super) fn fetched(&mut self, generation: u32, kind: Kind, result: Option<&RawValue>, now: Instant) {
+    pub(super) fn fetched(&mut self, generation: u32, kind: Kind, result: Option<Raw<'_>>, now: Instant) {
         let limits = self.settings.limits.clone();
         let Some(child) = self.children.get_mut(&generation) else { return };
         let Some(fetch) = child.fetches.get_mut(&kind) else { return };
@@ -108,7 +122,12 @@ impl Relay {
         }
         let fetch = child.fetches.remove(&kind).expect("found above");
         if fetch.again {
-            return self.fetch(generation, kind, None, now);
+            self.fetch(generation, kind, None, now);
+            // A child that never rests does not put the comparison off for ever.
+            if let Some(again) = self.children.get_mut(&generation).and_then(|child| child.fetches.get_mut(&kind)) {
+                again.by = fetch.by;
+            }
+            return;
         }
         self.conclude(generation, kind, Some(fetch.items), now);
     }

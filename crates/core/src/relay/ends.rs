@@ -40,7 +40,7 @@ impl Relay {
                 self.start(Role::Current);
             }
         }
-        self.check_openings(now);
+        self.check_holds(now);
         self.begin_queued(now);
         self.end_if_alone(now);
     }
@@ -117,7 +117,8 @@ impl Relay {
                 false
             }
             Verdict::Left => {
-                let callable = self.settings.on_clean_exit == OnCleanExit::Restart;
+                // Whoever asked for a restart wants a server.
+                let callable = self.settings.on_clean_exit == OnCleanExit::Restart || self.restart_will_start();
                 self.current = Current::GivenUp { crashes: None, callable };
                 !callable
             }
@@ -152,13 +153,30 @@ impl Relay {
         if !self.ever_ready {
             self.broken_at_start(now);
         }
+        self.place_what_need_not_wait(now);
         self.recheck_holds(now);
         self.begin_queued(now);
     }
 
-    /// Openings do not wait for a server that has shown it does not come up.
-    fn check_openings(&mut self, now: Instant) {
-        if self.ever_ready || self.is_leaving() {
+    /// Before the first child everything waits; now it is known that nobody serves.
+    fn place_what_need_not_wait(&mut self, now: Instant) {
+        let waiting: Vec<(u64, Bytes)> = self
+            .held
+            .iter()
+            .filter(|(seq, _)| {
+                self.opens.get(seq).is_some_and(|open| matches!(open.class, Class::Ping | Class::Listen))
+            })
+            .map(|(seq, held)| (*seq, held.line.clone()))
+            .collect();
+        for (seq, line) in waiting {
+            let open = self.close(seq);
+            self.place(open, line, now);
+        }
+    }
+
+    /// Openings do not wait for a server that has shown it does not come up, nor anything for one that comes too late.
+    fn check_holds(&mut self, now: Instant) {
+        if self.is_leaving() {
             return;
         }
         let late = matches!(self.last_end, Some(LastEnd { how: How::HandshakeLate(_), .. }));
@@ -170,14 +188,14 @@ impl Relay {
     }
 
     /// Whoever waits longer than it may until the next start is told so now.
-    fn recheck_holds(&mut self, now: Instant) {
+    pub(super) fn recheck_holds(&mut self, now: Instant) {
         let seqs: Vec<u64> = self.held.iter().filter(|(_, held)| held.is_request).map(|(seq, _)| *seq).collect();
         for seq in seqs {
             let open = &self.opens[&seq];
             let limits = &self.settings.limits;
-            let is_opening = matches!(open.class, Class::Initialize | Class::Discover);
+            let is_opening = self.is_first_opening(open);
             let over = match &self.current {
-                Current::GivenUp { callable, .. } => !callable,
+                Current::GivenUp { callable, .. } => !callable && !self.restart_will_start(),
                 Current::Down { at } if self.wants_start() => {
                     let wait = if is_opening { limits.opening_wait } else { limits.hold_max };
                     *at > open.waiting_since.unwrap_or(now) + wait
@@ -185,7 +203,7 @@ impl Relay {
                 _ => false,
             };
             if over {
-                if is_opening && !self.ever_ready {
+                if is_opening {
                     self.broken = true;
                 }
                 let open = self.close(seq);
@@ -200,19 +218,29 @@ impl Relay {
         let seqs = self.open_on(generation);
         let due = self.cause_of_restart(&seqs, how, &unsent);
         let end = LastEnd { how: how.clone(), generation, stderr: stderr.to_vec() };
-        let mut notes = Vec::new();
-        for (seq, line) in std::mem::take(&mut unsent) {
-            if self.opens.contains_key(&seq) {
-                unsent.insert(seq, line);
-            } else {
-                notes.push((seq, line));
-            }
+        if let Some((seq, line)) = &self.initialized
+            && self.opening.is_none()
+            && self.client == Client::Ready
+            && self.live().is_none()
+        {
+            // The opening is not answered: both halves of it go to the next child.
+            unsent.insert(*seq, line.clone());
         }
-        for seq in seqs {
+        let places: BTreeSet<u64> = seqs.into_iter().chain(unsent.keys().copied()).collect();
+        for seq in places {
             let line = unsent.remove(&seq);
+            if self.opens.get(&seq).is_none_or(|open| open.place != Place::On(generation)) {
+                if let Some(line) = line.filter(|_| !self.opens.contains_key(&seq)) {
+                    self.untracked_again(seq, &line, now);
+                }
+                continue;
+            }
             self.opens.get_mut(&seq).expect("listed above").taken |= line.is_none();
             if self.opens[&seq].class == Class::Listen {
                 self.listen_lost_child(seq);
+                if self.live().is_none() && !self.is_leaving() {
+                    self.acknowledge(seq);
+                }
                 continue;
             }
             if due == Some(seq) {
@@ -220,6 +248,9 @@ impl Relay {
                 open.place = Place::Due;
                 open.waiting_since = Some(now);
                 self.bounded.insert(seq);
+                if let Current::Serving(serving) = self.current {
+                    self.due_is_back(seq, serving);
+                }
                 continue;
             }
             let mut open = self.close(seq);
@@ -233,7 +264,7 @@ impl Relay {
             } else if let Some(line) = line {
                 self.again(open, line, now);
             } else if self.may_repeat(&open)
-                && open.resent < self.settings.limits.resend_max
+                && (open.resent < self.settings.limits.resend_max || self.is_first_opening(&open))
                 && let Some(kept) = open.kept.clone()
             {
                 open.resent += 1;
@@ -244,20 +275,30 @@ impl Relay {
                 self.fail(&open, &failure);
             }
         }
-        // Notifications that never reached the child are as if they came now.
-        for (seq, line) in notes {
-            if let Ok(Message::Notification { method, params }) = message::parse(&line) {
-                self.client_noted(&method, &params, &line, Some(seq), now);
+    }
+
+    /// What never reached the child and owes no answer is as if it came now.
+    fn untracked_again(&mut self, seq: u64, line: &Bytes, now: Instant) {
+        match message::parse(line) {
+            Ok(Message::Notification { method, params }) => {
+                self.client_noted(&method, &params, line, Some(seq), now);
             }
+            Ok(Message::Request { .. }) => self.pass_or_hold(line, Some(seq), now),
+            _ => {}
         }
     }
 
+    /// An opening that no server has answered yet never fails: it waits, or is answered without a server.
+    pub(super) fn is_first_opening(&self, open: &Open) -> bool {
+        !self.ever_ready && matches!(open.class, Class::Initialize | Class::Discover)
+    }
+
     /// A request that goes to whoever serves next, or already does.
-    fn again(&mut self, mut open: Open, line: Bytes, now: Instant) {
+    fn again(&mut self, mut open: Box<Open>, line: Bytes, now: Instant) {
         open.waiting_since.get_or_insert(now);
         match self.current {
             Current::Fresh(_) | Current::Serving(_) => self.place(open, line, now),
-            Current::GivenUp { callable: false, .. } => self.answer_without_server(open, now),
+            Current::GivenUp { callable, .. } => self.place_while_given_up(open, line, callable, now),
             _ => self.hold(open, line, now),
         }
     }
@@ -271,16 +312,19 @@ impl Relay {
         }
         let calls: Vec<&Open> = seqs
             .iter()
-            .map(|seq| &self.opens[seq])
+            .map(|seq| &*self.opens[seq])
             .filter(|open| matches!(open.class, Class::Call { .. }) && !open.cancelled)
             .filter(|open| !unsent.contains_key(&open.seq))
             .collect();
         let mut asked = calls.iter().filter(|open| open.what == Tool::Restart.name());
-        match (asked.next(), asked.next(), calls.as_slice()) {
-            (Some(open), None, _) => Some(open.seq),
-            (None, None, [open]) => Some(open.seq),
-            _ => None,
-        }
+        let cause = match (asked.next(), asked.next(), calls.as_slice()) {
+            (Some(open), None, _) => open,
+            (None, None, [open]) => open,
+            _ => return None,
+        };
+        // A legacy task is answered with another type of result, which is the server's to make.
+        let is_task = matches!(cause.class, Class::Call { task: true, .. }) && !self.is_modern();
+        (!is_task).then_some(cause.seq)
     }
 
     pub(super) fn due_is_back(&mut self, seq: u64, generation: u32) {
@@ -400,30 +444,22 @@ impl Relay {
     // ---- the client's end ---------------------------------------------------------------------------------
 
     pub(super) fn client_ended(&mut self, farewell: Farewell, now: Instant) {
-        if self.is_leaving() {
-            return;
-        }
-        let words = farewell == Farewell::Heard;
-        self.say_goodbye(words, now);
+        self.unheard |= farewell == Farewell::Broken;
+        self.leave(now);
         self.end_if_alone(now);
     }
 
-    /// The server left on purpose, and outlast goes with it.
+    /// The client is gone, or the server left on purpose and outlast goes with it.
     fn leave(&mut self, now: Instant) {
-        if !self.is_leaving() {
-            self.say_goodbye(true, now);
+        if self.is_leaving() {
+            return;
         }
-    }
-
-    fn say_goodbye(&mut self, words: bool, now: Instant) {
         self.client = Client::Gone;
         let waiting: Vec<u64> =
             self.opens.values().filter(|open| !matches!(open.place, Place::On(_))).map(|open| open.seq).collect();
         for seq in waiting {
             let open = self.close(seq);
-            if !words {
-                self.forget(&open);
-            } else if open.class == Class::Listen {
+            if open.class == Class::Listen {
                 self.end_listen(&open);
             } else {
                 let failure = self.failure(7006, "stopping", &open, now);

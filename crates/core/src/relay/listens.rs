@@ -1,8 +1,7 @@
 //! `subscriptions/listen`: requests that stay open across server lives, under the same id.
 
 use super::*;
-use crate::message::{Edit, Params, line, pick, splice};
-use serde_json::value::RawValue;
+use crate::message::{Edit, Params, Raw, line, pick, splice};
 
 const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
 const FLAGS: [&str; 3] = ["toolsListChanged", "promptsListChanged", "resourcesListChanged"];
@@ -20,7 +19,7 @@ pub(super) struct Listen {
 }
 
 impl Listen {
-    pub(super) fn asked(filter: Option<&RawValue>) -> Listen {
+    pub(super) fn asked(filter: Option<Raw<'_>>) -> Listen {
         let flags = filter.and_then(|filter| pick(filter, FLAGS)).unwrap_or_default();
         Listen {
             filter: filter.map_or_else(|| "{}".into(), |filter| filter.get().to_owned()),
@@ -49,7 +48,7 @@ impl Relay {
     }
 
     /// Nobody serves: acknowledged by us, and opened on the next child.
-    pub(super) fn listen_without_server(&mut self, mut open: Open, line: Bytes) {
+    pub(super) fn listen_without_server(&mut self, mut open: Box<Open>, line: Bytes) {
         open.place = Place::Nowhere;
         open.kept = Some(Bytes::copy_from_slice(&line));
         let seq = open.seq;
@@ -57,7 +56,8 @@ impl Relay {
         self.acknowledge(seq);
     }
 
-    fn acknowledge(&mut self, seq: u64) {
+    /// In our own words, unless it was acknowledged before.
+    pub(super) fn acknowledge(&mut self, seq: u64) {
         let id = self.opens[&seq].id.clone();
         let listen = self.listen_mut(seq);
         if !mem::replace(&mut listen.acknowledged, true) {
@@ -88,6 +88,9 @@ impl Relay {
             if open.place == Place::On(generation) {
                 let id = open.id.clone();
                 self.listen_lost_child(seq);
+                if self.live().is_none() {
+                    self.acknowledge(seq);
+                }
                 self.tell_server(
                     generation,
                     line(format!(
@@ -123,7 +126,11 @@ impl Relay {
             FLAGS.into_iter().zip(listen.wants).filter(|(_, wants)| *wants).map(|(f, _)| f).collect();
         if mem::replace(&mut listen.acknowledged, true) {
             let flags = granted.and_then(|granted| pick(granted, FLAGS)).unwrap_or_default();
-            let fewer = listen.wants.iter().zip(flags).any(|(wants, flag)| *wants && flag.is_none());
+            let fewer = listen
+                .wants
+                .iter()
+                .zip(flags)
+                .any(|(wants, flag)| *wants && flag.is_none_or(|flag| flag.get() != "true"));
             if fewer {
                 self.odd("The new server grants less of a subscription than was asked for".into());
             }
@@ -199,12 +206,14 @@ impl Relay {
     /// A graceful end in our own words.
     pub(super) fn end_listen(&mut self, open: &Open) {
         let id = &open.id;
-        self.answer_result(open, &format!(r#"{{"resultType":"complete","_meta":{{"{SUBSCRIPTION_ID}":{id}}}}}"#));
+        let info = words::server_info();
+        let meta = format!(r#"{{"{SUBSCRIPTION_ID}":{id},"io.modelcontextprotocol/serverInfo":{info}}}"#);
+        self.answer_result(open, &format!(r#"{{"resultType":"complete","_meta":{meta}}}"#));
     }
 
     /// Tells the client that a list is another one, in the way of its era.
     pub(super) fn announce(&mut self, family: Family) {
-        if !self.announced.insert(family) {
+        if self.announced.contains(&family) {
             return;
         }
         let method = family.method();
@@ -216,11 +225,13 @@ impl Relay {
                 .map(|open| open.id.clone())
                 .collect();
             for id in ids {
+                self.announced.insert(family);
                 self.tell_client(line(format!(
                     r#"{{"jsonrpc":"2.0","method":"{method}","params":{{"_meta":{{"{SUBSCRIPTION_ID}":{id}}}}}}}"#
                 )));
             }
         } else if self.told().has(family) {
+            self.announced.insert(family);
             self.tell_client(line(format!(r#"{{"jsonrpc":"2.0","method":"{method}"}}"#)));
         }
     }

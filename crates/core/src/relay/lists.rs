@@ -5,9 +5,9 @@ use std::{
     hash::{DefaultHasher, Hash, Hasher},
 };
 
-use serde_json::{Value, value::RawValue};
+use serde_json::Value;
 
-use crate::message::{members, pick, text};
+use crate::message::{Raw, members, pick, text};
 
 /// The four lists of MCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -111,13 +111,13 @@ struct Item {
 
 /// One page of a list.
 pub struct Page<'a> {
-    pub items: Vec<&'a RawValue>,
-    pub array: &'a RawValue,
+    pub items: Vec<Raw<'a>>,
+    pub array: Raw<'a>,
     pub next: Option<String>,
 }
 
 impl<'a> Page<'a> {
-    pub fn parse(kind: Kind, result: &'a RawValue) -> Option<Page<'a>> {
+    pub fn parse(kind: Kind, result: Raw<'a>) -> Option<Page<'a>> {
         let [array, next] = pick(result, [kind.member(), "nextCursor"])?;
         let array = array?;
         Some(Page { items: members(array)?, array, next: next.and_then(text) })
@@ -127,7 +127,7 @@ impl<'a> Page<'a> {
 impl Items {
     pub fn extend(&mut self, kind: Kind, page: &Page<'_>, bytes_max: usize) {
         for raw in &page.items {
-            let Some(key) = pick(raw, [kind.key()]).and_then(|[key]| text(key?)) else { continue };
+            let Some(key) = pick(*raw, [kind.key()]).and_then(|[key]| text(key?)) else { continue };
             self.bytes += raw.get().len();
             self.too_big |= self.bytes > bytes_max;
             let item = Item { hash: hash(raw.get()), raw: raw.get().into() };
@@ -165,11 +165,34 @@ pub struct Shown {
     pub items: Items,
     /// The cursor of the page that comes next; `None` once the last page was shown.
     pub next: Option<String>,
+    /// The child whose first page it was.
+    pub from: u32,
+    /// The last complete list, while a newer one is still being shown.
+    pub before: Option<Items>,
 }
 
 impl Shown {
     pub fn is_complete(&self) -> bool {
         self.next.is_none()
+    }
+
+    /// The last complete list that was shown.
+    pub fn last_good(&self) -> Option<&Items> {
+        if self.is_complete() { Some(&self.items) } else { self.before.as_ref() }
+    }
+
+    fn into_last_good(self) -> Option<Items> {
+        if self.is_complete() { Some(self.items) } else { self.before }
+    }
+
+    /// The client lists anew, from the first page.
+    pub fn anew(before: Option<Shown>, from: u32) -> Shown {
+        Shown { before: before.and_then(Shown::into_last_good), from, ..Shown::default() }
+    }
+
+    /// The client was given a list whole.
+    pub fn whole(items: Items) -> Shown {
+        Shown { items, ..Shown::default() }
     }
 }
 
@@ -242,9 +265,9 @@ mod tests {
     use super::*;
 
     fn items(json: &str, bytes_max: usize) -> Items {
-        let result: Box<RawValue> = serde_json::from_str(json).unwrap();
+        let result = Raw::parse(json).unwrap();
         let mut items = Items::default();
-        items.extend(Kind::Tools, &Page::parse(Kind::Tools, &result).unwrap(), bytes_max);
+        items.extend(Kind::Tools, &Page::parse(Kind::Tools, result).unwrap(), bytes_max);
         items
     }
 
@@ -252,14 +275,14 @@ mod tests {
     fn order_and_layout_do_not_matter() {
         let old = items(r#"{"tools":[{"name":"a","x":1},{"name":"b"}]}"#, 1000);
         let new = items(r#"{"tools":[ {"name":"b"}, {"x": 1, "name":"a"} ]}"#, 1000);
-        assert!(Diff::between(&Shown { items: old, ..Shown::default() }, &new).is_empty());
+        assert!(Diff::between(&Shown::whole(old), &new).is_empty());
     }
 
     #[test]
     fn a_diff_names_what_differs() {
         let old = items(r#"{"tools":[{"name":"a"},{"name":"b"}]}"#, 1000);
         let new = items(r#"{"tools":[{"name":"b","x":1},{"name":"c"}]}"#, 1000);
-        let shown = Shown { items: old, ..Shown::default() };
+        let shown = Shown::whole(old);
         let diff = Diff::between(&shown, &new);
         assert_eq!((diff.added, diff.removed, diff.changed), (vec!["c".into()], vec!["a".into()], vec!["b".into()]));
         let partly = Shown { next: Some("2".into()), ..shown };
@@ -271,6 +294,6 @@ mod tests {
         let big = items(r#"{"tools":[{"name":"a"},{"name":"b"}]}"#, 10);
         assert_eq!(big.joined(), None);
         let new = items(r#"{"tools":[{"name":"a","x":1},{"name":"b"}]}"#, 10);
-        assert_eq!(Diff::between(&Shown { items: big, ..Shown::default() }, &new).changed, ["a"]);
+        assert_eq!(Diff::between(&Shown::whole(big), &new).changed, ["a"]);
     }
 }

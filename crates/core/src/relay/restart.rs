@@ -110,7 +110,7 @@ impl Relay {
         let Some(queued) = &self.queued else { return };
         // A changed file does not disturb a handshake; somebody who asks does.
         let in_handshake = match self.current {
-            Current::Fresh(_) => self.client != Client::Unopened,
+            Current::Fresh(n) => self.is_being_opened(n),
             Current::Replaying(_) => true,
             _ => false,
         };
@@ -197,11 +197,12 @@ impl Relay {
                 Step::Clearing
             }
             Current::Fresh(old) | Current::Replaying(old) => {
-                self.current = Current::Down { at: now };
-                self.start_after = Some(old);
-                self.stop(old, How::Stopped);
-                Step::Clearing
+                self.start_over(old, now);
+                if self.start_after.is_some() { Step::Clearing } else { Step::Starting }
             }
+            // A child is on its way already, as the client has just changed its era.
+            _ if self.start_after.is_some() => Step::Clearing,
+            _ if self.starting.is_some() => Step::Starting,
             Current::None | Current::Down { .. } | Current::GivenUp { .. } => {
                 if matches!(self.current, Current::GivenUp { .. }) {
                     self.restarts.resumed();
@@ -213,6 +214,15 @@ impl Relay {
         };
         if let Some(restart) = &mut self.restart {
             restart.step = step;
+        }
+    }
+
+    /// The child that a restart was to bring up is given up for another one that is started now.
+    pub(super) fn restart_starts_over(&mut self, generation: u32) {
+        if let Some(restart) = &mut self.restart
+            && restart.waits_for(generation)
+        {
+            restart.step = Step::Starting;
         }
     }
 
@@ -314,6 +324,9 @@ impl Relay {
             }
         }
         self.begin_queued(now);
+        if result.is_err() {
+            self.recheck_holds(now);
+        }
     }
 
     fn answer_ticket(&mut self, ticket: Ticket, report: &Value) {

@@ -1,12 +1,11 @@
 //! What a child says, by the role it has, and the handshake that each new one gets.
 
 use super::{
-    client::{modern_version, own_meta},
+    client::{LEGACY, modern_version, own_meta},
     lists::Page,
     *,
 };
-use crate::message::{Edit, Params, RawId, line, members, pick, pick_text, quote, splice, text};
-use serde_json::value::RawValue;
+use crate::message::{Edit, Params, Raw, RawId, line, members, pick, pick_text, quote, splice, text};
 
 impl Relay {
     pub(super) fn server_said(&mut self, generation: u32, line: Bytes, now: Instant) {
@@ -61,8 +60,8 @@ impl Relay {
         &mut self,
         generation: u32,
         id: RawId<'_>,
-        result: Option<&RawValue>,
-        error: Option<&RawValue>,
+        result: Option<Raw<'_>>,
+        error: Option<Raw<'_>>,
         line: &Bytes,
         now: Instant,
     ) {
@@ -92,19 +91,33 @@ impl Relay {
             return self.listen_answered(seq, error.is_some(), line.clone(), now);
         }
         let open = self.close(seq);
-        let line = self.edited(generation, &open, result, error, line, now);
+        let ours_before = matches!(open.class, Class::Page(Kind::Tools, _)).then(|| self.our_names());
+        let line = self.edited(generation, &open, result, error, line);
         self.answer(&open, line);
+        if ours_before.is_some_and(|before| before != self.our_names()) {
+            // A later page took one of our names: the client holds ours under the old one.
+            self.announce(Family::Tools);
+        }
+        if let Class::List(kind) | Class::Page(kind, _) = open.class {
+            self.compare_late(generation, kind, now);
+        }
         if self.current == Current::Fresh(generation) {
             let serves = match open.class {
                 Class::Initialize => result.is_some(),
                 Class::Discover => self.client == Client::Modern && result.is_some(),
-                _ => self.client == Client::Modern,
+                _ => self.client == Client::Modern && !self.probe_only,
             };
             if serves {
                 self.modern_served = self.client == Client::Modern;
                 self.current = Current::Serving(generation);
+                // Whatever went wrong before, this client was told nothing of it.
+                self.broken = false;
                 self.ready(generation, now);
                 self.served(generation, now);
+                self.restart_is_ready(generation, now);
+            } else if !self.is_being_opened(generation) {
+                self.restart_is_done_if(generation, now);
+                self.begin_queued(now);
             }
         }
         if role == ServerRole::Draining {
@@ -117,55 +130,71 @@ impl Relay {
         &mut self,
         generation: u32,
         open: &Open,
-        result: Option<&RawValue>,
-        error: Option<&RawValue>,
+        result: Option<Raw<'_>>,
+        error: Option<Raw<'_>>,
         line: &Bytes,
-        now: Instant,
     ) -> Bytes {
         match (&open.class, result) {
             (Class::Initialize, Some(result)) => self.initialize_answered(generation, open, result, line),
             (Class::Initialize, None) => {
-                self.client = if self.opening.is_some() { Client::Ready } else { Client::Unopened };
-                if let Some(child) = self.children.get_mut(&generation) {
-                    child.handshake_by = None;
-                }
+                self.opening_failed();
+                self.handshake_is_over(generation);
                 line.clone()
             }
             (Class::Discover, Some(result)) => {
                 self.probe = Probe::Locked;
+                self.handshake_is_over(generation);
                 self.discover_answered(generation, result, line)
             }
             (Class::Discover, None) => {
                 let modern = matches!(error.and_then(code), Some(-32022..=-32020));
-                self.probe = if modern { Probe::Locked } else { Probe::Refused };
+                self.probe = if modern { Probe::Locked } else { Probe::Harmless };
+                self.handshake_is_over(generation);
                 line.clone()
             }
-            (Class::List(kind), Some(result)) => self.list_answered(generation, *kind, None, result, line, now),
+            (Class::List(kind), Some(result)) => self.list_answered(generation, *kind, None, result, line),
             (Class::Page(kind, cursor), Some(result)) => {
-                self.list_answered(generation, *kind, cursor.as_deref().or(Some("")), result, line, now)
+                self.list_answered(generation, *kind, cursor.as_deref().or(Some("")), result, line)
             }
             (Class::List(Kind::Tools), None) if self.settings.tools && error.and_then(code) == Some(-32601) => {
+                self.note_shown_locally(Kind::Tools, Items::default());
                 message::result_line(&open.id, &self.tools_list("", self.is_modern()))
             }
-            (Class::SetLevel, Some(_)) => {
-                self.level = open.kept.clone();
-                line.clone()
-            }
-            (Class::Subscribe(uri), Some(_)) => {
-                if let Some(kept) = &open.kept {
-                    self.subscriptions.insert(uri.clone(), kept.clone());
+            (Class::SetLevel | Class::Subscribe(_) | Class::Unsubscribe(_), Some(_)) => {
+                if open.kept.is_some() || matches!(open.class, Class::Unsubscribe(_)) {
+                    self.note_granted(open, open.kept.as_deref().unwrap_or_default());
                 }
-                line.clone()
-            }
-            (Class::Unsubscribe(uri), Some(_)) => {
-                self.subscriptions.remove(uri);
                 line.clone()
             }
             _ => line.clone(),
         }
     }
 
-    fn initialize_answered(&mut self, generation: u32, open: &Open, result: &RawValue, line: &Bytes) -> Bytes {
+    /// An `initialize` came to nothing: the client stands where it stood before.
+    pub(super) fn opening_failed(&mut self) {
+        let another = self.opens.values().any(|open| open.class == Class::Initialize);
+        if matches!(self.client, Client::Opening | Client::Ready) && !another {
+            self.client = if self.opening.is_some() { Client::Ready } else { Client::Unopened };
+        }
+    }
+
+    /// Whether the client's own words are a handshake that this child has yet to answer.
+    pub(super) fn is_being_opened(&self, generation: u32) -> bool {
+        self.opens.values().filter(|open| open.place == Place::On(generation)).any(|open| match open.class {
+            Class::Initialize | Class::Discover => true,
+            Class::Listen => false,
+            _ => self.client == Client::Modern && !self.probe_only,
+        })
+    }
+
+    /// Nobody waits for this child's handshake any more.
+    pub(super) fn handshake_is_over(&mut self, generation: u32) {
+        if let Some(child) = self.children.get_mut(&generation) {
+            child.handshake_by = None;
+        }
+    }
+
+    fn initialize_answered(&mut self, generation: u32, open: &Open, result: Raw<'_>, line: &Bytes) -> Bytes {
         let [version, capabilities] = pick(result, ["protocolVersion", "capabilities"]).unwrap_or_default();
         let has = Capabilities::parse(capabilities);
         let told = Capabilities { tools: has.tools || self.settings.tools, ..has };
@@ -173,18 +202,23 @@ impl Relay {
             child.capabilities = Some(has);
             child.handshake_by = None;
         }
+        if self.client == Client::Opening {
+            // Whatever the client said after an earlier opening, it has not said after this one.
+            self.initialized = None;
+        }
         let opening = open.kept.clone().expect("an initialize is always kept");
         let version = version.and_then(text).unwrap_or_default();
         self.opening = Some(Opening { line: opening, version, told, local: false });
         self.promise(result, capabilities, line)
     }
 
-    fn discover_answered(&mut self, generation: u32, result: &RawValue, line: &Bytes) -> Bytes {
+    fn discover_answered(&mut self, generation: u32, result: Raw<'_>, line: &Bytes) -> Bytes {
         let [capabilities] = pick(result, ["capabilities"]).unwrap_or_default();
         let has = Capabilities::parse(capabilities);
         if let Some(child) = self.children.get_mut(&generation) {
             child.capabilities = Some(has);
         }
+        self.discovered_told = Some(Capabilities { tools: has.tools || self.settings.tools, ..has });
         let edited = self.promise(result, capabilities, line);
         if let Ok(Message::Response { result: Some(result), .. }) = message::parse(&edited)
             && result.get().len() <= self.settings.limits.list_bytes_max
@@ -195,7 +229,7 @@ impl Relay {
     }
 
     /// The result of an opening, promising what we see to: changed lists are announced, our tools are there.
-    fn promise(&self, result: &RawValue, capabilities: Option<&RawValue>, line: &Bytes) -> Bytes {
+    fn promise(&self, result: Raw<'_>, capabilities: Option<Raw<'_>>, line: &Bytes) -> Bytes {
         let mut edits = Vec::new();
         match capabilities.and_then(|raw| Some((raw, pick(raw, Family::ALL.map(Family::name))?))) {
             Some((raw, families)) => {
@@ -216,7 +250,7 @@ impl Relay {
     }
 
     /// A client cannot know of a restart, so it must not cache for long what a restart can change.
-    fn shorter_ttl(&self, result: &RawValue, line: &Bytes) -> Option<Edit> {
+    fn shorter_ttl(&self, result: Raw<'_>, line: &Bytes) -> Option<Edit> {
         if self.client != Client::Modern {
             return None;
         }
@@ -232,25 +266,18 @@ impl Relay {
         generation: u32,
         kind: Kind,
         cursor: Option<&str>,
-        result: &RawValue,
+        result: Raw<'_>,
         line: &Bytes,
-        now: Instant,
     ) -> Bytes {
         let Some(page) = Page::parse(kind, result) else { return line.clone() };
-        let ours_before = self.our_names();
-        self.note_shown(generation, kind, cursor, &page, now);
+        self.note_shown(generation, kind, cursor, &page);
         let mut edits = Vec::new();
-        if kind == Kind::Tools {
-            if cursor.is_none() {
-                let ours = self.our_definitions();
-                if !ours.is_empty() {
-                    edits.push(Edit::append(line, page.array, &ours));
-                }
-                edits.extend(self.shorter_ttl(result, line));
-            } else if self.our_names() != ours_before {
-                // A later page took one of our names: the client holds it under the old one.
-                self.announce(Family::Tools);
+        if kind == Kind::Tools && cursor.is_none() {
+            let ours = self.our_definitions();
+            if !ours.is_empty() {
+                edits.push(Edit::append(line, page.array, &ours));
             }
+            edits.extend(self.shorter_ttl(result, line));
         }
         if edits.is_empty() { line.clone() } else { splice(line, edits) }
     }
@@ -267,7 +294,7 @@ impl Relay {
         now: Instant,
     ) {
         let role = self.role(generation);
-        if self.client == Client::Modern || role == ServerRole::Retired {
+        if self.is_modern() || role == ServerRole::Retired {
             self.dropped.from_server += 1;
             return;
         }
@@ -456,7 +483,7 @@ impl Relay {
             self.replaced += 1;
         }
         let opened = self.opening.is_some() && self.client != Client::Modern;
-        if opened || (self.client == Client::Modern && (self.modern_served || self.broken)) {
+        if opened || (self.client == Client::Modern && (self.modern_served || (self.broken && !self.probe_only))) {
             self.current = Current::Replaying(generation);
             self.restart_has_child(generation);
             self.replay(generation, now);
@@ -464,9 +491,13 @@ impl Relay {
             self.current = Current::Fresh(generation);
             self.reopen_listens(generation);
             self.release(generation, now);
-            // Nothing can be replayed to it: it is as good as it gets until the client opens the conversation.
-            self.restart_is_done_if(generation, now);
+            self.restart_has_child(generation);
+            if !self.is_being_opened(generation) {
+                // It is as good as it gets until the client opens the conversation.
+                self.restart_is_done_if(generation, now);
+            }
         }
+        self.begin_queued(now);
     }
 
     /// Our private handshake.
@@ -489,8 +520,8 @@ impl Relay {
         &mut self,
         generation: u32,
         private: Private,
-        result: Option<&RawValue>,
-        error: Option<&RawValue>,
+        result: Option<Raw<'_>>,
+        error: Option<Raw<'_>>,
         now: Instant,
     ) {
         match private {
@@ -514,15 +545,14 @@ impl Relay {
         }
     }
 
-    fn check_initialize(&mut self, result: &RawValue) -> Result<Capabilities, String> {
+    fn check_initialize(&mut self, result: Raw<'_>) -> Result<Capabilities, String> {
         let [version, capabilities] = pick(result, ["protocolVersion", "capabilities"]).unwrap_or_default();
         let speaks = version.and_then(text).unwrap_or_default();
-        let opening = self.opening.as_mut().expect("replayed");
+        let opening = self.opening.as_ref().expect("replayed");
         if speaks != opening.version {
             // Revisions are dates, so the older one is the smaller text.
-            if opening.local && speaks < opening.version && !speaks.is_empty() {
+            if opening.local && speaks < opening.version && LEGACY.contains(&speaks.as_str()) {
                 let text = format!("The server speaks {speaks}; the client was told {}", opening.version);
-                opening.version = speaks;
                 self.odd(text);
             } else {
                 return Err(format!("speaks {speaks}, the client was promised {}", opening.version));
@@ -531,7 +561,7 @@ impl Relay {
         Ok(Capabilities::parse(capabilities))
     }
 
-    fn check_discover(&self, result: &RawValue) -> Result<Capabilities, String> {
+    fn check_discover(&self, result: Raw<'_>) -> Result<Capabilities, String> {
         let [versions, capabilities] = pick(result, ["supportedVersions", "capabilities"]).unwrap_or_default();
         let versions: Vec<String> =
             versions.and_then(members).unwrap_or_default().into_iter().filter_map(text).collect();
@@ -548,7 +578,7 @@ impl Relay {
         child.capabilities = Some(capabilities);
         child.handshake_by = None;
         if self.client != Client::Modern {
-            if let Some(initialized) = self.initialized.clone() {
+            if let Some((_, initialized)) = self.initialized.clone() {
                 self.tell_server(generation, initialized, None);
             }
             if capabilities.logging
@@ -602,6 +632,7 @@ impl Relay {
         self.ever_ready = true;
         self.ends_before_ready = 0;
         self.restarts.child_ready(now);
+        self.handshake_is_over(generation);
         self.children.get_mut(&generation).expect("it just spoke").ready = Some(now);
         self.act(Action::MarkReady(generation));
     }
@@ -663,15 +694,15 @@ pub(super) fn with_id(line: &Bytes, id: &Id) -> Bytes {
     }
 }
 
-fn code(error: &RawValue) -> Option<i64> {
+fn code(error: Raw<'_>) -> Option<i64> {
     pick(error, ["code"])?[0]?.get().parse().ok()
 }
 
-fn said(error: &RawValue) -> String {
+fn said(error: Raw<'_>) -> String {
     pick_text(error, "message").unwrap_or_else(|| quote(error.get()))
 }
 
-fn refusal(error: Option<&RawValue>, modern: bool) -> String {
+fn refusal(error: Option<Raw<'_>>, modern: bool) -> String {
     let Some(error) = error else { return "answered neither result nor error".into() };
     let said = said(error);
     match (modern, code(error)) {

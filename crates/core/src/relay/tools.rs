@@ -1,8 +1,8 @@
 //! Our own tools: their names beside the server's, and what they answer.
 
 use super::*;
-use crate::message::{pick, text};
-use serde_json::{json, value::RawValue};
+use crate::message::{Raw, pick, text};
+use serde_json::json;
 
 impl Relay {
     /// The name a tool of ours is listed by: a server that has a tool of that name keeps it.
@@ -40,9 +40,12 @@ impl Relay {
         definitions.join(",")
     }
 
-    pub(super) fn call_ours(&mut self, mut open: Open, tool: Tool, arguments: Option<&RawValue>, now: Instant) {
+    pub(super) fn call_ours(&mut self, mut open: Box<Open>, tool: Tool, arguments: Option<Raw<'_>>, now: Instant) {
         let modern = self.is_modern();
         let refuse = |words: &str| words::tool_result(words, None, true, None, modern);
+        if arguments.is_some_and(|arguments| !matches!(arguments.get().as_bytes(), b"null" | [b'{', ..])) {
+            return self.answer_result(&open, &refuse("The arguments must be an object."));
+        }
         match tool {
             Tool::Restart => {
                 let reason =

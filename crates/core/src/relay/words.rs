@@ -191,6 +191,21 @@ pub fn tool_result(
     dress(result, modern)
 }
 
+/// A discover result that a server gave earlier. A client must ask again before it relies on it.
+pub fn from_memory(discovered: &str) -> String {
+    match serde_json::from_str::<Value>(discovered) {
+        Ok(mut result) if result.is_object() => {
+            result["ttlMs"] = json!(0);
+            result["cacheScope"] = json!("private");
+            if !result["_meta"].is_object() {
+                result["_meta"] = json!({});
+            }
+            dress(result, true)
+        }
+        _ => discovered.to_owned(),
+    }
+}
+
 /// What every result of the stateless era carries.
 pub fn dress(mut result: Value, modern: bool) -> String {
     if modern {

@@ -16,7 +16,7 @@ use unix as platform;
 #[cfg(windows)]
 use windows as platform;
 
-pub use platform::{Hangups, Household, Keeper, Sink, Source, Stops, say, stdin, stdout};
+pub use platform::{Hangups, Household, Keeper, Sink, Source, Stops, kill_hard, say, stdin, stdout, terminal_size};
 
 /// The environment variable by which a child's descendants are known, wherever they went.
 pub const CHILD_TAG: &str = "OUTLAST_CHILD";

@@ -37,7 +37,10 @@ use tokio::{
 use windows_sys::Win32::{
     Foundation::{CloseHandle, HANDLE, INVALID_HANDLE_VALUE},
     System::{
-        Console::{CTRL_BREAK_EVENT, GenerateConsoleCtrlEvent},
+        Console::{
+            CONSOLE_SCREEN_BUFFER_INFO, CTRL_BREAK_EVENT, ENABLE_VIRTUAL_TERMINAL_PROCESSING, GenerateConsoleCtrlEvent,
+            GetConsoleMode, GetConsoleScreenBufferInfo, GetStdHandle, STD_OUTPUT_HANDLE, SetConsoleMode,
+        },
         Diagnostics::ToolHelp::{
             CreateToolhelp32Snapshot, TH32CS_SNAPTHREAD, THREADENTRY32, Thread32First, Thread32Next,
         },
@@ -47,7 +50,10 @@ use windows_sys::Win32::{
             TerminateJobObject,
         },
         Pipes::CreatePipe,
-        Threading::{CREATE_NEW_PROCESS_GROUP, CREATE_SUSPENDED, OpenThread, ResumeThread, THREAD_SUSPEND_RESUME},
+        Threading::{
+            CREATE_NEW_PROCESS_GROUP, CREATE_SUSPENDED, OpenProcess, OpenThread, PROCESS_TERMINATE, ResumeThread,
+            THREAD_SUSPEND_RESUME, TerminateProcess,
+        },
     },
 };
 
@@ -368,6 +374,9 @@ impl Source {
 }
 
 impl Source {
+    /// Pipes have the room they were made with.
+    pub fn widen(&self) {}
+
     /// What is there at this moment.
     pub fn read_now(&mut self, buf: &mut BytesMut) -> Option<io::Result<usize>> {
         match self.poll_read(&mut Context::from_waker(std::task::Waker::noop()), buf) {
@@ -388,6 +397,9 @@ enum To {
 }
 
 impl Sink {
+    /// As [`Source::widen`].
+    pub fn widen(&self) {}
+
     /// Writes what fits. After `Pending` the next call must begin with the same bytes.
     pub fn poll_write(&mut self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         match &mut self.0 {
@@ -484,5 +496,36 @@ pub fn say(line: &str) {
     let is_sent = writer.as_ref().is_some_and(|writer| writer.try_send((bytes, done)).is_ok());
     if is_sent && !IS_STALLED.load(Ordering::Relaxed) && wait.recv_timeout(PATIENCE).is_err() {
         IS_STALLED.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Columns and rows of the console on stdout; none if it is no console or draws no escape sequences.
+pub fn terminal_size() -> Option<(u16, u16)> {
+    // SAFETY: the handle is the process's own and stays open; a handle that is no console is an error; and both
+    // calls write one plain value each, which is there and ours.
+    let info = unsafe {
+        let console = GetStdHandle(STD_OUTPUT_HANDLE);
+        let mut mode = 0;
+        let mut info: CONSOLE_SCREEN_BUFFER_INFO = std::mem::zeroed();
+        let draws = GetConsoleMode(console, &raw mut mode) != 0
+            && SetConsoleMode(console, mode | ENABLE_VIRTUAL_TERMINAL_PROCESSING) != 0
+            && GetConsoleScreenBufferInfo(console, &raw mut info) != 0;
+        draws.then_some(info)?
+    };
+    let columns = u16::try_from(info.srWindow.Right - info.srWindow.Left + 1).ok()?;
+    let rows = u16::try_from(info.srWindow.Bottom - info.srWindow.Top + 1).ok()?;
+    (columns > 0 && rows > 0).then_some((columns, rows))
+}
+
+/// Ends a process without a warning, by its bare id: for `outlast demo` alone, which plays the one who does such
+/// things to the demo's server. All else is ended through its job, which cannot hit a stranger.
+pub fn kill_hard(pid: u32) -> io::Result<()> {
+    // SAFETY: opening takes plain numbers; a null handle is an error, and any other is ours to close.
+    let process = unsafe { HandleOrNull::from_raw_handle(OpenProcess(PROCESS_TERMINATE, 0, pid)) };
+    let process = OwnedHandle::try_from(process).map_err(|_| io::Error::last_os_error())?;
+    // SAFETY: the handle is open and may terminate.
+    match unsafe { TerminateProcess(process.as_raw_handle(), KILLED) } {
+        0 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
     }
 }

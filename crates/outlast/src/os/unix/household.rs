@@ -103,8 +103,8 @@ impl Household {
         let fds = match order.stdio {
             Stdio::Piped => {
                 let (stdin, theirs) = pipe_to_child()?;
-                let (stdout, output) = pipe_from_child(true)?;
-                let (stderr, errors) = pipe_from_child(false)?;
+                let (stdout, output) = pipe_from_child()?;
+                let (stderr, errors) = pipe_from_child()?;
                 pipes = Pipes { stdin: Some(stdin), stdout: Some(stdout), stderr: Some(stderr) };
                 vec![theirs, output, errors]
             }
@@ -115,7 +115,7 @@ impl Household {
                 .into_iter()
                 .collect::<io::Result<_>>()?,
             Stdio::Build => {
-                let (both, output) = pipe_from_child(false)?;
+                let (both, output) = pipe_from_child()?;
                 pipes.stderr = Some(both);
                 let errors = output.try_clone()?;
                 vec![std::fs::File::open("/dev/null")?.into(), output, errors]

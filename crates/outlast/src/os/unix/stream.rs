@@ -27,8 +27,8 @@ const ROOM_MIN: usize = 8 * 1024;
 /// The most slices the kernel takes at once.
 const SLICES_MAX: usize = 1024;
 
-/// Room in a child's stdin and stdout, where the system allows it: a big message then passes in a few
-/// turns of the loop rather than in dozens.
+/// Room in a widened pipe, where the system allows it: a long line then passes in a few turns of the loop
+/// rather than in dozens.
 #[cfg(target_os = "linux")]
 const PIPE_ROOM: i32 = 1024 * 1024;
 
@@ -84,6 +84,13 @@ impl Source {
 }
 
 impl Source {
+    /// Long lines have been seen: makes room for them in the pipe.
+    pub fn widen(&self) {
+        if let From::Reactor(fd) = &self.0 {
+            widen(fd.get_ref().fd.as_fd());
+        }
+    }
+
     /// What is there at this moment, without asking the reactor, which may not have heard of it yet.
     pub fn read_now(&mut self, buf: &mut BytesMut) -> Option<io::Result<usize>> {
         if buf.len() == buf.capacity() {
@@ -103,6 +110,13 @@ impl Source {
 }
 
 impl Sink {
+    /// As [`Source::widen`].
+    pub fn widen(&self) {
+        if let To::Reactor(fd) = &self.0 {
+            widen(fd.get_ref().fd.as_fd());
+        }
+    }
+
     /// Writes what fits, in one system call when there is room. What is reported as written is in the
     /// kernel's hands. After `Pending` the next call must begin with the same bytes.
     pub fn poll_write(&mut self, cx: &mut Context<'_>, slices: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
@@ -197,17 +211,13 @@ fn hangup_of(number: RawFd, interest: Interest) -> io::Result<Option<AsyncFd<Str
 /// A pipe for a child to read from: our end, and the child's, which blocks as a child expects.
 pub(super) fn pipe_to_child() -> io::Result<(Sink, OwnedFd)> {
     let (theirs, ours) = pipe()?;
-    widen(&ours);
     let ours = Stream::ours(ours)?;
     Ok((Sink(To::Reactor(watch(ours, Interest::WRITABLE)?)), theirs))
 }
 
-/// A pipe for a child to write to. A wide one is for the protocol.
-pub(super) fn pipe_from_child(is_wide: bool) -> io::Result<(Source, OwnedFd)> {
+/// A pipe for a child to write to.
+pub(super) fn pipe_from_child() -> io::Result<(Source, OwnedFd)> {
     let (ours, theirs) = pipe()?;
-    if is_wide {
-        widen(&ours);
-    }
     let ours = Stream::ours(ours)?;
     Ok((Source(From::Reactor(watch(ours, Interest::READABLE)?)), theirs))
 }
@@ -240,8 +250,8 @@ fn watch(stream: Stream, interest: Interest) -> io::Result<AsyncFd<Stream>> {
     unsafe { AsyncFd::register_with_interest(stream, interest) }.map_err(|error| error.into_parts().1)
 }
 
-fn widen(pipe: &OwnedFd) {
-    // A user has a limit for all pipes together. At the limit the pipe stays as it is, and works.
+fn widen(pipe: BorrowedFd<'_>) {
+    // A user has a limit for all pipes together. At the limit the pipe stays as it is, and works; so does a socket.
     #[cfg(target_os = "linux")]
     let _ = fcntl(pipe, FcntlArg::F_SETPIPE_SZ(PIPE_ROOM));
     #[cfg(not(target_os = "linux"))]

@@ -1,0 +1,459 @@
+//! Finds its way through JSON without building it: checks every byte, keeps only where things stand.
+//!
+//! A relay looks at a few members of each line and must know that the rest is JSON. A general parser spends most of
+//! that on payloads, byte by byte; here a long string costs what `memchr` does.
+
+use memchr::memchr2;
+
+/// A piece of JSON text that was checked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Raw<'a>(&'a str);
+
+impl<'a> Raw<'a> {
+    /// Checks that the text is one JSON value, with nothing but white space around it.
+    pub fn parse(text: &'a str) -> Option<Raw<'a>> {
+        let mut scan = Scan::new(text);
+        let raw = scan.value()?;
+        scan.is_over().then_some(raw)
+    }
+
+    pub fn get(self) -> &'a str {
+        self.0
+    }
+
+    /// A string's content, unescaped.
+    pub fn text(self) -> Option<String> {
+        match self.plain() {
+            Some(plain) => Some(plain.to_owned()),
+            None => serde_json::from_str(self.0).ok(),
+        }
+    }
+
+    /// A string's content, if nothing in it is escaped.
+    pub fn plain(self) -> Option<&'a str> {
+        let inner = self.0.strip_prefix('"')?.strip_suffix('"')?;
+        (!inner.contains('\\')).then_some(inner)
+    }
+
+    /// The members of an object, in their order; `None` if it is none.
+    pub fn for_each_member(self, mut each: impl FnMut(Raw<'a>, Raw<'a>)) -> Option<()> {
+        Scan::trusted(self.0).object(|scan, name| {
+            let value = scan.value()?;
+            each(name, value);
+            Some(())
+        })
+    }
+
+    /// The elements of an array; `None` if it is none.
+    pub fn elements(self) -> Option<Vec<Raw<'a>>> {
+        let mut elements = Vec::new();
+        Scan::trusted(self.0).array(|element| elements.push(element))?;
+        Some(elements)
+    }
+}
+
+/// A walk through a text, from its start to its end.
+#[derive(Debug)]
+pub struct Scan<'a> {
+    text: &'a str,
+    at: usize,
+    /// No byte of the text is one that a string must escape, so that strings need not be searched for them.
+    is_clean: bool,
+}
+
+/// Containers are objects or arrays; one bit each, so that the usual depth needs no allocation.
+#[derive(Default)]
+struct Depth {
+    bits: u64,
+    count: usize,
+    spilled: Vec<u64>,
+}
+
+impl Depth {
+    fn push(&mut self, is_object: bool) {
+        if self.count > 0 && self.count.is_multiple_of(64) {
+            self.spilled.push(self.bits);
+        }
+        self.bits = self.bits << 1 | u64::from(is_object);
+        self.count += 1;
+    }
+
+    fn pop(&mut self) {
+        self.count -= 1;
+        self.bits >>= 1;
+        if self.count > 0 && self.count.is_multiple_of(64) {
+            self.bits = self.spilled.pop().expect("pushed at this depth");
+        }
+    }
+
+    fn is_object(&self) -> bool {
+        self.bits & 1 == 1
+    }
+}
+
+impl<'a> Scan<'a> {
+    pub fn new(text: &'a str) -> Scan<'a> {
+        // Line ends do not count: they are white space there, and cannot stand in a line's middle.
+        let inner = text.trim_end_matches(['\r', '\n']).as_bytes();
+        let is_clean = inner.chunks(1024).all(|chunk| !chunk.iter().fold(false, |found, byte| found | (*byte < b' ')));
+        Scan { text, at: 0, is_clean }
+    }
+
+    /// The text was checked before.
+    fn trusted(text: &'a str) -> Scan<'a> {
+        Scan { text, at: 0, is_clean: true }
+    }
+
+    fn peek(&self) -> Option<u8> {
+        self.text.as_bytes().get(self.at).copied()
+    }
+
+    /// The next byte that is no white space.
+    pub fn next_byte(&mut self) -> Option<u8> {
+        loop {
+            match self.peek()? {
+                b' ' | b'\t' | b'\n' | b'\r' => self.at += 1,
+                byte => return Some(byte),
+            }
+        }
+    }
+
+    pub fn is_over(&mut self) -> bool {
+        self.next_byte().is_none()
+    }
+
+    fn eat(&mut self, byte: u8) -> Option<()> {
+        (self.next_byte()? == byte).then(|| self.at += 1)
+    }
+
+    /// Walks over an object; `each` is called at each member's value and must walk over it.
+    pub fn object(&mut self, mut each: impl FnMut(&mut Self, Raw<'a>) -> Option<()>) -> Option<()> {
+        self.eat(b'{')?;
+        if self.next_byte()? == b'}' {
+            self.at += 1;
+            return Some(());
+        }
+        loop {
+            let name = self.name()?;
+            each(self, name)?;
+            match self.next_byte()? {
+                b',' => self.at += 1,
+                b'}' => {
+                    self.at += 1;
+                    return Some(());
+                }
+                _ => return None,
+            }
+        }
+    }
+
+    /// Walks over an array.
+    pub fn array(&mut self, mut each: impl FnMut(Raw<'a>)) -> Option<()> {
+        self.eat(b'[')?;
+        if self.next_byte()? == b']' {
+            self.at += 1;
+            return Some(());
+        }
+        loop {
+            each(self.value()?);
+            match self.next_byte()? {
+                b',' => self.at += 1,
+                b']' => {
+                    self.at += 1;
+                    return Some(());
+                }
+                _ => return None,
+            }
+        }
+    }
+
+    /// A member's name and its colon.
+    fn name(&mut self) -> Option<Raw<'a>> {
+        self.next_byte()?;
+        let start = self.at;
+        self.string()?;
+        let name = Raw(&self.text[start..self.at]);
+        self.eat(b':')?;
+        Some(name)
+    }
+
+    /// Walks over one value of any kind.
+    pub fn value(&mut self) -> Option<Raw<'a>> {
+        self.next_byte()?;
+        let start = self.at;
+        self.skip()?;
+        Some(Raw(&self.text[start..self.at]))
+    }
+
+    fn skip(&mut self) -> Option<()> {
+        let mut depth = Depth::default();
+        loop {
+            match self.next_byte()? {
+                b'{' => {
+                    self.at += 1;
+                    if self.next_byte()? == b'}' {
+                        self.at += 1;
+                    } else {
+                        depth.push(true);
+                        self.name()?;
+                        continue;
+                    }
+                }
+                b'[' => {
+                    self.at += 1;
+                    if self.next_byte()? == b']' {
+                        self.at += 1;
+                    } else {
+                        depth.push(false);
+                        continue;
+                    }
+                }
+                b'"' => self.string()?,
+                b'-' | b'0'..=b'9' => self.number()?,
+                b't' => self.word("true")?,
+                b'f' => self.word("false")?,
+                b'n' => self.word("null")?,
+                _ => return None,
+            }
+            // A value is over; so may be what it stands in.
+            loop {
+                if depth.count == 0 {
+                    return Some(());
+                }
+                match (self.next_byte()?, depth.is_object()) {
+                    (b',', true) => {
+                        self.at += 1;
+                        self.name()?;
+                        break;
+                    }
+                    (b',', false) => {
+                        self.at += 1;
+                        break;
+                    }
+                    (b'}', true) | (b']', false) => {
+                        self.at += 1;
+                        depth.pop();
+                    }
+                    _ => return None,
+                }
+            }
+        }
+    }
+
+    fn word(&mut self, word: &str) -> Option<()> {
+        self.text[self.at..].starts_with(word).then(|| self.at += word.len())
+    }
+
+    fn string(&mut self) -> Option<()> {
+        if self.peek()? != b'"' {
+            return None;
+        }
+        self.at += 1;
+        let bytes = self.text.as_bytes();
+        // Most strings are short, and over before a search would have begun.
+        let mut words = SHORT_WORDS;
+        loop {
+            if words > 0 || !self.is_clean {
+                while let Some(word) = bytes.get(self.at..self.at + 8) {
+                    let ends = ends(u64::from_le_bytes(word.try_into().expect("eight bytes")));
+                    if ends != 0 {
+                        self.at += ends.trailing_zeros() as usize / 8;
+                        break;
+                    }
+                    self.at += 8;
+                    words = words.saturating_sub(1);
+                    if words == 0 && self.is_clean {
+                        break;
+                    }
+                }
+            } else {
+                self.at += memchr2(b'"', b'\\', &bytes[self.at..])?;
+            }
+            match *bytes.get(self.at)? {
+                b'"' => {
+                    self.at += 1;
+                    return Some(());
+                }
+                b'\\' => {
+                    self.escape()?;
+                    words = SHORT_WORDS;
+                }
+                byte if byte < b' ' => return None,
+                // Fewer than eight bytes are left, or the search takes over.
+                _ => self.at += 1,
+            }
+        }
+    }
+
+    fn escape(&mut self) -> Option<()> {
+        let bytes = self.text.as_bytes();
+        match bytes.get(self.at + 1)? {
+            b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => self.at += 2,
+            b'u' => {
+                let digits = bytes.get(self.at + 2..self.at + 6)?;
+                if !digits.iter().all(u8::is_ascii_hexdigit) {
+                    return None;
+                }
+                self.at += 6;
+            }
+            _ => return None,
+        }
+        Some(())
+    }
+
+    fn digits(&mut self) -> Option<()> {
+        let start = self.at;
+        while self.peek().is_some_and(|byte| byte.is_ascii_digit()) {
+            self.at += 1;
+        }
+        (self.at > start).then_some(())
+    }
+
+    fn number(&mut self) -> Option<()> {
+        if self.peek()? == b'-' {
+            self.at += 1;
+        }
+        if self.peek()? == b'0' {
+            self.at += 1;
+        } else {
+            self.digits()?;
+        }
+        if self.peek() == Some(b'.') {
+            self.at += 1;
+            self.digits()?;
+        }
+        if matches!(self.peek(), Some(b'e' | b'E')) {
+            self.at += 1;
+            if matches!(self.peek(), Some(b'+' | b'-')) {
+                self.at += 1;
+            }
+            self.digits()?;
+        }
+        Some(())
+    }
+}
+
+/// How many words of eight bytes are looked at one by one before a search is worth its start.
+const SHORT_WORDS: usize = 4;
+
+/// The top bit of each byte that may end a run of plain text: a quote, a backslash, or less than a space. The lowest
+/// one set is exact; above it a borrow may set others.
+fn ends(word: u64) -> u64 {
+    const ONES: u64 = 0x0101_0101_0101_0101;
+    const TOPS: u64 = 0x8080_8080_8080_8080;
+    let zeros = |word: u64| word.wrapping_sub(ONES) & !word;
+    let quote = zeros(word ^ (ONES * b'"' as u64));
+    let backslash = zeros(word ^ (ONES * b'\\' as u64));
+    let control = word.wrapping_sub(ONES * b' ' as u64) & !word;
+    (quote | backslash | control) & TOPS
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::de::IgnoredAny;
+
+    fn agrees(text: &str) {
+        let theirs = serde_json::from_str::<IgnoredAny>(text).is_ok();
+        assert_eq!(Raw::parse(text).is_some(), theirs, "{text:?}");
+    }
+
+    #[test]
+    fn json_is_what_serde_json_takes_for_it() {
+        let table = [
+            "",
+            " ",
+            "1",
+            "-1",
+            "-",
+            "01",
+            "-0",
+            "1.",
+            "1.5",
+            ".5",
+            "1e5",
+            "1E+5",
+            "1e",
+            "1e-",
+            "1e5.2",
+            "--1",
+            "+1",
+            "true",
+            "tru",
+            "truex",
+            "null",
+            "nul",
+            "false",
+            "\"\"",
+            "\"a",
+            "\"\\u12\"",
+            "\"\\u12zz\"",
+            "\"\\uD800\"",
+            "\"\\x\"",
+            "\"\t\"",
+            "\"a\\\"b\"",
+            "[]",
+            "[",
+            "]",
+            "[1,]",
+            "[,1]",
+            "[1 2]",
+            "[1,2] ",
+            "[[[]]]",
+            "[[[]]",
+            "{}",
+            "{\"a\"}",
+            "{\"a\":}",
+            "{\"a\":1,}",
+            "{\"a\":1 \"b\":2}",
+            "{\"a\":1,\"b\":{\"c\":[1,{}]}}",
+            "{a:1}",
+            "{\"a\":1}}",
+            "{1:2}",
+            "\u{feff}{}",
+            "{\"a\":\"\u{1}\"}",
+            "{\t\"a\"\t:\t1\t}",
+            "[1,{\"a\":[]},\"x\"]x",
+            "\"é\"",
+            "[}",
+            "{]",
+        ];
+        for text in table {
+            agrees(text);
+        }
+        let deep = |n: usize| format!("{}{}", "[{\"a\":".repeat(n), "1}]".to_owned() + &"}]".repeat(n - 1));
+        for n in [1, 31, 32, 33, 64, 65, 200] {
+            assert!(Raw::parse(&deep(n)).is_some(), "{n} deep");
+            assert!(Raw::parse(&deep(n)[..deep(n).len() - 1]).is_none(), "{n} deep, cut");
+        }
+        let long = format!("\"{}\\n{}\"", "x".repeat(100), "y".repeat(100));
+        agrees(&long);
+        agrees(&long.replace('y', "\u{2}"));
+    }
+
+    /// Whatever a few changed bytes make of a message, both say the same of it.
+    #[test]
+    fn broken_json_is_broken_to_both() {
+        let seed = br#"{"jsonrpc":"2.0","id":-12.5e3,"method":"a\u00e9b","params":{"x":[true,false,null,{}],"long":"0123456789012345678901234567890123456789\\"}}"#;
+        let alphabet = b"{}[]\",:\\ 0-+.eEtfnu1x\x01\t";
+        let mut state = 1u64;
+        let mut dice = |sides: usize| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (state >> 33) as usize % sides
+        };
+        for _ in 0..20_000 {
+            let mut bytes = seed.to_vec();
+            for _ in 0..=dice(3) {
+                let at = dice(bytes.len());
+                match dice(3) {
+                    0 => bytes[at] = alphabet[dice(alphabet.len())],
+                    1 => drop(bytes.remove(at)),
+                    _ => bytes.insert(at, alphabet[dice(alphabet.len())]),
+                }
+            }
+            if let Ok(text) = String::from_utf8(bytes) {
+                agrees(&text);
+            }
+        }
+    }
+}

@@ -1,0 +1,901 @@
+//! What happens when (x1-x20).
+
+use crate::story::*;
+
+fn replayed(k: u32) -> String {
+    INITIALIZE.replace("\"id\":0", &format!("\"id\":{}", private(k)))
+}
+
+fn hopeless(settings: &mut Settings) {
+    settings.policy.restarts_max = Some(0);
+}
+
+#[test]
+fn x1_everything_owed_for_an_end_leaves_at_once_and_in_client_order() {
+    let mut story = Story::legacy();
+    story.child(1, &ask(5, "roots/list"));
+    story.told_client();
+    story.client(&call(1, "a")).client(&ask(2, "prompts/list")).client(&ask(3, "ping")).client(&ask(4, "acme/do"));
+    story.dies(1, code(1));
+    let told = story.told_client();
+    assert_eq!(told.len(), 4, "{told:#?}");
+    assert_eq!(told[0], cancelled(5));
+    failed_call(&parsed(&told[1]), 1, "server_ended", "unknown");
+    assert_eq!(told[2], result(3, "{}"));
+    assert_eq!(parsed(&told[3])["error"]["code"], 7001);
+    story.client(&call(6, "b"));
+    story.passes(secs(1));
+    story.comes_up(2);
+    story.child_hears(2, &[&replayed(1), INITIALIZED, &ask(2, "prompts/list"), &call(6, "b")]);
+}
+
+#[test]
+fn x1_answers_of_an_ended_child_are_dropped() {
+    let mut story = Story::legacy();
+    story.client(&ask(1, "prompts/list"));
+    story.dies(1, code(1));
+    story.child(1, &result(1, r#"{"prompts":[]}"#));
+    story.client_hears_nothing();
+}
+
+#[test]
+fn x2_nothing_is_replayed_for_a_client_that_has_not_opened() {
+    let mut story = Story::fresh();
+    story.client(&call(1, "t"));
+    story.dies(1, code(1));
+    story.client_hears_failed_call(1, "server_ended", "unknown");
+    story.passes(secs(1));
+    story.started(2);
+    story.child_hears_nothing(2);
+    story.client(INITIALIZE);
+    story.child_hears(2, &[INITIALIZE]);
+}
+
+#[test]
+fn x3_a_server_that_leaves_on_purpose_takes_outlast_with_it() {
+    let mut story = Story::legacy();
+    story.client(&call(1, "t"));
+    story.dies(1, code(0));
+    story.client_hears_failed_call(1, "server_ended", "unknown");
+    story.was_done(&["end 0"]);
+
+    let mut story = Story::fresh();
+    story.client(INITIALIZE);
+    story.dies(1, code(0));
+    story.was_done(&[]);
+    story.passes(secs(1));
+    story.was_done(&["start"]);
+}
+
+#[test]
+fn x3_or_is_called_back_by_the_next_request() {
+    let mut story = Story::legacy_with(ALL, |settings| settings.on_clean_exit = OnCleanExit::Restart);
+    story.client(&call(1, "t"));
+    story.dies(1, code(0));
+    story.client_hears_failed_call(1, "server_ended", "unknown");
+    story.passes(secs(3600));
+    story.was_done(&[]);
+    story.client(&ask(2, "ping"));
+    story.client_hears(&[&result(2, "{}")]);
+    story.was_done(&[]);
+    story.client(&call(3, "t"));
+    story.was_done(&["start"]);
+    story.client(&call(4, "t"));
+    story.was_done(&[]);
+    story.comes_up(2);
+    assert_eq!(story.told_server(2)[2..], [call(3, "t"), call(4, "t")]);
+    story.client_hears_nothing();
+}
+
+#[test]
+fn x3_what_is_asked_again_calls_it_back_too() {
+    let mut story = Story::legacy_with(ALL, |settings| settings.on_clean_exit = OnCleanExit::Restart);
+    story.client(&ask(1, "prompts/list"));
+    story.dies(1, code(0));
+    story.was_done(&["start"]);
+    story.comes_up(2);
+    assert_eq!(story.told_server(2).last(), Some(&ask(1, "prompts/list")));
+}
+
+#[test]
+fn x4_the_call_that_made_it_exit_is_answered_when_it_is_back() {
+    for (calls, due) in [
+        (&["restart_server", "other"][..], Some("restart_server")),
+        (&["reload"][..], Some("reload")),
+        (&["a", "b"][..], None),
+        (&["restart_server", "restart_server"][..], None),
+    ] {
+        let mut story = Story::legacy_with(ALL, |settings| settings.tools = false);
+        for (id, tool) in (1..).zip(calls) {
+            story.client(&call(id, tool));
+        }
+        story.dies(1, code(42));
+        story.was_done(&["start"]);
+        let failed = story.told_client();
+        assert_eq!(failed.len(), calls.len() - usize::from(due.is_some()), "{calls:?}");
+        story.comes_up(2);
+        let told = story.told_client();
+        match due {
+            Some(_) => {
+                assert_eq!(
+                    told,
+                    [result(
+                        1,
+                        r#"{"content":[{"text":"The server exited to restart, as asked, and is back (pid 1002).","type":"text"}],"isError":false}"#
+                    )]
+                );
+            }
+            None => assert_eq!(told, [""; 0]),
+        }
+    }
+}
+
+#[test]
+fn x4_the_answer_fits_the_schema_that_the_tool_promised() {
+    let words = "The server exited to restart, as asked, and is back (pid 1002).";
+    for (schema, expected) in [
+        (
+            r#"{"type":"object","properties":{"result":{"type":"string"}},"required":["result"]}"#,
+            json!({"content": [{"type": "text", "text": words}], "isError": false, "structuredContent": {"result": words}}),
+        ),
+        (
+            r#"{"type":"object","properties":{"ok":{"type":"boolean"}}}"#,
+            json!({"content": [{"type": "text", "text": format!("restarted: {words}")}], "isError": true}),
+        ),
+        (
+            r#"{"type":"object","properties":{"result":{"type":"string"},"n":{"type":"number"}}}"#,
+            json!({"content": [{"type": "text", "text": format!("restarted: {words}")}], "isError": true}),
+        ),
+    ] {
+        let mut story = Story::legacy();
+        story.client(&ask(1, "tools/list"));
+        story.child(1, &result(1, &format!(r#"{{"tools":[{{"name":"reload","outputSchema":{schema}}}]}}"#)));
+        story.client(&call(2, "reload"));
+        story.dies(1, code(42));
+        story.forget();
+        story.comes_up(2);
+        assert_eq!(parsed(&story.answer())["result"], expected);
+    }
+}
+
+#[test]
+fn x4_a_server_that_does_not_come_back_is_said_not_to() {
+    let mut story = Story::legacy();
+    story.client(&call(1, "reload"));
+    story.dies(1, code(42));
+    story.started(2);
+    story.dies(2, code(3));
+    story.client_hears_nothing();
+    story.passes(secs(30));
+    let answer = parsed(&story.answer());
+    assert_eq!(answer["result"]["isError"], true);
+    assert_eq!(
+        answer["result"]["content"][0]["text"],
+        "The server exited to restart, as asked, and is not back: exit code 3."
+    );
+}
+
+#[test]
+fn x4_a_task_cannot_be_answered_for_and_a_draining_child_is_back_already() {
+    let mut story = Story::legacy();
+    story.client(&ask_with(1, "tools/call", r#"{"name":"reload","task":{}}"#));
+    story.dies(1, code(42));
+    story.client_hears_error(1, 7001, "server_ended", "unknown");
+
+    let mut story = Story::legacy();
+    story.client(&call(1, "reload"));
+    story.reloads();
+    story.comes_up(2);
+    story.forget();
+    story.dies(1, code(42));
+    assert_eq!(parsed(&story.answer())["result"]["isError"], false);
+}
+
+#[test]
+fn x4_exits_in_a_row_are_throttled() {
+    let mut story = Story::legacy();
+    story.dies(1, code(42));
+    story.was_done(&["start"]);
+    story.comes_up(2);
+    story.forget();
+    story.passes(ms(400));
+    story.dies(2, code(42));
+    story.was_done(&[]);
+    story.passes(ms(600));
+    story.was_done(&["start"]);
+}
+
+#[test]
+fn x5_a_child_that_closes_its_stdout_has_ended() {
+    let mut story = Story::legacy();
+    story.client(&call(1, "t"));
+    story.dies(1, How::ClosedStdout);
+    let text = story.client_hears_failed_call(1, "server_ended", "unknown");
+    assert!(text.starts_with("The server ended (closed its stdout) while"), "{text}");
+    story.passes(secs(1));
+    story.was_done(&["start"]);
+}
+
+#[test]
+fn x6_what_was_said_before_the_end_counts() {
+    let mut story = Story::legacy();
+    story.client(&call(1, "t")).client(&call(2, "t"));
+    story.child(1, &result(1, "{}"));
+    story.dies(1, code(1));
+    let told = story.told_client();
+    assert_eq!(told[0], result(1, "{}"));
+    failed_call(&parsed(&told[1]), 2, "server_ended", "unknown");
+    assert_eq!(told.len(), 2);
+}
+
+#[test]
+fn x7_a_candidate_takes_the_place_of_a_server_that_ends() {
+    let mut story = Story::legacy();
+    story.client(&call(1, "t"));
+    story.reloads();
+    story.started(2);
+    story.forget();
+    story.dies(1, code(1));
+    story.client_hears_failed_call(1, "server_ended", "unknown");
+    story.client(&call(2, "t"));
+    story.passes(secs(5));
+    story.was_done(&[]);
+    assert_eq!(story.status()["crashes"], 1);
+    story.child(2, &result(private(1), &initialize_result("2025-11-25", ALL)));
+    story.child_hears(2, &[INITIALIZED, &call(2, "t")]);
+    let did = story.did();
+    assert_eq!(did[0], "ready 2");
+    assert!(did[1].starts_with("answer 7: "), "{did:?}");
+}
+
+#[test]
+fn x7_a_server_that_ends_while_the_build_runs_waits_for_the_build() {
+    for exit in [0, 1] {
+        let mut story = Story::legacy_with(ALL, |settings| settings.build = true);
+        story.reloads();
+        story.forget();
+        story.dies(1, code(exit));
+        story.passes(secs(5));
+        story.was_done(&[]);
+        story.client(&call(1, "t"));
+        story.client_hears_nothing();
+        story.happens(Event::BuildEnded(Ok(())));
+        story.was_done(&["start"]);
+        story.comes_up(2);
+        assert_eq!(story.told_server(2).last(), Some(&call(1, "t")));
+        let did = story.did();
+        assert!(did[1].starts_with("answer 7: "), "{did:?}");
+    }
+    let mut story = Story::legacy_with(ALL, |settings| settings.build = true);
+    story.reloads();
+    story.forget();
+    story.dies(1, code(1));
+    story.passes(secs(5));
+    story.happens(Event::BuildEnded(Err("no".into())));
+    story.passes(ms(1));
+    let did = story.did();
+    assert!(did[0].starts_with("refuse 7: "), "{did:?}");
+    assert_eq!(did[1..], ["start"], "the policy goes on");
+}
+
+#[test]
+fn x7_a_server_that_ends_while_the_candidate_is_spawned_leaves_it_its_place() {
+    let mut story = Story::legacy();
+    story.reloads();
+    story.dies(1, code(1));
+    story.client(&call(1, "t"));
+    story.passes(secs(5));
+    story.was_done(&["mark 1001: new code", "start"]);
+    story.comes_up(2);
+    assert_eq!(story.told_server(2).last(), Some(&call(1, "t")));
+}
+
+#[test]
+fn x8_the_end_of_a_candidate_is_no_crash() {
+    let mut story = Story::legacy();
+    story.client(&call(1, "t"));
+    story.reloads();
+    story.started(2);
+    story.forget();
+    story.dies(2, code(1));
+    let did = story.did();
+    assert!(did[0].starts_with("refuse 7: "), "{did:?}");
+    assert_eq!(story.status()["crashes"], 0);
+    story.child(1, &result(1, "{}"));
+    story.client_hears(&[&result(1, "{}")]);
+}
+
+#[test]
+fn x9_what_a_draining_child_leaves_behind_goes_to_the_current_one_at_once() {
+    let mut story = Story::legacy();
+    story.client(&call(1, "a")).client(&ask(2, "prompts/list")).client(&call(3, "b"));
+    story.reloads();
+    story.comes_up(2);
+    story.forget();
+    story.dies_unsent(1, code(1), &[r#""id":3"#]);
+    let text = story.client_hears_failed_call(1, "server_ended", "unknown");
+    assert!(text.ends_with("check before repeating it."), "{text}");
+    story.child_hears(2, &[&ask(2, "prompts/list"), &call(3, "b")]);
+    assert_eq!(story.status()["crashes"], 0);
+    story.was_done(&[]);
+}
+
+#[test]
+fn x10_a_draining_child_is_never_called_back() {
+    let mut story = Story::legacy();
+    story.client(&call(1, "slow"));
+    story.reloads();
+    story.comes_up(2);
+    story.client(&call(2, "t"));
+    story.forget();
+    story.dies(2, code(1));
+    story.client_hears_failed_call(2, "server_ended", "unknown");
+    story.client(&call(3, "t"));
+    story.child_hears_nothing(1);
+    story.child(1, &result(1, "{}"));
+    story.client_hears(&[&result(1, "{}")]);
+    story.passes(secs(1));
+    story.was_done(&["stop 1: was stopped", "start"]);
+    story.comes_up(3);
+    assert_eq!(story.told_server(3).last(), Some(&call(3, "t")));
+}
+
+#[test]
+fn x11_questions_of_an_ended_child_are_taken_back_under_the_id_the_client_knows() {
+    let mut story = Story::legacy();
+    story.dies(1, code(1));
+    story.passes(secs(1));
+    story.comes_up(2);
+    story.child(2, &ask(1, "roots/list")).child(2, &ask(2, "roots/list"));
+    story.client(&result(private(3), "{}"));
+    story.forget();
+    story.dies(2, code(1));
+    story.client_hears(&[&cancelled(private(2))]);
+
+    let mut story = Story::legacy();
+    story.child(1, &ask(1, "roots/list"));
+    story.reloads();
+    story.told_client();
+    story.comes_up(2);
+    story.client_hears(&[&cancelled(1)]);
+    story.client(&result(1, "{}"));
+    story.child_hears_nothing(1);
+}
+
+#[test]
+fn x12_a_restart_of_a_serving_child_runs_beside_it() {
+    let mut story = Story::legacy();
+    story.reloads();
+    story.started(2);
+    story.client(&call(1, "t"));
+    story.child_hears(1, &[&call(1, "t")]);
+    story.shakes_hands(2, ALL);
+    story.client(&call(2, "t"));
+    assert_eq!(story.told_server(2).last(), Some(&call(2, "t")));
+}
+
+#[test]
+fn x13_a_restart_skips_the_backoff_and_forgives_a_give_up() {
+    let mut story = Story::legacy();
+    story.dies(1, code(1));
+    story.reloads();
+    story.was_done(&["mark 0: new code", "start"]);
+    story.comes_up(2);
+    let did = story.did();
+    assert_eq!(did[0], "ready 2");
+    assert!(did[1].starts_with("answer 7: "), "{did:?}");
+
+    let mut story = Story::legacy_with(ALL, hopeless);
+    story.dies(1, code(1));
+    story.passes(secs(100));
+    story.was_done(&[]);
+    story.reloads();
+    story.was_done(&["mark 0: new code", "start"]);
+    story.started(2);
+    story.child_logs(2, "still broken");
+    story.dies(2, code(1));
+    let did = story.did();
+    assert!(did[0].starts_with("refuse 7: ") && did[0].contains("still broken"), "{did:?}");
+    story.client(&call(1, "t"));
+    story.client_hears_failed_call(1, "gave_up", "not_sent");
+}
+
+#[test]
+fn x14_somebody_who_asks_does_not_wait_for_a_handshake() {
+    // Fresh, with the client's opening on it.
+    let mut story = Story::fresh();
+    story.client(INITIALIZE);
+    story.reloads();
+    story.was_done(&["mark 1001: new code", "stop 1: was stopped", "start"]);
+    story.started(2);
+    assert_eq!(story.told_server(2), [INITIALIZE]);
+    story.dies(1, How::Stopped);
+    story.client_hears_nothing();
+    story.was_done(&[]);
+    story.child(2, &result(0, &initialize_result("2025-11-25", ALL)));
+    assert_eq!(parsed(&story.answer())["id"], 0);
+    let did = story.did();
+    assert_eq!(did[0], "ready 2");
+    assert!(did[1].starts_with("answer 7: "), "{did:?}");
+    story.child_hears_nothing(2);
+
+    // Replaying, with a call that waits.
+    let mut story = Story::legacy();
+    story.dies(1, code(1));
+    story.passes(secs(1));
+    story.started(2);
+    story.client(&call(1, "t"));
+    story.forget();
+    story.reloads();
+    story.was_done(&["mark 1002: new code", "stop 2: was stopped", "start"]);
+    story.dies(2, How::Stopped);
+    story.comes_up(3);
+    assert_eq!(story.told_server(3).last(), Some(&call(1, "t")));
+    story.client_hears_nothing();
+}
+
+#[test]
+fn x14_an_asker_hears_of_a_fresh_child_that_does_not_answer_the_opening() {
+    let mut story = Story::fresh();
+    story.client(INITIALIZE);
+    story.reloads();
+    story.dies(1, How::Stopped);
+    story.started(2);
+    story.forget();
+    story.child_logs(2, "ImportError");
+    story.dies(2, code(1));
+    let did = story.did();
+    assert!(did[0].starts_with("refuse 7: ") && did[0].contains("ImportError"), "{did:?}");
+}
+
+#[test]
+fn x14_a_changed_file_does_not_disturb_a_handshake() {
+    let mut story = Story::fresh();
+    story.client(INITIALIZE);
+    story.asks_restart(7, Origin::Watch, "src/a.py changed");
+    story.was_done(&[]);
+    story.child(1, &result(0, &initialize_result("2025-11-25", ALL)));
+    story.was_done(&["ready 1", "mark 1001: src/a.py changed"]);
+
+    let mut story = Story::unborn();
+    story.asks_restart(7, Origin::Watch, "src/a.py changed");
+    story.was_done(&[]);
+    story.started(1);
+    story.was_done(&["mark 1001: src/a.py changed"]);
+}
+
+#[test]
+fn x15_all_who_ask_during_a_restart_share_one_more() {
+    let mut story = Story::legacy();
+    story.reloads();
+    story.asks_restart(8, Origin::Watch, "a");
+    story.asks_restart(9, Origin::Control, "b");
+    story.started(2);
+    story.asks_restart(10, Origin::Control, "a");
+    story.forget();
+    story.child(2, &result(private(1), &initialize_result("2025-11-25", ALL)));
+    let did = story.did();
+    assert!(did.iter().any(|did| did.starts_with("answer 7: ")), "{did:?}");
+    assert_eq!(did.last().map(String::as_str), Some("mark 1002: a; b"));
+    story.marker_is_written();
+    story.started(3);
+    story.dies(3, code(1));
+    let did = story.did();
+    let refused: Vec<&str> = did.iter().filter_map(|did| did.strip_prefix("refuse ")).collect();
+    assert_eq!(refused.len(), 3, "{did:?}");
+    assert!(refused[0].starts_with("8: ") && refused[1].starts_with("9: ") && refused[2].starts_with("10: "));
+    assert!(!did.iter().any(|did| did.starts_with("mark ")), "and no more than one");
+}
+
+#[test]
+fn x15_a_restart_that_failed_lets_the_next_one_run_too() {
+    let mut story = Story::legacy();
+    story.reloads();
+    story.asks_restart(8, Origin::Control, "again");
+    story.started(2);
+    story.forget();
+    story.dies(2, code(1));
+    let did = story.did();
+    assert!(did[0].starts_with("refuse 7: "), "{did:?}");
+    assert_eq!(did[1..], ["mark 1001: again"]);
+}
+
+#[test]
+fn x16_answers_still_due_are_passed_after_the_client_left() {
+    let mut story = Story::legacy();
+    story.client(&call(1, "a")).client(&call(2, "b"));
+    story.forget();
+    story.client_leaves(Farewell::Heard);
+    story.was_done(&["stop 1: was stopped"]);
+    story.child(1, &result(1, "{}"));
+    story.client_hears(&[&result(1, "{}")]);
+    story.dies(1, How::Stopped);
+    story.client_hears_failed_call(2, "stopping", "unknown");
+    story.was_done(&["end 0"]);
+}
+
+#[test]
+fn x17_a_client_that_leaves_while_nobody_serves_is_not_kept_waiting() {
+    let mut story = Story::legacy();
+    story.dies(1, code(1));
+    story.client(&call(1, "t")).client(&ask(2, "acme/do"));
+    story.forget();
+    story.client_leaves(Farewell::Heard);
+    let told = story.told_client();
+    assert_eq!(told.len(), 2);
+    failed_call(&parsed(&told[0]), 1, "stopping", "not_sent");
+    story.was_done(&["end 0"]);
+    story.client_leaves(Farewell::Heard);
+    story.passes(secs(100));
+    story.was_done(&[]);
+
+    let mut story = Story::legacy();
+    story.dies(1, code(1));
+    story.passes(secs(1));
+    story.started(2);
+    story.client(&call(1, "t"));
+    story.forget();
+    story.client_leaves(Farewell::Heard);
+    story.client_hears_failed_call(1, "stopping", "not_sent");
+    story.was_done(&["stop 2: was stopped"]);
+    story.dies(2, How::Stopped);
+    story.was_done(&["end 0"]);
+
+    let mut story = Story::unborn();
+    story.client_leaves(Farewell::Heard);
+    story.was_done(&[]);
+    story.started(1);
+    story.was_done(&["stop 1: was stopped"]);
+    story.dies(1, How::Stopped);
+    story.was_done(&["end 0"]);
+}
+
+#[test]
+fn x17_a_call_of_ours_that_waits_is_answered() {
+    let mut story = Story::legacy();
+    story.client(&call(1, "restart_server"));
+    story.asks_restart(8, Origin::Control, "b");
+    story.forget();
+    story.client_leaves(Farewell::Heard);
+    assert_eq!(parsed(&story.answer())["id"], 1);
+    let did = story.did();
+    assert!(did.iter().any(|did| did.starts_with("refuse 8: ")), "{did:?}");
+    story.marker_is_written();
+    story.dies(1, How::Stopped);
+    story.was_done(&["end 0"]);
+    story.asks_restart(9, Origin::Control, "c");
+    let did = story.did();
+    assert!(did[0].starts_with("refuse 9: "), "{did:?}");
+}
+
+#[test]
+fn x18_build_and_candidate_are_stopped_and_nothing_is_started() {
+    let mut story = Story::legacy_with(ALL, |settings| settings.build = true);
+    story.reloads();
+    story.forget();
+    story.client_leaves(Farewell::Heard);
+    let did = story.did();
+    assert!(did.contains(&"stop build".to_owned()) && did.contains(&"stop 1: was stopped".to_owned()), "{did:?}");
+    story.dies(1, How::Stopped);
+    story.was_done(&[]);
+    story.happens(Event::BuildEnded(Err("killed".into())));
+    story.was_done(&["end 0"]);
+
+    let mut story = Story::legacy();
+    story.client(&call(1, "slow"));
+    story.reloads();
+    story.comes_up(2);
+    story.reloads();
+    story.started(3);
+    story.forget();
+    story.client_leaves(Farewell::Heard);
+    let did = story.did();
+    for generation in 1..=3 {
+        assert!(did.contains(&format!("stop {generation}: was stopped")), "{did:?}");
+    }
+    story.child(1, &result(1, "{}"));
+    story.client_hears(&[&result(1, "{}")]);
+    story.child(3, &result(private(2), &initialize_result("2025-11-25", ALL)));
+    for generation in 1..=3 {
+        story.dies(generation, How::Stopped);
+    }
+    story.client_hears_nothing();
+    story.was_done(&["end 0"]);
+}
+
+#[test]
+fn x18_nobody_is_spoken_to_who_does_not_read() {
+    let mut story = Story::legacy();
+    story.client(&call(1, "a"));
+    story.child(1, &ask(1, "roots/list"));
+    story.forget();
+    story.client_leaves(Farewell::Broken);
+    story.child(1, &note("notifications/message"));
+    story.dies(1, How::Stopped);
+    story.client_hears_nothing();
+    story.was_done(&["stop 1: was stopped", "end 0"]);
+
+    let mut story = Story::legacy();
+    story.dies(1, code(1));
+    story.client(&call(1, "a"));
+    story.forget();
+    story.client_leaves(Farewell::Broken);
+    story.client_hears_nothing();
+    story.was_done(&["end 0"]);
+}
+
+/// A client and a server that agreed on the one version that has batches.
+fn batching() -> Story {
+    let mut story = Story::fresh_with(|settings| settings.limits.batch_max = 4);
+    story.client(&INITIALIZE.replace("2025-11-25", "2025-03-26"));
+    story.child(1, &result(0, &initialize_result("2025-03-26", ALL)));
+    story.client(INITIALIZED);
+    story.forget();
+    story
+}
+
+#[test]
+fn x19_a_batch_is_sent_singly_and_answered_whole() {
+    let mut story = batching();
+    story.client(&format!("[{}, {},{}]", call(1, "a"), note("acme/n"), call(2, "b")));
+    story.child_hears(1, &[&call(1, "a"), &note("acme/n"), &call(2, "b")]);
+    story.child(1, &result(2, "{}"));
+    story.client_hears_nothing();
+    story.child(1, &result(1, "{}"));
+    story.client_hears(&[&format!("[{},{}]", result(2, "{}"), result(1, "{}"))]);
+
+    story.client(&format!("[{},{}]", call(3, "a"), call(4, "b"))).child(1, &result(3, "{}")).client(&cancel(4));
+    story.client_hears_nothing();
+    story.dies(1, code(1));
+    story.client_hears(&[&format!("[{}]", result(3, "{}"))]);
+    story.client(&format!("[{},{}]", call(5, "a"), ask(6, "ping")));
+    story.client_hears_nothing();
+    story.client(&cancel(5));
+    story.client_hears(&[&format!("[{}]", result(6, "{}"))]);
+}
+
+#[test]
+fn x19_batches_that_cannot_be() {
+    let mut story = batching();
+    story.client("[]");
+    let answer = parsed(&story.answer());
+    assert_eq!((&answer["error"]["code"], &answer["id"]), (&json!(-32600), &json!(null)));
+    let long: Vec<String> = (0..5).map(|id| call(id, "a")).collect();
+    story.client(&format!("[{}]", long.join(",")));
+    let answer = parsed(&story.answer());
+    assert_eq!((&answer["error"]["code"], &answer["id"]), (&json!(-32600), &json!(null)));
+    story.client(&format!("[{}]", note("acme/n")));
+    story.client_hears_nothing();
+    story.child_hears(1, &[&note("acme/n")]);
+    story.client(&format!("[{},{}]", INITIALIZE, ask(2, "acme/do"))).child(1, &result(2, "{}"));
+    let answer = parsed(&story.answer());
+    assert_eq!((&answer[0]["error"]["code"], &answer[0]["id"]), (&json!(-32600), &json!(0)));
+    assert_eq!(answer[1]["id"], 2);
+}
+
+#[test]
+fn x19_a_servers_batch_is_split_and_other_versions_pass_it() {
+    let mut story = batching();
+    story.client(&call(1, "a"));
+    story.child(1, &format!("[{},{}]", note("acme/n"), result(1, "{}")));
+    story.client_hears(&[&note("acme/n"), &result(1, "{}")]);
+
+    let mut story = Story::legacy();
+    let batch = format!("[{},{}]", call(1, "a"), call(2, "b"));
+    story.client(&batch);
+    story.child_hears(1, &[&batch]);
+    let answers = format!("[{}]", result(1, "{}"));
+    story.child(1, &answers);
+    story.client_hears(&[&answers]);
+    story.dies(1, code(1));
+    story.client(&batch);
+    story.client_hears_nothing();
+    story.passes(secs(1));
+    story.comes_up(2);
+    story.child_hears(2, &[&replayed(1), INITIALIZED]);
+}
+
+#[test]
+fn x20_a_child_that_refused_the_probe_is_initialised_in_place() {
+    let initialize = INITIALIZE.replace("\"id\":0", "\"id\":1");
+    let mut story = Story::fresh();
+    story.client(&modern(0, "server/discover", "")).child(1, &error(0, -32601, "Method not found"));
+    story.forget();
+    story.client(&initialize);
+    story.child_hears(1, &[&initialize]);
+    story.was_done(&[]);
+}
+
+#[test]
+fn x20_a_child_that_may_be_locked_to_the_other_era_is_replaced() {
+    let initialize = INITIALIZE.replace("\"id\":0", "\"id\":1");
+    for answer in [Some(result(0, &discover_result(ALL))), Some(error(0, -32022, "no")), None] {
+        let mut story = Story::fresh();
+        story.client(&modern(0, "server/discover", ""));
+        if let Some(answer) = &answer {
+            story.child(1, answer);
+        }
+        story.forget();
+        story.client(&initialize);
+        let mut did = story.did();
+        did.sort();
+        assert_eq!(did, ["start", "stop 1: was stopped"]);
+        match answer {
+            Some(_) => story.client_hears_nothing(),
+            None => story.client_hears(&[&error(0, -32601, "Method not found")]),
+        }
+        story.started(2);
+        story.child_hears(2, &[&initialize]);
+        story.child(1, &result(0, "{}"));
+        story.dies(1, How::Stopped);
+        story.client_hears_nothing();
+        story.child(2, &result(1, &initialize_result("2025-11-25", ALL)));
+        assert_eq!(parsed(&story.answer())["id"], 1);
+        story.was_done(&["ready 2"]);
+    }
+}
+
+#[test]
+fn x20_a_private_probe_under_way_is_given_up_with_its_child() {
+    let initialize = INITIALIZE.replace("\"id\":0", "\"id\":1");
+    // Of a child that was to replace a crashed one.
+    let mut story = Story::modern();
+    story.dies(1, code(1));
+    story.passes(secs(1));
+    story.started(2);
+    story.forget();
+    story.client(&initialize);
+    let mut did = story.did();
+    did.sort();
+    assert_eq!(did, ["start", "stop 2: was stopped"]);
+    story.child(2, &result(private(1), &discover_result(ALL)));
+    story.started(3);
+    story.child_hears(3, &[&initialize]);
+
+    // Of a candidate.
+    let mut story = Story::modern();
+    story.reloads();
+    story.started(2);
+    story.forget();
+    story.client(&initialize);
+    let mut did = story.did();
+    did.sort();
+    assert_eq!(did, ["start", "stop 1: was stopped", "stop 2: was stopped"]);
+    story.child(2, &result(private(1), &discover_result(ALL)));
+    story.dies(2, How::Stopped);
+    story.dies(1, How::Stopped);
+    story.started(3);
+    story.child_hears(3, &[&initialize]);
+    story.child(3, &result(1, &initialize_result("2025-11-25", ALL)));
+    let did = story.did();
+    assert_eq!(did[0], "ready 3");
+    assert!(did[1].starts_with("answer 7: "), "{did:?}");
+
+    // Of a candidate that is still being started.
+    let mut story = Story::modern();
+    story.reloads();
+    story.forget();
+    story.client(&initialize);
+    story.was_done(&["stop 1: was stopped"]);
+    story.started(2);
+    story.child_hears(2, &[&initialize]);
+}
+
+#[test]
+fn x18_a_restart_that_waits_for_the_old_one_starts_nothing_either() {
+    let mut story = Story::legacy_with(ALL, |settings| settings.reload = Reload::Replace);
+    story.client(&call(1, "slow"));
+    story.reloads();
+    story.forget();
+    story.client_leaves(Farewell::Heard);
+    story.child(1, &result(1, "{}"));
+    story.client_hears(&[&result(1, "{}")]);
+    story.dies(1, How::Stopped);
+    let did = story.did();
+    assert_eq!(did.last().map(String::as_str), Some("end 0"), "{did:?}");
+}
+
+#[test]
+fn x7_a_failed_build_leaves_nobody_waiting_for_a_server_that_left() {
+    let mut story = Story::legacy_with(ALL, |settings| settings.build = true);
+    story.reloads();
+    story.forget();
+    story.dies(1, code(0));
+    story.client(&call(1, "t"));
+    story.happens(Event::BuildEnded(Err("no".into())));
+    story.passes(ms(1));
+    assert_eq!(story.did()[1..], ["start"]);
+
+    let mut story = Story::legacy_with(ALL, |settings| {
+        hopeless(settings);
+        settings.build = true;
+    });
+    story.reloads();
+    story.forget();
+    story.dies(1, code(1));
+    story.client(&call(1, "t"));
+    story.client_hears_nothing();
+    story.happens(Event::BuildEnded(Err("no".into())));
+    story.client_hears_failed_call(1, "gave_up", "not_sent");
+}
+
+#[test]
+fn x3_what_is_asked_while_outlast_is_leaving_is_answered_too() {
+    let mut story = Story::legacy();
+    story.client(&call(1, "slow"));
+    story.reloads();
+    story.comes_up(2);
+    story.forget();
+    story.dies(2, code(0));
+    story.was_done(&["stop 1: was stopped"]);
+    story.client(&call(2, "t"));
+    story.client_hears_failed_call(2, "stopping", "not_sent");
+    story.child(1, &result(1, "{}"));
+    story.client_hears(&[&result(1, "{}")]);
+    story.dies(1, How::Stopped);
+    story.was_done(&["end 0"]);
+}
+
+#[test]
+fn x14_a_changed_file_waits_for_nothing_when_nobody_opens_the_child() {
+    let mut story = Story::fresh();
+    story.client(&modern(0, "server/discover", "")).child(1, &error(0, -32601, "Method not found"));
+    story.asks_restart(7, Origin::Watch, "src/a.py changed");
+    story.was_done(&["mark 1001: src/a.py changed"]);
+    story.marker_is_written();
+    story.started(2);
+    assert!(story.did().iter().any(|did| did.starts_with("answer 7: ")));
+}
+
+#[test]
+fn x14_a_refused_opening_leaves_the_client_unopened() {
+    let mut story = Story::unborn_with(|settings| settings.limits.held_max = 1);
+    story.client(&call(1, "t")).client(INITIALIZE);
+    story.client_hears_error(0, 7004, "hold_full", "not_sent");
+    story.started(1);
+    story.forget();
+    story.reloads();
+    story.started(2);
+    assert!(story.did().iter().any(|did| did.starts_with("answer 7: ")), "there is no handshake to wait for");
+    story.client(INITIALIZE);
+    assert_eq!(story.told_server(2).last().map(String::as_str), Some(INITIALIZE));
+}
+
+#[test]
+fn x20_a_child_that_once_answered_in_the_other_era_is_replaced_whatever_it_said_later() {
+    let mut story = Story::modern();
+    story.client(&modern(1, "server/discover", "")).child(1, &error(1, -32603, "busy"));
+    story.forget();
+    story.client(INITIALIZE);
+    let mut did = story.did();
+    did.sort();
+    assert_eq!(did, ["start", "stop 1: was stopped"]);
+}
+
+#[test]
+fn x20_a_restart_asked_for_meanwhile_shares_the_start() {
+    let mut story = Story::modern();
+    story.asks_restart(7, Origin::Control, "new code");
+    story.forget();
+    story.client(INITIALIZE);
+    story.did();
+    story.marker_is_written();
+    story.was_done(&[]);
+    story.started(2);
+    story.child_hears(2, &[INITIALIZE]);
+    story.child(2, &result(0, &initialize_result("2025-11-25", ALL)));
+    let did = story.did();
+    assert_eq!(did[0], "ready 2");
+    assert!(did[1].starts_with("answer 7: "), "{did:?}");
+}
+
+#[test]
+fn x20_a_plain_request_after_a_refused_probe_is_no_word_of_the_stateless_era() {
+    let mut story = Story::fresh();
+    story.client(&modern(0, "server/discover", "")).child(1, &error(0, -32601, "Method not found"));
+    story.client(&ask(1, "acme/do")).child(1, &result(1, "{}"));
+    story.was_done(&[]);
+    story.forget();
+    story.client(INITIALIZE);
+    story.child_hears(1, &[INITIALIZE]);
+}

@@ -1,0 +1,367 @@
+//! The handshake of each later child, and what there is when the first one is broken (h1-h4, b1-b6).
+
+use crate::story::*;
+
+fn replayed(k: u32) -> String {
+    INITIALIZE.replace("\"id\":0", &format!("\"id\":{}", private(k)))
+}
+
+/// Child 1 crashed; child 2 runs and has not spoken.
+fn replaying() -> Story {
+    let mut story = Story::legacy();
+    story.dies(1, code(1));
+    story.passes(secs(1));
+    story.forget();
+    story.started(2);
+    story
+}
+
+#[test]
+fn h1_a_later_child_hears_the_clients_own_opening_under_a_private_id() {
+    let mut story = replaying();
+    story.child_hears(2, &[&replayed(1)]);
+    story.was_done(&[]);
+    story.client_hears_nothing();
+    story.child(2, &error(private(1), -32603, "no database"));
+    story.was_done(&["stop 2: failed its handshake: refused the handshake: no database"]);
+    story.client_hears_nothing();
+}
+
+#[test]
+fn h1_silence_is_an_end_after_a_while() {
+    let mut story = replaying();
+    story.passes(secs(29));
+    story.was_done(&[]);
+    story.passes(secs(1));
+    story.was_done(&["stop 2: did not finish its handshake in 30 s"]);
+    story.dies(2, How::HandshakeLate(secs(30)));
+    story.passes(secs(1));
+    story.was_done(&["start"]);
+}
+
+#[test]
+fn h2_a_later_child_speaks_the_version_that_was_told() {
+    let mut story = replaying();
+    story.child(2, &result(private(1), &initialize_result("2025-11-25", ALL)));
+    story.was_done(&["ready 2"]);
+    story.client_hears_nothing();
+    for version in ["2025-06-18", "2099-01-01"] {
+        let mut story = replaying();
+        story.child(2, &result(private(1), &initialize_result(version, ALL)));
+        let words = format!("stop 2: failed its handshake: speaks {version}, the client was promised 2025-11-25");
+        story.was_done(&[&words]);
+    }
+}
+
+#[test]
+fn h3_what_the_client_had_set_is_set_again_where_the_child_can() {
+    let mut story = Story::legacy();
+    story.client(&ask_with(1, "logging/setLevel", r#"{"level":"debug"}"#)).child(1, &result(1, "{}"));
+    story.client(&ask_with(2, "resources/subscribe", r#"{"uri":"u:b"}"#)).child(1, &result(2, "{}"));
+    story.client(&ask_with(3, "resources/subscribe", r#"{"uri":"u:a"}"#)).child(1, &result(3, "{}"));
+    story.dies(1, code(1));
+    story.client(&call(4, "t"));
+    story.passes(secs(1));
+    story.forget();
+    story.comes_up(2);
+    story.was_done(&["ready 2"]);
+    story.child_hears(
+        2,
+        &[
+            &replayed(1),
+            INITIALIZED,
+            &ask_with(private(2), "logging/setLevel", r#"{"level":"debug"}"#),
+            &ask_with(private(3), "resources/subscribe", r#"{"uri":"u:a"}"#),
+            &ask_with(private(4), "resources/subscribe", r#"{"uri":"u:b"}"#),
+            &call(4, "t"),
+        ],
+    );
+    story.child(2, &error(private(3), -32002, "gone"));
+    story.client_hears_nothing();
+    assert_eq!(story.recorded("protocol_noted"), ["The new server refused to restore a subscription: gone"]);
+    story.dies(2, code(1));
+    story.told_client();
+    story.passes(secs(1));
+    story.comes_up_with(3, r#"{"tools":{},"resources":{}}"#);
+    story.child_hears(3, &[&replayed(5), INITIALIZED]);
+}
+
+#[test]
+fn h4_a_modern_child_is_asked_to_discover_with_the_clients_latest_words() {
+    let mut story = Story::modern();
+    story.client(r#"{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/logLevel":"debug","progressToken":1,"x":1.0}}}"#);
+    story.child(1, &result(1, r#"{"tools":[]}"#));
+    story.dies(1, code(1));
+    story.passes(secs(1));
+    story.forget();
+    story.started(2);
+    story.child_hears(
+        2,
+        &[&ask_with(
+            private(1),
+            "server/discover",
+            r#"{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","x":1.0}}"#,
+        )],
+    );
+    story.child(2, &result(private(1), &discover_result(ALL)));
+    story.was_done(&["ready 2"]);
+    story.client_hears_nothing();
+}
+
+#[test]
+fn h4_a_child_of_another_version_or_era_fails() {
+    for (answer, words) in [
+        (
+            result(private(1), r#"{"supportedVersions":["2027-01-01"],"capabilities":{}}"#),
+            "speaks 2027-01-01, the client speaks 2026-07-28",
+        ),
+        (error(private(1), -32022, "not that"), "speaks another version: not that"),
+        (
+            error(private(1), -32601, "Method not found"),
+            "refused `server/discover`, so it does not speak the client's era: Method not found",
+        ),
+    ] {
+        let mut story = Story::modern();
+        story.dies(1, code(1));
+        story.passes(secs(1));
+        story.forget();
+        story.started(2);
+        story.child(2, &answer);
+        story.was_done(&[&format!("stop 2: failed its handshake: {words}")]);
+    }
+}
+
+#[test]
+fn b1_an_opening_is_answered_by_us_at_the_second_end_before_ready() {
+    let mut story = Story::fresh();
+    story.client(INITIALIZE);
+    story.dies(1, code(1));
+    story.client_hears_nothing();
+    story.passes(secs(1));
+    story.started(2);
+    story.dies(2, code(1));
+    let answer = parsed(&story.answer());
+    assert_eq!((&answer["id"], &answer["result"]["serverInfo"]["name"]), (&json!(0), &json!("outlast")));
+
+    let mut story = Story::fresh();
+    story.client(&modern(0, "server/discover", ""));
+    story.dies(1, code(1));
+    story.client_hears_nothing();
+    story.passes(secs(1));
+    story.started(2);
+    story.dies(2, code(1));
+    story.client_hears(&[&error(0, -32601, "Method not found")]);
+}
+
+#[test]
+fn b1_an_opening_is_answered_by_us_at_the_first_failure_to_spawn() {
+    let mut story = Story::unborn();
+    story.client(INITIALIZE);
+    story.start_fails("permission denied");
+    let answer = parsed(&story.answer());
+    let words = answer["result"]["instructions"].as_str().unwrap_or_default();
+    assert!(words.contains("could not be started: permission denied"), "{words}");
+    assert!(words.contains("`server_status` shows its stderr; mend it, then call `restart_server`"), "{words}");
+}
+
+#[test]
+fn b1_an_opening_is_answered_by_us_at_giving_up_and_when_the_next_try_is_far() {
+    let mut story = Story::fresh_with(|settings| settings.policy.restarts_max = Some(0));
+    story.client(INITIALIZE);
+    story.dies(1, code(1));
+    assert_eq!(parsed(&story.answer())["result"]["serverInfo"]["name"], "outlast");
+
+    let mut story = Story::fresh_with(|settings| {
+        settings.policy.delays = outlast_core::restarts::Delays::Steps(vec![(1, secs(9))]);
+    });
+    story.client(INITIALIZE);
+    story.dies(1, code(1));
+    assert_eq!(parsed(&story.answer())["result"]["serverInfo"]["name"], "outlast");
+}
+
+#[test]
+fn b1_a_slow_child_is_waited_for_up_to_a_point() {
+    let mut story = Story::fresh();
+    story.client(INITIALIZE);
+    story.passes(secs(119));
+    story.client_hears_nothing();
+    story.was_done(&[]);
+    story.passes(secs(1));
+    story.was_done(&["stop 1: did not finish its handshake in 120 s"]);
+    story.dies(1, How::HandshakeLate(secs(120)));
+    assert_eq!(parsed(&story.answer())["result"]["serverInfo"]["name"], "outlast");
+
+    let mut story = Story::fresh();
+    story.client(&modern(0, "server/discover", ""));
+    story.passes(secs(120));
+    story.was_done(&["stop 1: did not finish its handshake in 120 s"]);
+    story.dies(1, How::HandshakeLate(secs(120)));
+    story.client_hears(&[&error(0, -32601, "Method not found")]);
+}
+
+#[test]
+fn b2_the_handshake_in_our_own_words() {
+    for (asked, told) in [
+        ("2024-11-05", "2024-11-05"),
+        ("2025-03-26", "2025-03-26"),
+        ("2025-06-18", "2025-06-18"),
+        ("2025-11-25", "2025-11-25"),
+        ("2099-01-01", "2025-11-25"),
+    ] {
+        let mut story = Story::unborn();
+        story.start_fails("no such file");
+        story.client(&INITIALIZE.replace("2025-11-25", asked));
+        let answer = parsed(&story.answer());
+        assert_eq!(answer["result"]["protocolVersion"], told);
+        assert_eq!(
+            answer["result"]["capabilities"],
+            json!({
+                "tools": {"listChanged": true},
+                "prompts": {"listChanged": true},
+                "resources": {"listChanged": true, "subscribe": true},
+                "logging": {},
+                "completions": {},
+            })
+        );
+        story.client(INITIALIZED);
+        for (method, empty) in [
+            ("prompts/list", r#"{"prompts":[]}"#),
+            ("resources/list", r#"{"resources":[]}"#),
+            ("resources/templates/list", r#"{"resourceTemplates":[]}"#),
+        ] {
+            story.client(&ask(2, method));
+            story.client_hears(&[&result(2, empty)]);
+        }
+        story.client(&ask(3, "tools/list"));
+        assert_eq!(tool_names(&story.answer()), OURS);
+    }
+}
+
+#[test]
+fn b2_a_broken_start_that_the_client_never_saw_makes_no_list_known() {
+    let mut story = Story::unborn();
+    story.start_fails("no such file");
+    story.passes(secs(1));
+    story.started(1);
+    story.client(INITIALIZE).child(1, &result(0, &initialize_result("2025-11-25", ALL)));
+    story.client(INITIALIZED);
+    story.dies(1, code(1));
+    story.forget();
+    story.client(&ask(1, "prompts/list"));
+    story.client_hears_nothing();
+}
+
+#[test]
+fn b3_a_discover_without_a_server_is_refused_as_a_legacy_server_does() {
+    let mut story = Story::unborn();
+    story.client(&modern(0, "server/discover", ""));
+    story.start_fails("no such file");
+    story.client_hears(&[&error(0, -32601, "Method not found")]);
+    story.client(&INITIALIZE.replace("\"id\":0", "\"id\":1"));
+    let answer = parsed(&story.answer());
+    assert_eq!((&answer["id"], &answer["result"]["serverInfo"]["name"]), (&json!(1), &json!("outlast")));
+}
+
+#[test]
+fn b4_a_modern_client_without_a_server_has_our_tools_and_empty_lists() {
+    let mut story = Story::unborn();
+    story.client(&modern(1, "tools/list", "")).client(&modern(2, "prompts/list", ""));
+    story.client(&modern(3, "tools/call", r#""name":"t""#));
+    story.start_fails("no such file");
+    let told = story.told_client();
+    assert_eq!(told.len(), 2, "the call is held: {told:#?}");
+    assert_eq!(tool_names(&told[0]), OURS);
+    assert_eq!(parsed(&told[1])["result"]["prompts"], json!([]));
+    story.client(&modern(4, "resources/list", ""));
+    assert_eq!(parsed(&story.answer())["result"]["resources"], json!([]));
+    story.client(&modern(5, "tools/call", r#""name":"server_status""#));
+    assert_eq!(parsed(&story.answer())["result"]["isError"], false);
+    story.passes(secs(1));
+    story.comes_up(1);
+    let told = story.told_server(1);
+    assert!(told.contains(&modern(3, "tools/call", r#""name":"t""#)), "{told:#?}");
+}
+
+#[test]
+fn b5_other_capabilities_are_put_up_with_and_what_was_empty_is_announced() {
+    let mut story = Story::unborn();
+    story.start_fails("no such file");
+    story.client(INITIALIZE).client(INITIALIZED);
+    story.passes(secs(1));
+    story.forget();
+    story.comes_up_with(1, r#"{"prompts":{}}"#);
+    story.client_hears_nothing();
+    story.answers_private(1, "prompts/list", r#"{"prompts":[{"name":"p"}]}"#);
+    story.client_hears(&[&note("notifications/prompts/list_changed")]);
+    story.client(&ask(1, "resources/list"));
+    story.client_hears(&[&result(1, r#"{"resources":[]}"#)]);
+
+    let mut story = Story::legacy_with(r#"{"tools":{}}"#, |_| {});
+    story.dies(1, code(1));
+    story.passes(secs(1));
+    story.comes_up(2);
+    story.told_client();
+    story.child(2, &note("notifications/prompts/list_changed"));
+    story.client_hears_nothing();
+    story.client(&ask(1, "prompts/list"));
+    assert_eq!(story.told_server(2).last(), Some(&ask(1, "prompts/list")), "relayed if used");
+    let noted = story.status()["noted"].to_string();
+    assert!(noted.contains("prompts") && noted.contains("reconnect"), "{noted}");
+}
+
+#[test]
+fn b6_after_a_handshake_of_ours_an_older_version_is_put_up_with() {
+    let opened = || {
+        let mut story = Story::unborn();
+        story.start_fails("no such file");
+        story.client(INITIALIZE).client(INITIALIZED);
+        story.passes(secs(1));
+        story.forget();
+        story.started(1);
+        story
+    };
+    let mut story = opened();
+    story.child(1, &result(private(1), &initialize_result("2025-03-26", "{}")));
+    story.was_done(&["ready 1"]);
+    assert_eq!(story.recorded("protocol_noted"), ["The server speaks 2025-03-26; the client was told 2025-11-25"]);
+    // The same again, and then one that has caught up with what was told.
+    for (generation, k, version) in [(2, 2, "2025-03-26"), (3, 3, "2025-11-25")] {
+        story.dies(generation - 1, code(1));
+        story.passes(secs(1));
+        story.forget();
+        story.started(generation);
+        story.child(generation, &result(private(k), &initialize_result(version, "{}")));
+        story.was_done(&[&format!("ready {generation}")]);
+    }
+    for version in ["2026-01-01", "1999-01-01", ""] {
+        let mut story = opened();
+        story.child(1, &result(private(1), &initialize_result(version, "{}")));
+        let did = story.did();
+        assert!(did[0].starts_with("stop 1: failed its handshake: speaks "), "{version}: {did:?}");
+    }
+}
+
+#[test]
+fn b2_lists_that_were_asked_for_in_one_breath_are_answered_with_the_opening() {
+    let mut story = Story::unborn();
+    story.client(INITIALIZE).client(INITIALIZED).client(&ask(1, "tools/list")).client(&call(2, "t"));
+    story.start_fails("no such file");
+    let told = story.told_client();
+    assert_eq!(told.len(), 2, "the call is held: {told:#?}");
+    assert_eq!(tool_names(&told[1]), OURS);
+}
+
+#[test]
+fn b3_a_probe_that_we_refused_is_not_repeated_to_the_child_that_comes_up() {
+    let initialize = INITIALIZE.replace("\"id\":0", "\"id\":1");
+    let mut story = Story::unborn();
+    story.client(&modern(0, "server/discover", ""));
+    story.start_fails("no such file");
+    story.passes(secs(1));
+    story.started(1);
+    story.child_hears_nothing(1);
+    story.forget();
+    story.client(&initialize);
+    story.child_hears(1, &[&initialize]);
+    story.was_done(&[]);
+}

@@ -1,0 +1,14 @@
+//! One client's conversation, row by row: each test is named after the row of the relay's tables that it proves.
+
+mod client;
+mod edits;
+mod errors;
+mod events;
+mod handshake;
+mod lists;
+mod modern;
+mod notes;
+mod reload;
+mod server;
+mod story;
+mod tools;

@@ -1,0 +1,604 @@
+//! A client, servers and a driver around one `Relay`, none of which behaves better than it must.
+//!
+//! Every message carries a number of its own (`"n":17`), so that the world knows of each line it sees again whose it
+//! is, whether it is still the same, and whether it may be where it is.
+
+mod checks;
+mod client;
+mod servers;
+
+use std::{
+    collections::{BTreeMap, HashMap, VecDeque},
+    panic::AssertUnwindSafe,
+    time::Instant,
+};
+
+use bytes::Bytes;
+use outlast_core::{
+    exit::{Exit, How},
+    relay::{Action, Event, Farewell, Limits, OnCleanExit, Origin, Reading, Relay, Reload, Retry, Settings},
+    restarts::Policy,
+};
+use serde_json::Value;
+
+use crate::{Dice, birth, ms};
+use client::{Ask, Client, Sent};
+use servers::{Said, Server};
+
+#[test]
+fn every_conversation_outlasts_its_servers() {
+    let number = |name: &str, default: u64| match std::env::var(name) {
+        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")),
+        Err(_) => default,
+    };
+    let (from, seeds) = (number("OUTLAST_SEED_FROM", 0), number("OUTLAST_SEEDS", 2_000));
+    for seed in from..from + seeds {
+        World::new(seed).run();
+    }
+}
+
+/// Conversations that once went wrong, each in its own way. A change of the dice makes other worlds of them.
+#[test]
+fn what_went_wrong_once_goes_well() {
+    let table = [
+        (22, "a server that was late with its handshake and being stopped was still sent requests"),
+        (39, "a client that went back to the handshake era during a restart made two starts at once"),
+        (18, "tools told of in our own words were never compared with those of the server that came"),
+        (243, "a client that listed again from memory was not told again of what had changed"),
+        (89, "a change was announced that the client had just been shown"),
+        (95, "the results of the stateless era kept their long ttl once the client was gone"),
+        (124, "the end of a subscription was forwarded from a server that was being stopped"),
+        (175, "a notification stayed held after giving up"),
+        (349, "a request that no pipe took was said to have been taken, as its drain had been over"),
+        (372, "an opening was failed at the second end instead of being answered in our own words"),
+        (535, "who asked while outlast left by itself got no answer"),
+        (849, "a ping that had waited for the first server was failed"),
+        (1193, "a ping beyond the limits of the hold was failed"),
+        (950, "a ping was failed when its drain was over"),
+        (2118, "a candidate in the middle of its probe, and a client that went back to the handshake era"),
+        (2223, "a restart and a change of era in one: two servers were started and one was forgotten"),
+        (2399, "an unsent notification was told after the requests that followed it"),
+        (428, "a list that had waited in a batch was not known to be outdated"),
+        (2486, "a changed file waited for a handshake that nobody had begun"),
+        (2698, "a batch waited for ever for a member that was cancelled"),
+        (1913, "the end of a subscription was not seen as one once the client was gone"),
+        (3338, "a refused opening brought a client back that was gone"),
+        (3661, "a cancelled probe was answered when the client went back to the handshake era"),
+        (6491, "a server older than was told was let in, and every other one refused from then on"),
+        (15113, "a server older than was told decided whether the client may send batches"),
+        (9226, "the lists of a server that was being stopped were still timed"),
+        (13091, "a cancellation was not heard while outlast left by itself"),
+        (13974, "a changed file waited for a cancelled request"),
+        (11255, "a server that never answered a probe was waited for without end"),
+        (13147, "a second opening told of a list that nobody compared"),
+        (20509, "a list that had waited in a batch overtook a newer one"),
+        (35881, "an opening was held for a server that had left and that nobody called back"),
+    ];
+    for (seed, _what_broke) in table {
+        World::new(seed).run();
+    }
+}
+
+const RANDOM: &str = "x7q";
+const STORY_MAX: usize = 60;
+const REST_MAX: u32 = 5_000;
+
+/// What is wrong is told with the story that led there.
+macro_rules! check {
+    ($world:expr, $holds:expr, $($words:tt)+) => {
+        match $holds {
+            true => {}
+            false => $world.fail(&format!($($words)+)),
+        }
+    };
+}
+use check;
+
+/// What the event at hand was about, for the checks that follow it.
+enum Told {
+    /// The client said the message of this number.
+    Said(u64),
+    /// The client said several at once, or what has no number.
+    Something,
+    Started(u32),
+    /// A server said the message of this number.
+    Heard(u32, u64),
+    Down(u32, How),
+    Time,
+    Other,
+}
+
+struct World {
+    seed: u64,
+    dice: Dice,
+    born: Instant,
+    now: Instant,
+    relay: Relay,
+    settings: Settings,
+    story: VecDeque<String>,
+    next_number: u64,
+    /// Nothing breaks any more.
+    calm: bool,
+    /// No server ends and no restart is asked for, in the whole life of this world.
+    peaceful: bool,
+    /// Servers may have tools named like ours.
+    clash: bool,
+
+    start_due: bool,
+    next_generation: u32,
+    building: bool,
+    marking: bool,
+    reading: Vec<u64>,
+    servers: BTreeMap<u32, Server>,
+    base_lists: servers::Lists,
+    said: HashMap<u64, Said>,
+
+    client: Client,
+    sent: HashMap<u64, Sent>,
+    asks: BTreeMap<u64, Ask>,
+    /// Members of the client's batches.
+    batches: HashMap<u64, Vec<u64>>,
+    /// Lines of ours without an id that are owed at once.
+    nulls_due: u32,
+    /// By the id the client knows.
+    questions: HashMap<String, client::Question>,
+
+    next_ticket: u64,
+    tickets_waiting: Vec<u64>,
+    tickets_running: Vec<u64>,
+    finished_now: bool,
+    /// The generation that the event at hand makes ready.
+    becoming: Option<u32>,
+    /// A server left on purpose, and outlast may go with it.
+    may_leave: bool,
+    /// And it does.
+    left: bool,
+    gone: Option<Farewell>,
+    ended: bool,
+    any_end: bool,
+    announced: [bool; 3],
+    /// Families of which the client has asked for a list in a batch.
+    batched: [bool; 3],
+    /// The last discover result that the client heard.
+    discovered: Option<Value>,
+    /// Generations that we spoke for just now, as they have nothing more to say.
+    cancelled_for: Vec<u32>,
+}
+
+impl World {
+    fn new(seed: u64) -> World {
+        let mut dice = Dice::new(seed);
+        let now = birth();
+        let small = dice.one_in(3);
+        let mut policy = dice.pick(&[Policy::watchdog(), Policy::watchdog(), Policy::exponential(), Policy::session()]);
+        policy.first_ready_min = ms(500);
+        policy.healthy = ms(8_000);
+        let settings = Settings {
+            id: "s1".into(),
+            name: "sim".into(),
+            tools: !dice.one_in(4),
+            retry: if dice.one_in(2) { Retry::Never } else { Retry::Annotated },
+            reload: if dice.one_in(3) { Reload::Replace } else { Reload::BlueGreen },
+            build: dice.one_in(2),
+            on_clean_exit: if dice.one_in(2) { OnCleanExit::End } else { OnCleanExit::Restart },
+            policy,
+            seed,
+            random: RANDOM.into(),
+            limits: Limits {
+                hold_max: ms(3_000),
+                held_max: if small { 3 } else { 256 },
+                held_bytes_max: if small { 700 } else { 1 << 20 },
+                opening_wait: ms(1_500),
+                first_handshake_max: ms(4_000),
+                handshake_max: ms(2_000),
+                drain_max: ms(3_000),
+                draining_max: if small { 1 } else { 2 },
+                list_max: ms(400),
+                list_bytes_max: if dice.one_in(8) { 60 } else { 4 << 20 },
+                restart_wait: ms(5_000),
+                teardown_wait: ms(100),
+                early_max: 3,
+                batch_max: 5,
+                ..Limits::default()
+            },
+        };
+        let clash = dice.one_in(6);
+        World {
+            seed,
+            born: now,
+            now,
+            relay: Relay::new(settings.clone()),
+            settings,
+            story: VecDeque::new(),
+            next_number: 1,
+            calm: false,
+            peaceful: dice.one_in(6),
+            clash,
+            start_due: true,
+            next_generation: 1,
+            building: false,
+            marking: false,
+            reading: Vec::new(),
+            servers: BTreeMap::new(),
+            base_lists: servers::lists(&mut dice, clash),
+            said: HashMap::new(),
+            client: Client::new(&mut dice),
+            sent: HashMap::new(),
+            asks: BTreeMap::new(),
+            batches: HashMap::new(),
+            nulls_due: 0,
+            questions: HashMap::new(),
+            next_ticket: 1,
+            tickets_waiting: Vec::new(),
+            tickets_running: Vec::new(),
+            finished_now: false,
+            becoming: None,
+            may_leave: false,
+            left: false,
+            discovered: None,
+            cancelled_for: Vec::new(),
+            gone: None,
+            ended: false,
+            any_end: false,
+            announced: [false; 3],
+            batched: [false; 3],
+            dice,
+        }
+    }
+
+    fn run(mut self) {
+        let steps = 40 + self.dice.below(130);
+        for _ in 0..steps {
+            if self.ended {
+                break;
+            }
+            self.step();
+        }
+        if self.gone.is_none() && self.dice.one_in(4) && !self.ended {
+            self.client_ends();
+        }
+        self.rest();
+        self.check_rest();
+    }
+
+    fn step(&mut self) {
+        match self.dice.below(100) {
+            0..=29 => self.client_speaks(),
+            30..=44 => self.server_reads(),
+            45..=68 => self.server_speaks(),
+            69..=76 => self.time_passes(),
+            77..=88 => {
+                self.driver_goes_on();
+            }
+            89..=93 if !self.peaceful => self.server_ends(),
+            94..=96 if !self.peaceful => self.restart_is_asked(),
+            97 if self.dice.one_in(8) && self.gone.is_none() => self.client_ends(),
+            _ => self.server_logs(),
+        }
+    }
+
+    /// Everything that has begun comes to its end, and nothing new goes wrong.
+    fn rest(&mut self) {
+        self.calm = true;
+        for _ in 0..REST_MAX {
+            if self.ended {
+                return;
+            }
+            if self.driver_goes_on() || self.server_moves() {
+                continue;
+            }
+            if let Some(generation) = self.servers.values().find(|s| s.alive && s.stop.is_some()).map(|s| s.generation)
+            {
+                self.end_server(generation);
+                continue;
+            }
+            match self.relay.deadline() {
+                Some(deadline) => {
+                    self.now = self.now.max(deadline);
+                    self.happen(Event::TimePassed, Told::Time);
+                }
+                None => return,
+            }
+        }
+        self.fail("it never comes to rest");
+    }
+
+    // ---- what the driver does ---------------------------------------------------------------------
+
+    /// Something that was asked for comes to pass.
+    fn driver_goes_on(&mut self) -> bool {
+        let mut due = Vec::new();
+        due.extend(self.start_due.then_some(0));
+        due.extend(self.building.then_some(1));
+        due.extend(self.marking.then_some(2));
+        due.extend((!self.reading.is_empty()).then_some(3));
+        if due.is_empty() {
+            return false;
+        }
+        match self.dice.pick(&due) {
+            0 => {
+                self.start_due = false;
+                if !self.calm && !self.peaceful && self.dice.one_in(8) {
+                    self.any_end = true;
+                    self.happen(Event::StartFailed("permission denied".into()), Told::Other);
+                } else {
+                    let generation = self.next_generation;
+                    self.next_generation += 1;
+                    let server = self.new_server(generation);
+                    self.servers.insert(generation, server);
+                    let event = Event::ServerStarted { generation, pid: 1_000 + generation, unix: 1e9 };
+                    self.happen(event, Told::Started(generation));
+                }
+            }
+            1 => {
+                self.building = false;
+                let fails = !self.calm && self.dice.one_in(3) || self.gone.is_some() || self.left;
+                let result = if fails { Err("error: no\nmore".to_owned()) } else { Ok(()) };
+                self.happen(Event::BuildEnded(result), Told::Other);
+            }
+            2 => {
+                self.marking = false;
+                let result = if self.dice.one_in(6) { Err("read-only".to_owned()) } else { Ok("marker".to_owned()) };
+                self.happen(Event::MarkerWritten(result), Told::Other);
+            }
+            _ => {
+                let key = self.reading.remove(0);
+                let path = "marker".to_owned();
+                let reading = match self.dice.below(3) {
+                    0 => Reading::Missing { path },
+                    1 => Reading::Corrupt { path, error: "torn".into() },
+                    _ => Reading::Valid { timestamp: 5.0, pid: 3, reason: "why".into(), iso_time: "then".into() },
+                };
+                self.happen(Event::MarkerRead { key, reading, unix: 1e9 }, Told::Other);
+            }
+        }
+        true
+    }
+
+    fn time_passes(&mut self) {
+        self.now += ms(self.dice.pick(&[0, 1, 10, 50, 100, 200, 500, 1_000, 4_000]));
+        if let Some(deadline) = self.relay.deadline() {
+            if self.dice.one_in(4) {
+                self.now = self.now.max(deadline);
+            }
+            // Now and then something else is heard first.
+            if deadline <= self.now && !self.dice.one_in(6) {
+                self.happen(Event::TimePassed, Told::Time);
+            }
+        }
+    }
+
+    fn restart_is_asked(&mut self) {
+        if self.ended {
+            return;
+        }
+        let origin = self.dice.pick(&[Origin::Control, Origin::Control, Origin::Watch]);
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        self.tickets_waiting.push(ticket);
+        self.any_end = true;
+        self.happen(Event::RestartAsked { ticket, origin, reason: format!("r{}", ticket % 3) }, Told::Other);
+    }
+
+    fn client_ends(&mut self) {
+        let farewell = if self.dice.one_in(3) { Farewell::Broken } else { Farewell::Heard };
+        self.gone = Some(farewell);
+        self.happen(Event::ClientEnded(farewell), Told::Other);
+    }
+
+    fn server_logs(&mut self) {
+        if let Some(generation) = self.any_server(|server| server.alive) {
+            let number = self.number();
+            self.happen(Event::ServerLogged(generation, format!("line {number} of stderr")), Told::Other);
+        }
+    }
+
+    fn server_ends(&mut self) {
+        // The one that was told to stop is the likeliest to.
+        let stopping = self.any_server(|server| server.alive && server.stop.is_some());
+        let generation = if self.dice.one_in(3) { None } else { stopping };
+        if let Some(generation) = generation.or_else(|| self.any_server(|server| server.alive)) {
+            self.end_server(generation);
+        }
+    }
+
+    fn end_server(&mut self, generation: u32) {
+        let dice = &mut self.dice;
+        let server = self.servers.get_mut(&generation).expect("it is alive");
+        let own = match dice.below(12) {
+            0 => How::Exited(Exit::Code(0)),
+            1..=2 => How::Exited(Exit::Code(42)),
+            3 => How::ClosedStdout,
+            4..=6 => How::Exited(Exit::Signal(9)),
+            _ => How::Exited(Exit::Code(1)),
+        };
+        let how = match &server.stop {
+            Some(how) if self.calm || !dice.one_in(5) => how.clone(),
+            _ => own,
+        };
+        self.any_end = true;
+        // What the pipe did not take comes back.
+        let mut unsent = Vec::new();
+        for (index, line) in server.inbox.drain(..).enumerate() {
+            let taken = index < server.taken;
+            if let Some(sent) = line.number.and_then(|number| self.sent.get_mut(&number)) {
+                sent.note_fate(generation, taken);
+            }
+            if let (false, Some(mark)) = (taken, line.mark) {
+                unsent.push((mark, line.bytes));
+            }
+        }
+        server.taken = 0;
+        server.alive = false;
+        self.may_leave = self.may_leave_after(&self.servers[&generation], &how);
+        let event = Event::ServerWentDown { generation, how: how.clone(), unsent };
+        self.happen(event, Told::Down(generation, how));
+    }
+
+    // ---- one event ----------------------------------------------------------------------------------
+
+    fn happen(&mut self, event: Event, told: Told) {
+        self.tell(&format!("{event:?}"));
+        self.finished_now = false;
+        let mut actions = Vec::new();
+        let handled = std::panic::catch_unwind(AssertUnwindSafe(|| self.relay.handle(event, self.now, &mut actions)));
+        check!(self, handled.is_ok(), "the relay panicked");
+        self.before(&told, &actions);
+        let any = !actions.is_empty();
+        let mut last_told: HashMap<u32, u64> = HashMap::new();
+        for action in actions {
+            if !matches!(action, Action::Record(_)) {
+                self.tell(&format!("    {action:?}"));
+            }
+            self.act(action, &mut last_told);
+        }
+        self.after(&told, any);
+        if !matches!(told, Told::Time) && self.dice.one_in(3) {
+            self.time_passes_early();
+        }
+    }
+
+    /// Nobody has to be punctual: a call too many changes nothing.
+    fn time_passes_early(&mut self) {
+        let deadline = self.relay.deadline();
+        if deadline.is_none_or(|deadline| self.now < deadline) {
+            let mut actions = Vec::new();
+            self.relay.handle(Event::TimePassed, self.now, &mut actions);
+            check!(self, actions.is_empty(), "11: acted before its time: {actions:?}");
+            check!(self, self.relay.deadline() == deadline, "11: another deadline after a call too many");
+        }
+    }
+
+    fn act(&mut self, action: Action, last_told: &mut HashMap<u32, u64>) {
+        check!(self, !self.ended || matches!(action, Action::Record(_)), "12: acted after the end: {action:?}");
+        match action {
+            Action::TellClient(line) => self.client_hears(&line),
+            Action::TellServer { generation, line, mark } => self.server_is_told(generation, line, mark, last_told),
+            Action::Build => {
+                check!(self, !self.building, "two builds at once");
+                check!(self, self.gone.is_none(), "12: a build after the client's end");
+                self.building = true;
+            }
+            Action::StopBuild => check!(self, self.building, "stopped no build"),
+            Action::Start => {
+                check!(self, !self.start_due, "4: two starts at once");
+                check!(self, self.gone.is_none(), "12: a start after the client's end");
+                self.start_due = true;
+            }
+            Action::Stop { generation, how } => {
+                let leaving = self.gone.is_some() || self.may_leave || self.left;
+                let server = self.servers.get_mut(&generation).expect("only what was started is stopped");
+                let (alive, again) = (server.alive, server.stop.is_some());
+                server.retired |= !leaving;
+                server.stop = Some(how);
+                check!(self, alive && !again, "4: generation {generation} stopped twice, or when it was gone");
+            }
+            Action::MarkReady(generation) => self.server_is_ready(generation),
+            Action::WriteMarker { .. } => {
+                check!(self, !self.marking && !self.building, "12: a restart began while another one runs");
+                check!(self, self.tickets_running.is_empty(), "12: a restart began before the last one was answered");
+                self.tickets_running = std::mem::take(&mut self.tickets_waiting);
+                self.finished_now = false;
+                self.marking = true;
+                self.any_end = true;
+            }
+            Action::ReadMarker(key) => self.reading.push(key),
+            // What a server babbles is not for the client, and there is no promise about it here.
+            Action::Record(_) | Action::Divert(..) => {}
+            Action::Answer { ticket, .. } => {
+                if let Some(index) = self.tickets_running.iter().position(|running| *running == ticket) {
+                    self.tickets_running.swap_remove(index);
+                    self.finished_now = true;
+                } else if let Some(index) = self.tickets_waiting.iter().position(|waiting| *waiting == ticket) {
+                    check!(
+                        self,
+                        self.gone.is_some() || self.may_leave || self.left,
+                        "12: ticket {ticket} answered before its run"
+                    );
+                    self.tickets_waiting.swap_remove(index);
+                } else {
+                    self.fail(&format!("12: ticket {ticket} answered twice"));
+                }
+            }
+            Action::End(code) => {
+                check!(self, code == 0, "ended with {code}");
+                check!(self, self.gone.is_some() || self.may_leave || self.left, "12: ended by itself");
+                check!(self, self.servers.values().all(|server| !server.alive), "4: ended with children left");
+                self.ended = true;
+            }
+        }
+    }
+
+    // ---- telling --------------------------------------------------------------------------------------
+
+    fn tell(&mut self, line: &str) {
+        let mut line = format!("{:6} {line}", (self.now - self.born).as_millis());
+        if line.len() > 420 {
+            let end = (0..=420).rev().find(|&end| line.is_char_boundary(end)).unwrap_or(0);
+            line.truncate(end);
+        }
+        self.story.push_back(line);
+        if self.story.len() > STORY_MAX {
+            self.story.pop_front();
+        }
+    }
+
+    fn fail(&self, why: &str) -> ! {
+        let story: Vec<&str> = self.story.iter().map(String::as_str).collect();
+        let settings = &self.settings;
+        let facts = format!(
+            "tools {}, {:?}, {:?}, build {}, clean exit {:?}, {:?} client, held_max {}, clash {}",
+            settings.tools,
+            settings.retry,
+            settings.reload,
+            settings.build,
+            settings.on_clean_exit,
+            self.client.era,
+            settings.limits.held_max,
+            self.clash,
+        );
+        panic!("seed {}: {why}\n{facts}\n{}\n=> seed {}: {why}", self.seed, story.join("\n"), self.seed);
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next_number += 1;
+        self.next_number - 1
+    }
+
+    fn any_server(&mut self, holds: impl Fn(&Server) -> bool) -> Option<u32> {
+        let found: Vec<u32> = self.servers.values().filter(|server| holds(server)).map(|s| s.generation).collect();
+        (!found.is_empty()).then(|| self.dice.pick(&found))
+    }
+
+    /// The generation that takes the client's messages, as far as the world can tell.
+    fn serving(&self) -> Option<u32> {
+        self.servers
+            .values()
+            .rev()
+            .find(|s| s.alive && s.serves && !s.draining && s.stop.is_none())
+            .map(|s| s.generation)
+    }
+}
+
+/// The number of its own that a line carries.
+fn number_of(line: &[u8]) -> Option<u64> {
+    let text = std::str::from_utf8(line).ok()?;
+    let at = text.find(r#""n":"#)? + 4;
+    let digits: String = text[at..].chars().take_while(char::is_ascii_digit).collect();
+    digits.parse().ok()
+}
+
+/// An id as the other side would write it.
+fn id_text(id: &Value) -> String {
+    id.to_string()
+}
+
+fn is_private(id: &Value) -> bool {
+    id.as_str().is_some_and(|id| id.starts_with(&format!("outlast-{RANDOM}-")))
+}
+
+fn bytes(text: String) -> Bytes {
+    let mut text = text.into_bytes();
+    text.push(b'\n');
+    text.into()
+}

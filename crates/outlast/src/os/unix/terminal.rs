@@ -1,0 +1,24 @@
+//! The terminal on stdout.
+#![expect(unsafe_code, reason = "the size of a terminal is asked by an ioctl that nix does not wrap")]
+
+use std::io;
+
+/// Columns and rows of the terminal on stdout; none if it is no terminal or does not know.
+pub fn terminal_size() -> Option<(u16, u16)> {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: this request writes one `winsize`, which is there and ours; a descriptor that is no terminal is an error.
+    let result = unsafe { libc::ioctl(libc::STDOUT_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    (result == 0 && size.ws_col > 0 && size.ws_row > 0).then_some((size.ws_col, size.ws_row))
+}
+
+/// Ends a process without a warning, by its bare id: for `outlast demo` alone, which plays the one who does such
+/// things to the demo's server. All else signals through a household, which cannot hit a stranger.
+pub fn kill_hard(pid: u32) -> io::Result<()> {
+    use nix::{
+        sys::signal::{Signal, kill},
+        unistd::Pid,
+    };
+    // Zero and negative numbers would mean whole groups, and 1 is the system's.
+    let pid = i32::try_from(pid).ok().filter(|pid| *pid > 1).ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(kill(Pid::from_raw(pid), Signal::SIGKILL)?)
+}
