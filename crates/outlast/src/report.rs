@@ -115,10 +115,8 @@ pub fn cannot_start(program: &str, error: &io::Error) -> Report {
             Report::new(NOT_FOUND, format!("cannot start `{program}`"))
                 .hint("install the interpreter, or mend the first line of the file")
         }
-        io::ErrorKind::NotFound if program.contains('/') => {
-            Report::new(NOT_FOUND, format!("cannot start `{program}`"))
-                .hint("the path is taken from the working directory")
-        }
+        io::ErrorKind::NotFound if program.contains('/') => Report::new(NOT_FOUND, format!("cannot start `{program}`"))
+            .hint("the path is taken from the working directory"),
         io::ErrorKind::NotFound => Report::new(NOT_FOUND, format!("cannot start `{program}`")).hint(
             "the command is looked up on PATH; clients often start servers with a shorter PATH than your shell's",
         ),

@@ -130,3 +130,27 @@ fn a_policy_that_gives_up_says_so_and_can_be_overruled() {
     assert_eq!(client.call("echo", json!({"text": "back"})), "back");
     client.end();
 }
+
+#[test]
+fn a_server_that_does_not_come_up_in_time_is_stopped_and_its_client_told() {
+    let place = Place::new();
+    let more = place.write("more", "--slow-start\n600000\n");
+    let setup = Setup::new(&place).hasty().options(["--start-timeout", "0.3"]);
+    let mut client = setup.puppet(["--ignore-term", "--more", &more]).start();
+    is_repaired(&place, &mut client, "did not finish its handshake", || fs::remove_file(&more).expect("it is there"));
+    client.end();
+    place.is_swept();
+}
+
+#[test]
+fn a_server_that_leaves_before_its_handshake_has_crashed() {
+    let place = Place::new();
+    let mut client = Setup::new(&place).command(["true"]).start();
+    let opened = client.ask("initialize", initialize_params(VERSION));
+    assert_eq!(opened["result"]["serverInfo"]["name"], "outlast", "{opened}");
+    let crash = place.recorded("server_crashed", 1);
+    assert!(crash["exit_code"] == 0 || crash["detail"] == "closed its stdout", "{crash}");
+    client.line(INITIALIZED);
+    assert_eq!(client.status()["pid"], Value::Null);
+    client.end();
+}

@@ -172,12 +172,13 @@ pub struct Setup {
     options: Vec<String>,
     command: Vec<String>,
     group: bool,
+    deaf: bool,
 }
 
 impl Setup {
     pub fn new(place: &Place) -> Setup {
         let cwd = place.path().to_owned();
-        Setup { home: cwd.clone(), cwd, options: Vec::new(), command: vec![PUPPET.into()], group: false }
+        Setup { home: cwd.clone(), cwd, options: Vec::new(), command: vec![PUPPET.into()], group: false, deaf: false }
     }
 
     /// Options of `outlast mcp`.
@@ -218,6 +219,12 @@ impl Setup {
         self
     }
 
+    /// Does not read its stderr.
+    pub fn deaf(mut self) -> Setup {
+        self.deaf = true;
+        self
+    }
+
     /// Starts it; nothing is said yet.
     pub fn start(self) -> Client {
         let mut command = Command::new(OUTLAST);
@@ -236,7 +243,7 @@ impl Setup {
         if self.group {
             command.process_group(0);
         }
-        Client::new(command.spawn().expect("the program starts"))
+        Client::new(command.spawn().expect("the program starts"), self.deaf)
     }
 
     /// Starts it and makes the handshake.
@@ -268,7 +275,7 @@ pub struct Client {
 }
 
 impl Client {
-    fn new(mut child: Child) -> Client {
+    fn new(mut child: Child, deaf: bool) -> Client {
         let stdout = child.stdout.take().expect("stdout is piped");
         let (hearing, told) = nix::unistd::pipe2(nix::fcntl::OFlag::O_CLOEXEC).expect("a pipe");
         let (heard, lines) = channel();
@@ -277,6 +284,10 @@ impl Client {
         let said = BufReader::new(child.stderr.take().expect("stderr is piped"));
         let kept = Arc::clone(&stderr);
         let stderr_reader = thread::spawn(move || {
+            if deaf {
+                // Open, so that writing to it is no error, and never read.
+                thread::park();
+            }
             for line in said.split(b'\n').map_while(Result::ok) {
                 kept.lock().expect("nobody panics with it").push(String::from_utf8_lossy(&line).into_owned());
             }
@@ -532,6 +543,9 @@ impl Client {
 /// A failed story leaves nobody behind: the keeper sweeps when the program is gone.
 impl Drop for Client {
     fn drop(&mut self) {
+        if let Some(reader) = &self.stderr_reader {
+            reader.thread().unpark();
+        }
         self.stdin = None;
         if thread::panicking() {
             eprintln!("stderr of the program:\n{}", self.stderr_text());

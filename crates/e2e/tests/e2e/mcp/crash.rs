@@ -223,6 +223,7 @@ fn exit_42_is_a_success_of_the_call_that_caused_it_and_is_throttled() {
 
     // Answered by the server itself, then gone.
     client.call("restart_server", json!({"answer": true}));
+    place.recorded("server_exiting", 4);
     client.server_pid();
     let report = client.result("outlast_restart_server", json!({}));
     assert_eq!(report["structuredContent"]["generation"], 6, "{report}");
@@ -297,4 +298,79 @@ fn a_client_that_leaves_a_server_full_is_heard_to_leave() {
     }
     client.end();
     place.is_swept();
+}
+
+#[test]
+fn what_a_dead_server_asked_is_taken_back_and_late_answers_reach_nobody() {
+    let place = Place::new();
+    let log = place.join("log");
+    let mut client = Setup::new(&place).puppet(["--log", &log]).ready();
+    let asking = client.send_call("ask", json!({"method": "roots/list"}));
+    let question = client.next("roots/list");
+    assert_eq!(question["id"], 0, "the first server's ids are its own");
+    client.kill_server();
+    let answer = client.answer(asking);
+    failure(&answer["result"]);
+    assert_eq!(client.next("notifications/cancelled")["params"]["requestId"], question["id"]);
+    client.line(r#"{"jsonrpc":"2.0","id":0,"result":{"late":true}}"#);
+
+    // The next server counts from 0 again, and is told apart.
+    let asking = client.send_call("ask", json!({"method": "roots/list"}));
+    let question = client.next("roots/list");
+    assert!(question["id"].as_str().is_some_and(|id| id.starts_with("outlast-")), "{question}");
+    client.line(r#"{"jsonrpc":"2.0","id":0,"result":{"late":"still"}}"#);
+    client.line(&format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{"roots":[]}}}}"#, question["id"]));
+    let said = text(&client.answer(asking)["result"]);
+    assert_eq!(said, r#"{"jsonrpc":"2.0","id":0,"result":{"roots":[]}}"#, "its own id is restored");
+    assert!(place.log("log").iter().all(|(_, line)| !line.contains("late")), "nobody heard the late answers");
+    client.end();
+}
+
+#[test]
+fn so_many_may_wait_and_no_more() {
+    const HELD_MAX: usize = 256;
+    let place = Place::new();
+    let mut client = Setup::new(&place).ready();
+    client.kill_server();
+    place.recorded("server_crashed", 1);
+    let asked: Vec<u64> = (0..HELD_MAX + 10).map(|_| client.send_call("pid", json!({}))).collect();
+    let new = text(&client.answer(asked[0])["result"]);
+    for id in &asked[1..HELD_MAX] {
+        assert_eq!(text(&client.answer(*id)["result"]), new);
+    }
+    for id in &asked[HELD_MAX..] {
+        let answer = client.answer(*id);
+        let data = failure(&answer["result"]);
+        assert_eq!((&data["reason"], &data["outcome"]), (&json!("hold_full"), &json!("not_sent")), "{data}");
+    }
+    client.end();
+}
+
+#[test]
+fn a_server_that_had_served_for_a_while_comes_back_at_once() {
+    let place = Place::new();
+    let mut client = Setup::new(&place).ready();
+    client.call("sleep", json!({"ms": 5_100}));
+    client.kill_server();
+    let crash = place.recorded("server_crashed", 1);
+    assert_eq!(crash["delay_ms"], 0, "{crash}");
+    client.call("echo", json!({"text": "back"}));
+    client.kill_server();
+    let crash = place.recorded("server_crashed", 2);
+    assert_eq!(crash["delay_ms"], 1000, "only the first time: {crash}");
+    client.end();
+}
+
+#[test]
+fn a_client_that_never_reads_our_stderr_is_served() {
+    let place = Place::new();
+    let mut client = Setup::new(&place).deaf().ready();
+    // More than a pipe holds, in lines and in one.
+    for _ in 0..30 {
+        client.call("stderr", json!({"text": "x".repeat(5_000)}));
+    }
+    client.call("stderr", json!({"text": "x".repeat(500_000)}));
+    client.result("crash", json!({}));
+    assert_eq!(client.call("echo", json!({"text": "on"})), "on");
+    client.end();
 }

@@ -205,3 +205,83 @@ fn a_build_is_ended_too() {
     assert!(begun.elapsed() < ENDS_WITHIN + BUSY, "{:?}", begun.elapsed());
     assert_eq!(place.family(), [0; 0]);
 }
+
+/// Some clients speak through sockets, one for each direction or one for both.
+mod sockets {
+    use std::{
+        io::{BufRead, BufReader, Write},
+        net::Shutdown,
+        os::{fd::OwnedFd, unix::net::UnixStream},
+        process::{Child, Command, Stdio},
+    };
+
+    use serde_json::Value;
+
+    use super::super::client::{INITIALIZED, OUTLAST, PATIENCE, PUPPET, Place, VERSION, initialize_params, until};
+    use super::*;
+
+    fn start(place: &Place, stdin: OwnedFd, stdout: OwnedFd) -> Child {
+        Command::new(OUTLAST)
+            .args(["mcp", "--", PUPPET])
+            .current_dir(place.path())
+            .env("HOME", place.path())
+            .stdin(Stdio::from(stdin))
+            .stdout(Stdio::from(stdout))
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("the program starts")
+    }
+
+    fn say(socket: &mut UnixStream, message: &Value) {
+        writeln!(socket, "{message}").expect("the program listens");
+    }
+
+    fn hear(socket: &mut BufReader<UnixStream>) -> Value {
+        let mut line = String::new();
+        socket.read_line(&mut line).expect("an answer comes in time");
+        serde_json::from_str(&line).unwrap_or_else(|_| panic!("not a message: {line:?}"))
+    }
+
+    fn ask(id: u32, method: &str, params: Value) -> Value {
+        json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+    }
+
+    fn ends_with_0(place: &Place, mut child: Child) {
+        let status = until("the end of the program", || child.try_wait().expect("our child"));
+        assert_eq!(status.code(), Some(0));
+        assert_eq!(place.family(), [0; 0]);
+    }
+
+    #[test]
+    fn one_for_each_direction() {
+        let place = Place::new();
+        let (mut to, stdin) = UnixStream::pair().expect("sockets");
+        let (from, stdout) = UnixStream::pair().expect("sockets");
+        from.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        let mut from = BufReader::new(from);
+        let child = start(&place, stdin.into(), stdout.into());
+        say(&mut to, &ask(1, "initialize", initialize_params(VERSION)));
+        assert_eq!(hear(&mut from)["result"]["protocolVersion"], VERSION);
+        writeln!(to, "{INITIALIZED}").expect("the program listens");
+        // Nothing is on its way that could fail.
+        drop(from);
+        ends_with_0(&place, child);
+    }
+
+    #[test]
+    fn one_for_both_directions_and_a_client_that_only_stops_speaking() {
+        let place = Place::new();
+        let (mut socket, theirs) = UnixStream::pair().expect("sockets");
+        socket.set_read_timeout(Some(PATIENCE)).expect("a socket");
+        let mut from = BufReader::new(socket.try_clone().expect("a socket"));
+        let child = start(&place, theirs.try_clone().expect("a socket").into(), theirs.into());
+        say(&mut socket, &ask(1, "initialize", initialize_params(VERSION)));
+        assert_eq!(hear(&mut from)["id"], 1);
+        writeln!(socket, "{INITIALIZED}").expect("the program listens");
+        say(&mut socket, &ask(2, "tools/call", json!({"name": "sleep", "arguments": {"ms": 300}})));
+        socket.shutdown(Shutdown::Write).expect("a socket");
+        let answer = hear(&mut from);
+        assert_eq!(answer["result"]["content"][0]["text"], "slept", "it is still listened to: {answer}");
+        ends_with_0(&place, child);
+    }
+}
