@@ -467,8 +467,8 @@ mod tests {
         error: `--retry <retry>` is given more than once
           hint: `outlast mcp --help` says what there is
         $ outlast mcp
-        error: `<CMD>...` is missing
-          hint: `outlast mcp --help` says what there is
+        error: the server's command is missing
+          hint: it stands after two dashes: `outlast mcp -- python -m my_server`
         ");
     }
 
