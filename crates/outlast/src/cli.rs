@@ -4,6 +4,8 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::history::Since;
+
 /// The connection outlasts the process.
 ///
 /// outlast owns the processes an AI agent depends on, so that a crash, a hang or a reload is a short pause and never
@@ -16,9 +18,19 @@ pub struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
-#[expect(clippy::large_enum_variant, reason = "one is made, once")]
 pub enum Command {
     Mcp(Mcp),
+    Ps(Ps),
+    /// Say how one instance is: its server, its restarts, its last words.
+    State(Which),
+    /// Print the process id of an instance's server.
+    Pid(Which),
+    Restart(Restart),
+    Stop(Stop),
+    /// Start a server again that was given up on.
+    Resume(Which),
+    Logs(Logs),
+    Audit(Audit),
     Demo(Demo),
     #[command(hide = true)]
     DemoServer(DemoServer),
@@ -40,8 +52,8 @@ pub struct Mcp {
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 
-    /// Reload the server when a file here changes; what git ignores does not count. May be repeated.
-    #[arg(long, value_name = "PATH", help_heading = "Reloading")]
+    /// Reload the server when a file here changes; what git ignores does not count.
+    #[arg(long, value_name = "PATH", num_args = 1.., help_heading = "Reloading")]
     pub watch: Vec<PathBuf>,
 
     /// Run this in a shell before each reload; if it fails, the old server keeps serving.
@@ -106,6 +118,87 @@ pub struct Mcp {
     #[arg(long, conflicts_with_all = ["watch", "build", "reload", "drain", "retry", "hold", "start_timeout", "no_tools",
         "marker", "on_clean_exit"])]
     pub inherit: bool,
+}
+
+/// List everything that runs under outlast, in every project.
+#[derive(Debug, Args)]
+pub struct Ps {
+    /// An array of objects, for programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Which instance is meant.
+#[derive(Debug, Args)]
+pub struct Which {
+    /// Its id, the beginning of it, or its name [default: the only one in this directory]
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+
+    /// JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Reload a server while its client stays connected.
+///
+/// The new server takes over when it is ready. If it does not come up, the old one keeps serving, and this says why.
+#[derive(Debug, Args)]
+pub struct Restart {
+    #[command(flatten)]
+    pub which: Which,
+
+    /// What stands in the audit log and in the restart marker.
+    #[arg(long, value_name = "TEXT")]
+    pub reason: Option<String>,
+}
+
+/// End an instance: its server, and outlast itself.
+#[derive(Debug, Args)]
+pub struct Stop {
+    #[command(flatten)]
+    pub which: Which,
+
+    /// At once: the server is killed, and what it was asked stays unanswered.
+    #[arg(long)]
+    pub force: bool,
+}
+
+/// Show what an instance and its server said.
+#[derive(Debug, Args)]
+pub struct Logs {
+    /// Its id, the beginning of it, or its name; also of one that ended in this directory [default: the only one that
+    /// runs here, or else the last that did]
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+
+    /// Go on as more is said, until the instance ends.
+    #[arg(short, long)]
+    pub follow: bool,
+
+    /// How many lines, from the end.
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 100)]
+    pub lines: usize,
+}
+
+/// Show what happened in this directory, or to one instance: starts, crashes, restarts and why.
+#[derive(Debug, Args)]
+pub struct Audit {
+    /// An instance's id, the beginning of it, or its name [default: all in this directory]
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+
+    /// Only what came after: a time ago, such as 10m, 2h or 7d, or a moment in UTC, such as 2026-01-13T14:32
+    #[arg(long, value_name = "TIME", value_parser = Since::parse)]
+    pub since: Option<Since>,
+
+    /// Only events of this type, such as `server_crashed`.
+    #[arg(long, value_name = "EVENT")]
+    pub event: Option<String>,
+
+    /// The lines as they stand in the log, for jq.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Watch a connection outlast its server, in ten seconds: a reload, a broken reload, a kill -9.

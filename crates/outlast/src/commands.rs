@@ -10,6 +10,7 @@ use outlast_core::{
 
 use crate::{
     cli,
+    control::{Control, Instance},
     home::{self, Home},
     inherit,
     journal::Journal,
@@ -57,7 +58,8 @@ async fn serve(arguments: cli::Mcp, keeper: Keeper, cwd: &Path) -> Result<u8, Re
     let id = home::new_id(&name);
     let home = Home::open(cwd, env::home_dir().as_deref());
     let mut journal = Journal::new(&home, &id, &name);
-    journal.begin(&shell_quote(words.iter().map(String::as_str)), cwd);
+    let command_line = shell_quote(words.iter().map(String::as_str));
+    journal.begin(&command_line, cwd);
 
     let grace = Grace { after_stdin: arguments.stdin_grace, after_term: arguments.term_grace, ..Grace::default() };
     let mut command = arguments.command.iter().cloned();
@@ -69,15 +71,28 @@ async fn serve(arguments: cli::Mcp, keeper: Keeper, cwd: &Path) -> Result<u8, Re
         grace,
         id: id.clone(),
     };
+    let instance = Instance {
+        id: id.clone(),
+        kind: "mcp",
+        name: name.clone(),
+        cwd: cwd.to_owned(),
+        command: command_line,
+        log: home.log(&id),
+        audit: home.audit(),
+    };
+    let (control, complaint) = Control::begin(instance, env::home_dir().as_deref());
+    if let Some(complaint) = complaint {
+        journal.note(&complaint);
+    }
     if arguments.inherit {
-        return Ok(inherit::run(plan, policy(&arguments), household, stops, journal).await);
+        return Ok(inherit::run(plan, policy(&arguments), household, stops, journal, control).await);
     }
     let stdin = os::stdin().map_err(failed("cannot read stdin"))?;
     let stdout = os::stdout().map_err(failed("cannot write to stdout"))?;
     let hangups = os::Hangups::begin().map_err(failed("cannot watch stdin and stdout"))?;
     let markers = Markers::new(&home, &id, arguments.marker.clone());
     let relay = Relay::new(settings(&arguments, id, name));
-    Ok(Driver::new(plan, relay, household, stops, stdin, stdout, hangups, journal, markers, watch).run().await)
+    Ok(Driver::new(plan, relay, household, stops, stdin, stdout, hangups, journal, markers, watch, control).run().await)
 }
 
 fn settings(arguments: &cli::Mcp, id: String, name: String) -> Settings {

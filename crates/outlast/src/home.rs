@@ -107,6 +107,14 @@ pub fn state_dir(home: &Path) -> PathBuf {
     home.join(".local").join("state").join("outlast")
 }
 
+/// Where a project's state may lie, for those who only look: what is not there is not made.
+pub fn candidates(cwd: &Path, home: Option<&Path>) -> Vec<PathBuf> {
+    let beside = cwd.parent().map(|_| cwd.join(".outlast"));
+    let home = home.filter(|home| home.is_absolute());
+    let elsewhere = home.map(|home| state_dir(home).join("projects").join(project_name(cwd)));
+    beside.into_iter().chain(elsewhere).collect()
+}
+
 /// A name for one start of one instance: what it runs, readable, and a tail no other start has.
 pub fn new_id(name: &str) -> String {
     let since_epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();

@@ -16,9 +16,11 @@ use outlast_core::{
     record::{self, Record},
     restarts::{Policy, Restarts, Verdict},
 };
+use serde_json::{Value, json};
 use tokio::time::{Sleep, sleep_until};
 
 use crate::{
+    control::{self, Control, server::Asked, wire::Refusal},
     home,
     journal::Journal,
     mcp::Plan,
@@ -32,8 +34,16 @@ struct Inherit {
     household: Household,
     stops: os::Stops,
     journal: Journal,
+    control: Control,
     generation: u32,
     child: Option<(Life, Instant)>,
+    /// The child that runs, for words only.
+    pid: Option<u32>,
+    last_exit: Option<String>,
+    /// Those who asked for a restart and wait for the next child.
+    waiting: Vec<u64>,
+    /// Whom the restart they asked for replaces, and since when.
+    replaced: Option<(u32, Instant)>,
     next: Option<Instant>,
     /// We were asked to leave, or the child left on purpose.
     code: Option<u8>,
@@ -41,22 +51,37 @@ struct Inherit {
 }
 
 /// Runs until the server leaves on purpose or somebody stops us; the exit code.
-pub async fn run(plan: Plan, policy: Policy, household: Household, stops: os::Stops, journal: Journal) -> u8 {
+pub async fn run(
+    plan: Plan,
+    policy: Policy,
+    household: Household,
+    stops: os::Stops,
+    journal: Journal,
+    control: Control,
+) -> u8 {
     let mut inherit = Inherit {
         plan,
         restarts: Restarts::new(policy, home::random()),
         household,
         stops,
         journal,
+        control,
         generation: 0,
         child: None,
+        pid: None,
+        last_exit: None,
+        waiting: Vec::new(),
+        replaced: None,
         next: None,
         code: None,
         timer: None,
     };
     inherit.start();
     let code = std::future::poll_fn(|cx| inherit.poll(cx)).await;
-    inherit.journal.end(code);
+    inherit.refuse_waiting("outlast is stopping");
+    let line = inherit.journal.end(code);
+    inherit.control.record(&line);
+    inherit.control.end();
     code
 }
 
@@ -91,6 +116,10 @@ impl Inherit {
                 self.heard(news);
                 moved = true;
             }
+            if let Poll::Ready(asked) = self.control.poll(cx) {
+                self.asked(asked);
+                moved = true;
+            }
             if self.child.is_none() {
                 match (self.code, self.next) {
                     (Some(code), _) => return Poll::Ready(code),
@@ -106,6 +135,102 @@ impl Inherit {
                 return Poll::Pending;
             }
         }
+    }
+
+    fn asked(&mut self, Asked { ticket, method, params }: Asked) {
+        let answer = match method.as_str() {
+            "state" => Ok(self.state()),
+            "pid" => Ok(json!({"pid": self.pid})),
+            "restart" | "resume" => {
+                if self.code.is_some() {
+                    Err(Refusal::new("restart_failed", "outlast is stopping"))
+                } else if method == "resume" && self.child.is_some() {
+                    Ok(json!({"resumed": false, "state": self.state()["state"]}))
+                } else {
+                    let reason = params["reason"].as_str().unwrap_or("asked for from outside").to_owned();
+                    self.restart(ticket, reason);
+                    return;
+                }
+            }
+            "stop" => {
+                let graceful = params["graceful"].as_bool().unwrap_or(true);
+                self.journal.note(if graceful { "Stop requested" } else { "Stop at once requested" });
+                self.code = Some(0);
+                self.live(life::Event::StopAsked(How::Stopped));
+                if !graceful {
+                    self.live(life::Event::KillAsked);
+                }
+                Ok(json!({"stopping": true}))
+            }
+            "subscribe" => return self.control.subscribe(ticket),
+            method => Err(control::unknown_method(method, &control::METHODS)),
+        };
+        self.control.answer(ticket, &answer);
+    }
+
+    /// One after the other: the streams are the same, so two cannot have them.
+    fn restart(&mut self, ticket: u64, reason: String) {
+        self.waiting.push(ticket);
+        let record = Record::new(record::Event::ServerRestartRequested);
+        self.record(Record { pid: self.pid, reason: Some(reason), detail: Some("control".into()), ..record });
+        if self.replaced.is_none() {
+            self.replaced = Some((self.pid.unwrap_or_default(), Instant::now()));
+        }
+        match self.child {
+            Some(_) => self.live(life::Event::StopAsked(How::Stopped)),
+            None => self.next = Some(Instant::now()),
+        }
+    }
+
+    fn answer_waiting(&mut self, pid: u32) {
+        let Some((old, since)) = self.replaced.take() else { return };
+        let report = json!({
+            "old_pid": (old > 0).then_some(old),
+            "new_pid": pid,
+            "generation": self.generation,
+            "took_ms": u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX),
+            "tools": {"compared": false},
+        });
+        for ticket in std::mem::take(&mut self.waiting) {
+            self.control.answer(ticket, &Ok(report.clone()));
+        }
+    }
+
+    fn refuse_waiting(&mut self, why: &str) {
+        self.replaced = None;
+        for ticket in std::mem::take(&mut self.waiting) {
+            self.control.answer(ticket, &Err(Refusal::new("restart_failed", why)));
+        }
+    }
+
+    fn state(&self) -> Value {
+        let now = Instant::now();
+        let state = match (&self.child, self.pid) {
+            (Some(_), _) if self.code.is_some() => "stopping",
+            (Some(_), Some(_)) if self.replaced.is_some() => "reloading",
+            // Nothing is read, so there is no better sign of readiness than to be running.
+            (Some(_), Some(_)) => "ready",
+            (Some(_), None) => "starting",
+            (None, _) => "backoff",
+        };
+        let uptime = self.child.as_ref().filter(|_| self.pid.is_some()).map(|(_, since)| now.duration_since(*since));
+        let mut state = json!({
+            "state": state,
+            "pid": self.pid,
+            "generation": self.generation,
+            "uptime_s": uptime.map(|uptime| uptime.as_secs_f64()),
+            "restarts": self.generation.saturating_sub(1),
+            "crashes": self.restarts.crashes(now),
+            "next_try_s": self.next.map(|at| at.saturating_duration_since(now).as_secs_f64()),
+            "last_exit": self.last_exit,
+        });
+        self.control.complete(&mut state);
+        state
+    }
+
+    fn record(&mut self, record: Record) {
+        let line = self.journal.record(record);
+        self.control.record(&line);
     }
 
     fn poll_time(&mut self, cx: &mut Context<'_>) -> bool {
@@ -130,21 +255,27 @@ impl Inherit {
     fn heard(&mut self, news: News) {
         match news {
             News::Started { pid, .. } => {
-                self.restarts.child_started(Instant::now());
+                match self.replaced {
+                    Some(_) => self.restarts.replaced(Instant::now()),
+                    None => self.restarts.child_started(Instant::now()),
+                }
                 // Nothing is read, so there is no better sign of readiness than to be running.
                 self.restarts.child_ready(Instant::now());
-                self.journal.record(Record {
+                self.pid = Some(pid);
+                self.record(Record {
                     pid: Some(pid),
                     generation: Some(self.generation.into()),
                     restarts: Some(self.generation - 1),
                     ..Record::new(record::Event::ServerStarted)
                 });
                 self.live(life::Event::Started { pid });
+                self.answer_waiting(pid);
             }
             News::StartFailed { error, .. } => {
                 let report = report::cannot_start(&self.plan.program.to_string_lossy(), &error);
                 self.journal.say(report.to_string().trim_end());
                 self.child = None;
+                self.refuse_waiting(&report.sentence);
                 if self.generation == 1 {
                     // There is nobody to tell: the client's handshake is the server's affair here.
                     self.code = Some(report.code);
@@ -186,7 +317,9 @@ impl Inherit {
 
     fn ended(&mut self, how: How, pid: u32) {
         let now = Instant::now();
-        let cause = classify(&how, self.code.is_some(), true);
+        let cause = classify(&how, self.code.is_some() || self.replaced.is_some(), true);
+        self.pid = None;
+        self.last_exit = Some(how.to_string());
         let event = match cause {
             Cause::Asked | Cause::Clean => record::Event::ServerStopped,
             Cause::RestartRequested => record::Event::ServerExiting,
@@ -196,6 +329,7 @@ impl Inherit {
             Record { pid: Some(pid), generation: Some(self.generation.into()), ..Record::new(event).ended(&how) };
         if self.code.is_none() {
             match self.restarts.child_ended(cause, how, now) {
+                _ if self.replaced.is_some() => self.next = Some(now),
                 Verdict::StartAt { at, delay, .. } => {
                     self.next = Some(at);
                     obituary.delay = Some(delay);
@@ -208,6 +342,6 @@ impl Inherit {
             }
         }
         obituary.crashes = obituary.crashes.or_else(|| Some(self.restarts.crashes(now)));
-        self.journal.record(obituary);
+        self.record(obituary);
     }
 }

@@ -55,8 +55,9 @@ impl Journal {
         journal
     }
 
-    /// Into the audit log first, so that the act it announces cannot outrun it; then the line for people.
-    pub fn record(&mut self, mut record: Record) {
+    /// Into the audit log first, so that the act it announces cannot outrun it; then the line for people. The line of
+    /// the log is returned, for those who listen.
+    pub fn record(&mut self, mut record: Record) -> String {
         record.id = Some(self.id.clone());
         record.kind = Some("mcp");
         let line = record.to_line(&now(), "outlast.mcp");
@@ -64,6 +65,7 @@ impl Journal {
             self.note(&complaint.to_string());
         }
         self.note(&sentence(&record));
+        line
     }
 
     pub fn begin(&mut self, command: &str, cwd: &Path) {
@@ -76,10 +78,11 @@ impl Journal {
         });
     }
 
-    pub fn end(mut self, code: u8) {
+    pub fn end(mut self, code: u8) -> String {
         let record = Record::new(Event::InstanceEnded);
-        self.record(Record { pid: Some(std::process::id()), exit_code: Some(code.into()), ..record });
+        let line = self.record(Record { pid: Some(std::process::id()), exit_code: Some(code.into()), ..record });
         self.audit.finish();
+        line
     }
 
     pub fn ready(&mut self, generation: u32) {

@@ -7,9 +7,12 @@ use clap::{CommandFactory, Parser};
 pub mod audit;
 pub mod cli;
 pub mod commands;
+pub mod control;
 pub mod demo;
+pub mod history;
 pub mod home;
 pub mod inherit;
+pub mod instances;
 pub mod journal;
 pub mod lines;
 pub mod marker;
@@ -17,6 +20,7 @@ pub mod mcp;
 pub mod os;
 pub mod outbox;
 pub mod report;
+pub mod table;
 pub mod watch;
 
 /// The whole program, callable from a test.
@@ -27,6 +31,14 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let result = match cli.command {
         cli::Command::Mcp(arguments) => commands::mcp(arguments),
+        cli::Command::Ps(arguments) => instances::ps(&arguments),
+        cli::Command::State(which) => instances::state(&which),
+        cli::Command::Pid(which) => instances::pid(&which),
+        cli::Command::Restart(arguments) => instances::restart(&arguments),
+        cli::Command::Stop(arguments) => instances::stop(&arguments),
+        cli::Command::Resume(which) => instances::resume(&which),
+        cli::Command::Logs(arguments) => history::logs(&arguments),
+        cli::Command::Audit(arguments) => history::audit(&arguments),
         cli::Command::Demo(arguments) => demo::run(&arguments),
         cli::Command::DemoServer(arguments) => Ok(demo::serve(&arguments.file)),
     };

@@ -19,12 +19,14 @@ use outlast_core::{
     record,
     relay::{Action, Event, Farewell, Origin, Reading, Relay},
 };
+use serde_json::{Value, json};
 use tokio::{
     task::JoinHandle,
     time::{Sleep, sleep_until},
 };
 
 use crate::{
+    control::{self, Control, server::Asked, wire::Refusal},
     journal::Journal,
     lines::{Line, Lines},
     marker::{self, Marker, Markers},
@@ -77,10 +79,13 @@ pub struct Driver {
     writing: Option<JoinHandle<Result<String, String>>>,
     readings: Vec<(u64, JoinHandle<marker::Reading>)>,
     watch: Option<Watch>,
+    control: Control,
 
     /// When this turn of the loop began; a turn is short.
     now: Instant,
     timer: Option<(Instant, Pin<Box<Sleep>>)>,
+    /// A server has come up, and the code for that may be given back.
+    has_started: bool,
     /// Long lines have been seen, and the pipes were made wider.
     is_wide: bool,
     ending: Option<(u8, Instant)>,
@@ -127,6 +132,7 @@ impl Driver {
         journal: Journal,
         markers: Markers,
         watch: Option<Watch>,
+        control: Control,
     ) -> Driver {
         Driver {
             plan,
@@ -148,8 +154,10 @@ impl Driver {
             writing: None,
             readings: Vec::new(),
             watch,
+            control,
             now: Instant::now(),
             timer: None,
+            has_started: false,
             is_wide: false,
             ending: None,
             never_started: None,
@@ -161,7 +169,9 @@ impl Driver {
         self.start();
         let code = std::future::poll_fn(|cx| self.poll(cx)).await;
         let code = if code == 0 { self.never_started.unwrap_or(0) } else { code };
-        self.journal.end(code);
+        let line = self.journal.end(code);
+        self.control.record(&line);
+        self.control.end();
         code
     }
 
@@ -173,6 +183,7 @@ impl Driver {
             moved |= self.poll_kids(cx);
             moved |= self.poll_client(cx);
             moved |= self.poll_files(cx);
+            moved |= self.poll_control(cx);
             moved |= self.flush(cx);
             if let Some((code, until)) = self.ending {
                 let quiet = self.to_client.is_empty() && self.kids.is_empty();
@@ -182,6 +193,9 @@ impl Driver {
             }
             moved |= self.poll_time(cx);
             if !moved {
+                if std::mem::take(&mut self.has_started) {
+                    os::give_back_code();
+                }
                 return Poll::Pending;
             }
         }
@@ -212,19 +226,28 @@ impl Driver {
             Action::Stop { generation, how } => self.live(generation, life::Event::StopAsked(how)),
             Action::Build => self.start_build(),
             Action::StopBuild => self.household.signal(BUILD, os::Signal::Kill),
-            Action::MarkReady(generation) => self.journal.ready(generation),
+            Action::MarkReady(generation) => {
+                self.has_started = true;
+                self.journal.ready(generation);
+            }
             Action::WriteMarker { pid, reason } => self.write_marker(pid, reason),
             Action::ReadMarker(key) => {
                 let markers = self.markers.clone();
                 self.readings.push((key, tokio::task::spawn_blocking(move || markers.read())));
             }
-            Action::Record(record) => self.journal.record(record),
+            Action::Record(record) => {
+                let line = self.journal.record(record);
+                self.control.record(&line);
+            }
             Action::Divert(generation, line) => {
                 if !line.trim_ascii().is_empty() {
                     self.journal.diverted(generation, &line);
                 }
             }
-            Action::Answer { result, .. } => self.journal.answered(&result),
+            Action::Answer { ticket, result } => {
+                self.journal.answered(&result);
+                self.control.answer(ticket, &result.map_err(refused_restart));
+            }
             Action::End(code) => self.ending = Some((code, Instant::now() + FAREWELL_MAX)),
         }
     }
@@ -376,7 +399,7 @@ impl Driver {
             _ => (1, 0),
         };
         for generation in first..=last {
-            // Its words may be here before the word of its start, and mean nothing to the machine until then.
+            // What it says before we heard that it started waits until then: the relay does not know it yet.
             if self.kids.get(&generation).is_none_or(|kid| kid.pid == 0) {
                 continue;
             }
@@ -612,6 +635,61 @@ impl Driver {
         true
     }
 
+    // ---- others ------------------------------------------------------------------------------------------------
+
+    fn poll_control(&mut self, cx: &mut Context<'_>) -> bool {
+        let Poll::Ready(Asked { ticket, method, params }) = self.control.poll(cx) else { return false };
+        let answer = match method.as_str() {
+            "state" => {
+                let mut state = self.relay.status(Instant::now());
+                self.control.complete(&mut state);
+                Ok(state)
+            }
+            "pid" => Ok(json!({"pid": self.relay.status(Instant::now())["pid"]})),
+            "restart" => {
+                let reason = params["reason"].as_str().unwrap_or("asked for from outside").to_owned();
+                // Answered when it is done.
+                self.tell(Event::RestartAsked { ticket, origin: Origin::Control, reason });
+                return true;
+            }
+            "resume" => {
+                let state = self.relay.status(Instant::now())["state"].take();
+                if matches!(state.as_str(), Some("given_up" | "stopped" | "backoff")) {
+                    let reason = "resumed".to_owned();
+                    self.tell(Event::RestartAsked { ticket, origin: Origin::Control, reason });
+                    return true;
+                }
+                Ok(json!({"resumed": false, "state": state}))
+            }
+            "stop" => {
+                let graceful = params["graceful"].as_bool().unwrap_or(true);
+                self.journal.note(if graceful { "Stop requested" } else { "Stop at once requested" });
+                self.stop(graceful);
+                Ok(json!({"stopping": true}))
+            }
+            "subscribe" => {
+                self.control.subscribe(ticket);
+                return true;
+            }
+            method => Err(control::unknown_method(method, &control::METHODS)),
+        };
+        self.control.answer(ticket, &answer);
+        true
+    }
+
+    /// As when the client leaves; or at once.
+    fn stop(&mut self, graceful: bool) {
+        self.stdin = None;
+        if graceful {
+            return self.tell(Event::ClientEnded(Farewell::Heard));
+        }
+        self.stopped_once = true;
+        self.tell(Event::ClientEnded(Farewell::Broken));
+        for generation in self.kids.keys().copied().collect::<Vec<_>>() {
+            self.live(generation, life::Event::KillAsked);
+        }
+    }
+
     // ---- files and time ----------------------------------------------------------------------------------------
 
     fn write_marker(&mut self, pid: u32, reason: String) {
@@ -713,6 +791,15 @@ impl Build {
             self.bytes -= self.tail.remove(0).len();
         }
     }
+}
+
+/// A restart that failed, as those outside are told.
+fn refused_restart(mut report: Value) -> Refusal {
+    let message = report["error"].as_str().unwrap_or("the restart failed").to_owned();
+    if let Some(report) = report.as_object_mut() {
+        report.remove("error");
+    }
+    Refusal { data: report, ..Refusal::new("restart_failed", message) }
 }
 
 fn generation_of(key: u64) -> u32 {

@@ -231,7 +231,7 @@ impl Mistake<'_> {
         }
         match self.list(ContextKind::ValidValue) {
             values if !values.is_empty() && self.error.kind() == ErrorKind::InvalidValue => {
-                format!("it may be {}", one_of(&values))
+                format!("it may be {}", one_of(&values, "or"))
             }
             _ => format!("`{} --help` says what there is", self.command()),
         }
@@ -275,7 +275,7 @@ impl Mistake<'_> {
 }
 
 /// How many slips of the fingers lead from one word to the other: a letter missed, added, replaced, or two swapped.
-fn slips(given: &str, meant: &str) -> usize {
+pub fn slips(given: &str, meant: &str) -> usize {
     let (given, meant): (Vec<char>, Vec<char>) = (given.chars().collect(), meant.chars().collect());
     let mut rows: Vec<Vec<usize>> = vec![(0..=meant.len()).collect()];
     for i in 1..=given.len() {
@@ -293,11 +293,11 @@ fn slips(given: &str, meant: &str) -> usize {
     rows[given.len()][meant.len()]
 }
 
-/// `a`, `b` or `c`
-fn one_of(values: &[String]) -> String {
+/// `a`, `b` or `c`; or another last word.
+pub fn one_of(values: &[String], last_word: &str) -> String {
     let quoted: Vec<String> = values.iter().map(|value| format!("`{value}`")).collect();
     match quoted.split_last() {
-        Some((last, rest)) if !rest.is_empty() => format!("{} or {last}", rest.join(", ")),
+        Some((last, rest)) if !rest.is_empty() => format!("{} {last_word} {last}", rest.join(", ")),
         _ => quoted.concat(),
     }
 }

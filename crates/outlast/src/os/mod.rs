@@ -1,4 +1,4 @@
-//! The operating system: child processes, pipes, signals. Platforms differ only in here.
+//! The operating system: child processes, pipes, signals, control sockets. Platforms differ only in here.
 //!
 //! Children are started, signalled and reaped by a [`Household`]. It is named by keys the caller
 //! chooses, so no raw process id leaves this room except for words to people.
@@ -16,7 +16,10 @@ use unix as platform;
 #[cfg(windows)]
 use windows as platform;
 
-pub use platform::{Hangups, Household, Keeper, Sink, Source, Stops, kill_hard, say, stdin, stdout, terminal_size};
+pub use platform::{
+    Hangups, Household, Keeper, Line, Listener, Peer, SOCKET_PATH_MAX, SOCKETS, Sink, Source, Stops, born, claim_dir,
+    give_back_code, kill_hard, remove_socket, say, short_dirs, stdin, stdout, terminal_size,
+};
 
 /// The environment variable by which a child's descendants are known, wherever they went.
 pub const CHILD_TAG: &str = "OUTLAST_CHILD";

@@ -62,6 +62,10 @@ use super::{
     threaded::{Reader, Writer},
 };
 
+mod socket;
+
+pub use socket::{Line, Listener, Peer, SOCKET_PATH_MAX, SOCKETS, born, claim_dir, remove_socket, short_dirs};
+
 /// The exit code of whoever is in a job that we end.
 const KILLED: u32 = 1;
 
@@ -529,3 +533,6 @@ pub fn kill_hard(pid: u32) -> io::Result<()> {
         _ => Ok(()),
     }
 }
+
+/// The system looks after our code by itself.
+pub fn give_back_code() {}

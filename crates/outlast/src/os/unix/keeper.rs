@@ -43,6 +43,7 @@ use nix::{
 
 use super::{
     descendants::{self, Family},
+    memory::give_back_code,
     stops::is_ignored,
     stream::{pipe, set_nonblocking},
     wire::{self, Request},
@@ -80,6 +81,8 @@ struct Keeper {
     fds: VecDeque<OwnedFd>,
     outbox: Vec<u8>,
     children: Vec<Child>,
+    /// Something was spawned, and the code for that may be given back.
+    has_spawned: bool,
 }
 
 /// A process we started and have not reaped.
@@ -115,7 +118,15 @@ impl Keeper {
         }
         let wakes = watch_signals()?;
         set_nonblocking(&socket)?;
-        Ok(Keeper { socket, wakes, inbox: Vec::new(), fds: VecDeque::new(), outbox: Vec::new(), children: Vec::new() })
+        Ok(Keeper {
+            socket,
+            wakes,
+            inbox: Vec::new(),
+            fds: VecDeque::new(),
+            outbox: Vec::new(),
+            children: Vec::new(),
+            has_spawned: false,
+        })
     }
 
     fn keep(mut self) {
@@ -123,6 +134,9 @@ impl Keeper {
             self.notice_ends();
             self.go_on_sweeping();
             self.send();
+            if self.outbox.is_empty() && std::mem::take(&mut self.has_spawned) {
+                give_back_code();
+            }
             let next = self.children.iter().filter_map(|child| child.sweep.as_ref()).map(|sweep| sweep.next).min();
             self.wait(next);
             if self.receive().is_err() {
@@ -157,6 +171,7 @@ impl Keeper {
     }
 
     fn spawn(&mut self, key: u64, order: &Order, fds: [OwnedFd; 3]) {
+        self.has_spawned = true;
         match command(order, fds).spawn() {
             Ok(process) => {
                 let pid = process.id();

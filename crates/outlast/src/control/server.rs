@@ -1,0 +1,233 @@
+//! The listening side: one owner, no task of its own, and nobody who is slow is waited for.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    io,
+    path::Path,
+    task::{Context, Poll, Waker},
+};
+
+use bytes::{Buf, BytesMut};
+use serde_json::{Value, json};
+
+use super::wire::{self, Frames, Refusal, Request};
+use crate::os::{Listener, Peer};
+
+/// Who comes when so many are connected is told so and let go.
+const CLIENTS_MAX: usize = 64;
+/// Let in at one turn of the loop; further ones at the next.
+const ACCEPTS_MAX: usize = 8;
+/// A client that asked for so much and has no answer yet is not listened to until it has one.
+const UNANSWERED_MAX: usize = 16;
+/// A client that lets more than this wait is let go. It holds the longest answer and a good many events.
+const OUTBOX_MAX: usize = 2 << 20;
+
+/// Something a client wants. The ticket is for its answer; each gets exactly one.
+#[derive(Debug)]
+pub struct Asked {
+    pub ticket: u64,
+    pub method: String,
+    pub params: Value,
+}
+
+#[derive(Debug)]
+pub struct Server {
+    listener: Listener,
+    /// Who was heard last stands last.
+    clients: VecDeque<Client>,
+    next_client: u64,
+    /// Whose request a ticket is: the client and its id for it.
+    tickets: HashMap<u64, (u64, u64)>,
+    next_ticket: u64,
+}
+
+#[derive(Debug)]
+struct Client {
+    key: u64,
+    peer: Peer,
+    frames: Frames,
+    outbox: BytesMut,
+    unanswered: usize,
+    is_subscribed: bool,
+    hearing: Hearing,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Hearing {
+    Open,
+    /// It says no more, and goes when it has its answers.
+    Ended,
+    /// It let too much wait, or is gone.
+    Lost,
+}
+
+enum Heard {
+    Nothing,
+    Request(Request),
+}
+
+impl Server {
+    /// The directory of the socket must be ours alone.
+    pub fn bind(path: &Path) -> io::Result<Server> {
+        let listener = Listener::bind(path)?;
+        // The first ticket is not 0, which means nobody.
+        Ok(Server { listener, clients: VecDeque::new(), next_client: 1, tickets: HashMap::new(), next_ticket: 1 })
+    }
+
+    /// The next thing somebody wants. `Pending` has also sent what could be sent.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Asked> {
+        self.accept(cx);
+        for _ in 0..self.clients.len() {
+            let Some(mut client) = self.clients.pop_front() else { break };
+            let heard = client.poll(cx);
+            let asked = match heard {
+                Heard::Request(request) => Some(self.note(&mut client, request)),
+                Heard::Nothing => None,
+            };
+            if client.is_over() {
+                self.tickets.retain(|_, (key, _)| *key != client.key);
+            } else {
+                self.clients.push_back(client);
+            }
+            if let Some(asked) = asked {
+                return Poll::Ready(asked);
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Answers what was asked under this ticket. Whoever asked may be gone, and then nobody is told.
+    pub fn answer(&mut self, ticket: u64, result: &Result<Value, Refusal>) {
+        let Some((key, id)) = self.tickets.remove(&ticket) else { return };
+        if let Some(client) = self.clients.iter_mut().find(|client| client.key == key) {
+            client.unanswered -= 1;
+            client.put(&wire::answer(Some(id), result));
+        }
+    }
+
+    /// From now on whoever asked under this ticket hears of every record.
+    pub fn subscribe(&mut self, ticket: u64) {
+        let key = self.tickets.get(&ticket).map(|(key, _)| *key);
+        if let Some(client) = self.clients.iter_mut().find(|client| Some(client.key) == key) {
+            client.is_subscribed = true;
+        }
+        self.answer(ticket, &Ok(json!({"subscribed": true})));
+    }
+
+    /// An audit record, as its line, for those who subscribed.
+    pub fn record(&mut self, line: &str) {
+        if !self.clients.iter().any(|client| client.is_subscribed) {
+            return;
+        }
+        let Some(frame) = wire::record(line) else { return };
+        for client in self.clients.iter_mut().filter(|client| client.is_subscribed) {
+            client.put(&frame);
+        }
+    }
+
+    /// Hands to the kernel what it takes right now: the last words.
+    pub fn flush(&mut self) {
+        let mut cx = Context::from_waker(Waker::noop());
+        for client in &mut self.clients {
+            client.flush(&mut cx);
+        }
+    }
+
+    fn accept(&mut self, cx: &mut Context<'_>) {
+        for _ in 0..ACCEPTS_MAX {
+            // An error is about one who knocked and left, or about our own lack of descriptors, and then the next
+            // turn of the loop tries again.
+            let Poll::Ready(Ok(peer)) = self.listener.poll_accept(cx) else { return };
+            let mut client = Client::new(self.next_client, peer);
+            self.next_client += 1;
+            if self.clients.len() < CLIENTS_MAX {
+                self.clients.push_back(client);
+            } else {
+                let message = format!("{CLIENTS_MAX} clients are connected already, which is the limit");
+                client.put(&wire::answer(None, &Err(Refusal::new("too_many_clients", message))));
+                client.flush(cx);
+            }
+        }
+        cx.waker().wake_by_ref();
+    }
+
+    fn note(&mut self, client: &mut Client, request: Request) -> Asked {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        client.unanswered += 1;
+        self.tickets.insert(ticket, (client.key, request.id));
+        Asked { ticket, method: request.method, params: request.params }
+    }
+}
+
+impl Client {
+    fn new(key: u64, peer: Peer) -> Client {
+        Client {
+            key,
+            peer,
+            frames: Frames::default(),
+            outbox: BytesMut::new(),
+            unanswered: 0,
+            is_subscribed: false,
+            hearing: Hearing::Open,
+        }
+    }
+
+    fn is_over(&self) -> bool {
+        match self.hearing {
+            Hearing::Open => false,
+            Hearing::Ended => self.unanswered == 0 && self.outbox.is_empty(),
+            Hearing::Lost => true,
+        }
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Heard {
+        loop {
+            self.flush(cx);
+            if self.hearing != Hearing::Open || self.unanswered >= UNANSWERED_MAX {
+                return Heard::Nothing;
+            }
+            match self.frames.next_frame() {
+                Ok(Some(frame)) => match Request::read(&frame) {
+                    Ok(request) => return Heard::Request(request),
+                    Err((id, refusal)) => self.put(&wire::answer(id, &Err(refusal))),
+                },
+                Err(too_long) => {
+                    self.put(&wire::answer(None, &Err(Refusal::new("too_long", too_long.to_string()))));
+                    // Where the next frame begins is not known any more.
+                    self.hearing = Hearing::Ended;
+                }
+                Ok(None) => {
+                    let Poll::Ready(read) = self.peer.poll_read(cx, self.frames.room()) else { return Heard::Nothing };
+                    match read {
+                        Ok(count) if count > 0 => {}
+                        Ok(_) if !self.is_subscribed => self.hearing = Hearing::Ended,
+                        Ok(_) | Err(_) => self.hearing = Hearing::Lost,
+                    }
+                }
+            }
+        }
+    }
+
+    fn put(&mut self, frame: &[u8]) {
+        if self.outbox.len() + frame.len() > OUTBOX_MAX {
+            self.hearing = Hearing::Lost;
+        }
+        if self.hearing != Hearing::Lost {
+            self.outbox.extend_from_slice(frame);
+        }
+    }
+
+    fn flush(&mut self, cx: &mut Context<'_>) {
+        while !self.outbox.is_empty() && self.hearing != Hearing::Lost {
+            match self.peer.poll_write(cx, &self.outbox) {
+                Poll::Pending => return,
+                Poll::Ready(Ok(count)) => self.outbox.advance(count),
+                Poll::Ready(Err(_)) => self.hearing = Hearing::Lost,
+            }
+        }
+        if self.outbox.is_empty() && self.outbox.capacity() > 0 {
+            self.outbox = BytesMut::new();
+        }
+    }
+}

@@ -1,0 +1,487 @@
+//! The commands that look back: logs and audit.
+
+use std::{
+    env,
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::mpsc,
+    thread,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use notify::{RecursiveMode, Watcher};
+use outlast_core::record::{self, Event};
+use serde_json::Value;
+
+use crate::{
+    audit::AUDIT_KEPT,
+    cli,
+    control::{
+        client::{AskError, Client},
+        registry::Entry,
+    },
+    home,
+    instances::{choose, print, registry},
+    report::{self, Report, one_of, slips},
+    table::{self, Column, Yield},
+};
+
+/// How long an instance may take to say that it will tell when it ends.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Read at once, from the end of a log backwards or from where it was left.
+const PIECE: usize = 64 << 10;
+
+// ---- logs ----------------------------------------------------------------------------------------------------
+
+pub fn logs(arguments: &cli::Logs) -> Result<ExitCode, Report> {
+    let log = find_log(arguments.id.as_deref())?;
+    let cannot_read = |error: io::Error| {
+        Report::new(report::FAILURE, format!("cannot read the log {}", log.path.display())).because(error)
+    };
+    // Before the first look, so that nothing falls between.
+    let news = if arguments.follow { Some(Follow::begin(&log).map_err(cannot_read)?) } else { None };
+    let mut tail = Tail::open(&log.path).map_err(cannot_read)?;
+    let mut text = tail.last_lines(arguments.lines).map_err(cannot_read)?;
+    let missing = arguments.lines.saturating_sub(text.lines().count());
+    if missing > 0 {
+        // The log was put aside not long ago; the older part is there.
+        let mut aside = log.path.clone().into_os_string();
+        aside.push(".1");
+        if let Ok(older) = Tail::open(Path::new(&aside)).and_then(|mut aside| aside.last_lines(missing)) {
+            text.insert_str(0, &older);
+        }
+    }
+    print(&text)?;
+    let Some(news) = news else { return Ok(ExitCode::SUCCESS) };
+    loop {
+        let goes_on = news.wait();
+        let text = tail.rest(&log.path).map_err(cannot_read)?;
+        print_or_end(&text)?;
+        if !goes_on {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+}
+
+struct LogFile {
+    path: PathBuf,
+    /// It still runs, and more will come.
+    running: Option<Entry>,
+}
+
+/// The log of one that runs, or of one that ran in this directory.
+fn find_log(wanted: Option<&str>) -> Result<LogFile, Report> {
+    let entries = registry().map(|registry| registry.read()).unwrap_or_default();
+    let cwd = env::current_dir().unwrap_or_default();
+    let report = match choose(wanted, &entries, &cwd) {
+        Ok(entry) => {
+            let Some(path) = entry.log.clone() else {
+                return Err(Report::new(report::FAILURE, format!("`{}` writes no log", entry.id))
+                    .hint("it found no directory that it could write to"));
+            };
+            return Ok(LogFile { path, running: (!entry.is_dead()).then(|| entry.clone()) });
+        }
+        Err(report) => report,
+    };
+    let mut past: Vec<(SystemTime, PathBuf)> = state_dirs(&cwd)
+        .iter()
+        .filter_map(|dir| fs::read_dir(dir.join("logs")).ok())
+        .flat_map(|files| files.flatten())
+        .map(|file| file.path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "log"))
+        .filter(|path| {
+            let id = path.file_stem().unwrap_or_default().to_string_lossy();
+            wanted.is_none_or(|wanted| id.starts_with(wanted))
+        })
+        .map(|path| (fs::metadata(&path).and_then(|found| found.modified()).unwrap_or(UNIX_EPOCH), path))
+        .collect();
+    past.sort();
+    // Without an id, several that run are a question, and none that runs is not: the last one is meant.
+    let is_question = wanted.is_none() && entries.iter().any(|entry| entry.cwd == cwd);
+    match past.pop() {
+        Some((_, path)) if !is_question => Ok(LogFile { path, running: None }),
+        _ => Err(report),
+    }
+}
+
+/// Tells when there may be more to read, and when there will not.
+struct Follow {
+    news: mpsc::Receiver<bool>,
+    _watcher: notify::RecommendedWatcher,
+}
+
+impl Follow {
+    fn begin(log: &LogFile) -> io::Result<Follow> {
+        let (tell, news) = mpsc::channel();
+        let changed = tell.clone();
+        // The folder and not the file: a log that is put aside is followed by a new one of its name.
+        let name = log.path.file_name().map(ToOwned::to_owned);
+        let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+            if event.is_ok_and(|event| event.paths.iter().any(|path| path.file_name() == name.as_deref())) {
+                let _ = changed.send(true);
+            }
+        })
+        .map_err(io::Error::other)?;
+        let dir = log.path.parent().unwrap_or(Path::new("."));
+        watcher.watch(dir, RecursiveMode::NonRecursive).map_err(io::Error::other)?;
+        match &log.running {
+            None => {
+                let _ = tell.send(false);
+            }
+            Some(entry) => {
+                let socket = entry.socket.clone();
+                thread::spawn(move || {
+                    let mut client = Client::connect(&socket, PATIENCE).map_err(AskError::Os);
+                    // An instance that cannot be reached is followed until somebody stops us.
+                    if let Ok(client) = &mut client
+                        && client.wait_for_end().is_ok()
+                    {
+                        let _ = tell.send(false);
+                    }
+                });
+            }
+        }
+        Ok(Follow { news, _watcher: watcher })
+    }
+
+    /// Whether more may come after this.
+    fn wait(&self) -> bool {
+        let mut goes_on = self.news.recv().unwrap_or(false);
+        while let Ok(more) = self.news.try_recv() {
+            goes_on &= more;
+        }
+        goes_on
+    }
+}
+
+/// A log that is read from its end.
+struct Tail {
+    file: File,
+    read: u64,
+}
+
+impl Tail {
+    fn open(path: &Path) -> io::Result<Tail> {
+        Ok(Tail { file: File::open(path)?, read: 0 })
+    }
+
+    fn last_lines(&mut self, count: usize) -> io::Result<String> {
+        let end = self.file.seek(SeekFrom::End(0))?;
+        self.read = end;
+        let mut from = end;
+        let mut bytes = Vec::new();
+        // One line feed more than lines: the one before the first.
+        while from > 0 && memchr::memchr_iter(b'\n', &bytes).count() <= count {
+            let start = from.saturating_sub(PIECE as u64);
+            self.file.seek(SeekFrom::Start(start))?;
+            let mut piece = Vec::new();
+            self.file.by_ref().take(from - start).read_to_end(&mut piece)?;
+            piece.extend_from_slice(&bytes);
+            bytes = piece;
+            from = start;
+        }
+        let text = String::from_utf8_lossy(&bytes);
+        let lines: Vec<&str> = text.split_inclusive('\n').collect();
+        Ok(lines[lines.len().saturating_sub(count)..].concat())
+    }
+
+    /// What was added since; also what a new file of the same name holds.
+    fn rest(&mut self, path: &Path) -> io::Result<String> {
+        let mut bytes = Vec::new();
+        self.file.seek(SeekFrom::Start(self.read))?;
+        self.file.read_to_end(&mut bytes)?;
+        self.read += bytes.len() as u64;
+        if !is_same_file(&self.file, path)
+            && let Ok(mut next) = Tail::open(path)
+        {
+            next.read = next.file.read_to_end(&mut bytes)? as u64;
+            *self = next;
+        }
+        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    }
+}
+
+#[cfg(unix)]
+fn is_same_file(file: &File, path: &Path) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(one), Ok(other)) => (one.dev(), one.ino()) == (other.dev(), other.ino()),
+        _ => true,
+    }
+}
+
+#[cfg(not(unix))]
+fn is_same_file(file: &File, path: &Path) -> bool {
+    match (file.metadata(), fs::metadata(path)) {
+        (Ok(one), Ok(other)) => one.len() <= other.len(),
+        _ => true,
+    }
+}
+
+/// Whoever stopped reading ends us, too.
+fn print_or_end(text: &str) -> Result<(), Report> {
+    use io::Write;
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => std::process::exit(0),
+        Err(error) => Err(Report::new(report::FAILURE, "cannot write to stdout").because(error)),
+        Ok(()) => Ok(()),
+    }
+}
+
+// ---- audit ---------------------------------------------------------------------------------------------------
+
+pub fn audit(arguments: &cli::Audit) -> Result<ExitCode, Report> {
+    let event = arguments.event.as_deref().map(known_event).transpose()?;
+    let since = arguments.since.map(|since| since.from(SystemTime::now()));
+    let entries = registry().map(|registry| registry.read()).unwrap_or_default();
+    let cwd = env::current_dir().unwrap_or_default();
+    let running = match arguments.id.as_deref() {
+        Some(wanted) => choose(Some(wanted), &entries, &cwd).ok(),
+        None => None,
+    };
+    let path = match running.and_then(|entry| entry.audit.clone()) {
+        Some(path) => path,
+        None => state_dirs(&cwd).into_iter().map(|dir| dir.join("audit.jsonl")).find(|path| path.exists()).ok_or_else(
+            || {
+                Report::new(report::FAILURE, "there is no audit log for this directory")
+                    .hint("`outlast mcp` writes one where it is started; `outlast ps` shows where that was")
+            },
+        )?,
+    };
+    // One that ended is known only by what it wrote.
+    let wanted = running.map(|entry| entry.id.as_str()).or(arguments.id.as_deref());
+    let is_wanted = |record: &Value| {
+        let props = &record["props"];
+        let id = props["id"].as_str().unwrap_or_default();
+        wanted.is_none_or(|wanted| id.starts_with(wanted))
+            && event.is_none_or(|event| props["event_type"] == event)
+            && since.as_deref().is_none_or(|since| record["timestamp"].as_str().is_some_and(|at| at >= since))
+    };
+    let mut text = String::new();
+    let mut rows = Vec::new();
+    let mut files: Vec<PathBuf> =
+        (1..=AUDIT_KEPT).rev().map(|n| path.with_file_name(format!("audit.{n}.jsonl"))).collect();
+    files.push(path);
+    for file in files {
+        let Ok(lines) = fs::read(&file) else { continue };
+        for line in String::from_utf8_lossy(&lines).lines() {
+            // A torn line is somebody's bad luck and nobody's record.
+            let Ok(record) = serde_json::from_str::<Value>(line) else { continue };
+            if is_wanted(&record) {
+                if arguments.json {
+                    text.push_str(line);
+                    text.push('\n');
+                } else {
+                    rows.push(row(&record));
+                }
+            }
+        }
+    }
+    if !rows.is_empty() {
+        text = in_words(&rows, table::room());
+    }
+    print(&text)
+}
+
+fn known_event(wanted: &str) -> Result<&'static str, Report> {
+    let names = || Event::ALL.iter().map(|event| event.name());
+    if let Some(name) = names().find(|name| *name == wanted) {
+        return Ok(name);
+    }
+    let report = Report::new(report::USAGE, format!("there is no event `{wanted}`"));
+    let near = names().map(|name| (slips(wanted, name), name)).filter(|(slips, name)| *slips <= name.len() / 3);
+    let part: Vec<String> = names().filter(|name| name.contains(wanted)).map(str::to_owned).collect();
+    Err(match near.min() {
+        Some((_, name)) => report.hint(format!("did you mean `{name}`?")),
+        None if !part.is_empty() => report.hint(format!("did you mean {}?", one_of(&part, "or"))),
+        None => report.hint(format!("there are {}", names().collect::<Vec<_>>().join(", "))),
+    })
+}
+
+/// A record as a person reads it: when, who, what, and what else is known.
+fn row(record: &Value) -> Vec<String> {
+    let props = &record["props"];
+    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+    let when = text(&record["timestamp"]).replacen('T', " ", 1);
+    // Milliseconds are for programs.
+    let when = when.trim_end_matches('Z').split('.').next().unwrap_or_default().to_owned();
+    // What is most worth knowing stands first, as the end may be cut.
+    let mut words: Vec<String> = ["detail", "reason"].map(|member| text(&props[member])).to_vec();
+    words.retain(|word| !word.is_empty());
+    let time = |member: &str| props[member].as_u64().map(|ms| Duration::from_millis(ms).as_secs_f64());
+    words.extend(props["crashes"].as_u64().filter(|count| *count > 0).map(|count| format!("crash #{count}")));
+    words.extend(time("uptime_ms").map(|seconds| format!("after {seconds:.1} s")));
+    words.extend(time("delay_ms").map(|seconds| format!("next in {seconds:.1} s")));
+    words.extend(time("took_ms").map(|seconds| format!("took {seconds:.1} s")));
+    words.extend(props["pid"].as_u64().filter(|pid| *pid > 0).map(|pid| format!("pid {pid}")));
+    vec![when, text(&props["id"]), text(&props["event_type"]), words.join(", ")]
+}
+
+fn in_words(rows: &[Vec<String>], width: Option<usize>) -> String {
+    let column = |title, yields| Column { title, is_number: false, yields };
+    let columns = [
+        column("TIME (UTC)", Yield::Never),
+        column("ID", Yield::Soon(1)),
+        column("EVENT", Yield::Never),
+        column("DETAIL", Yield::End(40, 20)),
+    ];
+    table::lines(&columns, rows, width).into_iter().map(|line| line + "\n").collect()
+}
+
+/// A point in time, from the command line.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Since {
+    Ago(Duration),
+    /// Milliseconds since 1970.
+    At(u64),
+}
+
+impl Since {
+    /// As it is written in the log, whose times are in order as texts.
+    fn from(self, now: SystemTime) -> String {
+        let now = now.duration_since(UNIX_EPOCH).unwrap_or_default();
+        let millis = match self {
+            Since::Ago(ago) => u64::try_from(now.saturating_sub(ago).as_millis()).unwrap_or(u64::MAX),
+            Since::At(millis) => millis,
+        };
+        record::iso(millis)
+    }
+
+    /// `90s`, `10m`, `2h`, `7d`; or `2026-01-13`, `2026-01-13T14:32`, `2026-01-13T14:32:45.123Z`, in UTC.
+    pub fn parse(text: &str) -> Result<Since, String> {
+        if let Some(unit) = [("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86_400.0)]
+            .iter()
+            .find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?.parse::<f64>().ok()?, seconds)))
+        {
+            let ago = Duration::try_from_secs_f64(unit.0 * unit.1);
+            return ago.map(Since::Ago).map_err(|_| "a time ago cannot be negative".to_owned());
+        }
+        moment(text).map(Since::At).ok_or_else(|| {
+            "a time ago is wanted, such as 10m, 2h or 7d, or a moment, such as 2026-01-13T14:32:45Z".to_owned()
+        })
+    }
+}
+
+/// Milliseconds since 1970 of a time in UTC; what is left out at the end is zero.
+fn moment(text: &str) -> Option<u64> {
+    let text = text.strip_suffix('Z').unwrap_or(text);
+    let (date, time) = text.split_once(['T', ' ']).unwrap_or((text, "0:0:0"));
+    let numbers = |text: &str, separator| -> Option<Vec<f64>> {
+        text.split(separator).map(|part| part.parse().ok().filter(|number: &f64| *number >= 0.0)).collect()
+    };
+    let [year, month, day] = numbers(date, '-')?[..] else { return None };
+    let (hour, minute, second) = match numbers(time, ':')?[..] {
+        [hour, minute] => (hour, minute, 0.0),
+        [hour, minute, second] => (hour, minute, second),
+        _ => return None,
+    };
+    let is_sound = (1970.0..=9999.0).contains(&year)
+        && (1.0..=12.0).contains(&month)
+        && (1.0..=31.0).contains(&day)
+        && hour < 24.0
+        && minute < 60.0
+        && second < 61.0;
+    if !is_sound {
+        return None;
+    }
+    // Days since March of the year 0, as the leap day is then the last of its year.
+    let (year, month) = if month > 2.0 { (year as u64, month as u64 - 3) } else { (year as u64 - 1, month as u64 + 9) };
+    let days = year * 365 + year / 4 - year / 100 + year / 400 + (153 * month + 2) / 5 + day as u64 - 1 - 719_468;
+    let seconds = days as f64 * 86_400.0 + hour * 3600.0 + minute * 60.0 + second;
+    Some((seconds * 1000.0) as u64)
+}
+
+/// Where the state of this directory may lie, without making it.
+fn state_dirs(cwd: &Path) -> Vec<PathBuf> {
+    home::candidates(cwd, env::home_dir().as_deref())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_point_in_time_is_understood() {
+        let at = |text: &str| match Since::parse(text) {
+            Ok(Since::At(millis)) => record::iso(millis),
+            other => format!("{other:?}"),
+        };
+        let table = [
+            ("2026-01-13T14:32:45.123Z", "2026-01-13T14:32:45.123Z"),
+            ("2026-01-13 14:32", "2026-01-13T14:32:00.000Z"),
+            ("2024-02-29", "2024-02-29T00:00:00.000Z"),
+            ("2000-03-01", "2000-03-01T00:00:00.000Z"),
+            ("1970-01-01", "1970-01-01T00:00:00.000Z"),
+        ];
+        for (text, iso) in table {
+            assert_eq!(at(text), iso, "{text}");
+        }
+        for (text, seconds) in [("90s", 90), ("10m", 600), ("2h", 7200), ("1.5h", 5400), ("7d", 604_800)] {
+            assert_eq!(Since::parse(text), Ok(Since::Ago(Duration::from_secs(seconds))), "{text}");
+        }
+        for text in ["", "soon", "-1h", "2026", "2026-13-01", "2026-01-13T25:00", "10"] {
+            assert!(Since::parse(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_record_is_read_at_a_glance() {
+        let record = json!({
+            "timestamp": "2026-01-13T14:32:45.123Z",
+            "props": {"event_type": "server_crashed", "id": "py-1abcd", "pid": 7, "detail": "exit code 1",
+                "uptime_ms": 61_000, "delay_ms": 1500, "crashes": 2},
+        });
+        let later = json!({"timestamp": "2026-01-13T14:32:46Z",
+            "props": {"event_type": "later", "id": "py-1abcd", "reason": "a\nb"}});
+        let rows = [row(&record), row(&later)];
+        insta::assert_snapshot!(in_words(&rows, None), @"
+        TIME (UTC)           ID        EVENT           DETAIL
+        2026-01-13 14:32:45  py-1abcd  server_crashed  exit code 1, crash #2, after 61.0 s, next in 1.5 s, pid 7
+        2026-01-13 14:32:46  py-1abcd  later           a?b
+        ");
+        insta::assert_snapshot!(in_words(&rows, Some(80)), @"
+        TIME (UTC)           EVENT           DETAIL
+        2026-01-13 14:32:45  server_crashed  exit code 1, crash #2, after 61.0 s, next …
+        2026-01-13 14:32:46  later           a?b
+        ");
+    }
+
+    #[test]
+    fn the_end_of_a_log_is_read() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("x.log");
+        let text: String = (0..20_000).map(|n| format!("line {n}\n")).collect();
+        fs::write(&path, format!("{text}unfinished")).unwrap();
+        let mut tail = Tail::open(&path).unwrap();
+        assert_eq!(tail.last_lines(2).unwrap(), "line 19999\nunfinished");
+        assert_eq!(tail.last_lines(15_000).unwrap().lines().next(), Some("line 5001"));
+        assert_eq!(tail.last_lines(30_000).unwrap().lines().count(), 20_001);
+        assert_eq!(tail.last_lines(0).unwrap(), "");
+        fs::write(&path, format!("{text}unfinished no more\n")).unwrap();
+        assert_eq!(tail.rest(&path).unwrap(), " no more\n");
+        fs::rename(&path, dir.path().join("x.log.1")).unwrap();
+        assert_eq!(tail.rest(&path).unwrap(), "");
+        fs::write(&path, "next\n").unwrap();
+        assert_eq!(tail.rest(&path).unwrap(), "next\n");
+    }
+
+    #[test]
+    fn an_event_is_known_or_guessed() {
+        assert_eq!(known_event("gave_up"), Ok("gave_up"));
+        let mut words = String::new();
+        for wanted in ["server_crash", "marker", "nonsense"] {
+            words.push_str(&known_event(wanted).unwrap_err().to_string());
+        }
+        insta::assert_snapshot!(words, @"
+        error: there is no event `server_crash`
+          hint: did you mean `server_crashed`?
+        error: there is no event `marker`
+          hint: did you mean `restart_marker_written`?
+        error: there is no event `nonsense`
+          hint: there are instance_started, instance_ended, server_restart_requested, restart_marker_written, server_exiting, server_started, server_stopped, server_crashed, restart_throttled, reload_failed, gave_up, server_restart_verified, audit_degraded, protocol_noted
+        ");
+    }
+}

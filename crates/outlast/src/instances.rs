@@ -1,0 +1,672 @@
+//! The commands that speak to what runs: ps, state, pid, restart, stop, resume.
+
+use std::{
+    env,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use crate::{
+    cli,
+    control::{
+        client::{self, AskError, Client, Found},
+        registry::{Entry, Registry},
+        wire::Refusal,
+    },
+    os,
+    report::{self, Report, one_of, slips},
+    table::{self, Column, Yield},
+};
+
+/// How long `ps` waits for all answers together; who has not answered by then is called unresponsive.
+const SURVEY_MAX: Duration = Duration::from_millis(500);
+/// How long one instance may take for an answer that it has at hand.
+const ANSWER_MAX: Duration = Duration::from_secs(5);
+/// How much of a server's stderr stands in an error; the rest is in the log.
+const STDERR_LINES_MAX: usize = 20;
+
+pub fn ps(arguments: &cli::Ps) -> Result<ExitCode, Report> {
+    let found = client::survey(&registry()?, SURVEY_MAX);
+    if arguments.json {
+        let rows: Vec<Value> = found.iter().map(row_in_json).collect();
+        return print(&format!("{}\n", pretty(&Value::Array(rows))));
+    }
+    print(&ps_in_words(&found, env::home_dir().as_deref(), table::room()))
+}
+
+pub fn state(which: &cli::Which) -> Result<ExitCode, Report> {
+    let entry = find(which.id.as_deref())?;
+    let state = ask(&entry, "state", json!({}), Some(ANSWER_MAX))?;
+    if which.json {
+        return print(&format!("{}\n", pretty(&state)));
+    }
+    print(&state_in_words(&state))
+}
+
+pub fn pid(which: &cli::Which) -> Result<ExitCode, Report> {
+    let entry = find(which.id.as_deref())?;
+    let answer = ask(&entry, "pid", json!({}), Some(ANSWER_MAX))?;
+    if which.json {
+        return print(&format!("{answer}\n"));
+    }
+    match answer["pid"].as_u64() {
+        Some(pid) => print(&format!("{pid}\n")),
+        None => Err(Report::new(report::FAILURE, format!("`{}` has no process just now", entry.id))
+            .hint(format!("`outlast state {}` says why", entry.id))),
+    }
+}
+
+pub fn restart(arguments: &cli::Restart) -> Result<ExitCode, Report> {
+    let entry = find(arguments.which.id.as_deref())?;
+    let reason = arguments.reason.as_deref().unwrap_or("asked for on the command line");
+    // As long as it takes: a build and a handshake have limits of their own, and whoever waits can stop waiting.
+    let result = ask_plainly(&entry, "restart", json!({"reason": reason}), None);
+    say_restarted(&entry, "restart", result, arguments.which.json)
+}
+
+pub fn resume(which: &cli::Which) -> Result<ExitCode, Report> {
+    let entry = find(which.id.as_deref())?;
+    let result = ask_plainly(&entry, "resume", json!({}), None);
+    match result {
+        Ok(report) if report["resumed"] == false && !which.json => {
+            let state = report["state"].as_str().unwrap_or("running");
+            print(&format!("Nothing to resume: {} is {state}\n", entry.id))
+        }
+        result => say_restarted(&entry, "resume", result, which.json),
+    }
+}
+
+pub fn stop(arguments: &cli::Stop) -> Result<ExitCode, Report> {
+    let entry = find(arguments.which.id.as_deref())?;
+    let since = Instant::now();
+    let stopped = connect(&entry).and_then(|mut client| {
+        client.ask("stop", json!({"graceful": !arguments.force}), Some(since + ANSWER_MAX))?;
+        client.wait_for_end()
+    });
+    stopped.map_err(|error| failed(&entry, "stop", &error))?;
+    let took_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+    if arguments.which.json {
+        return print(&format!("{}\n", json!({"id": entry.id, "stopped": true, "took_ms": took_ms})));
+    }
+    print(&format!("Stopped {} (pid {}) in {took_ms} ms\n", entry.id, entry.pid))
+}
+
+// ---- finding one ---------------------------------------------------------------------------------------------
+
+pub fn registry() -> Result<Registry, Report> {
+    os::SOCKETS.map_err(|why| Report::new(report::FAILURE, why))?;
+    match env::home_dir().filter(|home| home.is_absolute()) {
+        Some(home) => Ok(Registry::of(&home)),
+        None => Err(Report::new(report::FAILURE, "there is no home directory, so nothing is known of what runs")
+            .hint("set HOME")),
+    }
+}
+
+/// The one instance that is meant, among those that live.
+pub fn find(wanted: Option<&str>) -> Result<Entry, Report> {
+    let registry = registry()?;
+    let mut entries = registry.read();
+    let cwd = env::current_dir().unwrap_or_default();
+    // Only who is meant is looked at closely, so that one that hangs does not delay the others.
+    loop {
+        let entry = choose(wanted, &entries, &cwd)?;
+        if Client::connect(&entry.socket, ANSWER_MAX).is_ok() || !client::is_gone(&registry, entry) {
+            return Ok(entry.clone());
+        }
+        let id = entry.id.clone();
+        entries.retain(|entry| entry.id != id);
+    }
+}
+
+/// By id, by name, by the beginning of an id; without any, the only one in this directory.
+pub fn choose<'a>(wanted: Option<&str>, entries: &'a [Entry], cwd: &Path) -> Result<&'a Entry, Report> {
+    let Some(wanted) = wanted else {
+        let here: Vec<&Entry> = entries.iter().filter(|entry| entry.cwd == cwd).collect();
+        return match here[..] {
+            [only] => Ok(only),
+            [] => Err(Report::new(report::FAILURE, "nothing runs under outlast in this directory")
+                .hint(what_there_is(entries))),
+            _ => Err(Report::new(
+                report::FAILURE,
+                format!("{} instances run in this directory: {}", here.len(), names_of(&here, "and")),
+            )
+            .hint("say which")),
+        };
+    };
+    let by = |test: &dyn Fn(&Entry) -> bool| entries.iter().filter(|entry| test(entry)).collect::<Vec<_>>();
+    let found =
+        [by(&|entry| entry.id == wanted), by(&|entry| entry.name == wanted), by(&|entry| entry.id.starts_with(wanted))];
+    match found.into_iter().find(|found| !found.is_empty()).as_deref() {
+        Some([only]) => Ok(only),
+        Some(several) => Err(Report::new(report::FAILURE, format!("`{wanted}` may be {}", names_of(several, "or")))
+            .hint("give more of the id")),
+        None => Err(Report::new(report::FAILURE, format!("nothing called `{wanted}` runs under outlast"))
+            .hint(closest(wanted, entries).unwrap_or_else(|| what_there_is(entries)))),
+    }
+}
+
+/// The name that was probably meant: near to what was typed, as a whole or in its first words, or holding it.
+fn closest(wanted: &str, entries: &[Entry]) -> Option<String> {
+    let names = entries.iter().flat_map(|entry| [entry.name.as_str(), entry.id.as_str()]);
+    let near = names.filter_map(|name| {
+        let beginnings = name.match_indices('-').map(|(at, _)| &name[..at]).chain([name]);
+        let slips = beginnings.map(|part| (slips(wanted, part), part.len() / 3)).filter(|(slips, most)| slips <= most);
+        Some((slips.map(|(slips, _)| slips).min()?, name))
+    });
+    let holds_it = || entries.iter().map(|entry| entry.id.as_str()).filter(|id| id.contains(wanted)).min();
+    near.min().map(|(_, name)| name).or_else(holds_it).map(|name| format!("did you mean `{name}`?"))
+}
+
+fn what_there_is(entries: &[Entry]) -> String {
+    match entries.len() {
+        0 => "nothing else runs either; `outlast mcp -- CMD` starts something".to_owned(),
+        1 => format!("`{}` runs in {}", entries[0].id, entries[0].cwd.display()),
+        count => format!("`outlast ps` shows the {count} that run"),
+    }
+}
+
+fn names_of(entries: &[&Entry], last: &str) -> String {
+    let ids: Vec<String> = entries.iter().map(|entry| entry.id.clone()).collect();
+    one_of(&ids, last)
+}
+
+// ---- asking --------------------------------------------------------------------------------------------------
+
+fn connect(entry: &Entry) -> Result<Client, AskError> {
+    Ok(Client::connect(&entry.socket, ANSWER_MAX)?)
+}
+
+fn ask_plainly(entry: &Entry, method: &str, params: Value, patience: Option<Duration>) -> Result<Value, AskError> {
+    connect(entry)?.ask(method, params, patience.map(|patience| Instant::now() + patience))
+}
+
+fn ask(entry: &Entry, method: &str, params: Value, patience: Option<Duration>) -> Result<Value, Report> {
+    ask_plainly(entry, method, params, patience).map_err(|error| failed(entry, method, &error))
+}
+
+fn failed(entry: &Entry, method: &str, error: &AskError) -> Report {
+    let id = &entry.id;
+    let report = match method {
+        "state" | "pid" => Report::new(report::FAILURE, format!("`{id}` does not say how it is")),
+        method => Report::new(report::FAILURE, format!("the {method} of `{id}` failed")),
+    };
+    match error {
+        AskError::TooLate => report
+            .because(error)
+            .hint(format!("outlast itself hangs; its process is {}, and ending that ends its server too", entry.pid)),
+        AskError::Refused(Refusal { message, data, .. }) => report.because(with_stderr(message, data)),
+        error => report.because(error),
+    }
+}
+
+/// What a restart said when it failed, and the end of what the server had to say.
+fn with_stderr(message: &str, data: &Value) -> String {
+    let message = message.strip_prefix("The restart failed: ").unwrap_or(message);
+    let lines: Vec<&str> = data["stderr_tail"].as_str().unwrap_or_default().lines().collect();
+    if lines.is_empty() {
+        return message.to_owned();
+    }
+    let skipped = lines.len().saturating_sub(STDERR_LINES_MAX);
+    let more = if skipped > 0 { format!("\n  … {skipped} lines before, in the log …") } else { String::new() };
+    format!("{message}\nits stderr:{more}\n  {}", lines[skipped..].join("\n  "))
+}
+
+// ---- words ---------------------------------------------------------------------------------------------------
+
+fn say_restarted(
+    entry: &Entry,
+    method: &str,
+    result: Result<Value, AskError>,
+    in_json: bool,
+) -> Result<ExitCode, Report> {
+    match result {
+        Ok(report) if in_json => print(&format!("{}\n", pretty(&report))),
+        Ok(report) => print(&restarted_in_words(&entry.id, &report)),
+        Err(AskError::Refused(refusal)) if in_json => {
+            let mut error = json!({"code": refusal.code, "message": refusal.message});
+            if let (Some(error), Some(data)) = (error.as_object_mut(), refusal.data.as_object()) {
+                error.extend(data.clone());
+            }
+            print(&format!("{}\n", pretty(&json!({"error": error}))))?;
+            Ok(ExitCode::from(report::FAILURE))
+        }
+        Err(error) => Err(failed(entry, method, &error)),
+    }
+}
+
+fn restarted_in_words(id: &str, report: &Value) -> String {
+    let new = &report["new_pid"];
+    let pids = match report["old_pid"].as_u64() {
+        Some(old) => format!("pid {old} → {new}"),
+        None => format!("pid {new}"),
+    };
+    let mut words = format!("Restarted {id} in {} ms: {pids}\n", report["took_ms"]);
+    let tools = &report["tools"];
+    if tools["compared"] == false {
+        return words;
+    }
+    let mut is_same = true;
+    for what in ["added", "removed", "changed"] {
+        let names: Vec<&str> = tools[what].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        if !names.is_empty() {
+            is_same = false;
+            words.push_str(&format!("  tools {:8} {}\n", format!("{what}:"), names.join(", ")));
+        }
+    }
+    if is_same {
+        words.push_str("  its tools are the same\n");
+    }
+    if let Some(draining) = report["draining"].as_str() {
+        words.push_str(&format!("  {draining}\n"));
+    }
+    words
+}
+
+/// One instance in `ps --json`.
+fn row_in_json(found: &Found) -> Value {
+    let about = found.entry.to_json();
+    let unanswered = json!({"state": "unresponsive"});
+    let state = found.state.as_ref().unwrap_or(&unanswered);
+    let mut row = json!({
+        "state": state["state"],
+        "pid": found.entry.pid,
+        "child_pid": state["pid"],
+        "uptime_s": state["uptime_s"],
+        "restarts": state["restarts"],
+        "crashes": state["crashes"],
+        "next_try_s": state["next_try_s"],
+        "last_exit": state["last_exit"],
+        "generation": state["generation"],
+    });
+    for member in ["id", "kind", "name", "cwd", "socket", "started", "command", "log", "audit"] {
+        row[member] = about[member].clone();
+    }
+    row
+}
+
+fn ps_in_words(found: &[Found], home: Option<&Path>, width: Option<usize>) -> String {
+    if found.is_empty() {
+        return "Nothing runs under outlast.\n".to_owned();
+    }
+    let column = |title, is_number, yields| Column { title, is_number, yields };
+    let columns = [
+        column("ID", false, Yield::Never),
+        column("KIND", false, Yield::Soon(1)),
+        column("STATE", false, Yield::Never),
+        column("PID", true, Yield::Soon(2)),
+        column("CHILD", true, Yield::Never),
+        column("UPTIME", true, Yield::Never),
+        column("RESTARTS", true, Yield::Late(2)),
+        column("NEXT", true, Yield::Late(1)),
+        column("LAST-EXIT", false, Yield::End(12, 9)),
+        column("CWD", false, Yield::Beginning(16, 8)),
+    ];
+    let rows: Vec<Vec<String>> = found
+        .iter()
+        .map(|found| {
+            let row = row_in_json(found);
+            let nothing = || table::NOTHING.to_owned();
+            let number = |member: &str| row[member].as_u64().map_or_else(nothing, |number| number.to_string());
+            let time = |member: &str| row[member].as_f64().map_or_else(nothing, in_short);
+            let text = |member: &str| row[member].as_str().unwrap_or(table::NOTHING).to_owned();
+            vec![
+                text("id"),
+                text("kind"),
+                text("state"),
+                number("pid"),
+                number("child_pid"),
+                time("uptime_s"),
+                number("restarts"),
+                time("next_try_s"),
+                text("last_exit"),
+                from_home(&found.entry.cwd, home),
+            ]
+        })
+        .collect();
+    table::lines(&columns, &rows, width).into_iter().map(|line| line + "\n").collect()
+}
+
+fn state_in_words(state: &Value) -> String {
+    let text = |member: &str| state[member].as_str().unwrap_or_default().to_owned();
+    let mut lines: Vec<(&str, String)> = Vec::new();
+    let mut say = |title, words: String| {
+        if !words.is_empty() {
+            lines.push((title, words));
+        }
+    };
+    let since = state["uptime_s"].as_f64().map(|uptime| format!(" for {}", in_short(uptime))).unwrap_or_default();
+    let pid = state["pid"].as_u64().map(|pid| format!(", pid {pid}")).unwrap_or_default();
+    say("state", format!("{}{since}{pid}", text("state")));
+    if let Some(seconds) = state["next_try_s"].as_f64() {
+        say("next try", format!("in {}", in_short(seconds)));
+    }
+    if let Some(step) = state["restart"]["step"].as_str() {
+        say("restart", format!("{step} ({})", state["restart"]["reason"].as_str().unwrap_or_default()));
+    }
+    let count = |member: &str| state[member].as_u64().unwrap_or_default();
+    let crashes = match count("crashes") {
+        0 => String::new(),
+        1 => ", 1 crash not forgiven yet".to_owned(),
+        crashes => format!(", {crashes} crashes not forgiven yet"),
+    };
+    say("restarts", format!("{}{crashes}", count("restarts")));
+    let busy: Vec<String> = [("in_flight", "in flight"), ("held", "held"), ("draining", "draining")]
+        .into_iter()
+        .filter(|(member, _)| count(member) > 0)
+        .map(|(member, words)| format!("{} {words}", count(member)))
+        .collect();
+    say("requests", busy.join(", "));
+    say("last exit", text("last_exit"));
+    say("name", text("name"));
+    say("command", text("command"));
+    say("cwd", text("cwd"));
+    say("outlast", format!("pid {}", state["outlast_pid"]));
+    say("log", text("log"));
+    say("socket", text("socket"));
+    let mut words = format!("{} ({})\n", text("id"), text("kind"));
+    for (title, line) in lines {
+        words.push_str(&format!("  {title:9}  {line}\n"));
+    }
+    let stderr = text("stderr_tail");
+    if !stderr.is_empty() {
+        let lines: Vec<&str> = stderr.lines().collect();
+        let lines = &lines[lines.len().saturating_sub(STDERR_LINES_MAX)..];
+        words.push_str(&format!("  stderr\n    {}\n", lines.join("\n    ")));
+    }
+    words
+}
+
+/// A time as it is read at a glance: `0.4s`, `12s`, `3m`, `5h`, `2d`.
+fn in_short(seconds: f64) -> String {
+    match seconds {
+        s if s < 9.95 => format!("{s:.1}s"),
+        s if s < 59.5 => format!("{s:.0}s"),
+        s if s < 3600.0 => format!("{}m", (s.max(60.0) / 60.0) as u64),
+        s if s < 86_400.0 => {
+            let minutes = (s / 60.0) as u64;
+            format!("{}h{:02}m", minutes / 60, minutes % 60)
+        }
+        s => {
+            let hours = (s / 3600.0) as u64;
+            format!("{}d{:02}h", hours / 24, hours % 24)
+        }
+    }
+}
+
+fn from_home(path: &Path, home: Option<&Path>) -> String {
+    match home.and_then(|home| path.strip_prefix(home).ok()) {
+        Some(rest) if rest == Path::new("") => "~".to_owned(),
+        Some(rest) => PathBuf::from("~").join(rest).display().to_string(),
+        None => path.display().to_string(),
+    }
+}
+
+fn pretty(value: &Value) -> String {
+    serde_json::to_string_pretty(value).expect("a value is always JSON")
+}
+
+/// To stdout, all of it. Whoever stopped reading has read enough.
+pub fn print(text: &str) -> Result<ExitCode, Report> {
+    match io::stdout().lock().write_all(text.as_bytes()) {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            Err(Report::new(report::FAILURE, "cannot write to stdout").because(error))
+        }
+        _ => Ok(ExitCode::SUCCESS),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(id: &str, name: &str, cwd: &str) -> Entry {
+        Entry {
+            id: id.into(),
+            kind: "mcp".into(),
+            name: name.into(),
+            pid: 4240,
+            born: "x".into(),
+            started: 0.0,
+            cwd: cwd.into(),
+            socket: format!("/home/me/.local/state/outlast/run/{id}.sock").into(),
+            command: "python -m weather".into(),
+            log: Some(format!("{cwd}/.outlast/logs/{id}.log").into()),
+            audit: None,
+        }
+    }
+
+    fn found(entry: Entry, state: Value) -> Found {
+        Found { entry, state: (!state.is_null()).then_some(state) }
+    }
+
+    #[test]
+    fn ps_fits_the_terminal() {
+        let crashed = "signal 9 (SIGKILL)";
+        let all = [
+            found(
+                entry("weather-1abcd", "weather", "/home/me/projects/weather"),
+                json!({"state": "ready", "pid": 4242, "uptime_s": 7384.0, "restarts": 0}),
+            ),
+            found(
+                entry("github-mcp-7k2mq", "github-mcp", "/home/me/projects/assistant/servers/github"),
+                json!({"state": "backoff", "pid": null, "restarts": 12, "next_try_s": 4.2, "last_exit": crashed}),
+            ),
+            found(entry("py-zz9yx", "py", "/srv/data"), Value::Null),
+            found(
+                entry("server-everything-0qwer", "server-everything", "/home/me"),
+                json!({"state": "given_up", "restarts": 5, "last_exit": "exit code 1"}),
+            ),
+        ];
+        let home = Some(Path::new("/home/me"));
+        insta::assert_snapshot!(ps_in_words(&all, home, Some(140)), @"
+        ID                       KIND  STATE          PID  CHILD  UPTIME  RESTARTS  NEXT  LAST-EXIT           CWD
+        weather-1abcd            mcp   ready         4240   4242   2h03m         0     -  -                   ~/projects/weather
+        github-mcp-7k2mq         mcp   backoff       4240      -       -        12  4.2s  signal 9 (SIGKILL)  ~/projects/assistant/servers/github
+        py-zz9yx                 mcp   unresponsive  4240      -       -         -     -  -                   /srv/data
+        server-everything-0qwer  mcp   given_up      4240      -       -         5     -  exit code 1         ~
+        ");
+        insta::assert_snapshot!(ps_in_words(&all, home, Some(80)), @"
+        ID                      STATE        CHILD UPTIME RESTARTS LAST-EXIT  CWD
+        weather-1abcd           ready         4242  2h03m        0 -          …s/weather
+        github-mcp-7k2mq        backoff          -      -       12 signal 9 … …rs/github
+        py-zz9yx                unresponsive     -      -        - -          /srv/data
+        server-everything-0qwer given_up         -      -        5 exit code… ~
+        ");
+        insta::assert_snapshot!(ps_in_words(&[], home, Some(80)), @"Nothing runs under outlast.");
+        for width in [80, 100, 140] {
+            for line in ps_in_words(&all, home, Some(width)).lines() {
+                assert!(line.chars().count() <= width, "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_state_says_what_is_known() {
+        let state = json!({
+            "id": "weather-1abcd", "kind": "mcp", "name": "weather", "state": "reloading", "pid": 4242,
+            "outlast_pid": 4240, "uptime_s": 12.3, "restarts": 3, "crashes": 1, "in_flight": 2, "held": 0, "draining": 1,
+            "next_try_s": null, "last_exit": "exit code 1", "command": "python -m weather", "cwd": "/srv/weather",
+            "log": "/srv/weather/.outlast/logs/weather-1abcd.log", "socket": "/home/me/x.sock",
+            "restart": {"step": "the build is running", "reason": "changed: a.py"},
+            "stderr_tail": "Traceback (most recent call last):\nValueError: no",
+        });
+        insta::assert_snapshot!(state_in_words(&state), @"
+        weather-1abcd (mcp)
+          state      reloading for 12s, pid 4242
+          restart    the build is running (changed: a.py)
+          restarts   3, 1 crash not forgiven yet
+          requests   2 in flight, 1 draining
+          last exit  exit code 1
+          name       weather
+          command    python -m weather
+          cwd        /srv/weather
+          outlast    pid 4240
+          log        /srv/weather/.outlast/logs/weather-1abcd.log
+          socket     /home/me/x.sock
+          stderr
+            Traceback (most recent call last):
+            ValueError: no
+        ");
+        let state = json!({"id": "weather-1abcd", "kind": "mcp", "state": "backoff", "next_try_s": 4.0, "restarts": 1,
+            "crashes": 4, "outlast_pid": 4240});
+        insta::assert_snapshot!(state_in_words(&state), @"
+        weather-1abcd (mcp)
+          state      backoff
+          next try   in 4.0s
+          restarts   1, 4 crashes not forgiven yet
+          outlast    pid 4240
+        ");
+    }
+
+    #[test]
+    fn a_restart_says_what_changed() {
+        let report = json!({"old_pid": 4242, "new_pid": 4250, "took_ms": 87,
+            "tools": {"added": ["sum", "product"], "removed": ["old"], "changed": ["echo"]},
+            "draining": "2 calls left on the old server"});
+        insta::assert_snapshot!(restarted_in_words("weather-1abcd", &report), @"
+        Restarted weather-1abcd in 87 ms: pid 4242 → 4250
+          tools added:   sum, product
+          tools removed: old
+          tools changed: echo
+          2 calls left on the old server
+        ");
+        let report = json!({"old_pid": null, "new_pid": 4250, "took_ms": 87, "tools": {"added": []}});
+        insta::assert_snapshot!(restarted_in_words("weather-1abcd", &report), @"
+        Restarted weather-1abcd in 87 ms: pid 4250
+          its tools are the same
+        ");
+        let report = json!({"old_pid": 1, "new_pid": 2, "took_ms": 3, "tools": {"compared": false}});
+        insta::assert_snapshot!(restarted_in_words("weather-1abcd", &report), @"Restarted weather-1abcd in 3 ms: pid 1 → 2");
+    }
+
+    #[test]
+    fn a_failure_is_told_with_what_the_server_said() {
+        let one = entry("weather-1abcd", "weather", "/srv");
+        let message = "The restart failed: the new server ended before it was ready (exit code 1). \
+            The old server (pid 4242) keeps serving.";
+        let refusal = |stderr: String| Refusal { data: json!({"stderr_tail": stderr}), ..Refusal::new("x", message) };
+        let long: Vec<String> = (1..=22).map(|n| format!("line {n}")).collect();
+        let mut words = String::new();
+        for (method, error) in [
+            ("restart", AskError::Refused(refusal("  File \"a.py\", line 3\nSyntaxError: no".into()))),
+            ("restart", AskError::Refused(refusal(long.join("\n")))),
+            ("resume", AskError::Refused(refusal(String::new()))),
+            ("stop", AskError::Ended),
+            ("state", AskError::TooLate),
+        ] {
+            words.push_str(&failed(&one, method, &error).to_string());
+        }
+        insta::assert_snapshot!(words, @r#"
+        error: the restart of `weather-1abcd` failed
+          because: the new server ended before it was ready (exit code 1). The old server (pid 4242) keeps serving.
+                   its stderr:
+                       File "a.py", line 3
+                     SyntaxError: no
+        error: the restart of `weather-1abcd` failed
+          because: the new server ended before it was ready (exit code 1). The old server (pid 4242) keeps serving.
+                   its stderr:
+                     … 2 lines before, in the log …
+                     line 3
+                     line 4
+                     line 5
+                     line 6
+                     line 7
+                     line 8
+                     line 9
+                     line 10
+                     line 11
+                     line 12
+                     line 13
+                     line 14
+                     line 15
+                     line 16
+                     line 17
+                     line 18
+                     line 19
+                     line 20
+                     line 21
+                     line 22
+        error: the resume of `weather-1abcd` failed
+          because: the new server ended before it was ready (exit code 1). The old server (pid 4242) keeps serving.
+        error: the stop of `weather-1abcd` failed
+          because: it ended before it answered
+        error: `weather-1abcd` does not say how it is
+          because: it did not answer in time
+          hint: outlast itself hangs; its process is 4240, and ending that ends its server too
+        "#);
+    }
+
+    #[test]
+    fn one_is_found_by_id_name_beginning_or_place() {
+        let entries = [
+            entry("weather-1abcd", "weather", "/srv/weather"),
+            entry("weather-2bcde", "weather", "/srv/other"),
+            entry("github-7k2mq", "hub", "/srv/other"),
+        ];
+        let id = |wanted, cwd| choose(wanted, &entries, Path::new(cwd)).map(|entry| entry.id.as_str());
+        assert_eq!(id(Some("weather-2bcde"), "/"), Ok("weather-2bcde"));
+        assert_eq!(id(Some("weather-2"), "/"), Ok("weather-2bcde"));
+        assert_eq!(id(Some("hub"), "/"), Ok("github-7k2mq"));
+        assert_eq!(id(None, "/srv/weather"), Ok("weather-1abcd"));
+        let mut words = String::new();
+        for (wanted, cwd) in [
+            (Some("weather"), "/"),
+            (Some("w"), "/"),
+            (Some("wether"), "/"),
+            (Some("gihub"), "/"),
+            (Some("7k2mq"), "/"),
+            (Some("nonsense"), "/"),
+            (None, "/srv/other"),
+            (None, "/"),
+        ] {
+            words.push_str(&id(wanted, cwd).unwrap_err().to_string());
+        }
+        words.push_str(&choose(Some("x"), &entries[..1], Path::new("/")).unwrap_err().to_string());
+        words.push_str(&choose(None, &[], Path::new("/")).unwrap_err().to_string());
+        insta::assert_snapshot!(words, @"
+        error: `weather` may be `weather-1abcd` or `weather-2bcde`
+          hint: give more of the id
+        error: `w` may be `weather-1abcd` or `weather-2bcde`
+          hint: give more of the id
+        error: nothing called `wether` runs under outlast
+          hint: did you mean `weather`?
+        error: nothing called `gihub` runs under outlast
+          hint: did you mean `github-7k2mq`?
+        error: nothing called `7k2mq` runs under outlast
+          hint: did you mean `github-7k2mq`?
+        error: nothing called `nonsense` runs under outlast
+          hint: `outlast ps` shows the 3 that run
+        error: 2 instances run in this directory: `weather-2bcde` and `github-7k2mq`
+          hint: say which
+        error: nothing runs under outlast in this directory
+          hint: `outlast ps` shows the 3 that run
+        error: nothing called `x` runs under outlast
+          hint: `weather-1abcd` runs in /srv/weather
+        error: nothing runs under outlast in this directory
+          hint: nothing else runs either; `outlast mcp -- CMD` starts something
+        ");
+    }
+
+    #[test]
+    fn times_are_short() {
+        let table = [
+            (0.04, "0.0s"),
+            (4.2, "4.2s"),
+            (9.96, "10s"),
+            (59.0, "59s"),
+            (61.0, "1m"),
+            (119.0, "1m"),
+            (3599.0, "59m"),
+            (3600.0, "1h00m"),
+            (7384.0, "2h03m"),
+            (90_000.0, "1d01h"),
+        ];
+        for (seconds, words) in table {
+            assert_eq!(in_short(seconds), words);
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! Processes that are not our children, known by number: whether one is still the one it was.
+
+#[cfg(target_os = "macos")]
+#[expect(unsafe_code, reason = "the start of a process is told only by proc_pidinfo")]
+mod start {
+    /// Microseconds since 1970.
+    pub fn of(pid: u32) -> Option<String> {
+        let mut info = std::mem::MaybeUninit::<libc::proc_bsdinfo>::zeroed();
+        let size = libc::c_int::try_from(size_of::<libc::proc_bsdinfo>()).ok()?;
+        let pid = libc::c_int::try_from(pid).ok()?;
+        // SAFETY: the pointer and size are those of memory of ours, which the kernel only writes to.
+        let filled = unsafe { libc::proc_pidinfo(pid, libc::PROC_PIDTBSDINFO, 0, info.as_mut_ptr().cast(), size) };
+        if filled != size {
+            return None;
+        }
+        // SAFETY: the kernel filled all of it, and before that it was zeros, which are a value too.
+        let info = unsafe { info.assume_init() };
+        Some(format!("{}.{:06}", info.pbi_start_tvsec, info.pbi_start_tvusec))
+    }
+}
+
+#[cfg(target_os = "linux")]
+mod start {
+    use std::fs;
+
+    /// Clock ticks since the machine was started, and which start of the machine that was: numbers and ticks begin
+    /// anew with each.
+    pub fn of(pid: u32) -> Option<String> {
+        let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        // The name in brackets may itself hold blanks and brackets.
+        let ticks = stat.rsplit_once(") ")?.1.split(' ').nth(19)?.to_owned();
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        Some(format!("{}-{ticks}", boot.split('-').next().unwrap_or_default()))
+    }
+}
+
+#[cfg(not(any(target_os = "linux", target_os = "macos")))]
+mod start {
+    use nix::{errno::Errno, sys::signal::kill, unistd::Pid};
+
+    /// Only whether there is one: a number that was given out again cannot be told from the first here.
+    pub fn of(pid: u32) -> Option<String> {
+        let pid = Pid::from_raw(i32::try_from(pid).ok()?);
+        (kill(pid, None) != Err(Errno::ESRCH)).then(String::new)
+    }
+}
+
+/// A word that no other process of this number has, or nothing if there is no such process.
+pub fn born(pid: u32) -> Option<String> {
+    start::of(pid)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_is_known_by_its_start() {
+        let ours = born(std::process::id());
+        assert!(ours.is_some());
+        assert_eq!(born(std::process::id()), ours);
+        assert_ne!(born(1), ours);
+        assert_eq!(born(u32::MAX), None);
+    }
+}

@@ -1,0 +1,216 @@
+//! The control socket: a listener in the reactor for us, a plain blocking stream for those who ask.
+
+use std::{
+    fs::{self, Permissions},
+    io::{self, ErrorKind, Read, Write},
+    os::{
+        fd::OwnedFd,
+        unix::{
+            fs::{FileTypeExt, MetadataExt, PermissionsExt},
+            net,
+        },
+    },
+    path::{Path, PathBuf},
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::BytesMut;
+use nix::{
+    fcntl::{FcntlArg, FdFlag, fcntl},
+    sys::{
+        socket::{
+            AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect as connect_to, listen, setsockopt,
+            socket, sockopt,
+        },
+        time::{TimeVal, TimeValLike},
+    },
+    unistd::geteuid,
+};
+use tokio::net::{UnixListener, UnixStream};
+
+/// Whether there are control sockets here, or a sentence that says why not.
+pub const SOCKETS: Result<(), &str> = Ok(());
+
+/// The longest path a socket can have on every Unix we know: macOS has room for 104 bytes, the last of them zero.
+pub const SOCKET_PATH_MAX: usize = 103;
+
+/// How many may knock before we open; a further one is told at once, or waits as long as it has patience.
+const KNOCKING_MAX: i32 = 128;
+
+/// Opens only to processes of our own user. The name is removed with it.
+#[derive(Debug)]
+pub struct Listener {
+    listener: UnixListener,
+    path: PathBuf,
+}
+
+impl Listener {
+    /// The directory is the caller's care: it must let nobody else in. A name left behind by someone who was killed
+    /// is taken over; one that somebody answers to is `AddrInUse`.
+    pub fn bind(path: &Path) -> io::Result<Listener> {
+        let listener = match listen_at(path) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse && is_abandoned(path) => {
+                fs::remove_file(path)?;
+                listen_at(path)?
+            }
+            other => other?,
+        };
+        listener.set_nonblocking(true)?;
+        Ok(Listener { listener: UnixListener::from_std(listener)?, path: path.to_owned() })
+    }
+
+    /// The next of our own user's processes to knock; others are turned away unheard. While nobody knocks this asks
+    /// the kernel nothing.
+    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Peer>> {
+        loop {
+            let (stream, _) = ready!(self.listener.poll_accept(cx))?;
+            if stream.peer_cred().is_ok_and(|peer| peer.uid() == geteuid().as_raw()) {
+                return Poll::Ready(Ok(Peer(stream)));
+            }
+        }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Whoever looked for strays may have been quicker.
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// One who knocked.
+#[derive(Debug)]
+pub struct Peer(UnixStream);
+
+impl Peer {
+    /// Appends what there is. Ready with 0 at the end.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.0.poll_read_ready(cx))?;
+            match self.0.try_read_buf(buffer) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                other => return Poll::Ready(other),
+            }
+        }
+    }
+
+    /// Writes as much as the kernel takes at once.
+    pub fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        loop {
+            ready!(self.0.poll_write_ready(cx))?;
+            match self.0.try_write(bytes) {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                other => return Poll::Ready(other),
+            }
+        }
+    }
+}
+
+/// A stream to somebody's control socket, which waits. Reading and writing fail with `WouldBlock` when the patience
+/// is over.
+#[derive(Debug)]
+pub struct Line(net::UnixStream);
+
+impl Line {
+    /// The patience holds for connecting too: whoever hangs may have a full queue before the door.
+    pub fn connect(path: &Path, patience: Duration) -> io::Result<Line> {
+        let fd = new_socket()?;
+        setsockopt(&fd, sockopt::SendTimeout, &time_val(patience))?;
+        connect_to(std::os::fd::AsRawFd::as_raw_fd(&fd), &UnixAddr::new(path)?)?;
+        let line = Line(net::UnixStream::from(fd));
+        line.set_patience(Some(patience))?;
+        Ok(line)
+    }
+
+    /// `None` waits for as long as it takes.
+    pub fn set_patience(&self, patience: Option<Duration>) -> io::Result<()> {
+        let patience = patience.map(|patience| patience.max(Duration::from_millis(1)));
+        self.0.set_read_timeout(patience)?;
+        self.0.set_write_timeout(patience)
+    }
+}
+
+impl Read for Line {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.0.read(buffer)
+    }
+}
+
+impl Write for Line {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.write(bytes)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.0.flush()
+    }
+}
+
+/// Makes sure that a directory is there, is ours, and lets nobody else in. A directory of ours that does is closed; a
+/// directory that is not ours is an error, because its owner could put anything in our place.
+pub fn claim_dir(dir: &Path) -> io::Result<()> {
+    let mut builder = fs::DirBuilder::new();
+    builder.recursive(true);
+    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    builder.create(dir)?;
+    // Not what a link leads to: that could be changed after the look.
+    let found = fs::symlink_metadata(dir)?;
+    if !found.is_dir() || found.uid() != geteuid().as_raw() {
+        return Err(io::Error::new(ErrorKind::PermissionDenied, format!("{} is not ours", dir.display())));
+    }
+    if found.mode() & 0o077 != 0 {
+        fs::set_permissions(dir, Permissions::from_mode(0o700))?;
+    }
+    Ok(())
+}
+
+/// Where sockets go when the user's own directory is too deep for them: short, and named by the user.
+pub fn short_dirs() -> Vec<PathBuf> {
+    let name = format!("outlast-{}", geteuid());
+    let mut dirs = vec![std::env::temp_dir().join(&name)];
+    let plain = Path::new("/tmp").join(&name);
+    if dirs[0] != plain {
+        dirs.push(plain);
+    }
+    dirs
+}
+
+/// Removes a socket's name, and nothing else that may have come to stand there.
+pub fn remove_socket(path: &Path) {
+    if fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket()) {
+        // Another reader may have been quicker.
+        let _ = fs::remove_file(path);
+    }
+}
+
+fn listen_at(path: &Path) -> io::Result<net::UnixListener> {
+    let fd = new_socket()?;
+    // On Linux the name is born with the mode that the socket has by now. Elsewhere it has it a moment later, and
+    // until then the directory keeps others away.
+    #[cfg(target_os = "linux")]
+    nix::sys::stat::fchmod(&fd, nix::sys::stat::Mode::from_bits_truncate(0o600))?;
+    bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &UnixAddr::new(path)?)?;
+    fs::set_permissions(path, Permissions::from_mode(0o600))?;
+    listen(&fd, Backlog::new(KNOCKING_MAX)?)?;
+    Ok(net::UnixListener::from(fd))
+}
+
+/// Closed on exec: children get what they are meant to have and no more.
+fn new_socket() -> io::Result<OwnedFd> {
+    #[cfg(target_os = "linux")]
+    let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    #[cfg(not(target_os = "linux"))]
+    let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None)?;
+    fcntl(&fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+    Ok(fd)
+}
+
+fn is_abandoned(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
+        && net::UnixStream::connect(path).is_err_and(|error| error.kind() == ErrorKind::ConnectionRefused)
+}
+
+fn time_val(patience: Duration) -> TimeVal {
+    TimeVal::microseconds(i64::try_from(patience.as_micros()).unwrap_or(i64::MAX).max(1))
+}

@@ -1,0 +1,202 @@
+//! Columns that line up, in as much room as there is.
+
+/// What stands where nothing is known.
+pub const NOTHING: &str = "-";
+
+/// What becomes of a column when there is not room for all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Yield {
+    Never,
+    /// It loses its end: down to the first width as soon as room is short, to the second when it is very short.
+    End(usize, usize),
+    /// It loses its beginning: of a path the end says most.
+    Beginning(usize, usize),
+    /// It is left out as soon as room is short. The lowest number goes first.
+    Soon(u8),
+    /// It is left out when nothing else helps. The lowest number goes first.
+    Late(u8),
+}
+
+#[derive(Debug, Clone)]
+pub struct Column {
+    pub title: &'static str,
+    pub is_number: bool,
+    pub yields: Yield,
+}
+
+/// How a table is laid out.
+#[derive(Debug, Clone)]
+struct Layout {
+    shown: Vec<usize>,
+    /// What the columns are set apart by.
+    gap: usize,
+    /// Texts may be as short as when room is very short.
+    is_tight: bool,
+}
+
+/// The width of the terminal that stdout is, if it is one.
+pub fn room() -> Option<usize> {
+    terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| usize::from(width.0))
+}
+
+/// The lines of a table, in `width` columns if there is a limit.
+pub fn lines(columns: &[Column], rows: &[Vec<String>], width: Option<usize>) -> Vec<String> {
+    let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| tame(cell)).collect()).collect();
+    let mut widths: Vec<usize> = columns
+        .iter()
+        .enumerate()
+        .map(|(at, column)| {
+            rows.iter().map(|row| length(&row[at])).chain([column.title.len()]).max().unwrap_or_default()
+        })
+        .collect();
+    let mut layout = Layout { shown: (0..columns.len()).collect(), gap: 2, is_tight: false };
+    if let Some(width) = width {
+        layout = choose(columns, &rows, &widths, layout, width);
+        shrink(columns, &mut widths, &layout, width);
+    }
+    let titles: Vec<String> = columns.iter().map(|column| column.title.to_owned()).collect();
+    std::iter::once(&titles)
+        .chain(&rows)
+        .map(|row| {
+            let mut line = String::new();
+            for &at in &layout.shown {
+                let cell = fit(&row[at], widths[at], columns[at].yields);
+                let blank = " ".repeat(widths[at].saturating_sub(length(&cell)));
+                let (before, after) = if columns[at].is_number { (blank.as_str(), "") } else { ("", blank.as_str()) };
+                line.push_str(&format!("{before}{cell}{after}{}", " ".repeat(layout.gap)));
+            }
+            line.trim_end().to_owned()
+        })
+        .collect()
+}
+
+/// The most generous layout that fits. First go the columns in which nothing stands, then those that are missed least.
+fn choose(columns: &[Column], rows: &[Vec<String>], widths: &[usize], mut layout: Layout, width: usize) -> Layout {
+    let fits = |layout: &Layout| {
+        let least = layout.shown.iter().map(|&at| least(&columns[at], widths[at], layout.is_tight));
+        least.sum::<usize>() + layout.gap * layout.shown.len().saturating_sub(1) <= width
+    };
+    if fits(&layout) {
+        return layout;
+    }
+    let is_empty = |at: usize| rows.iter().all(|row| row[at] == NOTHING);
+    layout.shown.retain(|&at| columns[at].yields == Yield::Never || !is_empty(at));
+    while !fits(&layout)
+        && leave_out(&mut layout, columns, |yields| if let Yield::Soon(n) = yields { Some(n) } else { None })
+    {}
+    layout.is_tight = !fits(&layout);
+    if !fits(&layout) {
+        layout.gap = 1;
+    }
+    while !fits(&layout)
+        && leave_out(&mut layout, columns, |yields| if let Yield::Late(n) = yields { Some(n) } else { None })
+    {}
+    layout
+}
+
+fn leave_out(layout: &mut Layout, columns: &[Column], order: impl Fn(Yield) -> Option<u8>) -> bool {
+    let next = layout.shown.iter().copied().filter_map(|at| Some((order(columns[at].yields)?, at))).min();
+    if let Some((_, leaver)) = next {
+        layout.shown.retain(|&at| at != leaver);
+    }
+    next.is_some()
+}
+
+fn least(column: &Column, width: usize, is_tight: bool) -> usize {
+    match column.yields {
+        Yield::End(soon, late) | Yield::Beginning(soon, late) => {
+            width.min(if is_tight { late } else { soon }.max(column.title.len()))
+        }
+        _ => width,
+    }
+}
+
+/// The widest gives first, so that no text is cut more than it must be.
+fn shrink(columns: &[Column], widths: &mut [usize], layout: &Layout, width: usize) {
+    let gaps = layout.gap * layout.shown.len().saturating_sub(1);
+    loop {
+        let taken = layout.shown.iter().map(|&at| widths[at]).sum::<usize>() + gaps;
+        let giver =
+            layout.shown.iter().copied().filter(|&at| widths[at] > least(&columns[at], widths[at], layout.is_tight));
+        match giver.max_by_key(|&at| widths[at]) {
+            Some(at) if taken > width => widths[at] -= 1,
+            _ => return,
+        }
+    }
+}
+
+fn fit(cell: &str, width: usize, yields: Yield) -> String {
+    if length(cell) <= width {
+        return cell.to_owned();
+    }
+    let kept = width.saturating_sub(1);
+    match yields {
+        Yield::Beginning(..) => {
+            let skipped = length(cell) - kept;
+            format!("…{}", cell.chars().skip(skipped).collect::<String>())
+        }
+        _ => format!("{}…", cell.chars().take(kept).collect::<String>()),
+    }
+}
+
+fn length(text: &str) -> usize {
+    text.chars().count()
+}
+
+/// What would move the cursor does not: a directory may be called anything.
+fn tame(cell: &str) -> String {
+    cell.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_makes_do_with_the_room_there_is() {
+        let column = |title, is_number, yields| Column { title, is_number, yields };
+        let columns = [
+            column("ID", false, Yield::Never),
+            column("KIND", false, Yield::Soon(1)),
+            column("PID", true, Yield::Late(1)),
+            column("LAST-EXIT", false, Yield::End(12, 9)),
+            column("CWD", false, Yield::Beginning(16, 8)),
+            column("NEXT", true, Yield::Late(2)),
+        ];
+        let row = |cells: [&str; 6]| cells.map(str::to_owned).to_vec();
+        let rows = [
+            row(["py-1abcd", "mcp", "7", "signal 9 (SIGKILL)", "~/projects/weather/server", "-"]),
+            row(["github-mcp-2bcde", "mcp", "123456", "-", "/srv/a\u{1b}[31mb\n", "-"]),
+        ];
+        let mut shown = String::new();
+        for width in [None, Some(70), Some(60), Some(50), Some(40), Some(10)] {
+            shown.push_str(&format!("{width:?}\n{}\n", lines(&columns, &rows, width).join("\n")));
+        }
+        insta::assert_snapshot!(shown, @"
+        None
+        ID                KIND     PID  LAST-EXIT           CWD                        NEXT
+        py-1abcd          mcp        7  signal 9 (SIGKILL)  ~/projects/weather/server     -
+        github-mcp-2bcde  mcp   123456  -                   /srv/a?[31mb?                 -
+        Some(70)
+        ID                KIND     PID  LAST-EXIT       CWD               NEXT
+        py-1abcd          mcp        7  signal 9 (SIG…  …/weather/server     -
+        github-mcp-2bcde  mcp   123456  -               /srv/a?[31mb?        -
+        Some(60)
+        ID                   PID  LAST-EXIT         CWD
+        py-1abcd               7  signal 9 (SIGKI…  …/weather/server
+        github-mcp-2bcde  123456  -                 /srv/a?[31mb?
+        Some(50)
+        ID                   PID  LAST-EXIT    CWD
+        py-1abcd               7  signal 9 (…  …her/server
+        github-mcp-2bcde  123456  -            …v/a?[31mb?
+        Some(40)
+        ID               LAST-EXIT   CWD
+        py-1abcd         signal 9 (… …her/server
+        github-mcp-2bcde -           …v/a?[31mb?
+        Some(10)
+        ID               LAST-EXIT CWD
+        py-1abcd         signal 9… …/server
+        github-mcp-2bcde -         …?[31mb?
+        ");
+    }
+}
