@@ -81,7 +81,7 @@ fn a_wrong_command_line_is_explained() {
         ),
         (
             &["mcp", "--inherit", "--watch", ".", "--", "cat"],
-            "error: `--inherit` and `--watch <PATH>` exclude each other\n  hint: `outlast mcp --help` says what there is",
+            "error: `--inherit` and `--watch <PATH>...` exclude each other\n  hint: `outlast mcp --help` says what there is",
         ),
         (
             &["mcp", "--watch", "nowhere", "--", "cat"],
