@@ -326,7 +326,10 @@ impl Capabilities {
 struct Opening {
     /// `initialize`, the client's bytes.
     line: Bytes,
+    /// As the client was told.
     version: String,
+    /// As the last child said; another one only after an opening of our own.
+    spoken: String,
     told: Capabilities,
     /// Answered by us, as no server could.
     local: bool,
@@ -486,6 +489,9 @@ struct Asked {
 struct Batch {
     left: usize,
     answers: Vec<Bytes>,
+    /// Lists among the answers, and those that are known by now to be others.
+    lists: BTreeSet<Family>,
+    outdated: BTreeSet<Family>,
 }
 
 #[derive(Debug)]
@@ -826,15 +832,21 @@ impl Relay {
         }
     }
 
+    /// A child that is on its way already is the one.
     fn start(&mut self, role: Role) {
-        self.starting = Some(role);
-        self.act(Action::Start);
+        if self.starting.replace(role).is_none() {
+            self.act(Action::Start);
+        }
     }
 
     fn stop(&mut self, generation: u32, how: How) {
         if let Some(child) = self.children.get_mut(&generation)
             && !mem::replace(&mut child.stopping, true)
         {
+            if !self.is_leaving() {
+                self.lose_listens(generation);
+                self.cancel_asked(generation);
+            }
             self.act(Action::Stop { generation, how });
         }
     }
@@ -900,7 +912,12 @@ impl Relay {
     fn answer(&mut self, open: &Open, line: Bytes) {
         match open.batch {
             None => self.tell_client(line),
-            Some(batch) => self.batch_answered(batch, Some(line)),
+            Some(batch) => {
+                if let (Class::List(kind), Some(batch)) = (&open.class, self.batches.get_mut(&batch)) {
+                    batch.lists.insert(kind.family());
+                }
+                self.batch_answered(batch, Some(line));
+            }
         }
     }
 
@@ -925,6 +942,15 @@ impl Relay {
                 let parts: Vec<&[u8]> = batch.answers.iter().map(|line| line.trim_ascii_end()).collect();
                 let array = [b"[" as &[u8], &parts.join(&b","[..]), b"]\n"].concat();
                 self.tell_client(array.into());
+            }
+            for family in batch.outdated {
+                self.announced.remove(&family);
+                if matches!(self.current, Current::Serving(_)) {
+                    self.announce(family);
+                }
+                // The next child's list is compared with none that could be vouched for.
+                let shown = self.shown.iter_mut().filter(|(kind, _)| kind.family() == family);
+                shown.for_each(|(_, shown)| shown.doubtful = true);
             }
         }
     }
@@ -996,20 +1022,28 @@ impl Relay {
         self.tell_client(message::error_line(&id, -32600, "the line is longer than 64 MiB and was not sent on", None));
     }
 
-    /// Outlast is leaving, and nothing goes out to a server any more.
-    fn client_said_too_late(&mut self, line: &[u8], now: Instant) {
-        if let Ok(Message::Request { id, method, params }) = message::parse(line)
-            && let Some(id) = id.parse()
-        {
-            let open = self.open(id, &method, &params, None);
-            let failure = self.failure(7006, "stopping", &open, now);
-            self.fail(&open, &failure);
+    /// Outlast is leaving, and asks a server nothing any more.
+    fn client_said_too_late(&mut self, line: &Bytes, batch: Option<u64>, now: Instant) {
+        match message::parse(line) {
+            Ok(Message::Request { id, method, params }) => {
+                if let Some(id) = id.parse() {
+                    let open = self.open(id, &method, &params, batch);
+                    let failure = self.failure(7006, "stopping", &open, now);
+                    self.fail(&open, &failure);
+                }
+            }
+            Ok(Message::Batch(members)) => self.client_batched(&members, line, now),
+            Ok(Message::Notification { method, params }) if method == "notifications/cancelled" => {
+                self.client_cancelled(&params, line, now);
+            }
+            Ok(Message::Response { id, .. }) => self.client_answered(id, line),
+            _ => self.dropped.from_client += 1,
         }
     }
 
     fn client_said(&mut self, line: Bytes, batch: Option<u64>, now: Instant) {
         if self.is_leaving() {
-            return self.client_said_too_late(&line, now);
+            return self.client_said_too_late(&line, batch, now);
         }
         let parsed = match message::parse(&line) {
             Ok(parsed) => parsed,

@@ -31,7 +31,7 @@ use crate::{
     lines::{Line, Lines},
     marker::{self, Marker, Markers},
     os::{self, Household, News, Order, Sink, Source, Stdio},
-    outbox::Outbox,
+    outbox::{BYTES_HIGH, Outbox, SERVER_BYTES_HIGH},
     report,
     watch::Watch,
 };
@@ -411,7 +411,7 @@ impl Driver {
 
     fn poll_stdout(&mut self, generation: u32, cx: &mut Context<'_>) -> bool {
         let Some(kid) = self.kids.get_mut(&generation) else { return false };
-        if !self.to_client.is_low() && !kid.is_ending {
+        if !self.to_client.is_below(BYTES_HIGH) && !kid.is_ending {
             return false; // Freed room wakes us.
         }
         let Some(stdout) = &mut kid.stdout else { return false };
@@ -544,7 +544,8 @@ impl Driver {
     // ---- the client ------------------------------------------------------------------------------------------
 
     fn poll_client(&mut self, cx: &mut Context<'_>) -> bool {
-        let is_low = self.to_client.is_low() && self.kids.values().all(|kid| kid.outbox.is_low());
+        let is_low =
+            self.to_client.is_below(BYTES_HIGH) && self.kids.values().all(|kid| kid.outbox.is_below(SERVER_BYTES_HIGH));
         // Of a client that has gone no more comes than a pipe holds, and behind it stands the end.
         let is_heard = is_low || self.hangups.poll_stdin(cx).is_ready();
         let Some(stdin) = self.stdin.as_mut().filter(|_| is_heard) else { return false };
@@ -578,9 +579,9 @@ impl Driver {
         if let Some(stdout) = &mut self.stdout
             && !self.to_client.is_empty()
         {
-            let was_low = self.to_client.is_low();
+            let was_low = self.to_client.is_below(BYTES_HIGH);
             let flushed = self.to_client.poll_flush(stdout, cx);
-            moved |= !was_low && self.to_client.is_low();
+            moved |= !was_low && self.to_client.is_below(BYTES_HIGH);
             if let Poll::Ready(Err(_)) = flushed {
                 self.break_stdout();
                 moved = true;
@@ -593,7 +594,7 @@ impl Driver {
         let mut refused = Vec::new();
         for (generation, kid) in &mut self.kids {
             if let Some(stdin) = &mut kid.stdin {
-                let was_low = kid.outbox.is_low();
+                let was_low = kid.outbox.is_below(SERVER_BYTES_HIGH);
                 if !kid.outbox.is_empty()
                     && let Poll::Ready(Err(_)) = kid.outbox.poll_flush(stdin, cx)
                 {
@@ -601,7 +602,7 @@ impl Driver {
                     refused.push(*generation);
                     continue;
                 }
-                moved |= !was_low && kid.outbox.is_low();
+                moved |= !was_low && kid.outbox.is_below(SERVER_BYTES_HIGH);
                 if kid.close_stdin && kid.outbox.is_empty() {
                     kid.stdin = None;
                 }

@@ -11,7 +11,9 @@ use bytes::Bytes;
 use crate::os::Sink;
 
 /// Above this the side that fills the outbox is not listened to.
-const BYTES_HIGH: usize = 1 << 20;
+pub const BYTES_HIGH: usize = 1 << 20;
+/// A server that does not read must not keep the client from saying so, so its outbox takes more.
+pub const SERVER_BYTES_HIGH: usize = 8 << 20;
 /// Lines handed over in one system call.
 const SLICES_MAX: usize = 64;
 
@@ -34,8 +36,8 @@ impl Outbox {
     }
 
     /// There is room for more.
-    pub fn is_low(&self) -> bool {
-        self.bytes < BYTES_HIGH
+    pub fn is_below(&self, bytes: usize) -> bool {
+        self.bytes < bytes
     }
 
     pub fn clear(&mut self) {

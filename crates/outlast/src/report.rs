@@ -160,9 +160,6 @@ pub fn plain(cause: &str) -> String {
     }
 }
 
-/// How clap calls what stands after `--`.
-const SERVER_COMMAND: &str = "<CMD>...";
-
 /// A command line that was not understood.
 struct Mistake<'a> {
     error: &'a clap::Error,
@@ -189,8 +186,8 @@ impl Mistake<'_> {
             ErrorKind::InvalidValue | ErrorKind::ValueValidation => {
                 format!("`{}` is no value for `{}`", value(), argument())
             }
-            ErrorKind::MissingRequiredArgument if argument() == SERVER_COMMAND => {
-                "the server's command is missing".to_owned()
+            ErrorKind::MissingRequiredArgument if argument().contains("<CMD>") => {
+                "no command is given for the server".to_owned()
             }
             ErrorKind::MissingRequiredArgument => format!("`{}` is missing", argument()),
             ErrorKind::ArgumentConflict => match self.context(ContextKind::PriorArg) {
@@ -210,24 +207,22 @@ impl Mistake<'_> {
     }
 
     fn hint(&self) -> String {
+        let argument = self.context(ContextKind::InvalidArg).unwrap_or_default();
+        let usage = self.context(ContextKind::Usage).unwrap_or_default();
+        let lacks_dashes = match self.error.kind() {
+            ErrorKind::MissingRequiredArgument => argument.contains("<CMD>"),
+            ErrorKind::UnknownArgument => usage.contains("<CMD>") && !argument.starts_with('-'),
+            _ => false,
+        };
+        if lacks_dashes {
+            return format!("the server's command stands after two dashes: {} -- python -m my_server", self.command());
+        }
         let closest = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue]
             .into_iter()
             .find_map(|kind| self.context(kind))
             .or_else(|| self.closest_command());
         if let Some(closest) = closest {
             return format!("did you mean `{closest}`?");
-        }
-        // Whoever forgets the two dashes does not know of them: the whole line helps more than its name.
-        let given = self.context(ContextKind::InvalidArg).unwrap_or_default();
-        let wants_dashes = self.context(ContextKind::Usage).is_some_and(|usage| usage.contains("-- <CMD>"));
-        match self.error.kind() {
-            ErrorKind::MissingRequiredArgument if given == SERVER_COMMAND => {
-                return format!("it stands after two dashes: `{} -- python -m my_server`", self.command());
-            }
-            ErrorKind::UnknownArgument if wants_dashes && !given.starts_with('-') => {
-                return format!("the server's command stands after two dashes: `{} -- {given}`", self.command());
-            }
-            _ => {}
         }
         match self.list(ContextKind::ValidValue) {
             values if !values.is_empty() && self.error.kind() == ErrorKind::InvalidValue => {
@@ -467,8 +462,8 @@ mod tests {
         error: `--retry <retry>` is given more than once
           hint: `outlast mcp --help` says what there is
         $ outlast mcp
-        error: the server's command is missing
-          hint: it stands after two dashes: `outlast mcp -- python -m my_server`
+        error: no command is given for the server
+          hint: the server's command stands after two dashes: outlast mcp -- python -m my_server
         ");
     }
 

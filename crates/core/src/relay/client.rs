@@ -310,7 +310,10 @@ impl Relay {
                 return self.answer_without_server(open, now);
             }
         }
-        if self.held.len() >= limits.held_max || self.held_bytes + line.len() > limits.held_bytes_max {
+        if !self.has_room(&line) {
+            if open.class == Class::Ping {
+                return self.answer_result(&open, "{}");
+            }
             let failure = if open.taken {
                 self.failure(7001, "server_ended", &open, now)
             } else {
@@ -323,6 +326,12 @@ impl Relay {
         self.hold_line(seq, &line, true);
     }
 
+    /// Whether one more message can wait.
+    pub(super) fn has_room(&self, line: &[u8]) -> bool {
+        let limits = &self.settings.limits;
+        self.held.len() < limits.held_max && self.held_bytes + line.len() <= limits.held_bytes_max
+    }
+
     fn hold_line(&mut self, seq: u64, line: &[u8], is_request: bool) {
         self.held_bytes += line.len();
         self.held.insert(seq, Held { line: Bytes::copy_from_slice(line), is_request });
@@ -331,13 +340,10 @@ impl Relay {
     /// A message that is no request we keep track of.
     pub(super) fn pass_or_hold(&mut self, line: &Bytes, seq: Option<u64>, _now: Instant) {
         let seq = seq.unwrap_or_else(|| self.seq());
-        let limits = &self.settings.limits;
         match self.current {
             Current::Fresh(n) | Current::Serving(n) => self.tell_server(n, line.clone(), Some(seq)),
             Current::GivenUp { .. } => self.dropped.from_client += 1,
-            _ if self.held.len() >= limits.held_max || self.held_bytes + line.len() > limits.held_bytes_max => {
-                self.dropped.from_client += 1;
-            }
+            _ if !self.has_room(line) => self.dropped.from_client += 1,
             _ => self.hold_line(seq, line, false),
         }
     }
@@ -392,6 +398,10 @@ impl Relay {
             self.opens.values().filter(|open| open.class == Class::Discover).map(|open| open.seq).collect();
         for seq in probes {
             let probe = self.close(seq);
+            if probe.cancelled {
+                self.forget(&probe);
+                continue;
+            }
             let refusal = self.discover_locally(&probe);
             self.answer(&probe, refusal);
         }
@@ -419,7 +429,13 @@ impl Relay {
             {
                 let mut open = self.close(seq);
                 open.taken = true;
-                self.hold(open, kept, now);
+                if open.resent < self.settings.limits.resend_max {
+                    open.resent += 1;
+                    self.hold(open, kept, now);
+                } else {
+                    self.broken |= !self.ever_ready;
+                    self.answer_without_server(open, now);
+                }
             }
         }
         if let Some((seq, line)) = self.initialized.clone()
@@ -430,9 +446,6 @@ impl Relay {
         }
         if self.settings.reload == Reload::Replace {
             self.start_after = Some(generation);
-        } else if self.starting.is_some() {
-            // One is on its way already.
-            self.starting = Some(Role::Current);
         } else {
             self.start(Role::Current);
         }
@@ -474,7 +487,9 @@ impl Relay {
         let Some(line) = open.kept.clone() else { return };
         let version = self.version_asked(open);
         self.broken = true;
-        self.opening = Some(Opening { line, version, told: Capabilities::ALL, local: true });
+        self.opened_anew();
+        let spoken = version.clone();
+        self.opening = Some(Opening { line, version, spoken, told: Capabilities::ALL, local: true });
         // From now on it goes out in the replay.
         if let Some((seq, _)) = &self.initialized
             && let Some(held) = self.held.remove(seq)
@@ -547,7 +562,7 @@ impl Relay {
         }
     }
 
-    fn client_cancelled(&mut self, params: &Params<'_>, line: &Bytes, _now: Instant) {
+    pub(super) fn client_cancelled(&mut self, params: &Params<'_>, line: &Bytes, _now: Instant) {
         let id = params.request_id().and_then(|id| Id::parse(id.get()));
         let seq = id.and_then(|id| self.oldest(&id, |open| !open.cancelled && open.class != Class::Initialize));
         let Some(seq) = seq else {
@@ -564,7 +579,12 @@ impl Relay {
                     self.forget(&open);
                 } else {
                     open.cancelled = true;
-                    if open.class == Class::Discover {
+                    let (batch, is_probe) = (open.batch.take(), open.class == Class::Discover);
+                    // The rest of its batch waits no longer for it.
+                    if let Some(batch) = batch {
+                        self.batch_answered(batch, None);
+                    }
+                    if is_probe {
                         self.handshake_is_over(generation);
                     }
                 }
@@ -624,7 +644,7 @@ impl Relay {
         let key = self.seq();
         if requests > 0 {
             // One more than there are, so that it leaves only when all have been taken.
-            self.batches.insert(key, Batch { left: requests + 1, answers: Vec::new() });
+            self.batches.insert(key, Batch { left: requests + 1, ..Batch::default() });
         }
         for member in members {
             if let Ok(Message::Request { id, method, .. }) = message::parse(member.get().as_bytes())

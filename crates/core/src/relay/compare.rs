@@ -7,6 +7,7 @@ impl Relay {
     /// A page on its way to the client.
     pub(super) fn note_shown(&mut self, generation: u32, kind: Kind, cursor: Option<&str>, page: &Page<'_>) {
         let bytes_max = self.settings.limits.list_bytes_max;
+        self.outdate(kind.family());
         let shown = self.shown.remove(&kind);
         let mut shown = match (cursor, shown) {
             (None, shown) => Shown::anew(shown, generation),
@@ -44,6 +45,7 @@ impl Relay {
 
     /// A list that the client was given without a server: `items` is what it holds of the server's own.
     pub(super) fn note_shown_locally(&mut self, kind: Kind, items: Items) {
+        self.outdate(kind.family());
         self.shown.insert(kind, Shown::whole(items));
         self.announced.remove(&kind.family());
     }
@@ -54,7 +56,9 @@ impl Relay {
         for kind in Kind::ALL {
             let family = kind.family();
             let known = self.shown.contains_key(&kind) || (self.broken && self.opening_is_local());
-            if !known || !(self.is_modern() || told.has(family)) {
+            let own = self.shown.get(&kind).is_some_and(|shown| shown.from == generation);
+            let under_way = self.children.get(&generation).is_some_and(|child| child.fetches.contains_key(&kind));
+            if !known || own || under_way || !(self.is_modern() || told.has(family)) {
                 continue;
             }
             self.shown.entry(kind).or_default();
@@ -64,8 +68,9 @@ impl Relay {
 
     /// A child that has no such list is not asked for it.
     fn compare_one(&mut self, generation: u32, kind: Kind, now: Instant) {
-        let has = self.children.get(&generation).and_then(|child| child.capabilities).unwrap_or_default();
-        if has.has(kind.family()) {
+        let has = self.children.get(&generation).and_then(|child| child.capabilities);
+        // One that said nothing of what it has can be asked.
+        if has.is_none_or(|has| has.has(kind.family())) {
             self.fetch(generation, kind, None, now);
         } else {
             self.conclude(generation, kind, Some(Items::default()), now);
@@ -134,7 +139,7 @@ impl Relay {
 
     pub(super) fn fetches_late(&mut self, now: Instant) {
         let mut late = Vec::new();
-        for (generation, child) in &mut self.children {
+        for (generation, child) in self.children.iter_mut().filter(|(_, child)| !child.stopping) {
             child.fetches.retain(|kind, fetch| {
                 if fetch.by <= now {
                     child.private.remove(&fetch.id);
@@ -152,13 +157,14 @@ impl Relay {
     fn conclude(&mut self, generation: u32, kind: Kind, items: Option<Items>, now: Instant) {
         let ours_before = self.our_names();
         let shown = self.shown.entry(kind).or_default();
+        let doubtful = shown.doubtful;
         let diff = items.as_ref().map(|items| Diff::between(shown, items));
         if kind == Kind::Tools
             && let Some(items) = &items
         {
             self.child_tools = items.names();
         }
-        let changed = diff.as_ref().is_none_or(|diff| !diff.is_empty()) || self.our_names() != ours_before;
+        let changed = doubtful || diff.as_ref().is_none_or(|diff| !diff.is_empty()) || self.our_names() != ours_before;
         if changed && self.current == Current::Serving(generation) {
             self.announce(kind.family());
         }
@@ -177,6 +183,9 @@ impl Relay {
         for (_, fetch) in child.fetches.iter_mut().filter(|(kind, _)| kind.family() == family) {
             fetch.again = true;
             absorbed = true;
+        }
+        if !absorbed {
+            self.outdate(family);
         }
         !absorbed
     }

@@ -189,6 +189,13 @@ impl Relay {
 
     /// Whoever waits longer than it may until the next start is told so now.
     pub(super) fn recheck_holds(&mut self, now: Instant) {
+        if matches!(self.current, Current::GivenUp { .. }) {
+            let notes: Vec<u64> = self.held.iter().filter(|(_, held)| !held.is_request).map(|(seq, _)| *seq).collect();
+            for held in notes.iter().filter_map(|seq| self.held.remove(seq)) {
+                self.held_bytes -= held.line.len();
+                self.dropped.from_client += 1;
+            }
+        }
         let seqs: Vec<u64> = self.held.iter().filter(|(_, held)| held.is_request).map(|(seq, _)| *seq).collect();
         for seq in seqs {
             let open = &self.opens[&seq];
@@ -229,11 +236,19 @@ impl Relay {
         let places: BTreeSet<u64> = seqs.into_iter().chain(unsent.keys().copied()).collect();
         for seq in places {
             let line = unsent.remove(&seq);
-            if self.opens.get(&seq).is_none_or(|open| open.place != Place::On(generation)) {
-                if let Some(line) = line.filter(|_| !self.opens.contains_key(&seq)) {
-                    self.untracked_again(seq, &line, now);
+            match (self.opens.get_mut(&seq), &line) {
+                (Some(open), _) if open.place == Place::On(generation) => {}
+                (Some(open), Some(_)) => {
+                    // It was asked again when this child was told to stop, which shows now not to have heard it.
+                    open.resent = open.resent.saturating_sub(1);
+                    open.taken = open.resent > 0;
+                    continue;
                 }
-                continue;
+                (None, Some(line)) => {
+                    self.untracked_again(seq, line, now);
+                    continue;
+                }
+                (_, None) => continue,
             }
             self.opens.get_mut(&seq).expect("listed above").taken |= line.is_none();
             if self.opens[&seq].class == Class::Listen {
@@ -264,11 +279,14 @@ impl Relay {
             } else if let Some(line) = line {
                 self.again(open, line, now);
             } else if self.may_repeat(&open)
-                && (open.resent < self.settings.limits.resend_max || self.is_first_opening(&open))
+                && open.resent < self.settings.limits.resend_max
                 && let Some(kept) = open.kept.clone()
             {
                 open.resent += 1;
                 self.again(open, kept, now);
+            } else if matches!(open.class, Class::Initialize | Class::Discover) {
+                self.broken |= !self.ever_ready;
+                self.answer_without_server(open, now);
             } else {
                 let reason = if open.resent > 0 { "ended_again" } else { "server_ended" };
                 let failure = self.failure_of(&end, 7001, reason, &open, now);
@@ -283,7 +301,8 @@ impl Relay {
             Ok(Message::Notification { method, params }) => {
                 self.client_noted(&method, &params, line, Some(seq), now);
             }
-            Ok(Message::Request { .. }) => self.pass_or_hold(line, Some(seq), now),
+            // One that could be kept track of is answered by now.
+            Ok(Message::Request { id, .. }) if id.parse().is_none() => self.pass_or_hold(line, Some(seq), now),
             _ => {}
         }
     }
@@ -530,9 +549,12 @@ impl Relay {
             open.taken = true;
             if open.cancelled {
                 self.forget(&open);
+            } else if open.class == Class::Ping {
+                self.answer_result(&open, "{}");
             } else if self.may_repeat(&open)
                 && open.resent < self.settings.limits.resend_max
                 && let Some(kept) = open.kept.clone()
+                && (self.live().is_some() || self.has_room(&kept))
             {
                 open.resent += 1;
                 self.again(open, kept, now);

@@ -102,6 +102,15 @@ impl Relay {
         }
     }
 
+    /// A child that is stopped takes its teardowns with it.
+    pub(super) fn lose_listens(&mut self, generation: u32) {
+        for seq in self.listens() {
+            if self.opens[&seq].place == Place::On(generation) {
+                self.listen_lost_child(seq);
+            }
+        }
+    }
+
     /// Its child is gone, or no longer serves; a teardown that was kept back belonged to that.
     pub(super) fn listen_lost_child(&mut self, seq: u64) {
         self.listen_mut(seq).torn = None;
@@ -211,8 +220,16 @@ impl Relay {
         self.answer_result(open, &format!(r#"{{"resultType":"complete","_meta":{meta}}}"#));
     }
 
+    /// A list that waits in a batch is another one by now.
+    pub(super) fn outdate(&mut self, family: Family) {
+        for batch in self.batches.values_mut().filter(|batch| batch.lists.contains(&family)) {
+            batch.outdated.insert(family);
+        }
+    }
+
     /// Tells the client that a list is another one, in the way of its era.
     pub(super) fn announce(&mut self, family: Family) {
+        self.outdate(family);
         if self.announced.contains(&family) {
             return;
         }

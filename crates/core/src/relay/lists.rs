@@ -169,11 +169,13 @@ pub struct Shown {
     pub from: u32,
     /// The last complete list, while a newer one is still being shown.
     pub before: Option<Items>,
+    /// Another list reached the client after this one: whatever a server has may differ from it.
+    pub doubtful: bool,
 }
 
 impl Shown {
     pub fn is_complete(&self) -> bool {
-        self.next.is_none()
+        self.next.is_none() && !self.doubtful
     }
 
     /// The last complete list that was shown.

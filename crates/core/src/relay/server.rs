@@ -25,7 +25,7 @@ impl Relay {
                 self.server_noted(generation, &method, &params, line.clone(), now);
             }
             Message::Batch(members) => {
-                if self.opening.as_ref().is_some_and(|opening| opening.version == "2025-03-26") {
+                if self.opening.as_ref().is_some_and(|opening| opening.spoken == "2025-03-26") {
                     for member in members {
                         self.server_said(generation, message::line(member.get().to_owned()), now);
                     }
@@ -114,11 +114,15 @@ impl Relay {
                 self.broken = false;
                 self.ready(generation, now);
                 self.served(generation, now);
+                self.compare(generation, now);
                 self.restart_is_ready(generation, now);
             } else if !self.is_being_opened(generation) {
                 self.restart_is_done_if(generation, now);
                 self.begin_queued(now);
             }
+        } else if let (Class::Initialize, Current::Serving(serving)) = (&open.class, &self.current) {
+            // A second opening may tell of lists that the first one did not.
+            self.compare(*serving, now);
         }
         if role == ServerRole::Draining {
             self.drained(generation);
@@ -178,9 +182,18 @@ impl Relay {
         }
     }
 
+    /// Whatever the client said after an earlier opening, it has not said after this one.
+    pub(super) fn opened_anew(&mut self) {
+        if self.client == Client::Opening {
+            self.initialized = None;
+        }
+    }
+
     /// Whether the client's own words are a handshake that this child has yet to answer.
     pub(super) fn is_being_opened(&self, generation: u32) -> bool {
-        self.opens.values().filter(|open| open.place == Place::On(generation)).any(|open| match open.class {
+        self.opens.values().filter(|open| open.place == Place::On(generation) && !open.cancelled).any(|open| match open
+            .class
+        {
             Class::Initialize | Class::Discover => true,
             Class::Listen => false,
             _ => self.client == Client::Modern && !self.probe_only,
@@ -202,13 +215,11 @@ impl Relay {
             child.capabilities = Some(has);
             child.handshake_by = None;
         }
-        if self.client == Client::Opening {
-            // Whatever the client said after an earlier opening, it has not said after this one.
-            self.initialized = None;
-        }
+        self.opened_anew();
         let opening = open.kept.clone().expect("an initialize is always kept");
         let version = version.and_then(text).unwrap_or_default();
-        self.opening = Some(Opening { line: opening, version, told, local: false });
+        let spoken = version.clone();
+        self.opening = Some(Opening { line: opening, version, spoken, told, local: false });
         self.promise(result, capabilities, line)
     }
 
@@ -251,7 +262,7 @@ impl Relay {
 
     /// A client cannot know of a restart, so it must not cache for long what a restart can change.
     fn shorter_ttl(&self, result: Raw<'_>, line: &Bytes) -> Option<Edit> {
-        if self.client != Client::Modern {
+        if !self.is_modern() {
             return None;
         }
         let ttl = pick(result, ["ttlMs"])?[0]?;
@@ -391,7 +402,7 @@ impl Relay {
         let value = params.progress().and_then(|value| value.get().parse::<f64>().ok());
         match value {
             // Progress must rise, and the first child may have come further.
-            Some(value) if open.resent > 0 && value <= open.progress => false,
+            Some(value) if (open.resent > 0 || open.class == Class::Listen) && value <= open.progress => false,
             Some(value) => {
                 open.progress = open.progress.max(value);
                 true
@@ -406,7 +417,7 @@ impl Relay {
             return;
         };
         let id = Id::parse(raw.get());
-        if self.client == Client::Modern {
+        if self.is_modern() {
             let seq = id.and_then(|id| self.oldest(&id, |open| open.class == Class::Listen));
             return match seq {
                 Some(seq) if self.opens[&seq].place == Place::On(generation) => {
@@ -548,15 +559,18 @@ impl Relay {
     fn check_initialize(&mut self, result: Raw<'_>) -> Result<Capabilities, String> {
         let [version, capabilities] = pick(result, ["protocolVersion", "capabilities"]).unwrap_or_default();
         let speaks = version.and_then(text).unwrap_or_default();
-        let opening = self.opening.as_ref().expect("replayed");
+        let opening = self.opening.as_mut().expect("replayed");
         if speaks != opening.version {
             // Revisions are dates, so the older one is the smaller text.
             if opening.local && speaks < opening.version && LEGACY.contains(&speaks.as_str()) {
                 let text = format!("The server speaks {speaks}; the client was told {}", opening.version);
+                opening.spoken = speaks;
                 self.odd(text);
             } else {
                 return Err(format!("speaks {speaks}, the client was promised {}", opening.version));
             }
+        } else {
+            opening.spoken = speaks;
         }
         Ok(Capabilities::parse(capabilities))
     }
@@ -656,6 +670,10 @@ impl Relay {
     /// It is stopped, and its end decides what comes next; a candidate's failure is known at once.
     fn handshake_failed(&mut self, generation: u32, how: How, now: Instant) {
         self.stop(generation, how.clone());
+        if self.current == Current::Fresh(generation) {
+            // What comes now would be lost on it.
+            self.current = Current::Replaying(generation);
+        }
         if self.candidate == Some(generation) {
             self.candidate = None;
             self.restart_failed(&how, Some(generation), now);

@@ -645,9 +645,9 @@ fn x19_a_batch_is_sent_singly_and_answered_whole() {
     story.client_hears(&[&format!("[{},{}]", result(2, "{}"), result(1, "{}"))]);
 
     story.client(&format!("[{},{}]", call(3, "a"), call(4, "b"))).child(1, &result(3, "{}")).client(&cancel(4));
-    story.client_hears_nothing();
-    story.dies(1, code(1));
     story.client_hears(&[&format!("[{}]", result(3, "{}"))]);
+    story.dies(1, code(1));
+    story.client_hears_nothing();
     story.client(&format!("[{},{}]", call(5, "a"), ask(6, "ping")));
     story.client_hears_nothing();
     story.client(&cancel(5));

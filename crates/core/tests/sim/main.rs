@@ -1,6 +1,7 @@
 //! Seeded worlds around the machines: each owns time and dice, and checks its promises after every step.
 
 mod life;
+mod relay;
 mod restarts;
 
 use std::time::{Duration, Instant};

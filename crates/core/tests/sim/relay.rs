@@ -27,14 +27,29 @@ use servers::{Said, Server};
 
 #[test]
 fn every_conversation_outlasts_its_servers() {
+    let (from, seeds) = seeds();
+    for seed in from..from + seeds {
+        World::new(seed).run();
+    }
+}
+
+/// The same, with restart upon restart while calls are open: drains meet, and progress is told in several lives.
+#[test]
+fn haste_changes_nothing() {
+    let (from, seeds) = seeds();
+    for seed in from..from + seeds.div_ceil(4) {
+        let mut world = World::new(seed);
+        world.hasty = true;
+        world.run();
+    }
+}
+
+fn seeds() -> (u64, u64) {
     let number = |name: &str, default: u64| match std::env::var(name) {
         Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")),
         Err(_) => default,
     };
-    let (from, seeds) = (number("OUTLAST_SEED_FROM", 0), number("OUTLAST_SEEDS", 2_000));
-    for seed in from..from + seeds {
-        World::new(seed).run();
-    }
+    (number("OUTLAST_SEED_FROM", 0), number("OUTLAST_SEEDS", 2_000))
 }
 
 /// Conversations that once went wrong, each in its own way. A change of the dice makes other worlds of them.
@@ -80,7 +95,7 @@ fn what_went_wrong_once_goes_well() {
 }
 
 const RANDOM: &str = "x7q";
-const STORY_MAX: usize = 60;
+const STORY_MAX: usize = 400;
 const REST_MAX: u32 = 5_000;
 
 /// What is wrong is told with the story that led there.
@@ -121,6 +136,7 @@ struct World {
     calm: bool,
     /// No server ends and no restart is asked for, in the whole life of this world.
     peaceful: bool,
+    hasty: bool,
     /// Servers may have tools named like ours.
     clash: bool,
 
@@ -213,6 +229,7 @@ impl World {
             next_number: 1,
             calm: false,
             peaceful: dice.one_in(6),
+            hasty: false,
             clash,
             start_due: true,
             next_generation: 1,
@@ -262,6 +279,9 @@ impl World {
     }
 
     fn step(&mut self) {
+        if self.hasty && self.dice.one_in(3) {
+            return self.hurry();
+        }
         match self.dice.below(100) {
             0..=29 => self.client_speaks(),
             30..=44 => self.server_reads(),
@@ -274,6 +294,26 @@ impl World {
             94..=96 if !self.peaceful => self.restart_is_asked(),
             97 if self.dice.one_in(8) && self.gone.is_none() => self.client_ends(),
             _ => self.server_logs(),
+        }
+    }
+
+    fn hurry(&mut self) {
+        let new = self.any_server(|server| server.alive && !server.serves && server.stop.is_none());
+        match (self.dice.below(4), new) {
+            (0, None) if !self.peaceful && !self.start_due && !self.marking && !self.building => {
+                self.restart_is_asked()
+            }
+            (0 | 1, Some(generation)) => self.server_hurries(generation),
+            (0 | 1, None) => {
+                self.driver_goes_on();
+            }
+            _ => {
+                if let Some(generation) = self.any_server(Server::can_progress) {
+                    self.server_progresses(generation);
+                } else {
+                    self.server_reads();
+                }
+            }
         }
     }
 
@@ -503,7 +543,6 @@ impl World {
                 self.any_end = true;
             }
             Action::ReadMarker(key) => self.reading.push(key),
-            // What a server babbles is not for the client, and there is no promise about it here.
             Action::Record(_) | Action::Divert(..) => {}
             Action::Answer { ticket, .. } => {
                 if let Some(index) = self.tickets_running.iter().position(|running| *running == ticket) {
@@ -547,7 +586,8 @@ impl World {
         let story: Vec<&str> = self.story.iter().map(String::as_str).collect();
         let settings = &self.settings;
         let facts = format!(
-            "tools {}, {:?}, {:?}, build {}, clean exit {:?}, {:?} client, held_max {}, clash {}",
+            "hasty {}, tools {}, {:?}, {:?}, build {}, clean exit {:?}, {:?} client, held_max {}, clash {}",
+            self.hasty,
             settings.tools,
             settings.retry,
             settings.reload,

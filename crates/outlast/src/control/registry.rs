@@ -183,7 +183,8 @@ fn forget_unfinished(path: &Path) {
     }
 }
 
-#[cfg(test)]
+// Nothing is registered where there are no sockets.
+#[cfg(all(test, unix))]
 mod tests {
     use super::*;
 

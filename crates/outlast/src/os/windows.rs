@@ -476,14 +476,14 @@ impl Stops {
 /// True while the reader of stderr is known not to read.
 static IS_STALLED: AtomicBool = AtomicBool::new(false);
 
-type Line = (Vec<u8>, blocking::Sender<()>);
+type Spoken = (Vec<u8>, blocking::Sender<()>);
 
 /// Writes a line to stderr, whole, or drops it: a program nobody listens to goes on working.
 pub fn say(line: &str) {
-    static WRITER: OnceLock<Option<blocking::SyncSender<Line>>> = OnceLock::new();
+    static WRITER: OnceLock<Option<blocking::SyncSender<Spoken>>> = OnceLock::new();
     let writer = WRITER.get_or_init(|| {
         // A write cannot be called off here, so a thread makes it, and one line may wait behind it.
-        let (lines, work) = blocking::sync_channel::<Line>(1);
+        let (lines, work) = blocking::sync_channel::<Spoken>(1);
         let write = move || {
             for (line, done) in work {
                 let _ = io::stderr().write_all(&line);

@@ -56,6 +56,12 @@ impl World {
         let running = self.servers.values().filter(|server| server.alive && server.stop.is_none()).count();
         let most = 2 + self.settings.limits.draining_max;
         check!(self, running <= most, "4: {running} servers at once");
+        let draining = self.servers.values().filter(|s| s.alive && s.draining && s.stop.is_none()).count();
+        check!(self, draining <= self.settings.limits.draining_max, "4: {draining} servers drain at once");
+        let silent = self.gone == Some(Farewell::Broken);
+        let retired =
+            self.questions.values().any(|question| question.open && self.servers[&question.generation].retired);
+        check!(self, silent || !retired, "x11: a question of one that is retired is still open");
         match told {
             Told::Said(number) => self.after_client(*number),
             Told::Something => check!(self, self.nulls_due == 0, "a line that is no message got no answer"),
@@ -239,7 +245,9 @@ impl World {
         if server.replayed && !is_ping {
             check!(self, is_handshake || server.told_initialize, "3: not `initialize` first: {message}");
             let initialized = method == Some("notifications/initialized");
-            let early = self.client.initialized && !server.told_initialized;
+            // One that drains is not opened any further; the world does not see every drain begin.
+            let drains = server.draining || (self.settings.reload == Reload::Replace && self.any_end);
+            let early = self.client.initialized && !server.told_initialized && !drains;
             check!(self, is_handshake || initialized || !early, "3: before `initialized`: {message}");
         }
         if is_own {
@@ -623,7 +631,7 @@ impl World {
         }
         let id = id_text(&id);
         // A discover result may be heard again, from memory.
-        let memory = self.discovered.is_some() && self.discovered.as_ref() == message.get("result");
+        let memory = self.discovered.as_ref().is_some_and(|last| dressed(last) == message["result"]);
         let ask = match number.filter(|_| !memory) {
             Some(number) => self.answered_by_server(number, &id, text, message, in_batch),
             None => self.answered_by_us(&id, message),
@@ -773,8 +781,14 @@ impl World {
                     };
                     self.client.ever_local |= local;
                     self.client.told = Some(told);
+                    if self.client.opens_anew {
+                        self.client.initialized = false;
+                        self.servers.values_mut().for_each(|server| server.told_initialized = false);
+                    }
                 } else if self.client.told.is_none() {
                     self.client.asked = false;
+                } else if !self.asks.values().any(|ask| ask.class == Class::Initialize && ask.answers == 0) {
+                    self.client.opens_anew = false;
                 }
             }
             Class::Discover if result.is_object() => self.discovered = Some(result.clone()),
@@ -933,4 +947,15 @@ fn without_id(line: &[u8]) -> String {
     let to = text.find(r#","method""#).expect("a request has a method");
     // White space after the id stays with it.
     format!("{}{}", &text[..from], &text[to..])
+}
+
+/// A discover result of a server's as we tell it again: for this once, and in our name.
+fn dressed(discovered: &Value) -> Value {
+    let mut result = discovered.clone();
+    result["ttlMs"] = json!(0);
+    result["cacheScope"] = json!("private");
+    result["resultType"] = json!("complete");
+    result["_meta"]["io.modelcontextprotocol/serverInfo"] =
+        json!({"name": "outlast", "version": env!("CARGO_PKG_VERSION")});
+    result
 }

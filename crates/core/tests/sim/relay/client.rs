@@ -40,6 +40,8 @@ pub struct Client {
     /// It was told in our own words, as no server came up.
     pub ever_local: bool,
     pub initialized: bool,
+    /// It has asked for another opening since, which has its own `initialized`.
+    pub opens_anew: bool,
     /// What it holds of each list.
     pub lists: [Option<Holding>; 4],
     pub our_names: [String; 3],
@@ -174,6 +176,7 @@ impl Client {
             told: None,
             ever_local: false,
             initialized: false,
+            opens_anew: false,
             lists: [None, None, None, None],
             our_names: OURS.map(str::to_owned),
         }
@@ -213,6 +216,7 @@ impl World {
         }
         if !self.client.is_modern() && self.client.told.is_some() && !self.client.initialized {
             self.client.initialized = true;
+            self.client.opens_anew = false;
             let number = self.number();
             let line =
                 bytes(format!(r#"{{"jsonrpc":"2.0","method":"notifications/initialized","params":{{"n":{number}}}}}"#));
@@ -244,6 +248,7 @@ impl World {
             r#""protocolVersion":"{version}","capabilities":{{"roots":{{ }}}},"clientInfo":{{"name":"sim","version":"1"}}"#
         );
         self.client.asked = true;
+        self.client.opens_anew = self.client.told.is_some();
         self.client.era = Era::Legacy;
         let (number, text) = self.ask("initialize", &extra, Class::Initialize, None);
         self.client_says(number, bytes(text), Kind::Request);

@@ -70,6 +70,12 @@ pub struct Todo {
     progress: u64,
 }
 
+impl Todo {
+    fn has_token(&self) -> bool {
+        self.number.is_some() && self.request["params"]["_meta"].get("progressToken").is_some()
+    }
+}
+
 #[derive(Debug, Clone, PartialEq)]
 pub enum Word {
     /// To the client's request of that number, or to one of ours.
@@ -150,6 +156,10 @@ impl Server {
     /// It will never answer an opening.
     pub fn is_mute(&self) -> bool {
         self.handshake == Handshake::Never && !self.ready
+    }
+
+    pub fn can_progress(&self) -> bool {
+        self.alive && self.todo.iter().any(Todo::has_token)
     }
 
     pub fn items(&self, kind: usize) -> Vec<Value> {
@@ -499,14 +509,19 @@ impl World {
         self.server_says(generation, number, text, Word::Cancelled { own });
     }
 
-    fn server_progresses(&mut self, generation: u32) {
+    /// It reads all that it was told, and answers something.
+    pub fn server_hurries(&mut self, generation: u32) {
         let server = self.servers.get_mut(&generation).expect("it is alive");
-        let able: Vec<usize> = (0..server.todo.len())
-            .filter(|&index| {
-                let todo = &server.todo[index];
-                todo.number.is_some() && todo.request["params"]["_meta"].get("progressToken").is_some()
-            })
-            .collect();
+        server.taken = server.inbox.len();
+        for _ in 0..server.taken {
+            self.server_reads_one(generation);
+        }
+        self.server_answers(generation);
+    }
+
+    pub fn server_progresses(&mut self, generation: u32) {
+        let server = self.servers.get_mut(&generation).expect("it is alive");
+        let able: Vec<usize> = (0..server.todo.len()).filter(|&index| server.todo[index].has_token()).collect();
         if able.is_empty() {
             return;
         }

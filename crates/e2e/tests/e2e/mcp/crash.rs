@@ -1,11 +1,20 @@
 //! W5, W9, W10, x1–x6: what becomes of requests when the server ends, and of outlast when it leaves on purpose.
 
-use std::time::{Duration, Instant};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    path::Path,
+    process::{Command, Stdio},
+    time::{Duration, Instant},
+};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use super::client::{BUSY, Place, Setup, failure, is_alive, signal, text, until};
+use super::client::{
+    BUSY, INITIALIZED, OUTLAST, PUPPET, Place, Setup, VERSION, failure, initialize_params, is_alive, signal, text,
+    until,
+};
 
 #[test]
 fn sixty_four_in_flight_get_one_answer_each_from_twenty_kills() {
@@ -288,15 +297,53 @@ fn a_server_that_does_not_read_blocks_nobody_else() {
     place.is_swept();
 }
 
+/// A client that dies in the middle of a word, with more on its way than all queues hold.
 #[test]
 fn a_client_that_leaves_a_server_full_is_heard_to_leave() {
     let place = Place::new();
-    let mut client = Setup::new(&place).hasty().puppet(["--ignore-term"]).ready();
-    client.call("hang", json!({"answer": true}));
-    for _ in 0..3 {
-        client.send_call("echo", json!({"text": "x".repeat(900_000)}));
-    }
-    client.end();
+    let call = |tool: &str, arguments: Value| {
+        let params = json!({"name": tool, "arguments": arguments});
+        format!("{}\n", json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": params}))
+    };
+    let initialize = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": initialize_params(VERSION)});
+    let first = format!("{initialize}\n{INITIALIZED}\n{}", call("hang", json!({"answer": true})));
+    let first = place.write("first", &first);
+    let words = place.write("words", &call("echo", json!({"text": "x".repeat(900_000)})).repeat(20));
+    let mut client = Command::new("sh")
+        .args(["-c", "cat \"$1\"; read go; exec cat \"$2\"", "client", &first, &words])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("a shell starts");
+    let mut outlast = Command::new(OUTLAST)
+        .args(["mcp", "--stdin-grace", "0.2", "--term-grace", "0.3", "--", PUPPET, "--ignore-term"])
+        .current_dir(place.path())
+        .env("HOME", place.path())
+        .stdin(client.stdout.take().expect("stdout is piped"))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("the program starts");
+    let mut answers = BufReader::new(outlast.stdout.take().expect("stdout is piped")).lines();
+    answers.by_ref().take(2).for_each(|line| drop(line.expect("an answer")));
+    client.stdin.take().expect("stdin is piped").write_all(b"go\n").expect("the shell reads");
+    let read = || {
+        let mut fds = fs::read_dir(format!("/proc/{}/fd", client.id())).ok()?.flatten();
+        let fd = fds.find(|fd| fs::read_link(fd.path()).is_ok_and(|path| path == Path::new(&words)))?;
+        fs::read_to_string(format!("/proc/{}/fdinfo/{}", client.id(), fd.file_name().to_str()?)).ok()
+    };
+    // It is stuck when it reads no further for a while.
+    let (mut last, mut same) = (None, 0);
+    until("the client to be stuck", || {
+        let now = read();
+        same = if now.is_some() && now == last { same + 1 } else { 0 };
+        last = now;
+        (same == 100).then_some(())
+    });
+    client.kill().expect("our child");
+    client.wait().expect("our child");
+    let status = until("the end of the program", || outlast.try_wait().expect("our child"));
+    assert_eq!(status.code(), Some(0));
     place.is_swept();
 }
 

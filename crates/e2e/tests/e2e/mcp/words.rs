@@ -69,15 +69,15 @@ fn a_wrong_command_line_is_explained() {
         ),
         (
             &["mcp"],
-            "error: the server's command is missing\n  hint: it stands after two dashes: `outlast mcp -- python -m my_server`",
+            "error: no command is given for the server\n  hint: the server's command stands after two dashes: outlast mcp -- python -m my_server",
         ),
         (
             &["mcp", "--"],
-            "error: the server's command is missing\n  hint: it stands after two dashes: `outlast mcp -- python -m my_server`",
+            "error: no command is given for the server\n  hint: the server's command stands after two dashes: outlast mcp -- python -m my_server",
         ),
         (
             &["mcp", "server"],
-            "error: `server` is one argument too many\n  hint: the server's command stands after two dashes: `outlast mcp -- server`",
+            "error: `server` is one argument too many\n  hint: the server's command stands after two dashes: outlast mcp -- python -m my_server",
         ),
         (
             &["mcp", "--inherit", "--watch", ".", "--", "cat"],

@@ -20,7 +20,7 @@ pub const SOCKET_PATH_MAX: usize = usize::MAX;
 pub enum Listener {}
 
 #[derive(Debug)]
-pub enum Peer {}
+pub struct Peer(());
 
 #[derive(Debug)]
 pub enum Line {}
@@ -37,11 +37,11 @@ impl Listener {
 
 impl Peer {
     pub fn poll_read(&mut self, _cx: &mut Context<'_>, _buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
-        match *self {}
+        Poll::Ready(Err(not_yet()))
     }
 
     pub fn poll_write(&mut self, _cx: &mut Context<'_>, _bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match *self {}
+        Poll::Ready(Err(not_yet()))
     }
 }
 
