@@ -90,16 +90,17 @@ impl Relay {
         if self.restart.as_ref().is_some_and(|restart| restart.waits_for(generation)) {
             self.restart_failed_with(how, &stderr, now);
         }
-        self.follow(verdict, now)
+        let pid = Some(child.pid);
+        let of = Record { pid, generation: Some(generation.into()), ..Record::new(event).ended(how) };
+        self.follow(verdict, of, now)
     }
 
-    /// Carries out the policy's verdict. True if the child left on purpose and outlast leaves with it.
-    fn follow(&mut self, verdict: Verdict, now: Instant) -> bool {
+    /// Carries out the policy's verdict on an end. True if the child left on purpose and outlast leaves with it.
+    fn follow(&mut self, verdict: Verdict, of: Record, now: Instant) -> bool {
         match verdict {
             Verdict::StartAt { at, delay, why } => {
                 if why == Why::Throttled {
-                    let record = Record::new(record::Event::RestartThrottled);
-                    self.record(Record { delay: Some(delay), ..record });
+                    self.record(Record { event: record::Event::RestartThrottled, delay: Some(delay), ..of });
                 }
                 self.current = Current::Down { at };
                 if at <= now && self.wants_start() {
@@ -110,8 +111,8 @@ impl Relay {
             Verdict::GiveUp { crashes, within } => {
                 let within = within.map(|within| format!(" in {:.0} s", within.as_secs_f64())).unwrap_or_default();
                 let words = format!("{crashes} crashes{within}");
-                let record = Record::new(record::Event::GaveUp);
-                self.record(Record { crashes: Some(crashes), detail: Some(words.clone()), ..record });
+                let event = record::Event::GaveUp;
+                self.record(Record { event, crashes: Some(crashes), detail: Some(words.clone()), ..of });
                 self.current = Current::GivenUp { crashes: Some(words), callable: false };
                 false
             }
@@ -148,7 +149,7 @@ impl Relay {
         if self.restart.as_ref().is_some_and(Restart::waits_for_start) {
             self.restart_failed_with(&how, &[], now);
         }
-        self.follow(verdict, now);
+        self.follow(verdict, Record::new(record::Event::ServerCrashed).ended(&how), now);
         if !self.ever_ready {
             self.broken_at_start(now);
         }

@@ -4,6 +4,8 @@
 mod control;
 #[cfg(unix)]
 mod matrix;
+#[cfg(target_os = "linux")]
+mod mcp;
 #[cfg(unix)]
 mod puppet;
 #[cfg(unix)]
