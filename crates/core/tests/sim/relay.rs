@@ -88,6 +88,7 @@ fn what_went_wrong_once_goes_well() {
         (13147, "a second opening told of a list that nobody compared"),
         (20509, "a list that had waited in a batch overtook a newer one"),
         (35881, "an opening was held for a server that had left and that nobody called back"),
+        (124396, "a restart waited for the answer to a probe that was cancelled"),
         (65, "an opening was asked a third time, as a restart had been asked for meanwhile"),
     ];
     for (seed, _what_broke) in table {
