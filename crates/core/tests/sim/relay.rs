@@ -167,6 +167,8 @@ struct World {
     finished_now: bool,
     /// The generation that the event at hand makes ready.
     becoming: Option<u32>,
+    /// The generation whose end the event at hand tells of.
+    ending: Option<u32>,
     /// A server left on purpose, and outlast may go with it.
     may_leave: bool,
     /// And it does.
@@ -252,6 +254,7 @@ impl World {
             tickets_running: Vec::new(),
             finished_now: false,
             becoming: None,
+            ending: None,
             may_leave: false,
             left: false,
             discovered: None,

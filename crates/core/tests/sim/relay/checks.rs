@@ -21,6 +21,10 @@ impl World {
 
     /// What has to be known before the actions are looked at.
     pub fn before(&mut self, told: &Told, actions: &[Action]) {
+        self.ending = match told {
+            Told::Down(generation, _) => Some(*generation),
+            _ => None,
+        };
         self.becoming = actions.iter().find_map(|action| match action {
             Action::MarkReady(generation) => Some(*generation),
             _ => None,
@@ -705,9 +709,17 @@ impl World {
             let last = self.sent.get(&ask.number).and_then(|sent| sent.writes.last());
             last.is_some_and(|(on, _)| self.servers[on].alive)
         };
-        // Of two that wait under one id, the newer is the one that found no room.
+        // Of two that wait under one id, the one that came back just now found no room, or else the newer.
         let full = message.to_string().contains("hold_full");
-        let age = |ask: &Ask| if full { u64::MAX - ask.number } else { ask.number };
+        let came_back = |ask: &Ask| {
+            let last = self.sent.get(&ask.number).and_then(|sent| sent.writes.last());
+            last.is_some_and(|(on, _)| self.ending == Some(*on))
+        };
+        let age = |ask: &Ask| match full {
+            true if came_back(ask) => 0,
+            true => u64::MAX - ask.number,
+            false => ask.number,
+        };
         let words = message.to_string();
         let named = |ask: &Ask| words.contains(&format!("`{}`", ask.method));
         let Some(ask) = open.iter().min_by_key(|ask| (ask.cancelled, !named(ask), held(ask), age(ask))) else {
