@@ -721,8 +721,11 @@ impl World {
             false => ask.number,
         };
         let words = message.to_string();
+        // Only who is with a server can have been there for too long.
+        let drained = words.contains("drain_over");
         let named = |ask: &Ask| words.contains(&format!("`{}`", ask.method));
-        let Some(ask) = open.iter().min_by_key(|ask| (ask.cancelled, !named(ask), held(ask), age(ask))) else {
+        let Some(ask) = open.iter().min_by_key(|ask| (ask.cancelled, !named(ask), held(ask) != drained, age(ask)))
+        else {
             self.fail(&format!("1: nobody waits for {message}"))
         };
         let edited = ask.class == Class::List(0);
