@@ -832,6 +832,9 @@ impl World {
             if let Some(list) = self.client.lists[kind].as_mut().filter(|list| list.next.as_ref() == Some(cursor)) {
                 list.items.extend(items);
                 list.next = next;
+                if list.next.is_none() {
+                    list.last_good = Some(list.items.clone());
+                }
             }
             return;
         }
@@ -842,13 +845,15 @@ impl World {
         } else {
             check!(self, ours.is_empty(), "d3: ours among {}: {ours:?}", MEMBERS[kind]);
         }
+        let last_good = self.client.lists[kind].take().and_then(|list| list.last_good);
         if local && !items.is_empty() {
-            let same = self.client.lists[kind].as_ref().is_some_and(|list| list.items == items);
+            let same = last_good.as_ref() == Some(&items);
             // One may still wait for the rest of its batch.
             check!(self, same || self.batched[FAMILY[kind]], "q3, q4: a list from memory that the client never had");
         }
         self.announced[FAMILY[kind]] = false;
-        self.client.lists[kind] = Some(Holding { items, next, ours, changed: false, listens });
+        let last_good = if next.is_none() { Some(items.clone()) } else { last_good };
+        self.client.lists[kind] = Some(Holding { items, last_good, next, ours, changed: false, listens });
     }
 
     // ---- at rest ----------------------------------------------------------------------------------------
