@@ -709,17 +709,13 @@ impl World {
             let last = self.sent.get(&ask.number).and_then(|sent| sent.writes.last());
             last.is_some_and(|(on, _)| self.servers[on].alive)
         };
-        // Of two that wait under one id, the one that came back just now found no room, or else the newer.
+        // Of two that wait under one id, one that came back just now found no room, or else the newer.
         let full = message.to_string().contains("hold_full");
         let came_back = |ask: &Ask| {
             let last = self.sent.get(&ask.number).and_then(|sent| sent.writes.last());
             last.is_some_and(|(on, _)| self.ending == Some(*on))
         };
-        let age = |ask: &Ask| match full {
-            true if came_back(ask) => 0,
-            true => u64::MAX - ask.number,
-            false => ask.number,
-        };
+        let age = |ask: &Ask| if full { (!came_back(ask), u64::MAX - ask.number) } else { (false, ask.number) };
         let words = message.to_string();
         // Only who is with a server can have been there for too long.
         let drained = words.contains("drain_over");

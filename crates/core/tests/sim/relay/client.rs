@@ -514,7 +514,7 @@ impl World {
             }
         }
         for number in &numbers {
-            if let Class::List(kind) = self.asks[number].class {
+            if let Class::List(kind) | Class::Page(kind, _) = self.asks[number].class {
                 self.batched[FAMILY[kind]] = true;
             }
         }
