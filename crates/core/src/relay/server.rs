@@ -75,6 +75,7 @@ impl Relay {
             return;
         };
         if let Some(child) = self.children.get_mut(&generation)
+            && !child.private.is_empty()
             && let Some(private) = child.private.remove(&id)
         {
             return self.private_answered(generation, private, result, error, now);
