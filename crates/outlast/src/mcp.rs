@@ -542,7 +542,12 @@ impl Driver {
     fn poll_client(&mut self, cx: &mut Context<'_>) -> bool {
         let is_low =
             self.to_client.is_below(BYTES_HIGH) && self.kids.values().all(|kid| kid.outbox.is_below(SERVER_BYTES_HIGH));
-        let Some(stdin) = self.stdin.as_mut().filter(|_| is_low) else { return false };
+        let Some(stdin) = &mut self.stdin else { return false };
+        // A client that left is heard of even if nobody takes what we have: there is no more to come than its pipe
+        // holds.
+        if !is_low && !stdin.poll_closed(cx) {
+            return false;
+        }
         let Poll::Ready(read) = stdin.poll_read(cx, self.from_client.room()) else { return false };
         if !self.is_wide && self.from_client.is_long() {
             self.widen();

@@ -7,4 +7,6 @@ mod matrix;
 #[cfg(unix)]
 mod puppet;
 #[cfg(unix)]
+mod race;
+#[cfg(unix)]
 mod support;

@@ -378,6 +378,11 @@ impl Source {
 }
 
 impl Source {
+    /// The end shows only to who reads that far.
+    pub fn poll_closed(&mut self, _cx: &mut Context<'_>) -> bool {
+        false
+    }
+
     /// Pipes have the room they were made with.
     pub fn widen(&self) {}
 

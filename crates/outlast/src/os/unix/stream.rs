@@ -38,7 +38,11 @@ pub struct Source(From);
 
 #[derive(Debug)]
 enum From {
-    Reactor(AsyncFd<Stream>),
+    Reactor {
+        fd: AsyncFd<Stream>,
+        /// Something was left unread when the reactor was asked for the end alone; it will not speak of it again.
+        is_unread: bool,
+    },
     Thread(Reader),
 }
 
@@ -59,10 +63,22 @@ impl Source {
         if buf.len() == buf.capacity() {
             buf.reserve(ROOM_MIN);
         }
-        let fd = match &mut self.0 {
-            From::Reactor(fd) => fd,
+        let (fd, is_unread) = match &mut self.0 {
+            From::Reactor { fd, is_unread } => (fd, is_unread),
             From::Thread(reader) => return reader.poll_read(cx, buf),
         };
+        while *is_unread {
+            let room = buf.spare_capacity_mut().len();
+            match fd.get_ref().read(buf) {
+                Ok(count) => {
+                    *is_unread = count == room;
+                    return Poll::Ready(Ok(count));
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => *is_unread = false,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Poll::Ready(Err(error)),
+            }
+        }
         loop {
             let mut readiness = ready!(fd.poll_read_ready(cx))?;
             let room = buf.spare_capacity_mut().len();
@@ -84,9 +100,26 @@ impl Source {
 }
 
 impl Source {
+    /// Whether the other end is closed, however much there is still to read; otherwise we are woken when it is. A
+    /// source on a thread shows its end only to who reads that far.
+    pub fn poll_closed(&mut self, cx: &mut Context<'_>) -> bool {
+        let From::Reactor { fd, is_unread } = &mut self.0 else { return false };
+        loop {
+            match fd.poll_read_ready(cx) {
+                Poll::Pending => return false,
+                Poll::Ready(Ok(mut readiness)) if !readiness.ready().is_read_closed() => {
+                    // Only who finds nothing ready is woken.
+                    readiness.clear_ready();
+                    *is_unread = true;
+                }
+                Poll::Ready(_) => return true,
+            }
+        }
+    }
+
     /// Long lines have been seen: makes room for them in the pipe.
     pub fn widen(&self) {
-        if let From::Reactor(fd) = &self.0 {
+        if let From::Reactor { fd, .. } = &self.0 {
             widen(fd.get_ref().fd.as_fd());
         }
     }
@@ -97,7 +130,7 @@ impl Source {
             buf.reserve(ROOM_MIN);
         }
         match &mut self.0 {
-            From::Reactor(fd) => match fd.get_ref().read(buf) {
+            From::Reactor { fd, .. } => match fd.get_ref().read(buf) {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => None,
                 read => Some(read),
             },
@@ -150,7 +183,7 @@ pub fn stdin() -> io::Result<Source> {
         Kind::Other => From::Thread(Reader::begin("outlast-stdin", File::from(fd))?),
         kind => {
             let stream = Stream::borrowed(fd, kind, !is_same_file(libc::STDIN_FILENO, libc::STDOUT_FILENO))?;
-            From::Reactor(watch(stream, Interest::READABLE)?)
+            From::Reactor { fd: watch(stream, Interest::READABLE)?, is_unread: false }
         }
     }))
 }
@@ -175,7 +208,7 @@ pub(super) fn pipe_to_child() -> io::Result<(Sink, OwnedFd)> {
 pub(super) fn pipe_from_child() -> io::Result<(Source, OwnedFd)> {
     let (ours, theirs) = pipe()?;
     let ours = Stream::ours(ours)?;
-    Ok((Source(From::Reactor(watch(ours, Interest::READABLE)?)), theirs))
+    Ok((Source(From::Reactor { fd: watch(ours, Interest::READABLE)?, is_unread: false }), theirs))
 }
 
 /// Both ends close on exec: a child gets the three descriptors it is meant to have and no more.
