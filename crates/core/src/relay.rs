@@ -754,6 +754,7 @@ impl Relay {
             .collect();
         for generation in over {
             self.drain_over(generation, now);
+            self.begin_queued(now);
         }
         let seqs: Vec<u64> = self
             .timed()

@@ -114,6 +114,10 @@ impl Relay {
         if in_handshake && !queued.urgent {
             return;
         }
+        // Restarts in a row wait for calls to finish rather than cost them; a drain is over in its time.
+        if matches!(self.current, Current::Serving(_)) && !self.has_room_to_drain() {
+            return;
+        }
         let queued = self.queued.take().expect("looked at above");
         let old = self.current_generation().and_then(|n| Some((n, self.children.get(&n)?.pid)));
         let restart = Restart {
