@@ -126,6 +126,7 @@ impl Relay {
         }
         if role == ServerRole::Draining {
             self.drained(generation);
+            self.begin_queued(now);
         }
     }
 
