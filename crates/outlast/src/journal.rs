@@ -82,6 +82,7 @@ impl Journal {
         let record = Record::new(Event::InstanceEnded);
         let line = self.record(Record { pid: Some(std::process::id()), exit_code: Some(code.into()), ..record });
         self.audit.finish();
+        os::finish_saying();
         line
     }
 

@@ -131,3 +131,33 @@ fn a_long_line_of_stderr_is_quoted_by_its_end() {
     let tail = session.status()["stderr_tail"].as_str().unwrap().to_owned();
     assert!(tail.ends_with("x at last"), "{tail}");
 }
+
+#[test]
+fn a_slow_reader_of_stderr_delays_nobody() {
+    const SERVER: &str = r#"(while :; do echo "one more line of a server that has much to say"; done >&2) &
+        while read -r line; do
+            case $line in
+                *initialize*) result='{"protocolVersion":"2025-11-25","capabilities":{},"serverInfo":{"name":"s","version":"1"}}' ;;
+                *) result='{}' ;;
+            esac
+            case $line in
+                *'"id":'*) id=${line#*\"id\":\"}; echo '{"jsonrpc":"2.0","id":"'"${id%%\"*}"'","result":'"$result"'}' ;;
+            esac
+        done"#;
+    let mut session = Session::start(&[], &["sh", "-c", SERVER]);
+    let mut stderr = session.stderr.take().unwrap();
+    thread::spawn(move || {
+        let mut piece = [0; 4096];
+        // Its slowness is what is tested: far slower than the server writes, and never quite stuck.
+        while stderr.read(&mut piece).is_ok_and(|count| count > 0) {
+            thread::sleep(Duration::from_millis(90));
+        }
+    });
+    session.open();
+    let since = Instant::now();
+    for _ in 0..20 {
+        session.ask("ping", json!({}));
+    }
+    // Each would wait for the reader for a second or more.
+    assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+}
