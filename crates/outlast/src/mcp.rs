@@ -73,6 +73,9 @@ pub struct Driver {
 
     kids: BTreeMap<u32, Kid>,
     next_generation: u32,
+    /// The first child is on its way. What the client says stays in its pipe until then, and so does its end: one who
+    /// says it all at once and leaves is answered as well.
+    awaits_first: bool,
     build: Option<Build>,
 
     journal: Journal,
@@ -146,6 +149,7 @@ impl Driver {
             to_client: Outbox::default(),
             kids: BTreeMap::new(),
             next_generation: 1,
+            awaits_first: true,
             build: None,
             journal,
             markers,
@@ -282,7 +286,10 @@ impl Driver {
                     self.widen();
                 }
             }
-            Err(error) => self.tell(Event::StartFailed(report::plain(&error.to_string()))),
+            Err(error) => {
+                self.awaits_first = false;
+                self.tell(Event::StartFailed(report::plain(&error.to_string())));
+            }
         }
     }
 
@@ -302,6 +309,7 @@ impl Driver {
             }
             News::Started { key, pid } => {
                 let generation = generation_of(key);
+                self.awaits_first = false;
                 self.never_started = None;
                 if let Some(kid) = self.kids.get_mut(&generation) {
                     kid.pid = pid;
@@ -311,6 +319,7 @@ impl Driver {
             }
             News::StartFailed { key, error } => {
                 let generation = generation_of(key);
+                self.awaits_first = false;
                 self.kids.remove(&generation);
                 self.say_why_not_started(&error);
                 self.tell(Event::StartFailed(report::plain(&error.to_string())));
@@ -554,7 +563,7 @@ impl Driver {
     fn poll_client(&mut self, cx: &mut Context<'_>) -> bool {
         let is_low =
             self.to_client.is_below(BYTES_HIGH) && self.kids.values().all(|kid| kid.outbox.is_below(SERVER_BYTES_HIGH));
-        let Some(stdin) = self.stdin.as_mut().filter(|_| is_low) else { return false };
+        let Some(stdin) = self.stdin.as_mut().filter(|_| is_low && !self.awaits_first) else { return false };
         let Poll::Ready(read) = stdin.poll_read(cx, self.from_client.room()) else { return false };
         if !self.is_wide && self.from_client.is_long() {
             self.widen();

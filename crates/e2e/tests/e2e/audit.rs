@@ -1,6 +1,7 @@
 //! Servers that are rude to us, clients in a hurry, and what the user sees of both.
 
 use std::{
+    fs::{self, File},
     io::{BufRead, BufReader, Read, Write},
     path::Path,
     process::{Child, ChildStderr, ChildStdin, Command, Stdio},
@@ -14,6 +15,7 @@ use tempfile::TempDir;
 
 use crate::support::outlast;
 
+const PUPPET: &str = env!("CARGO_BIN_EXE_outlast-puppet");
 /// Nothing here takes long; who waits longer waits for ever.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -160,4 +162,23 @@ fn a_slow_reader_of_stderr_delays_nobody() {
     }
     // Each would wait for the reader for a second or more.
     assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+}
+
+#[test]
+fn a_client_that_says_it_all_and_leaves_is_answered() {
+    let directory = tempfile::tempdir().unwrap();
+    let all = [
+        json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-11-25"}}),
+        json!({"jsonrpc": "2.0", "method": "notifications/initialized"}),
+        json!({"jsonrpc": "2.0", "id": 2, "method": "tools/call", "params": {"name": "echo", "arguments": {"text": "hi"}}}),
+    ];
+    let file = directory.path().join("all");
+    fs::write(&file, all.map(|message| format!("{message}\n")).concat()).unwrap();
+    // The end of a file is there as soon as its beginning, and before any server can be.
+    for _ in 0..5 {
+        let output = program(directory.path()).args(["--", PUPPET]).stdin(File::open(&file).unwrap()).output().unwrap();
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.contains(r#""text":"hi""#), "{said}");
+        assert_eq!(output.status.code(), Some(0));
+    }
 }
