@@ -663,6 +663,7 @@ impl Driver {
                 let state = self.relay.status(Instant::now())["state"].take();
                 if matches!(state.as_str(), Some("given_up" | "stopped" | "backoff")) {
                     let reason = "resumed".to_owned();
+                    self.tell(Event::Forgiven);
                     self.tell(Event::RestartAsked { ticket, origin: Origin::Control, reason });
                     return true;
                 }
