@@ -8,6 +8,7 @@ use std::{
     io::{self, IoSlice, Read, Write},
     ops::Range,
     os::fd::AsFd,
+    process::ExitCode,
 };
 
 use memchr::{memchr, memchr2};
@@ -23,7 +24,17 @@ const TOO_EARLY: &[u8] = br#"{"code":-32602,"message":"Received request before i
 const UNKNOWN: &[u8] = br#"{"code":-32601,"message":"Method not found"}"#;
 const VERSIONS: [&[u8]; 4] = [b"\"2024-11-05\"", b"\"2025-03-26\"", b"\"2025-06-18\"", b"\"2025-11-25\""];
 
-fn main() -> io::Result<()> {
+pub fn main() -> ExitCode {
+    match serve() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(problem) => {
+            eprintln!("outlast-echo: {problem}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn serve() -> io::Result<()> {
     let mut input = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut server =
         Server { output: File::from(io::stdout().as_fd().try_clone_to_owned()?), batch: Vec::new(), phase: Phase::New };

@@ -80,7 +80,7 @@ const TOOLS: &[(&str, &str)] = &[
     ("touch", "{uri}: resources/updated to those who subscribed"),
 ];
 
-fn main() -> ExitCode {
+pub fn main() -> ExitCode {
     let mut args = env::args().skip(1);
     if env::args().nth(1).as_deref() == Some(GRANDCHILD) {
         return be_a_grandchild(args.by_ref().skip(1));

@@ -89,9 +89,10 @@ async fn serve(arguments: cli::Mcp, keeper: Keeper, cwd: &Path) -> Result<u8, Re
     }
     let stdin = os::stdin().map_err(failed("cannot read stdin"))?;
     let stdout = os::stdout().map_err(failed("cannot write to stdout"))?;
+    let hangups = os::Hangups::begin().map_err(failed("cannot watch stdin and stdout"))?;
     let markers = Markers::new(&home, &id, arguments.marker.clone());
     let relay = Relay::new(settings(&arguments, id, name));
-    Ok(Driver::new(plan, relay, household, stops, stdin, stdout, journal, markers, watch, control).run().await)
+    Ok(Driver::new(plan, relay, household, stops, stdin, stdout, hangups, journal, markers, watch, control).run().await)
 }
 
 fn settings(arguments: &cli::Mcp, id: String, name: String) -> Settings {

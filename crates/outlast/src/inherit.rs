@@ -272,7 +272,6 @@ impl Inherit {
                     ..Record::new(record::Event::ServerStarted)
                 });
                 self.live(life::Event::Started { pid });
-                self.live(life::Event::StdoutClosed);
                 self.answer_waiting(pid);
             }
             News::StartFailed { error, .. } => {
@@ -293,6 +292,8 @@ impl Inherit {
                     os::Exit::Signal(signal) => exit::Exit::Signal(signal),
                 };
                 self.live(life::Event::Exited(exit));
+                // There is no pipe of ours that could hold last words back.
+                self.live(life::Event::StdoutClosed);
             }
             News::Swept { .. } => self.live(life::Event::Swept),
             News::KeeperLost => self.code = Some(report::FAILURE),

@@ -177,6 +177,8 @@ fn sentence(record: &Record) -> String {
         Event::InstanceStarted => format!("Starting: {detail}"),
         Event::InstanceEnded => format!("Ended (code: {})", record.exit_code.unwrap_or_default()),
         Event::ServerStarted => format!("MCP server running{pid} (restart #{restarts}, generation {generation})"),
+        // What its code means is of interest only where nobody asked it to go, and the policy had to judge.
+        Event::ServerStopped if record.crashes.is_none() => format!("MCP server ended{pid}: {detail}"),
         Event::ServerStopped => format!("MCP server ended{pid}: {detail}{meaning}"),
         Event::ServerExiting if detail.is_empty() => format!("Stopping the old MCP server{pid}{reason}"),
         Event::ServerExiting => format!("MCP server ended{pid}: {detail}{meaning}{again}"),

@@ -70,6 +70,7 @@ pub struct Driver {
     from_client: Lines,
     stdout: Option<Sink>,
     to_client: Outbox,
+    hangups: os::Hangups,
 
     kids: BTreeMap<u32, Kid>,
     next_generation: u32,
@@ -100,6 +101,7 @@ pub struct Driver {
 /// One child and its pipes.
 struct Kid {
     life: Life,
+    /// 0 until it is known to have started.
     pid: u32,
     stdin: Option<Sink>,
     outbox: Outbox,
@@ -131,6 +133,7 @@ impl Driver {
         stops: os::Stops,
         stdin: Source,
         stdout: Sink,
+        hangups: os::Hangups,
         journal: Journal,
         markers: Markers,
         watch: Option<Watch>,
@@ -147,6 +150,7 @@ impl Driver {
             from_client: Lines::default(),
             stdout: Some(stdout),
             to_client: Outbox::default(),
+            hangups,
             kids: BTreeMap::new(),
             next_generation: 1,
             awaits_first: true,
@@ -563,7 +567,9 @@ impl Driver {
     fn poll_client(&mut self, cx: &mut Context<'_>) -> bool {
         let is_low =
             self.to_client.is_below(BYTES_HIGH) && self.kids.values().all(|kid| kid.outbox.is_below(SERVER_BYTES_HIGH));
-        let Some(stdin) = self.stdin.as_mut().filter(|_| is_low && !self.awaits_first) else { return false };
+        // Of a client that has gone no more comes than a pipe holds, and behind it stands the end.
+        let is_heard = is_low || self.hangups.poll_stdin(cx).is_ready();
+        let Some(stdin) = self.stdin.as_mut().filter(|_| is_heard && !self.awaits_first) else { return false };
         let Poll::Ready(read) = stdin.poll_read(cx, self.from_client.room()) else { return false };
         if !self.is_wide && self.from_client.is_long() {
             self.widen();
@@ -598,11 +604,13 @@ impl Driver {
             let flushed = self.to_client.poll_flush(stdout, cx);
             moved |= !was_low && self.to_client.is_below(BYTES_HIGH);
             if let Poll::Ready(Err(_)) = flushed {
-                self.stdout = None;
-                self.to_client.clear();
-                self.tell(Event::ClientEnded(Farewell::Broken));
+                self.break_stdout();
                 moved = true;
             }
+        }
+        if self.stdout.is_some() && self.hangups.poll_stdout(cx).is_ready() {
+            self.break_stdout();
+            moved = true;
         }
         let mut refused = Vec::new();
         for (generation, kid) in &mut self.kids {
@@ -626,6 +634,13 @@ impl Driver {
             moved = true;
         }
         moved
+    }
+
+    /// Nobody listens any more.
+    fn break_stdout(&mut self) {
+        self.stdout = None;
+        self.to_client.clear();
+        self.tell(Event::ClientEnded(Farewell::Broken));
     }
 
     fn poll_stops(&mut self, cx: &mut Context<'_>) -> bool {

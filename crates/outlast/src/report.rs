@@ -6,6 +6,7 @@ use std::{
     error::Error,
     fmt,
     io::{self, Write},
+    path::Path,
     process::ExitCode,
 };
 
@@ -108,10 +109,20 @@ impl From<clap::Error> for Report {
 
 /// A server's command that could not be started, with the exit code a shell would give it.
 pub fn cannot_start(program: &str, error: &io::Error) -> Report {
+    let path = Path::new(program);
     let report = match error.kind() {
+        io::ErrorKind::NotFound if program.contains('/') && path.exists() => {
+            Report::new(NOT_FOUND, format!("cannot start `{program}`"))
+                .hint("install the interpreter, or mend the first line of the file")
+        }
+        io::ErrorKind::NotFound if program.contains('/') => Report::new(NOT_FOUND, format!("cannot start `{program}`"))
+            .hint("the path is taken from the working directory"),
         io::ErrorKind::NotFound => Report::new(NOT_FOUND, format!("cannot start `{program}`")).hint(
             "the command is looked up on PATH; clients often start servers with a shorter PATH than your shell's",
         ),
+        io::ErrorKind::PermissionDenied if path.is_dir() => {
+            Report::new(NOT_EXECUTABLE, format!("cannot start `{program}`")).hint("name the program inside it")
+        }
         io::ErrorKind::PermissionDenied => Report::new(NOT_EXECUTABLE, format!("cannot start `{program}`"))
             .hint(format!("if the file is yours to run: chmod +x {program}")),
         _ => Report::new(NOT_EXECUTABLE, format!("cannot start `{program}`")),

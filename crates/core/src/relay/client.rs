@@ -562,7 +562,7 @@ impl Relay {
         }
     }
 
-    pub(super) fn client_cancelled(&mut self, params: &Params<'_>, line: &Bytes, _now: Instant) {
+    pub(super) fn client_cancelled(&mut self, params: &Params<'_>, line: &Bytes, now: Instant) {
         let id = params.request_id().and_then(|id| Id::parse(id.get()));
         let seq = id.and_then(|id| self.oldest(&id, |open| !open.cancelled && open.class != Class::Initialize));
         let Some(seq) = seq else {
@@ -589,6 +589,7 @@ impl Relay {
                     }
                 }
                 self.tell_server(generation, line.clone(), None);
+                self.opening_may_be_over(generation, now);
             }
             Place::Held | Place::Due | Place::Ours | Place::Nowhere => {
                 let open = self.close(seq);

@@ -439,10 +439,15 @@ impl Relay {
                 format!("{was_not_run}: {held} requests already wait for the server. {sentence}")
             }
             7005 => {
-                let drain = self.settings.limits.drain_max.as_secs();
+                // Less than it may take, if later reloads pushed it out.
+                let drain_max = self.settings.limits.drain_max;
+                let until = self.draining.iter().find(|draining| draining.generation == end.generation);
+                let had = until.map_or(drain_max, |draining| drain_max.saturating_sub(draining.until - now));
+                let had =
+                    if had.as_secs() < 10 { format!("{:.1}", had.as_secs_f64()) } else { had.as_secs().to_string() };
                 format!(
-                    "The server was reloaded and the old one stopped after {drain} s with `{what}` unfinished; it may \
-                     or may not have taken effect."
+                    "The server was reloaded and the old one stopped after {had} s with `{what}` unfinished; it may or \
+                     may not have taken effect."
                 )
             }
             _ => format!("{was_not_run}: outlast is stopping."),

@@ -45,6 +45,9 @@ pub(super) struct Queued {
     origin: Origin,
 }
 
+/// How the reason of a restart begins that failed before any new server was there.
+const BUILD_FAILED: &str = "the build failed";
+
 impl Restart {
     /// It will ask for a child itself, so nobody else does.
     pub(super) fn will_start(&self) -> bool {
@@ -176,7 +179,7 @@ impl Relay {
             Err(output) => {
                 let lines: Vec<String> = output.lines().map(str::to_owned).collect();
                 let (first, rest) = lines.split_first().map_or(("", &[][..]), |(first, rest)| (first.as_str(), rest));
-                self.finish_restart(Err((format!("the build failed: {first}"), rest.to_vec())), now);
+                self.finish_restart(Err((format!("{BUILD_FAILED}: {first}"), rest.to_vec())), now);
             }
         }
     }
@@ -358,7 +361,9 @@ impl Relay {
                 let open = self.close(seq);
                 let mut text = report["error"].as_str().unwrap_or_default().to_owned();
                 if !stderr.is_empty() {
-                    text = format!("{text}\n\nstderr of the new server:\n{}", stderr.join("\n"));
+                    let whose =
+                        if why.starts_with(BUILD_FAILED) { "output of the build" } else { "stderr of the new server" };
+                    text = format!("{text}\n\n{whose}:\n{}", stderr.join("\n"));
                 }
                 let result = words::tool_result(&text, Some(&report), true, None, self.is_modern());
                 self.answer_result(&open, &result);

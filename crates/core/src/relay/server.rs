@@ -118,9 +118,8 @@ impl Relay {
                 self.served(generation, now);
                 self.compare(generation, now);
                 self.restart_is_ready(generation, now);
-            } else if !self.is_being_opened(generation) {
-                self.restart_is_done_if(generation, now);
-                self.begin_queued(now);
+            } else {
+                self.opening_may_be_over(generation, now);
             }
         } else if let (Class::Initialize, Current::Serving(serving)) = (&open.class, &self.current) {
             // A second opening may tell of lists that the first one did not.
@@ -200,6 +199,14 @@ impl Relay {
             Class::Listen => false,
             _ => self.client == Client::Modern && !self.probe_only,
         })
+    }
+
+    /// Nobody opens this child any more: whoever waits for a restart waits for the client no longer.
+    pub(super) fn opening_may_be_over(&mut self, generation: u32, now: Instant) {
+        if self.current == Current::Fresh(generation) && !self.is_being_opened(generation) {
+            self.restart_is_done_if(generation, now);
+            self.begin_queued(now);
+        }
     }
 
     /// Nobody waits for this child's handshake any more.

@@ -88,6 +88,7 @@ fn what_went_wrong_once_goes_well() {
         (13147, "a second opening told of a list that nobody compared"),
         (20509, "a list that had waited in a batch overtook a newer one"),
         (35881, "an opening was held for a server that had left and that nobody called back"),
+        (124396, "a restart waited for the answer to a probe that was cancelled"),
         (65, "an opening was asked a third time, as a restart had been asked for meanwhile"),
     ];
     for (seed, _what_broke) in table {
@@ -166,6 +167,8 @@ struct World {
     finished_now: bool,
     /// The generation that the event at hand makes ready.
     becoming: Option<u32>,
+    /// The generation whose end the event at hand tells of.
+    ending: Option<u32>,
     /// A server left on purpose, and outlast may go with it.
     may_leave: bool,
     /// And it does.
@@ -251,6 +254,7 @@ impl World {
             tickets_running: Vec::new(),
             finished_now: false,
             becoming: None,
+            ending: None,
             may_leave: false,
             left: false,
             discovered: None,

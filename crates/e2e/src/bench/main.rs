@@ -26,7 +26,7 @@ struct Options {
     outlast: Option<PathBuf>,
 }
 
-fn main() -> ExitCode {
+pub fn main() -> ExitCode {
     let options = match read_options(env::args().skip(1)) {
         Ok(options) => options,
         Err(problem) => {

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{
+use super::{
     session::{Request, Session},
     subject::{Stage, Subject},
     table::{Metric, Report},

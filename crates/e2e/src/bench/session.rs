@@ -18,7 +18,7 @@ use nix::{
 };
 use serde_json::Value;
 
-use crate::{
+use super::{
     subject::{Stage, Subject},
     tree::{self, Process},
 };

@@ -6,6 +6,8 @@ mod audit;
 mod control;
 #[cfg(unix)]
 mod matrix;
+#[cfg(target_os = "linux")]
+mod mcp;
 #[cfg(unix)]
 mod puppet;
 #[cfg(unix)]

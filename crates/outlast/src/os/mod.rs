@@ -17,7 +17,7 @@ use unix as platform;
 use windows as platform;
 
 pub use platform::{
-    Household, Keeper, Line, Listener, Peer, SOCKET_PATH_MAX, SOCKETS, Sink, Source, Stops, born, claim_dir,
+    Hangups, Household, Keeper, Line, Listener, Peer, SOCKET_PATH_MAX, SOCKETS, Sink, Source, Stops, born, claim_dir,
     finish_saying, give_back_code, kill_hard, remove_socket, say, short_dirs, stdin, stdout, terminal_size,
 };
 

@@ -423,6 +423,24 @@ pub fn stdout() -> io::Result<Sink> {
     Ok(Sink(To::Thread(Writer::begin("outlast-stdout", io::stdout())?)))
 }
 
+/// Here a hang-up is learned of by the next read or write, on the threads that do them.
+#[derive(Debug)]
+pub struct Hangups;
+
+impl Hangups {
+    pub fn begin() -> io::Result<Hangups> {
+        Ok(Hangups)
+    }
+
+    pub fn poll_stdin(&mut self, _cx: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
+
+    pub fn poll_stdout(&mut self, _cx: &mut Context<'_>) -> Poll<()> {
+        Poll::Pending
+    }
+}
+
 /// Console events by which people and the system ask us to stop.
 #[derive(Debug)]
 pub struct Stops {

@@ -21,6 +21,10 @@ impl World {
 
     /// What has to be known before the actions are looked at.
     pub fn before(&mut self, told: &Told, actions: &[Action]) {
+        self.ending = match told {
+            Told::Down(generation, _) => Some(*generation),
+            _ => None,
+        };
         self.becoming = actions.iter().find_map(|action| match action {
             Action::MarkReady(generation) => Some(*generation),
             _ => None,
@@ -705,12 +709,19 @@ impl World {
             let last = self.sent.get(&ask.number).and_then(|sent| sent.writes.last());
             last.is_some_and(|(on, _)| self.servers[on].alive)
         };
-        // Of two that wait under one id, the newer is the one that found no room.
+        // Of two that wait under one id, one that came back just now found no room, or else the newer.
         let full = message.to_string().contains("hold_full");
-        let age = |ask: &Ask| if full { u64::MAX - ask.number } else { ask.number };
+        let came_back = |ask: &Ask| {
+            let last = self.sent.get(&ask.number).and_then(|sent| sent.writes.last());
+            last.is_some_and(|(on, _)| self.ending == Some(*on))
+        };
+        let age = |ask: &Ask| if full { (!came_back(ask), u64::MAX - ask.number) } else { (false, ask.number) };
         let words = message.to_string();
+        // Only who is with a server can have been there for too long.
+        let drained = words.contains("drain_over");
         let named = |ask: &Ask| words.contains(&format!("`{}`", ask.method));
-        let Some(ask) = open.iter().min_by_key(|ask| (ask.cancelled, !named(ask), held(ask), age(ask))) else {
+        let Some(ask) = open.iter().min_by_key(|ask| (ask.cancelled, !named(ask), held(ask) != drained, age(ask)))
+        else {
             self.fail(&format!("1: nobody waits for {message}"))
         };
         let edited = ask.class == Class::List(0);
@@ -817,6 +828,9 @@ impl World {
             if let Some(list) = self.client.lists[kind].as_mut().filter(|list| list.next.as_ref() == Some(cursor)) {
                 list.items.extend(items);
                 list.next = next;
+                if list.next.is_none() {
+                    list.last_good = Some(list.items.clone());
+                }
             }
             return;
         }
@@ -827,13 +841,15 @@ impl World {
         } else {
             check!(self, ours.is_empty(), "d3: ours among {}: {ours:?}", MEMBERS[kind]);
         }
+        let last_good = self.client.lists[kind].take().and_then(|list| list.last_good);
         if local && !items.is_empty() {
-            let same = self.client.lists[kind].as_ref().is_some_and(|list| list.items == items);
+            let same = last_good.as_ref() == Some(&items);
             // One may still wait for the rest of its batch.
             check!(self, same || self.batched[FAMILY[kind]], "q3, q4: a list from memory that the client never had");
         }
         self.announced[FAMILY[kind]] = false;
-        self.client.lists[kind] = Some(Holding { items, next, ours, changed: false, listens });
+        let last_good = if next.is_none() { Some(items.clone()) } else { last_good };
+        self.client.lists[kind] = Some(Holding { items, last_good, next, ours, changed: false, listens });
     }
 
     // ---- at rest ----------------------------------------------------------------------------------------

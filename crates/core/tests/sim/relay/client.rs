@@ -59,6 +59,8 @@ pub struct Offer {
 
 pub struct Holding {
     pub items: BTreeMap<String, Value>,
+    /// The last list that was complete, which may be this one.
+    pub last_good: Option<BTreeMap<String, Value>>,
     pub next: Option<String>,
     pub ours: Vec<String>,
     /// It has been told since that it is another one.
@@ -512,7 +514,7 @@ impl World {
             }
         }
         for number in &numbers {
-            if let Class::List(kind) = self.asks[number].class {
+            if let Class::List(kind) | Class::Page(kind, _) = self.asks[number].class {
                 self.batched[FAMILY[kind]] = true;
             }
         }

@@ -17,6 +17,6 @@ pub use memory::give_back_code;
 pub use process::born;
 pub use socket::{Line, Listener, Peer, SOCKET_PATH_MAX, SOCKETS, claim_dir, remove_socket, short_dirs};
 pub use stops::Stops;
-pub use stream::{Sink, Source, stdin, stdout};
+pub use stream::{Hangups, Sink, Source, stdin, stdout};
 pub use terminal::{kill_hard, terminal_size};
 pub use words::{finish_saying, say};

@@ -164,6 +164,50 @@ pub fn stdout() -> io::Result<Sink> {
     }))
 }
 
+/// Learns that the other ends of our stdin and stdout are gone while we neither read nor write, as with a server
+/// that takes nothing more, or before there is anything to say.
+#[derive(Debug)]
+pub struct Hangups {
+    stdin: Option<AsyncFd<Stream>>,
+    stdout: Option<AsyncFd<Stream>>,
+}
+
+impl Hangups {
+    pub fn begin() -> io::Result<Hangups> {
+        // Each is watched for the very thing its end cannot do. So nothing that passes wakes us, and a hang-up,
+        // which is always told, does.
+        Ok(Hangups {
+            stdin: hangup_of(libc::STDIN_FILENO, Interest::WRITABLE)?,
+            stdout: hangup_of(libc::STDOUT_FILENO, Interest::READABLE)?,
+        })
+    }
+
+    /// Ready when nobody can write to our stdin any more; what was written before may still be in it.
+    pub fn poll_stdin(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &self.stdin {
+            Some(fd) => fd.poll_read_ready(cx).map(drop),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Ready when nobody can read our stdout any more.
+    pub fn poll_stdout(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        match &self.stdout {
+            Some(fd) => fd.poll_write_ready(cx).map(drop),
+            None => Poll::Pending,
+        }
+    }
+}
+
+/// Elsewhere than on Linux the reactor has no such word; there the next read or write tells.
+fn hangup_of(number: RawFd, interest: Interest) -> io::Result<Option<AsyncFd<Stream>>> {
+    let (fd, kind) = own(number)?;
+    if kind == Kind::Other || cfg!(not(target_os = "linux")) {
+        return Ok(None);
+    }
+    watch(Stream { fd, is_socket: kind == Kind::Socket, flags_before: None }, interest).map(Some)
+}
+
 /// A pipe for a child to read from: our end, and the child's, which blocks as a child expects.
 pub(super) fn pipe_to_child() -> io::Result<(Sink, OwnedFd)> {
     let (theirs, ours) = pipe()?;

@@ -1,0 +1,14 @@
+//! `outlast mcp`, as a client meets it: over pipes, with a puppet behind it that crashes, hangs or babbles as told.
+
+mod broken;
+mod bytes;
+mod client;
+mod crash;
+mod ending;
+mod inherit;
+mod many;
+mod places;
+mod reload;
+mod replay;
+mod tools;
+mod words;
