@@ -79,7 +79,7 @@ impl fmt::Display for How {
             How::CouldNotStart(why) => write!(f, "could not be started: {why}"),
             How::HandshakeLate(limit) => write!(f, "did not finish its handshake in {} s", limit.as_secs_f64()),
             How::HandshakeRefused(why) => write!(f, "failed its handshake: {why}"),
-            How::LineTooLong => f.write_str("wrote a line longer than the limit"),
+            How::LineTooLong => f.write_str("wrote a line over 64 MiB"),
             How::Stopped => f.write_str("was stopped"),
         }
     }
@@ -225,7 +225,7 @@ mod tests {
             (How::HandshakeLate(Duration::from_secs(30)),     "did not finish its handshake in 30 s",    r#"{"why":"did not finish its handshake in 30 s"}"#),
             (How::HandshakeLate(Duration::from_millis(1500)), "did not finish its handshake in 1.5 s",   r#"{"why":"did not finish its handshake in 1.5 s"}"#),
             (How::HandshakeRefused("another version".into()), "failed its handshake: another version",   r#"{"why":"failed its handshake: another version"}"#),
-            (How::LineTooLong,                                "wrote a line longer than the limit",      r#"{"why":"wrote a line longer than the limit"}"#),
+            (How::LineTooLong,                                "wrote a line over 64 MiB",                r#"{"why":"wrote a line over 64 MiB"}"#),
             (How::Stopped,                                    "was stopped",                             r#"{"why":"was stopped"}"#),
         ];
         for (how, words, json) in table {

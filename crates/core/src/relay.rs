@@ -180,6 +180,8 @@ pub enum Event {
         origin: Origin,
         reason: String,
     },
+    /// Somebody forgives the crashes so far.
+    Forgiven,
     BuildEnded(Result<(), String>),
     MarkerWritten(Result<String, String>),
     MarkerRead {
@@ -534,7 +536,9 @@ struct Draining {
 #[derive(Debug, Clone)]
 struct LastEnd {
     how: How,
+    /// Nothing if no process came to be.
     generation: u32,
+    pid: u32,
     stderr: Vec<String>,
 }
 
@@ -553,6 +557,8 @@ enum Probe {
 pub struct Dropped {
     pub from_server: u64,
     pub from_client: u64,
+    /// Of those from a server, the lines that went to stderr instead.
+    pub not_json: u64,
 }
 
 #[derive(Debug)]
@@ -694,6 +700,7 @@ impl Relay {
             Event::RestartAsked { ticket, origin, reason } => {
                 self.restart_asked(Ticket::Outside(ticket), origin, reason, now);
             }
+            Event::Forgiven => self.restarts.resumed(),
             Event::BuildEnded(result) => self.build_ended(result, now),
             Event::MarkerWritten(result) => self.marker_written(result, now),
             Event::MarkerRead { key, reading, unix } => self.marker_read(key, reading, unix, now),

@@ -58,7 +58,7 @@ async fn serve(arguments: cli::Mcp, keeper: Keeper, cwd: &Path) -> Result<u8, Re
     let id = home::new_id(&name);
     let home = Home::open(cwd, env::home_dir().as_deref());
     let mut journal = Journal::new(&home, &id, &name);
-    let command_line = shell_quote(words.iter().map(String::as_str));
+    let command_line = shell_quote(without_secrets(&words).iter().map(String::as_str));
     journal.begin(&command_line, cwd);
 
     let grace = Grace { after_stdin: arguments.stdin_grace, after_term: arguments.term_grace, ..Grace::default() };
@@ -150,8 +150,40 @@ fn name_of(words: &[String]) -> String {
     let mut rest = words.iter().filter(|word| !word.starts_with('-') && !word.contains('='));
     let first = rest.next().map(|word| stem(word)).unwrap_or_else(|| "server".to_owned());
     let is_runner = RUNNERS.contains(&first.as_str()) || first.starts_with("python");
-    let name = if is_runner { rest.find(|word| *word != "run").map(|word| stem(word)) } else { None };
+    // What stands after `sh -c` is no name.
+    let is_name = |word: &&String| *word != "run" && !word.contains(char::is_whitespace);
+    let name = if is_runner { rest.find(is_name).map(|word| stem(word)) } else { None };
     name.unwrap_or(first)
+}
+
+/// A command for logs and listings: what looks like a secret in it is left out.
+fn without_secrets(words: &[String]) -> Vec<String> {
+    const TELLING: [&str; 9] =
+        ["key", "token", "secret", "password", "passwd", "credential", "auth", "bearer", "cookie"];
+    const HIDDEN: &str = "…";
+    let tells = |name: &str| {
+        let name = name.to_ascii_lowercase();
+        TELLING.iter().any(|telling| name.contains(telling))
+    };
+    let mut shown = Vec::with_capacity(words.len());
+    let mut is_value = false;
+    for word in words {
+        let is_option = word.starts_with('-');
+        let is_pair = word.split_once(['=', ':']).filter(|(name, _)| tells(name));
+        shown.push(if let Some((name, _)) = is_pair {
+            format!("{}{HIDDEN}", &word[..=name.len()])
+        } else if is_value && !is_option {
+            HIDDEN.to_owned()
+        } else if let Some((scheme, rest)) = word.split_once("://")
+            && let Some((_, place)) = rest.split_once('@')
+        {
+            format!("{scheme}://{HIDDEN}@{place}")
+        } else {
+            word.clone()
+        });
+        is_value = is_option && is_pair.is_none() && tells(word);
+    }
+    shown
 }
 
 #[cfg(test)]
@@ -170,8 +202,31 @@ mod tests {
             ("python", "python"),
         ];
         for (command, name) in table {
-            let words: Vec<String> = command.split(' ').map(str::to_owned).collect();
-            assert_eq!(name_of(&words), name, "{command}");
+            assert_eq!(name_of(&words(command)), name, "{command}");
         }
+        assert_eq!(name_of(&["bash", "-c", "cd app && python server.py"].map(str::to_owned)), "bash");
+    }
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let table = [
+            ("server --port 1 -v", "server --port 1 -v"),
+            ("server --api-key sk-1 --port 1", "server --api-key … --port 1"),
+            ("server --api-key=sk-1 --port=1", "server --api-key=… --port=1"),
+            ("server --no-auth --port 1", "server --no-auth --port 1"),
+            ("env GITHUB_TOKEN=ghp_1 A=1 server", "env GITHUB_TOKEN=… A=1 server"),
+            (
+                "mcp-remote https://x.y/mcp --header Authorization:Bearer_1",
+                "mcp-remote https://x.y/mcp --header Authorization:…",
+            ),
+            ("pg postgres://me:pw@host/db", "pg postgres://…@host/db"),
+        ];
+        for (command, shown) in table {
+            assert_eq!(without_secrets(&words(command)).join(" "), shown);
+        }
+    }
+
+    fn words(command: &str) -> Vec<String> {
+        command.split(' ').map(str::to_owned).collect()
     }
 }

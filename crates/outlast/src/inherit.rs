@@ -147,6 +147,9 @@ impl Inherit {
                 } else if method == "resume" && self.child.is_some() {
                     Ok(json!({"resumed": false, "state": self.state()["state"]}))
                 } else {
+                    if method == "resume" {
+                        self.restarts.resumed();
+                    }
                     let reason = params["reason"].as_str().unwrap_or("asked for from outside").to_owned();
                     self.restart(ticket, reason);
                     return;

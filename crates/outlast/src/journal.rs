@@ -25,7 +25,6 @@ pub struct Journal {
     name: String,
     audit: Audit,
     log: Option<Log>,
-    diverted: u64,
 }
 
 struct Log {
@@ -36,13 +35,8 @@ struct Log {
 
 impl Journal {
     pub fn new(home: &Home, id: &str, name: &str) -> Journal {
-        let mut journal = Journal {
-            id: id.to_owned(),
-            name: name.to_owned(),
-            audit: Audit::new(home.audit()),
-            log: None,
-            diverted: 0,
-        };
+        let mut journal =
+            Journal { id: id.to_owned(), name: name.to_owned(), audit: Audit::new(home.audit()), log: None };
         let opened = home.make_logs().ok().and_then(|()| home.log(id)).map(|path| Log::open(&path));
         match opened {
             Some(Ok(log)) => journal.log = Some(log),
@@ -82,6 +76,7 @@ impl Journal {
         let record = Record::new(Event::InstanceEnded);
         let line = self.record(Record { pid: Some(std::process::id()), exit_code: Some(code.into()), ..record });
         self.audit.finish();
+        os::finish_saying();
         line
     }
 
@@ -97,7 +92,6 @@ impl Journal {
 
     /// A line of a child's stdout that is not for the client.
     pub fn diverted(&mut self, _generation: u32, line: &[u8]) {
-        self.diverted += 1;
         let text = String::from_utf8_lossy(&line[..line.len().min(DIVERTED_MAX)]);
         let line = format!("[{} stdout, not JSON] {}", self.name, text.trim_end());
         self.say(&line);

@@ -24,6 +24,8 @@ pub struct Lines {
     /// How long lines have been of late: room for one is made at once.
     usual: usize,
     max: usize,
+    /// A longer line comes in pieces of at most `max` instead.
+    in_pieces: bool,
 }
 
 #[derive(Debug, PartialEq, Eq)]
@@ -42,7 +44,12 @@ impl Default for Lines {
 
 impl Lines {
     pub fn new(max: usize) -> Lines {
-        Lines { buffer: BytesMut::new(), scanned: 0, skipping: false, usual: 0, max }
+        Lines { buffer: BytesMut::new(), scanned: 0, skipping: false, usual: 0, max, in_pieces: false }
+    }
+
+    /// For words that are worth something by themselves: a longer line comes in pieces, and nothing of it is lost.
+    pub fn in_pieces(max: usize) -> Lines {
+        Lines { in_pieces: true, ..Lines::new(max) }
     }
 
     /// Where the next read goes: there is always room.
@@ -66,7 +73,15 @@ impl Lines {
     /// The next line, if it is all there.
     pub fn next_line(&mut self) -> Option<Line> {
         loop {
-            match memchr::memchr(b'\n', &self.buffer[self.scanned..]) {
+            let end = memchr::memchr(b'\n', &self.buffer[self.scanned..]);
+            if self.in_pieces && end.map_or(self.buffer.len(), |at| self.scanned + at) > self.max {
+                // Not within a letter of more than one byte, of which there are four at most.
+                let is_letter = |at: &usize| self.buffer[*at] & 0xC0 != 0x80;
+                let at = (self.max.saturating_sub(3)..=self.max).rev().find(is_letter).unwrap_or(self.max);
+                self.scanned = 0;
+                return Some(Line::Whole(self.buffer.split_to(at.max(1)).freeze()));
+            }
+            match end {
                 Some(at) => {
                     let line = self.buffer.split_to(self.scanned + at + 1).freeze();
                     self.scanned = 0;
@@ -132,6 +147,19 @@ mod tests {
         assert_eq!(feed(&mut lines, "o\n\nthree"), [whole("two\n"), whole("\n")]);
         assert_eq!(lines.rest(), Some(whole("three\n")));
         assert_eq!(lines.rest(), None);
+    }
+
+    #[test]
+    fn a_line_too_long_comes_in_pieces_where_that_is_wanted() {
+        let mut lines = Lines::in_pieces(8);
+        assert_eq!(feed(&mut lines, "12345678"), []);
+        assert_eq!(feed(&mut lines, "9"), [whole("12345678")]);
+        assert_eq!(
+            feed(&mut lines, "0\nab\n1234567890123456789"),
+            [whole("90\n"), whole("ab\n"), whole("12345678"), whole("90123456")]
+        );
+        assert_eq!(lines.rest(), Some(whole("789\n")));
+        assert_eq!(feed(&mut lines, "1234567ü\n"), [whole("1234567"), whole("ü\n")]);
     }
 
     #[test]

@@ -38,6 +38,8 @@ use crate::{
 
 /// A longer line of stderr is cut into pieces.
 const STDERR_LINE_MAX: usize = 16 << 10;
+/// What an ended child can have left in its stderr, and more: whoever still writes there is not read to the end.
+const STDERR_LEFT_MAX: usize = 256 << 10;
 /// How much of a build's output is kept: its end.
 const BUILD_OUTPUT_MAX: usize = 64 << 10;
 /// How long the last words to the client and the sweeping of children may take once all is over.
@@ -72,6 +74,9 @@ pub struct Driver {
 
     kids: BTreeMap<u32, Kid>,
     next_generation: u32,
+    /// The first child is on its way. What the client says stays in its pipe until then, and so does its end: one who
+    /// says it all at once and leaves is answered as well.
+    awaits_first: bool,
     build: Option<Build>,
 
     journal: Journal,
@@ -148,6 +153,7 @@ impl Driver {
             hangups,
             kids: BTreeMap::new(),
             next_generation: 1,
+            awaits_first: true,
             build: None,
             journal,
             markers,
@@ -275,7 +281,7 @@ impl Driver {
                     stdout: pipes.stdout,
                     from_stdout: Lines::default(),
                     stderr: pipes.stderr,
-                    from_stderr: Lines::new(STDERR_LINE_MAX),
+                    from_stderr: Lines::in_pieces(STDERR_LINE_MAX),
                     is_ending: false,
                     reported: false,
                 };
@@ -284,7 +290,10 @@ impl Driver {
                     self.widen();
                 }
             }
-            Err(error) => self.tell(Event::StartFailed(report::plain(&error.to_string()))),
+            Err(error) => {
+                self.awaits_first = false;
+                self.tell(Event::StartFailed(report::plain(&error.to_string())));
+            }
         }
     }
 
@@ -304,6 +313,7 @@ impl Driver {
             }
             News::Started { key, pid } => {
                 let generation = generation_of(key);
+                self.awaits_first = false;
                 self.never_started = None;
                 if let Some(kid) = self.kids.get_mut(&generation) {
                     kid.pid = pid;
@@ -313,6 +323,7 @@ impl Driver {
             }
             News::StartFailed { key, error } => {
                 let generation = generation_of(key);
+                self.awaits_first = false;
                 self.kids.remove(&generation);
                 self.say_why_not_started(&error);
                 self.tell(Event::StartFailed(report::plain(&error.to_string())));
@@ -384,11 +395,20 @@ impl Driver {
 
     /// Whatever an ended child wrote to its stderr is there already, whether or not the reactor has heard of it.
     fn drain_stderr(&mut self, generation: u32) {
+        let mut left = STDERR_LEFT_MAX;
         while let Some(kid) = self.kids.get_mut(&generation)
             && let Some(stderr) = &mut kid.stderr
-            && let Some(read) = stderr.read_now(kid.from_stderr.room())
         {
+            let Some(read) = stderr.read_now(kid.from_stderr.room()) else {
+                // A daemon of its may hold the pipe open, so last words without a line feed would wait for ever.
+                let rest = kid.from_stderr.rest();
+                return self.log(generation, rest);
+            };
+            left = left.saturating_sub(*read.as_ref().unwrap_or(&0));
             self.heard_stderr(generation, read);
+            if left == 0 {
+                return;
+            }
         }
     }
 
@@ -464,21 +484,22 @@ impl Driver {
 
     fn heard_stderr(&mut self, generation: u32, read: io::Result<usize>) {
         let Some(kid) = self.kids.get_mut(&generation) else { return };
-        let mut lines = Vec::new();
         match read {
             Ok(length) if length > 0 => {
-                while let Some(Line::Whole(line) | Line::TooLong(line)) = kid.from_stderr.next_line() {
-                    lines.push(line);
-                }
+                let lines: Vec<Line> = std::iter::from_fn(|| kid.from_stderr.next_line()).collect();
+                self.log(generation, lines);
             }
             Ok(_) | Err(_) => {
                 kid.stderr = None;
-                if let Some(Line::Whole(line)) = kid.from_stderr.rest() {
-                    lines.push(line);
-                }
+                let rest = kid.from_stderr.rest();
+                self.log(generation, rest);
             }
         }
+    }
+
+    fn log(&mut self, generation: u32, lines: impl IntoIterator<Item = Line>) {
         for line in lines {
+            let (Line::Whole(line) | Line::TooLong(line)) = line;
             let text = String::from_utf8_lossy(line.trim_ascii_end()).into_owned();
             self.journal.stderr(generation, &text);
             self.tell(Event::ServerLogged(generation, text));
@@ -500,7 +521,7 @@ impl Driver {
         };
         match self.household.spawn(BUILD, &order) {
             Ok(pipes) => {
-                let lines = Lines::new(STDERR_LINE_MAX);
+                let lines = Lines::in_pieces(STDERR_LINE_MAX);
                 self.build = Some(Build { output: pipes.stderr, lines, tail: Vec::new(), bytes: 0, exit: None });
             }
             Err(error) => self.tell(Event::BuildEnded(Err(format!("cannot be started\n{error}")))),
@@ -548,7 +569,7 @@ impl Driver {
             self.to_client.is_below(BYTES_HIGH) && self.kids.values().all(|kid| kid.outbox.is_below(SERVER_BYTES_HIGH));
         // Of a client that has gone no more comes than a pipe holds, and behind it stands the end.
         let is_heard = is_low || self.hangups.poll_stdin(cx).is_ready();
-        let Some(stdin) = self.stdin.as_mut().filter(|_| is_heard) else { return false };
+        let Some(stdin) = self.stdin.as_mut().filter(|_| is_heard && !self.awaits_first) else { return false };
         let Poll::Ready(read) = stdin.poll_read(cx, self.from_client.room()) else { return false };
         if !self.is_wide && self.from_client.is_long() {
             self.widen();
@@ -657,6 +678,7 @@ impl Driver {
                 let state = self.relay.status(Instant::now())["state"].take();
                 if matches!(state.as_str(), Some("given_up" | "stopped" | "backoff")) {
                     let reason = "resumed".to_owned();
+                    self.tell(Event::Forgiven);
                     self.tell(Event::RestartAsked { ticket, origin: Origin::Control, reason });
                     return true;
                 }

@@ -17,7 +17,7 @@ impl Relay {
 
         let mut left = false;
         if self.current_generation() == Some(generation) {
-            self.last_end = Some(LastEnd { how: how.clone(), generation, stderr: stderr.clone() });
+            self.last_end = Some(LastEnd { how: how.clone(), generation, pid: child.pid, stderr: stderr.clone() });
             left = self.current_ended(generation, &child, &how, now);
         } else {
             let event = if was_draining { record::Event::ServerExiting } else { record::Event::ServerStopped };
@@ -77,7 +77,7 @@ impl Relay {
         if let Verdict::StartAt { delay, .. } = verdict {
             obituary.delay = Some(delay);
         }
-        self.record(obituary);
+        self.record(obituary.clone());
         // A candidate on its way takes the place; the crash counts all the same.
         if let Some(candidate) = self.candidate.take() {
             self.current = Current::Replaying(candidate);
@@ -90,17 +90,16 @@ impl Relay {
         if self.restart.as_ref().is_some_and(|restart| restart.waits_for(generation)) {
             self.restart_failed_with(how, &stderr, now);
         }
-        let pid = Some(child.pid);
-        let of = Record { pid, generation: Some(generation.into()), ..Record::new(event).ended(how) };
-        self.follow(verdict, of, now)
+        self.follow(verdict, obituary, now)
     }
 
-    /// Carries out the policy's verdict on an end. True if the child left on purpose and outlast leaves with it.
-    fn follow(&mut self, verdict: Verdict, of: Record, now: Instant) -> bool {
+    /// Carries out the policy's verdict on the end that was recorded. True if the child left on purpose and outlast
+    /// leaves with it.
+    fn follow(&mut self, verdict: Verdict, end: Record, now: Instant) -> bool {
         match verdict {
-            Verdict::StartAt { at, delay, why } => {
+            Verdict::StartAt { at, why, .. } => {
                 if why == Why::Throttled {
-                    self.record(Record { event: record::Event::RestartThrottled, delay: Some(delay), ..of });
+                    self.record(Record { event: record::Event::RestartThrottled, ..end });
                 }
                 self.current = Current::Down { at };
                 if at <= now && self.wants_start() {
@@ -111,8 +110,8 @@ impl Relay {
             Verdict::GiveUp { crashes, within } => {
                 let within = within.map(|within| format!(" in {:.0} s", within.as_secs_f64())).unwrap_or_default();
                 let words = format!("{crashes} crashes{within}");
-                let event = record::Event::GaveUp;
-                self.record(Record { event, crashes: Some(crashes), detail: Some(words.clone()), ..of });
+                let detail = Some(words.clone());
+                self.record(Record { event: record::Event::GaveUp, crashes: Some(crashes), detail, ..end });
                 self.current = Current::GivenUp { crashes: Some(words), callable: false };
                 false
             }
@@ -135,8 +134,8 @@ impl Relay {
             self.restart_failed_with(&how, &[], now);
             return;
         }
-        let generation = self.last_end.as_ref().map_or(0, |end| end.generation);
-        self.last_end = Some(LastEnd { how: how.clone(), generation, stderr: Vec::new() });
+        let (generation, pid) = self.last_end.as_ref().map_or((0, 0), |end| (end.generation, end.pid));
+        self.last_end = Some(LastEnd { how: how.clone(), generation, pid, stderr: Vec::new() });
         self.ends_before_ready += 1;
         let verdict = self.restarts.child_ended(Cause::NeverReady, how.clone(), now);
         let crashes = self.restarts.crashes(now);
@@ -145,11 +144,11 @@ impl Relay {
         if let Verdict::StartAt { delay, .. } = verdict {
             record.delay = Some(delay);
         }
-        self.record(record);
+        self.record(record.clone());
         if self.restart.as_ref().is_some_and(Restart::waits_for_start) {
             self.restart_failed_with(&how, &[], now);
         }
-        self.follow(verdict, Record::new(record::Event::ServerCrashed).ended(&how), now);
+        self.follow(verdict, record, now);
         if !self.ever_ready {
             self.broken_at_start(now);
         }
@@ -224,7 +223,7 @@ impl Relay {
         let mut unsent: BTreeMap<u64, Bytes> = unsent.into_iter().collect();
         let seqs = self.open_on(generation);
         let due = self.cause_of_restart(&seqs, how, &unsent);
-        let end = LastEnd { how: how.clone(), generation, stderr: stderr.to_vec() };
+        let end = LastEnd { how: how.clone(), generation, pid: 0, stderr: stderr.to_vec() };
         if let Some((seq, line)) = &self.initialized
             && self.opening.is_none()
             && self.client == Client::Ready
@@ -390,7 +389,7 @@ impl Relay {
     }
 
     pub(super) fn failure(&self, code: i32, reason: &'static str, open: &Open, now: Instant) -> Failure {
-        let nobody = LastEnd { how: How::Stopped, generation: 0, stderr: Vec::new() };
+        let nobody = LastEnd { how: How::Stopped, generation: 0, pid: 0, stderr: Vec::new() };
         let end = self.last_end.clone().unwrap_or(nobody);
         self.failure_of(&end, code, reason, open, now)
     }
@@ -577,7 +576,7 @@ impl Relay {
                 open.resent += 1;
                 self.again(open, kept, now);
             } else {
-                let end = LastEnd { how: how.clone(), generation, stderr: stderr.clone() };
+                let end = LastEnd { how: how.clone(), generation, pid: 0, stderr: stderr.clone() };
                 let failure = self.failure_of(&end, 7005, "drain_over", &open, now);
                 self.fail(&open, &failure);
             }

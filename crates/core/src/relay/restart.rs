@@ -142,11 +142,12 @@ impl Relay {
             diff: None,
         };
         let reason = restart.reason();
-        let pid = old.map_or(0, |(_, pid)| pid);
+        // Where nobody serves, the one that was to be replaced is the last that did.
+        let pid = old.map(|(_, pid)| pid).or(self.last_end.as_ref().map(|end| end.pid)).unwrap_or_default();
         let record = Record::new(record::Event::ServerRestartRequested);
         self.record(Record {
             reason: Some(reason.clone()),
-            pid: Some(pid),
+            pid: (pid > 0).then_some(pid),
             generation: old.map(|(n, _)| n.into()),
             detail: Some(queued.origin.as_str().into()),
             ..record
@@ -161,14 +162,15 @@ impl Relay {
             return;
         }
         let reason = Some(restart.reason());
-        let pid = restart.old.map(|(_, pid)| pid);
+        let (generation, pid) = restart.old.unzip();
         if self.settings.build {
             restart.step = Step::Building;
         }
         match result {
             Ok(path) => {
                 let record = Record::new(record::Event::RestartMarkerWritten);
-                self.record(Record { reason, pid, detail: Some(path), ..record });
+                let generation = generation.map(u64::from);
+                self.record(Record { reason, pid, generation, detail: Some(path), ..record });
             }
             Err(why) => self.odd(format!("The restart marker could not be written: {why}")),
         }
@@ -325,6 +327,7 @@ impl Relay {
             self.record(Record {
                 reason: Some(restart.reason()),
                 pid: restart.old.map(|(_, pid)| pid),
+                generation: restart.old.map(|(n, _)| n.into()),
                 detail: Some(why.clone()),
                 took: Some(now.duration_since(restart.since)),
                 ..Record::new(record::Event::ReloadFailed)

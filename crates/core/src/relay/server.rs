@@ -16,6 +16,8 @@ impl Relay {
         }
         let Ok(parsed) = message::parse(&line) else {
             self.dropped.from_server += 1;
+            // An empty line says nothing, and nobody is told of it.
+            self.dropped.not_json += u64::from(!line.trim_ascii().is_empty());
             return self.act(Action::Divert(generation, line));
         };
         match parsed {

@@ -131,7 +131,8 @@ impl Relay {
         let record = Record::new(record::Event::ServerRestartVerified);
         let restarted = if verdict["restarted"] == true { "restarted" } else { "not restarted" };
         let reason = verdict["reason"].as_str().map(str::to_owned);
-        self.record(Record { pid: current_pid, reason, detail: Some(restarted.into()), ..record });
+        let generation = self.live().filter(|_| current_pid.is_some()).map(u64::from);
+        self.record(Record { pid: current_pid, generation, reason, detail: Some(restarted.into()), ..record });
         let result = words::tool_result(&verdict.to_string(), Some(&verdict), false, None, self.is_modern());
         self.answer_result(&open, &result);
     }
@@ -180,6 +181,9 @@ impl Relay {
         });
         if let Some(end) = &self.last_end {
             status["last_exit"] = json!(end.how.to_string());
+        }
+        if self.dropped.not_json > 0 {
+            status["stdout_not_json"] = json!(self.dropped.not_json);
         }
         if let Some(restart) = self.restart_status(now) {
             status["restart"] = restart;

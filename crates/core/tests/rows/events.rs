@@ -379,7 +379,7 @@ fn x13_a_restart_skips_the_backoff_and_forgives_a_give_up() {
     let mut story = Story::legacy();
     story.dies(1, code(1));
     story.reloads();
-    story.was_done(&["mark 0: new code", "start"]);
+    story.was_done(&["mark 1001: new code", "start"]);
     story.comes_up(2);
     let did = story.did();
     assert_eq!(did[0], "ready 2");
@@ -390,7 +390,7 @@ fn x13_a_restart_skips_the_backoff_and_forgives_a_give_up() {
     story.passes(secs(100));
     story.was_done(&[]);
     story.reloads();
-    story.was_done(&["mark 0: new code", "start"]);
+    story.was_done(&["mark 1001: new code", "start"]);
     story.started(2);
     story.child_logs(2, "still broken");
     story.dies(2, code(1));

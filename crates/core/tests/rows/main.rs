@@ -8,6 +8,7 @@ mod handshake;
 mod lists;
 mod modern;
 mod notes;
+mod records;
 mod reload;
 mod server;
 mod story;

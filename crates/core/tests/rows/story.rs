@@ -384,6 +384,15 @@ impl Story {
         records.map(|record| record.detail.or(record.reason).unwrap_or_default()).collect()
     }
 
+    /// The one record of an event since the last look.
+    #[track_caller]
+    pub fn record(&mut self, event: &str) -> Record {
+        let mut records = std::mem::take(&mut self.records);
+        records.retain(|record| record.event.name() == event);
+        assert_eq!(records.len(), 1, "one `{event}` was expected: {records:#?}");
+        records.remove(0)
+    }
+
     /// What was told so far is no part of the story.
     pub fn forget(&mut self) {
         self.to_client.clear();

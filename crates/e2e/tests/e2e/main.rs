@@ -1,6 +1,8 @@
 //! The proof: the real program, as a client and a server would meet it.
 
 #[cfg(unix)]
+mod audit;
+#[cfg(unix)]
 mod control;
 #[cfg(unix)]
 mod matrix;

@@ -18,7 +18,7 @@ use windows as platform;
 
 pub use platform::{
     Hangups, Household, Keeper, Line, Listener, Peer, SOCKET_PATH_MAX, SOCKETS, Sink, Source, Stops, born, claim_dir,
-    give_back_code, kill_hard, remove_socket, say, short_dirs, stdin, stdout, terminal_size,
+    finish_saying, give_back_code, kill_hard, remove_socket, say, short_dirs, stdin, stdout, terminal_size,
 };
 
 /// The environment variable by which a child's descendants are known, wherever they went.

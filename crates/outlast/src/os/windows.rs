@@ -503,6 +503,9 @@ pub fn say(line: &str) {
     }
 }
 
+/// Each line was waited for already.
+pub fn finish_saying() {}
+
 /// Columns and rows of the console on stdout; none if it is no console or draws no escape sequences.
 pub fn terminal_size() -> Option<(u16, u16)> {
     // SAFETY: the handle is the process's own and stays open; a handle that is no console is an error; and both

@@ -19,4 +19,4 @@ pub use socket::{Line, Listener, Peer, SOCKET_PATH_MAX, SOCKETS, claim_dir, remo
 pub use stops::Stops;
 pub use stream::{Hangups, Sink, Source, stdin, stdout};
 pub use terminal::{kill_hard, terminal_size};
-pub use words::say;
+pub use words::{finish_saying, say};
