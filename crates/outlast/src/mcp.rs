@@ -40,6 +40,8 @@ use crate::{
 const STDERR_LINE_MAX: usize = 16 << 10;
 /// What an ended child can have left in its stderr, and more: whoever still writes there is not read to the end.
 const STDERR_LEFT_MAX: usize = 256 << 10;
+/// The most that is still read of a stdout that somebody else holds open: what a widened pipe has room for.
+const STDOUT_LEFT_MAX: usize = 1 << 20;
 /// How much of a build's output is kept: its end.
 const BUILD_OUTPUT_MAX: usize = 64 << 10;
 /// How long the last words to the client and the sweeping of children may take once all is over.
@@ -370,7 +372,7 @@ impl Driver {
                 life::Action::Terminate => self.household.signal(generation.into(), os::Signal::Terminate),
                 life::Action::Kill => self.household.signal(generation.into(), os::Signal::Kill),
                 life::Action::Sweep => self.household.sweep(generation.into()),
-                life::Action::DropStdout => kid.stdout = None,
+                life::Action::DropStdout => self.drain_stdout(generation),
                 life::Action::ReportStarted => {
                     let pid = kid.pid;
                     self.tell(Event::ServerStarted { generation, pid, unix: unix_now() });
@@ -439,28 +441,45 @@ impl Driver {
         if !self.is_wide && kid.from_stdout.is_long() {
             self.widen();
         }
-        let Some(kid) = self.kids.get_mut(&generation) else { return false };
-        match read {
-            Ok(length) if length > 0 => {
-                while let Some(line) = self.kids.get_mut(&generation).and_then(|kid| kid.from_stdout.next_line()) {
-                    match line {
-                        Line::Whole(line) => self.tell(Event::ServerSaid(generation, line)),
-                        // An answer may be lost in it.
-                        Line::TooLong(_) => self.live(generation, life::Event::StopAsked(How::LineTooLong)),
-                    }
-                }
-            }
-            Ok(_) | Err(_) => {
-                if let Some(Line::Whole(line)) = kid.from_stdout.rest() {
-                    self.tell(Event::ServerSaid(generation, line));
-                }
-                if let Some(kid) = self.kids.get_mut(&generation) {
-                    kid.stdout = None;
-                }
-                self.live(generation, life::Event::StdoutClosed);
-            }
+        if matches!(read, Ok(length) if length > 0) {
+            self.heard_stdout(generation);
+        } else {
+            self.close_stdout(generation);
+            self.live(generation, life::Event::StdoutClosed);
         }
         true
+    }
+
+    fn heard_stdout(&mut self, generation: u32) {
+        while let Some(line) = self.kids.get_mut(&generation).and_then(|kid| kid.from_stdout.next_line()) {
+            match line {
+                Line::Whole(line) => self.tell(Event::ServerSaid(generation, line)),
+                // An answer may be lost in it.
+                Line::TooLong(_) => self.live(generation, life::Event::StopAsked(How::LineTooLong)),
+            }
+        }
+    }
+
+    fn close_stdout(&mut self, generation: u32) {
+        let Some(kid) = self.kids.get_mut(&generation) else { return };
+        kid.stdout = None;
+        if let Some(Line::Whole(line)) = kid.from_stdout.rest() {
+            self.tell(Event::ServerSaid(generation, line));
+        }
+    }
+
+    /// The time to read is over, but we may have been kept from using it: what stands in the pipe was said in time.
+    fn drain_stdout(&mut self, generation: u32) {
+        let mut heard = 0;
+        while heard < STDOUT_LEFT_MAX
+            && let Some(kid) = self.kids.get_mut(&generation)
+            && let Some(stdout) = &mut kid.stdout
+            && let Some(Ok(length @ 1..)) = stdout.read_now(kid.from_stdout.room())
+        {
+            heard += length;
+            self.heard_stdout(generation);
+        }
+        self.close_stdout(generation);
     }
 
     /// Wide pipes cost the user's share of them, so only those who need them have them.

@@ -3,11 +3,15 @@
 use std::{
     io::{BufRead, BufReader, Read, Write},
     process::{Child, ChildStdout, Command, ExitStatus, Stdio},
-    sync::mpsc,
+    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -18,11 +22,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 /// More than the outbox to a client takes before its server is no longer listened to.
 const MUCH: usize = 4 << 20;
 
-/// An `outlast mcp` whose client reads only when it is told to.
+/// An `outlast mcp` whose client reads only when it is told to. It is killed when patience ends, so that whoever waits
+/// for it hears an end.
 struct Session {
-    _place: TempDir,
+    place: TempDir,
     child: Child,
     stdout: BufReader<ChildStdout>,
+    stderr: Receiver<String>,
+    _watchdog: Sender<()>,
 }
 
 impl Session {
@@ -37,11 +44,21 @@ impl Session {
             .env_remove("OUTLAST_PUPPET")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            .stderr(Stdio::null())
+            .stderr(Stdio::piped())
             .spawn()
             .unwrap();
         let stdout = BufReader::new(child.stdout.take().unwrap());
-        let mut session = Session { _place: place, child, stdout };
+        let (tell, stderr) = mpsc::channel();
+        let said = BufReader::new(child.stderr.take().unwrap());
+        thread::spawn(move || said.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+        let pid = Pid::from_raw(child.id().cast_signed());
+        let (_watchdog, called_off) = mpsc::channel();
+        thread::spawn(move || {
+            if called_off.recv_timeout(PATIENCE) == Err(RecvTimeoutError::Timeout) {
+                let _ = kill(pid, Signal::SIGKILL);
+            }
+        });
+        let mut session = Session { place, child, stdout, stderr, _watchdog };
         session.ask("initialize", json!({"protocolVersion": "2025-06-18", "capabilities": {}}));
         assert_eq!(session.hear()["id"], "initialize");
         session.say(&json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
@@ -81,17 +98,17 @@ impl Session {
         serde_json::from_slice(&beginning).unwrap()
     }
 
+    fn logged(&self, words: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.stderr.recv_timeout(deadline.saturating_duration_since(Instant::now())).unwrap().contains(words) {}
+    }
+
+    fn touch(&self, name: &str) {
+        std::fs::write(self.place.path().join(name), "").unwrap();
+    }
+
     fn ended(&mut self) -> ExitStatus {
-        let (tell, hear) = mpsc::channel();
-        let pid = nix::unistd::Pid::from_raw(self.child.id().cast_signed());
-        thread::spawn(move || {
-            if hear.recv_timeout(PATIENCE).is_err() {
-                let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
-            }
-        });
-        let status = self.child.wait().unwrap();
-        let _ = tell.send(());
-        status
+        self.child.wait().unwrap()
     }
 }
 
@@ -144,4 +161,39 @@ fn a_client_that_reads_again_is_heard_again() {
             assert_eq!(session.hear()["id"], *id);
         }
     }
+}
+
+/// Says in steps what the test needs it to say, and then hears no more, but lives on.
+const DEAF: &str = r#"
+    read -r initialize
+    echo '{"jsonrpc":"2.0","id":"initialize","result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{}},"serverInfo":{"name":"deaf","version":"1"}}}'
+    read -r initialized
+    read -r much
+    read -r little
+    until [ -e much ]; do sleep 0.01; done
+    printf '{"jsonrpc":"2.0","id":"much","result":{"content":[{"type":"text","text":"'
+    head -c 4194304 /dev/zero | tr '\0' x
+    echo '"}]}}'
+    until [ -e little ]; do sleep 0.01; done
+    echo '{"jsonrpc":"2.0","id":"little","result":{"content":[]}}'
+    exec 0<&-
+    sleep 60
+"#;
+
+#[test]
+fn what_a_server_said_before_it_was_given_up_is_not_lost_on_a_slow_client() {
+    let mut session = Session::start(&["sh", "-c", DEAF]);
+    session.call("much", "much", json!({}));
+    session.call("little", "little", json!({}));
+    // It never reads all of this, so that we hear of it when it stops to listen.
+    session.say(&json!({"jsonrpc": "2.0", "method": "notifications/x", "params": {"text": "x".repeat(1 << 20)}}));
+    session.call("heard", "server_status", json!({}));
+    assert_eq!(session.hear()["id"], "heard");
+    session.touch("much");
+    let beginning = session.hear_the_beginning();
+    session.touch("little");
+    session.logged("closed its stdin");
+    assert_eq!(session.hear_the_rest(beginning)["id"], "much");
+    let little = session.hear();
+    assert_eq!((&little["id"], &little["result"]), (&json!("little"), &json!({"content": []})));
 }
