@@ -1,9 +1,7 @@
 //! Finds its way through JSON without building it: checks every byte, keeps only where things stand.
 //!
 //! A relay looks at a few members of each line and must know that the rest is JSON. A general parser spends most of
-//! that on payloads, byte by byte; here a long string costs what `memchr` does.
-
-use memchr::memchr2;
+//! that on payloads, byte by byte; here long strings go by in blocks.
 
 /// A piece of JSON text that was checked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,6 +13,11 @@ impl<'a> Raw<'a> {
         let mut scan = Scan::new(text);
         let raw = scan.value()?;
         scan.is_over().then_some(raw)
+    }
+
+    /// A part of a text that was checked as a whole.
+    pub(crate) fn checked(text: &'a str) -> Raw<'a> {
+        Raw(text)
     }
 
     pub fn get(self) -> &'a str {
@@ -37,7 +40,7 @@ impl<'a> Raw<'a> {
 
     /// The members of an object, in their order; `None` if it is none.
     pub fn for_each_member(self, mut each: impl FnMut(Raw<'a>, Raw<'a>)) -> Option<()> {
-        Scan::trusted(self.0).object(|scan, name| {
+        Scan::new(self.0).object(|scan, name| {
             let value = scan.value()?;
             each(name, value);
             Some(())
@@ -47,7 +50,7 @@ impl<'a> Raw<'a> {
     /// The elements of an array; `None` if it is none.
     pub fn elements(self) -> Option<Vec<Raw<'a>>> {
         let mut elements = Vec::new();
-        Scan::trusted(self.0).array(|element| elements.push(element))?;
+        Scan::new(self.0).array(|element| elements.push(element))?;
         Some(elements)
     }
 }
@@ -57,8 +60,6 @@ impl<'a> Raw<'a> {
 pub struct Scan<'a> {
     text: &'a str,
     at: usize,
-    /// No byte of the text is one that a string must escape, so that strings need not be searched for them.
-    is_clean: bool,
 }
 
 /// Containers are objects or arrays; one bit each, so that the usual depth needs no allocation.
@@ -93,26 +94,30 @@ impl Depth {
 
 impl<'a> Scan<'a> {
     pub fn new(text: &'a str) -> Scan<'a> {
-        // Only long strings are searched, so a short text need not be looked through. Line ends do not count: they are
-        // white space there, and cannot stand in a line's middle.
-        let is_clean = text.len() > SHORT_TEXT && {
-            let inner = text.trim_end_matches(['\r', '\n']).as_bytes();
-            inner.chunks(1024).all(|chunk| !chunk.iter().fold(false, |found, byte| found | (*byte < b' ')))
-        };
-        Scan { text, at: 0, is_clean }
+        Scan { text, at: 0 }
     }
 
-    /// The text was checked before.
-    fn trusted(text: &'a str) -> Scan<'a> {
-        Scan { text, at: 0, is_clean: true }
+    /// How far the walk has come.
+    pub fn position(&self) -> usize {
+        self.at
     }
 
+    #[inline(always)]
     fn peek(&self) -> Option<u8> {
         self.text.as_bytes().get(self.at).copied()
     }
 
     /// The next byte that is no white space.
+    #[inline(always)]
     pub fn next_byte(&mut self) -> Option<u8> {
+        match self.peek()? {
+            byte if byte > b' ' => Some(byte),
+            _ => self.next_byte_after_space(),
+        }
+    }
+
+    #[cold]
+    fn next_byte_after_space(&mut self) -> Option<u8> {
         loop {
             match self.peek()? {
                 b' ' | b'\t' | b'\n' | b'\r' => self.at += 1,
@@ -125,6 +130,7 @@ impl<'a> Scan<'a> {
         self.next_byte().is_none()
     }
 
+    #[inline(always)]
     fn eat(&mut self, byte: u8) -> Option<()> {
         (self.next_byte()? == byte).then(|| self.at += 1)
     }
@@ -171,6 +177,7 @@ impl<'a> Scan<'a> {
     }
 
     /// A member's name and its colon.
+    #[inline]
     fn name(&mut self) -> Option<Raw<'a>> {
         self.next_byte()?;
         let start = self.at;
@@ -182,9 +189,13 @@ impl<'a> Scan<'a> {
 
     /// Walks over one value of any kind.
     pub fn value(&mut self) -> Option<Raw<'a>> {
-        self.next_byte()?;
+        let first = self.next_byte()?;
         let start = self.at;
-        self.skip()?;
+        match first {
+            b'"' => self.string()?,
+            b'-' | b'0'..=b'9' => self.number()?,
+            _ => self.skip()?,
+        }
         Some(Raw(&self.text[start..self.at]))
     }
 
@@ -247,43 +258,22 @@ impl<'a> Scan<'a> {
         self.text[self.at..].starts_with(word).then(|| self.at += word.len())
     }
 
+    #[inline]
     fn string(&mut self) -> Option<()> {
         if self.peek()? != b'"' {
             return None;
         }
         self.at += 1;
         let bytes = self.text.as_bytes();
-        // Most strings are short, and over before a search would have begun.
-        let mut words = SHORT_WORDS;
         loop {
-            if words > 0 || !self.is_clean {
-                while let Some(word) = bytes.get(self.at..self.at + 8) {
-                    let ends = ends(u64::from_le_bytes(word.try_into().expect("eight bytes")));
-                    if ends != 0 {
-                        self.at += ends.trailing_zeros() as usize / 8;
-                        break;
-                    }
-                    self.at += 8;
-                    words = words.saturating_sub(1);
-                    if words == 0 && self.is_clean {
-                        break;
-                    }
-                }
-            } else {
-                self.at += memchr2(b'"', b'\\', &bytes[self.at..])?;
-            }
+            self.at += plain_length(&bytes[self.at..]);
             match *bytes.get(self.at)? {
                 b'"' => {
                     self.at += 1;
                     return Some(());
                 }
-                b'\\' => {
-                    self.escape()?;
-                    words = SHORT_WORDS;
-                }
-                byte if byte < b' ' => return None,
-                // Fewer than eight bytes are left, or the search takes over.
-                _ => self.at += 1,
+                b'\\' => self.escape()?,
+                _ => return None,
             }
         }
     }
@@ -336,10 +326,37 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// A text up to this length is walked through word by word.
-const SHORT_TEXT: usize = 512;
+/// How many bytes stand before the first that ends a run of plain text: a quote, a backslash, or less than a space.
+#[inline]
+fn plain_length(bytes: &[u8]) -> usize {
+    let mut length = 0;
+    loop {
+        // Names are short, and over within a word or two.
+        for _ in 0..SHORT_WORDS {
+            let Some(word) = bytes.get(length..length + 8) else { return length + plain_rest(&bytes[length..]) };
+            let ends = ends(u64::from_le_bytes(word.try_into().expect("eight bytes")));
+            if ends != 0 {
+                return length + ends.trailing_zeros() as usize / 8;
+            }
+            length += 8;
+        }
+        // Without a way out in its middle, a block is looked at by a few vector instructions.
+        length += bytes[length..].chunks_exact(BLOCK).take_while(|block| is_plain(block)).count() * BLOCK;
+    }
+}
 
-/// How many words of eight bytes are looked at one by one before a search is worth its start.
+fn plain_rest(bytes: &[u8]) -> usize {
+    bytes.iter().position(|byte| matches!(byte, b'"' | b'\\' | 0..b' ')).unwrap_or(bytes.len())
+}
+
+fn is_plain(block: &[u8]) -> bool {
+    let ends = |byte: u8| u8::from(byte == b'"') | u8::from(byte == b'\\') | u8::from(byte < b' ');
+    block.iter().fold(0, |found, byte| found | ends(*byte)) == 0
+}
+
+/// What is looked at in one go.
+const BLOCK: usize = 64;
+/// What is looked at word by word before that.
 const SHORT_WORDS: usize = 4;
 
 /// The top bit of each byte that may end a run of plain text: a quote, a backslash, or less than a space. The lowest

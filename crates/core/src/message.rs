@@ -50,42 +50,43 @@ impl<'a> RawId<'a> {
 }
 
 /// The members of `params` that some row of the relay's tables needs; the rest is not looked at.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Params<'a> {
-    fields: [Option<Raw<'a>>; PARAMS.len()],
-    /// The object itself, for adding to it.
-    pub is_object: bool,
+    text: &'a str,
+    /// Where each stands in the text; a line is far shorter than 4 GiB. At 0 nothing can stand.
+    places: [(u32, u32); PARAMS],
 }
 
-const PARAMS: [&str; 15] = [
-    "name",
-    "_meta",
-    "cursor",
-    "uri",
-    "requestId",
-    "progressToken",
-    "progress",
-    "task",
-    "requestState",
-    "inputResponses",
-    "notifications",
-    "protocolVersion",
-    "arguments",
-    "level",
-    "reason",
-];
+const PARAMS: usize = 13;
 
 macro_rules! params {
-    ($($name:ident = $index:literal),* $(,)?) => {
+    ($($function:ident = $index:literal $name:literal,)*) => {
         impl<'a> Params<'a> {
-            $(pub fn $name(&self) -> Option<Raw<'a>> { self.fields[$index] })*
+            $(pub fn $function(&self) -> Option<Raw<'a>> { self.at($index) })*
+
+            fn index(name: &str) -> Option<usize> {
+                match name {
+                    $($name => Some($index),)*
+                    _ => None,
+                }
+            }
         }
     };
 }
 params! {
-    name = 0, meta = 1, cursor = 2, uri = 3, request_id = 4, progress_token = 5, progress = 6, task = 7,
-    request_state = 8, input_responses = 9, notifications = 10, protocol_version = 11, arguments = 12,
-    level = 13, reason = 14,
+    name = 0 "name",
+    meta = 1 "_meta",
+    cursor = 2 "cursor",
+    uri = 3 "uri",
+    request_id = 4 "requestId",
+    progress_token = 5 "progressToken",
+    progress = 6 "progress",
+    task = 7 "task",
+    request_state = 8 "requestState",
+    input_responses = 9 "inputResponses",
+    notifications = 10 "notifications",
+    protocol_version = 11 "protocolVersion",
+    arguments = 12 "arguments",
 }
 
 /// A request's id, by type and value: strings are unescaped, integers exact.
@@ -155,12 +156,12 @@ fn envelope(text: &str) -> Option<Message<'_>> {
     let message = match scan.next_byte()? {
         b'{' => {
             let (mut id, mut method, mut result, mut error) = (None, None::<Raw<'_>>, None, None);
-            let mut params = Params::default();
+            let mut params = Params::none(text);
             scan.object(|scan, name| {
                 match Envelope::of(name) {
                     Envelope::Id => id = Some(scan.value()?),
                     Envelope::Method => method = Some(scan.value()?),
-                    Envelope::Params => params = Params::scan(scan)?,
+                    Envelope::Params => params.scan(scan)?,
                     Envelope::Result => result = Some(scan.value()?),
                     Envelope::Error => error = Some(scan.value()?),
                     Envelope::Other => drop(scan.value()?),
@@ -230,22 +231,30 @@ fn unescaped(raw: Raw<'_>) -> Cow<'_, str> {
 }
 
 impl<'a> Params<'a> {
-    fn scan(scan: &mut Scan<'a>) -> Option<Params<'a>> {
-        let mut params = Params::default();
-        if scan.next_byte()? != b'{' {
-            scan.value()?;
-            return Some(params);
+    fn none(text: &'a str) -> Params<'a> {
+        Params { text, places: [(0, 0); PARAMS] }
+    }
+
+    fn at(&self, index: usize) -> Option<Raw<'a>> {
+        match self.places[index] {
+            (0, _) => None,
+            (start, end) => Some(Raw::checked(&self.text[start as usize..end as usize])),
         }
-        params.is_object = true;
+    }
+
+    fn scan(&mut self, scan: &mut Scan<'a>) -> Option<()> {
+        *self = Params::none(self.text);
+        if scan.next_byte()? != b'{' {
+            return scan.value().map(drop);
+        }
         scan.object(|scan, name| {
             let value = scan.value()?;
-            let name = unescaped(name);
-            if let Some(index) = PARAMS.iter().position(|wanted| *wanted == name) {
-                params.fields[index] = Some(value);
+            if let Some(index) = Params::index(&unescaped(name)) {
+                let end = scan.position();
+                self.places[index] = ((end - value.get().len()) as u32, end as u32);
             }
             Some(())
-        })?;
-        Some(params)
+        })
     }
 }
 

@@ -100,8 +100,10 @@ pub struct Limits {
     pub handshake_max: Duration,
     /// How long a replaced child may finish its calls; then they fail.
     pub drain_max: Duration,
-    /// How many replaced children may do so; one more ends the oldest.
+    /// How many replaced children may do so; a reload that makes it one more waits, then ends the oldest.
     pub draining_max: usize,
+    /// How long such a reload waits for calls to finish.
+    pub room_wait: Duration,
     /// How often a request is asked again after the server's end; then it fails.
     pub resend_max: u32,
     /// How long fetching a list for comparison may take; then it counts as changed.
@@ -135,6 +137,7 @@ impl Default for Limits {
             handshake_max: Duration::from_secs(30),
             drain_max: Duration::from_secs(60),
             draining_max: 2,
+            room_wait: Duration::from_secs(5),
             resend_max: 1,
             list_max: Duration::from_secs(5),
             list_pages_max: 100,
@@ -719,6 +722,9 @@ impl Relay {
         {
             consider(Some(at));
         }
+        if !self.is_leaving() {
+            consider(self.waits_for_room());
+        }
         for open in self.timed() {
             consider(open.deadline);
             consider(self.hold_ends(open));
@@ -761,6 +767,7 @@ impl Relay {
             .collect();
         for generation in over {
             self.drain_over(generation, now);
+            self.begin_queued(now);
         }
         let seqs: Vec<u64> = self
             .timed()
@@ -773,6 +780,7 @@ impl Relay {
             self.waited_out(seq, now);
         }
         self.fetches_late(now);
+        self.begin_queued(now);
     }
 
     /// A start at `Down { at }` is ours to make: nothing else is about to put a child in place.

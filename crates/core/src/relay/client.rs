@@ -590,6 +590,7 @@ impl Relay {
                 }
                 self.tell_server(generation, line.clone(), None);
                 self.opening_may_be_over(generation, now);
+                self.begin_queued(now);
             }
             Place::Held | Place::Due | Place::Ours | Place::Nowhere => {
                 let open = self.close(seq);

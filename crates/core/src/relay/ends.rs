@@ -534,9 +534,22 @@ impl Relay {
             .filter(|generation| !self.is_stopping(*generation))
             .collect();
         if finishing.len() > draining_max {
-            self.drain_over(finishing[0], now);
+            let unawaited = finishing.iter().find(|generation| !self.is_awaited(**generation));
+            self.drain_over(*unawaited.unwrap_or(&finishing[0]), now);
         }
         self.drained(generation);
+    }
+
+    /// One more server may have to finish its calls without any other being cut short.
+    pub(super) fn has_room_to_drain(&self) -> bool {
+        let awaited = self.draining.iter().filter(|draining| self.is_awaited(draining.generation));
+        awaited.count() < self.settings.limits.draining_max
+    }
+
+    /// The client waits for an answer of this child.
+    fn is_awaited(&self, generation: u32) -> bool {
+        let mut calls = self.opens.values().filter(|open| open.place == Place::On(generation));
+        calls.any(|open| open.class != Class::Listen && !open.cancelled)
     }
 
     /// Stops a draining child that has nothing left to do.

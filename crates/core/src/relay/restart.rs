@@ -43,6 +43,8 @@ pub(super) struct Queued {
     /// Somebody other than a changed file asked.
     urgent: bool,
     origin: Origin,
+    /// When the first of them asked.
+    since: Instant,
 }
 
 /// How the reason of a restart begins that failed before any new server was there.
@@ -93,6 +95,7 @@ impl Relay {
             reasons: Vec::new(),
             urgent: false,
             origin,
+            since: now,
         });
         queued.tickets.push(ticket);
         if !queued.reasons.contains(&reason) {
@@ -100,6 +103,13 @@ impl Relay {
         }
         queued.urgent |= origin != Origin::Watch;
         self.begin_queued(now);
+    }
+
+    /// Restarts in a row wait for calls to finish rather than cost them, but not for ever: until then.
+    pub(super) fn waits_for_room(&self) -> Option<Instant> {
+        let queued = self.queued.as_ref()?;
+        let crowded = matches!(self.current, Current::Serving(_)) && !self.has_room_to_drain();
+        (crowded && self.restart.is_none()).then(|| queued.since + self.settings.limits.room_wait)
     }
 
     /// Begins what waits, once nothing else runs.
@@ -115,6 +125,9 @@ impl Relay {
             _ => false,
         };
         if in_handshake && !queued.urgent {
+            return;
+        }
+        if self.waits_for_room().is_some_and(|until| until > now) {
             return;
         }
         let queued = self.queued.take().expect("looked at above");

@@ -77,6 +77,7 @@ impl Relay {
             return;
         };
         if let Some(child) = self.children.get_mut(&generation)
+            && !child.private.is_empty()
             && let Some(private) = child.private.remove(&id)
         {
             return self.private_answered(generation, private, result, error, now);
@@ -127,6 +128,7 @@ impl Relay {
         }
         if role == ServerRole::Draining {
             self.drained(generation);
+            self.begin_queued(now);
         }
     }
 

@@ -138,21 +138,85 @@ fn r6_the_old_server_finishes_what_it_was_asked() {
 }
 
 #[test]
-fn r6_one_too_many_draining_ends_the_oldest() {
+fn r6_a_restart_waits_while_too_many_finish_their_calls() {
     let mut story = Story::legacy();
-    for generation in 2..=4 {
+    for generation in 2..=3 {
         story.client(&call(generation, "slow"));
         story.reloads();
         story.comes_up(generation);
-        if generation < 4 {
-            story.forget();
+    }
+    assert_eq!(story.status()["draining"], 2);
+    story.client(&call(4, "slow"));
+    story.forget();
+    story.asks_restart(7, Origin::Control, "new code");
+    story.was_done(&[]);
+    story.passes(secs(4));
+    story.was_done(&[]);
+    story.child(1, &result(2, "{}"));
+    story.client_hears(&[&result(2, "{}")]);
+    let did = story.did();
+    assert_eq!(did.last().map(String::as_str), Some("mark 1003: new code"), "{did:?}");
+    story.child(2, &result(3, "{}"));
+    story.marker_is_written();
+    story.comes_up(4);
+    story.client_hears(&[&result(3, "{}")]);
+    assert_eq!(story.status()["draining"], 1);
+}
+
+#[test]
+fn r6_a_restart_waits_no_longer_than_its_patience_or_a_cancellation() {
+    for is_cancelled in [false, true] {
+        let mut story = Story::legacy();
+        for generation in 2..=3 {
+            story.client(&call(generation, "slow"));
+            story.reloads();
+            story.comes_up(generation);
         }
+        story.forget();
+        story.asks_restart(7, Origin::Control, "new code");
+        story.was_done(&[]);
+        if is_cancelled {
+            story.client(&cancelled(3));
+            story.client_hears_nothing();
+        } else {
+            story.passes(secs(5));
+        }
+        let did = story.did();
+        assert!(did.contains(&"mark 1003: new code".to_owned()), "{did:?}");
+    }
+}
+
+#[test]
+fn r6_a_restart_does_not_wait_for_answers_that_nobody_awaits() {
+    let mut story = Story::legacy();
+    for generation in 2..=4 {
+        story.client(&call(generation, "slow"));
+        story.client(&cancelled(generation));
+        story.reloads();
+        story.comes_up(generation);
     }
     assert!(story.did().contains(&"stop 1: was stopped".to_owned()));
-    let told = story.told_client();
-    assert_eq!(told.len(), 1, "{told:#?}");
-    failed_call(&parsed(&told[0]), 2, "drain_over", "unknown");
+    story.client_hears_nothing();
     assert_eq!(story.status()["draining"], 2);
+}
+
+#[test]
+fn r6_a_server_without_calls_costs_no_other_its_own() {
+    let mut story = Story::legacy();
+    for generation in 2..=3 {
+        story.client(&call(generation, "slow"));
+        if generation == 3 {
+            story.client(&cancelled(2));
+        }
+        story.reloads();
+        story.comes_up(generation);
+    }
+    story.forget();
+    story.reloads();
+    story.comes_up(4);
+    story.client_hears_nothing();
+    assert!(story.did().contains(&"stop 1: was stopped".to_owned()));
+    assert_eq!(story.status()["draining"], 1);
 }
 
 #[test]

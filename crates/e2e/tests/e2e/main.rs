@@ -11,4 +11,6 @@ mod mcp;
 #[cfg(unix)]
 mod puppet;
 #[cfg(unix)]
+mod race;
+#[cfg(unix)]
 mod support;
