@@ -13,9 +13,8 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use crate::support::outlast;
+use crate::support::{OUTLAST, PUPPET};
 
-const PUPPET: &str = env!("CARGO_BIN_EXE_outlast-puppet");
 /// Nothing here takes long; who waits longer waits for ever.
 const PATIENCE: Duration = Duration::from_secs(20);
 
@@ -89,7 +88,7 @@ impl Drop for Session {
 }
 
 fn program(cwd: &Path) -> Command {
-    let mut command = Command::new(outlast());
+    let mut command = Command::new(OUTLAST);
     command.arg("mcp").current_dir(cwd).env("HOME", cwd).env_remove("OUTLAST_PUPPET");
     command
 }

@@ -21,7 +21,7 @@ struct Client {
 
 impl Client {
     fn start(args: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_outlast-puppet"))
+        let mut child = Command::new(crate::support::PUPPET)
             .args(args)
             .env_remove("OUTLAST_PUPPET")
             .stdin(Stdio::piped())

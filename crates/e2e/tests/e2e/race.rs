@@ -15,8 +15,8 @@ use nix::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const OUTLAST: &str = env!("CARGO_BIN_EXE_outlast-under-test");
-const PUPPET: &str = env!("CARGO_BIN_EXE_outlast-puppet");
+use crate::support::{OUTLAST, PUPPET};
+
 /// Nothing here takes long; who waits longer waits for ever.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// More than the outbox to a client takes before its server is no longer listened to.

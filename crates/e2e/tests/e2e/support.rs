@@ -4,6 +4,18 @@ pub mod peers;
 
 use std::path::PathBuf;
 
+/// The program under test, and the server that does as it is told.
+pub const OUTLAST: &str = named(option_env!("CARGO_BIN_EXE_outlast-under-test"));
+pub const PUPPET: &str = named(option_env!("CARGO_BIN_EXE_outlast-puppet"));
+
+/// A check for another system does not build the programs, and has no names for them; nothing is run there.
+const fn named(name: Option<&'static str>) -> &'static str {
+    match name {
+        Some(name) => name,
+        None => "cargo names the program when it builds one",
+    }
+}
+
 /// The program under test. Some ways to type-check for another system leave its name out of the build; a run of the
 /// tests always has it.
 pub fn outlast() -> PathBuf {
