@@ -219,9 +219,6 @@ impl Relay {
             _ if self.start_after.is_some() => Step::Clearing,
             _ if self.starting.is_some() => Step::Starting,
             Current::None | Current::Down { .. } | Current::GivenUp { .. } => {
-                if matches!(self.current, Current::GivenUp { .. }) {
-                    self.restarts.resumed();
-                }
                 self.current = Current::Down { at: now };
                 self.start(Role::Current);
                 Step::Starting

@@ -398,6 +398,8 @@ fn x13_a_restart_skips_the_backoff_and_forgives_a_give_up() {
     assert!(did[0].starts_with("refuse 7: ") && did[0].contains("still broken"), "{did:?}");
     story.client(&call(1, "t"));
     story.client_hears_failed_call(1, "gave_up", "not_sent");
+    // Only time in service and `resume` clear the count.
+    assert_eq!(story.status()["crashes"], 2);
 }
 
 #[test]
