@@ -4,7 +4,6 @@ use std::{
     fs,
     io::{BufRead, BufReader, Write},
     os::unix::process::ExitStatusExt,
-    path::Path,
     process::{Child, ChildStdin, ChildStdout, Command, ExitStatus, Stdio},
 };
 
@@ -382,11 +381,11 @@ fn grandchildren_are_as_asked() {
     let arguments = json!({"setsid": true, "ignore_term": true, "hold_stdout": true});
     let pid: i32 = client.call("grandchild", arguments).parse().expect("a pid");
     assert_eq!(getsid(Some(Pid::from_raw(pid))), Ok(Pid::from_raw(pid)));
-    let proc = Path::new("/proc").join(pid.to_string());
+    let proc = std::path::Path::new("/proc").join(pid.to_string());
     let status = fs::read_to_string(proc.join("status")).expect("it lives");
     let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:")).expect("a mask").trim();
     assert_ne!(u64::from_str_radix(blocked, 16).expect("a mask") & (1 << 14), 0, "SIGTERM is blocked");
-    let stdout = |pid: &str| fs::read_link(Path::new("/proc").join(pid).join("fd/1")).expect("a descriptor");
+    let stdout = |pid: &str| fs::read_link(std::path::Path::new("/proc").join(pid).join("fd/1")).expect("a descriptor");
     assert_eq!(stdout(&pid.to_string()), stdout(&client.child.id().to_string()));
     kill(Pid::from_raw(pid), Signal::SIGKILL).expect("it is ours");
 }
