@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// How long `ps` waits for all answers together; who has not answered by then is called unresponsive.
-const SURVEY_MAX: Duration = Duration::from_millis(500);
+const SURVEY_MAX: Duration = Duration::from_secs(1);
 /// How long one instance may take for an answer that it has at hand.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// How much of a server's stderr stands in an error; the rest is in the log.

@@ -76,7 +76,12 @@ impl Server {
 
     /// The next thing somebody wants. `Pending` has also sent what could be sent.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Asked> {
-        self.accept(cx);
+        // Those who left make room for those who come.
+        let asked = self.hear(cx).or_else(|| if self.accept(cx) { self.hear(cx) } else { None });
+        asked.map_or(Poll::Pending, Poll::Ready)
+    }
+
+    fn hear(&mut self, cx: &mut Context<'_>) -> Option<Asked> {
         for _ in 0..self.clients.len() {
             let Some(mut client) = self.clients.pop_front() else { break };
             let heard = client.poll(cx);
@@ -89,11 +94,11 @@ impl Server {
             } else {
                 self.clients.push_back(client);
             }
-            if let Some(asked) = asked {
-                return Poll::Ready(asked);
+            if asked.is_some() {
+                return asked;
             }
         }
-        Poll::Pending
+        None
     }
 
     /// Answers what was asked under this ticket. Whoever asked may be gone, and then nobody is told.
@@ -133,11 +138,12 @@ impl Server {
         }
     }
 
-    fn accept(&mut self, cx: &mut Context<'_>) {
-        for _ in 0..ACCEPTS_MAX {
+    /// True if somebody came.
+    fn accept(&mut self, cx: &mut Context<'_>) -> bool {
+        for accepted in 0..ACCEPTS_MAX {
             // An error is about one who knocked and left, or about our own lack of descriptors, and then the next
             // turn of the loop tries again.
-            let Poll::Ready(Ok(peer)) = self.listener.poll_accept(cx) else { return };
+            let Poll::Ready(Ok(peer)) = self.listener.poll_accept(cx) else { return accepted > 0 };
             let mut client = Client::new(self.next_client, peer);
             self.next_client += 1;
             if self.clients.len() < CLIENTS_MAX {
@@ -149,6 +155,7 @@ impl Server {
             }
         }
         cx.waker().wake_by_ref();
+        true
     }
 
     fn note(&mut self, client: &mut Client, request: Request) -> Asked {
