@@ -84,7 +84,13 @@ impl Stage {
 
     /// Starts a subject. The first process takes the client's words, the last one has the answers.
     pub fn start(&self, subject: Subject) -> io::Result<Vec<Child>> {
-        let peer = |path: &Option<PathBuf>| path.clone().expect("only subjects that are here are started");
+        // Through the environment's own Python: the script still names the folder that it was installed in.
+        let peer = |path: &Option<PathBuf>| {
+            let path = path.as_ref().expect("only subjects that are here are started");
+            let mut command = Command::new(path.with_file_name("python"));
+            command.arg(path);
+            command
+        };
         let mut command = match subject {
             Subject::Direct => Command::new(&self.echo),
             Subject::Floor => return self.start_floor(),
@@ -94,12 +100,12 @@ impl Stage {
                 command
             }
             Subject::Mcpmon => {
-                let mut command = Command::new(peer(&self.mcpmon));
+                let mut command = peer(&self.mcpmon);
                 command.args(["--quiet", "--watch"]).arg(self.directory.path()).arg("--").arg(&self.echo);
                 command
             }
             Subject::Fastmcp => {
-                let mut command = Command::new(peer(&self.fastmcp));
+                let mut command = peer(&self.fastmcp);
                 command.args(["run", "mcp.json", "--no-banner", "--log-level", "ERROR"]);
                 command
             }
