@@ -1,7 +1,7 @@
 //! When changed files are worth a reload: once they have been quiet for a moment, or have been restless too long.
 
 use std::{
-    collections::HashSet,
+    collections::{HashMap, HashSet},
     path::PathBuf,
     time::{Duration, Instant},
 };
@@ -104,6 +104,61 @@ impl Debounce {
     }
 }
 
+/// Files that a server itself changes at each start would reload it for ever. Whoever changes right after a reload, time
+/// and again, is no longer news.
+#[derive(Debug, Default)]
+pub struct Habits {
+    last_reload: Option<Instant>,
+    /// How often in a row each file changed right after a reload.
+    counts: HashMap<PathBuf, u32>,
+}
+
+/// A change so soon after a reload may be the server's own doing.
+const RIGHT_AFTER: Duration = Duration::from_millis(1500);
+/// So many in a row are a habit.
+const HABIT: u32 = 5;
+/// Files that are counted; beyond that none is added.
+const HABITS_MAX: usize = 100;
+
+/// What is left of the news.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Judged {
+    /// Worth a reload; `None` if every file in it is a habit.
+    pub changed: Option<Changed>,
+    /// Files that became a habit just now, to be said once.
+    pub muted: Vec<PathBuf>,
+}
+
+impl Habits {
+    pub fn judge(&mut self, changed: Changed, now: Instant) -> Judged {
+        let right_after = self.last_reload.is_some_and(|at| now.duration_since(at) < RIGHT_AFTER);
+        let mut muted = Vec::new();
+        let mut news = Changed { paths: Vec::new(), more: changed.more };
+        let unknown = changed.paths.is_empty();
+        for path in changed.paths {
+            let known = self.counts.contains_key(&path);
+            if right_after && (known || self.counts.len() < HABITS_MAX) {
+                let count = self.counts.entry(path.clone()).or_default();
+                *count += 1;
+                if *count == HABIT {
+                    muted.push(path.clone());
+                }
+            } else if self.counts.get(&path).is_some_and(|count| *count < HABIT) {
+                // Somebody took their time: that is work, not a habit.
+                self.counts.remove(&path);
+            }
+            if self.counts.get(&path).is_none_or(|count| *count < HABIT) {
+                news.paths.push(path);
+            }
+        }
+        let is_news = unknown || !news.paths.is_empty() || news.more > 0;
+        if is_news {
+            self.last_reload = Some(now);
+        }
+        Judged { changed: is_news.then_some(news), muted }
+    }
+}
+
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "a test needs one moment to count from")]
 mod tests {
@@ -173,6 +228,28 @@ mod tests {
         for (now, change, news, deadline) in table {
             assert_eq!(debounce.handle(change.clone(), at(*now)), *news, "at {now}");
             assert_eq!(debounce.deadline(), deadline.map(at), "at {now}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_changes_at_each_start_is_muted() {
+        let begin = Instant::now();
+        let at = |seconds: u64| begin + Duration::from_secs(seconds);
+        let changed = |name: &str| Changed { paths: vec![PathBuf::from(name)], more: 0 };
+        let mut habits = Habits::default();
+        // The first reload is somebody's; then the server's own log goes on and on.
+        assert!(habits.judge(changed("server.py"), at(0)).changed.is_some());
+        for seconds in 1..=4 {
+            assert!(habits.judge(changed("run.txt"), at(seconds)).changed.is_some());
+        }
+        let judged = habits.judge(changed("run.txt"), at(5));
+        assert_eq!((judged.changed, judged.muted), (None, vec![PathBuf::from("run.txt")]));
+        let judged = habits.judge(changed("run.txt"), at(60));
+        assert_eq!((judged.changed, judged.muted), (None, vec![]), "it stays muted, and is said once");
+        assert!(habits.judge(changed("server.py"), at(61)).changed.is_some(), "others are news");
+        // Somebody who saves often, but not always at once, goes on being heard.
+        for seconds in [70, 71, 72, 73, 80, 81, 82, 83, 90] {
+            assert!(habits.judge(changed("server.py"), at(seconds)).changed.is_some(), "{seconds}");
         }
     }
 }

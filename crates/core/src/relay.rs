@@ -35,7 +35,7 @@ mod words;
 
 pub use lists::Family;
 use lists::{Items, Kind, Shown};
-use restart::{Queued, Restart, Ticket};
+use restart::{LastReload, Queued, Restart, Ticket};
 use words::{Failure, Next, Outcome, Tool};
 
 /// What is fixed at birth.
@@ -622,6 +622,7 @@ pub struct Relay {
     child_tools: HashSet<String>,
 
     restart: Option<Restart>,
+    last_reload: Option<LastReload>,
     queued: Option<Queued>,
     dropped: Dropped,
     oddities: VecDeque<String>,
@@ -674,6 +675,7 @@ impl Relay {
             announced: BTreeSet::new(),
             child_tools: HashSet::new(),
             restart: None,
+            last_reload: None,
             queued: None,
             dropped: Dropped::default(),
             oddities: VecDeque::new(),

@@ -279,6 +279,16 @@ pub fn audit(arguments: &cli::Audit) -> Result<ExitCode, Report> {
             }
         }
     }
+    if let Some(wanted) = arguments.id.as_deref()
+        && running.is_none()
+        && rows.is_empty()
+        && text.is_empty()
+        && event.is_none()
+        && since.is_none()
+    {
+        return Err(Report::new(report::FAILURE, format!("nothing is recorded here of `{wanted}`"))
+            .hint("`outlast audit` shows all that happened in this directory, `outlast ps` all that runs"));
+    }
     if !rows.is_empty() {
         text = in_words(&rows, table::room());
     }

@@ -4,9 +4,10 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
+    fs,
     future::Future,
     io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     pin::Pin,
     task::{Context, Poll},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -14,6 +15,7 @@ use std::{
 
 use bytes::Bytes;
 use outlast_core::{
+    debounce::{Changed, Habits},
     exit::{self, How},
     life::{self, Grace, Life},
     record,
@@ -46,6 +48,8 @@ const STDOUT_LEFT_MAX: usize = 1 << 20;
 const BUILD_OUTPUT_MAX: usize = 64 << 10;
 /// How long the last words to the client and the sweeping of children may take once all is over.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
+/// How far the clock of a file system may lag behind ours.
+const FILE_CLOCK: Duration = Duration::from_millis(20);
 /// The key of a build among the children; generations are smaller.
 const BUILD: u64 = u64::MAX;
 
@@ -86,6 +90,9 @@ pub struct Driver {
     writing: Option<JoinHandle<Result<String, String>>>,
     readings: Vec<(u64, JoinHandle<marker::Reading>)>,
     watch: Option<Watch>,
+    habits: Habits,
+    /// When the newest server was started, or the build before it: what was changed earlier, it has seen.
+    loaded_at: Option<SystemTime>,
     control: Control,
 
     /// When this turn of the loop began; a turn is short.
@@ -162,6 +169,8 @@ impl Driver {
             writing: None,
             readings: Vec::new(),
             watch,
+            habits: Habits::default(),
+            loaded_at: None,
             control,
             now: Instant::now(),
             timer: None,
@@ -264,6 +273,9 @@ impl Driver {
 
     fn start(&mut self) {
         let generation = self.next_generation;
+        if self.plan.build.is_none() {
+            self.loaded_at = Some(SystemTime::now());
+        }
         let order = Order {
             program: self.plan.program.clone(),
             args: self.plan.args.clone(),
@@ -529,6 +541,7 @@ impl Driver {
 
     fn start_build(&mut self) {
         let Some(command) = &self.plan.build else { return };
+        self.loaded_at = Some(SystemTime::now());
         let (program, flag) = if cfg!(windows) { ("cmd", "/C") } else { ("sh", "-c") };
         let order = Order {
             program: program.into(),
@@ -787,10 +800,33 @@ impl Driver {
         if let Some(watch) = &mut self.watch
             && let Poll::Ready(changed) = watch.poll_next(cx)
         {
-            self.tell(Event::RestartAsked { ticket: 0, origin: Origin::Watch, reason: changed_in_words(&changed) });
+            self.files_changed(changed);
             moved = true;
         }
         moved
+    }
+
+    fn files_changed(&mut self, changed: Changed) {
+        if changed.more == 0 && !changed.paths.is_empty() && changed.paths.iter().all(|path| self.is_loaded(path)) {
+            return; // Somebody was quicker than the watch, and the newest server has it already.
+        }
+        let judged = self.habits.judge(changed, self.now);
+        for path in judged.muted {
+            let path = path.display();
+            self.journal.note(&format!(
+                "`{path}` changes at each start, and no longer causes a reload; list it in .gitignore to say so"
+            ));
+        }
+        if let Some(changed) = judged.changed {
+            let reason = changed_in_words(&changed);
+            self.tell(Event::RestartAsked { ticket: 0, origin: Origin::Watch, reason });
+        }
+    }
+
+    /// The file was as it is now when the newest server, or the build before it, was started.
+    fn is_loaded(&self, path: &Path) -> bool {
+        let changed = fs::metadata(self.plan.cwd.join(path)).and_then(|metadata| metadata.modified());
+        changed.is_ok_and(|changed| self.loaded_at.is_some_and(|loaded| changed + FILE_CLOCK < loaded))
     }
 
     fn poll_time(&mut self, cx: &mut Context<'_>) -> bool {
@@ -852,7 +888,7 @@ fn unix_now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-fn changed_in_words(changed: &outlast_core::debounce::Changed) -> String {
+fn changed_in_words(changed: &Changed) -> String {
     let names: Vec<String> = changed.paths.iter().map(|path| path.display().to_string()).collect();
     let more = if changed.more > 0 { format!(" and {} more", changed.more) } else { String::new() };
     format!("changed: {}{more}", names.join(", "))

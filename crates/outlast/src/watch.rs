@@ -693,6 +693,8 @@ fn is_never_wanted(name: &OsStr) -> bool {
     let Some(name) = name.to_str() else { return false };
     let is_a_tools_own = matches!(name, ".git" | ".hg" | ".jj" | ".svn" | ".outlast" | "__pycache__" | ".DS_Store");
     let is_compiled = [".pyc", ".pyo"].iter().any(|ending| name.ends_with(ending));
+    // Nobody edits a log, and a server that writes its own would be reloaded for ever.
+    let is_a_log = name.ends_with(".log");
     // Vim asks whether it may write by making a file called 4913; Emacs locks with `.#` and saves in between `#`.
     let is_an_editors = name == "4913"
         || name.ends_with('~')
@@ -701,7 +703,7 @@ fn is_never_wanted(name: &OsStr) -> bool {
         || (name.starts_with('.') && [".swp", ".swo", ".swx"].iter().any(|ending| name.ends_with(ending)))
         || name.ends_with("___jb_tmp___")
         || name.ends_with("___jb_old___");
-    is_a_tools_own || is_compiled || is_an_editors
+    is_a_tools_own || is_compiled || is_a_log || is_an_editors
 }
 
 #[cfg(test)]
@@ -855,16 +857,16 @@ mod tests {
         let files = [
             (".git/HEAD", ""),
             (".git/info/exclude", "secret.txt\n"),
-            (".gitignore", "*.log\n/src/build/\nnode_modules/\n"),
-            ("src/.gitignore", "!kept.log\ngenerated.py\n"),
+            (".gitignore", "*.out\n/src/build/\nnode_modules/\n"),
+            ("src/.gitignore", "!kept.out\ngenerated.py\n"),
             ("src/a.py", "1"),
             ("src/build/out.py", "1"),
             ("src/node_modules/x/index.js", "1"),
         ];
         let mut bench = Bench::new(&files, &["src"]);
         for name in [
-            "src/x.log",
-            "src/deep/y.log",
+            "src/x.out",
+            "src/deep/y.out",
             "src/build/out.py",
             "src/build/new/out.py",
             "src/node_modules/x/index.js",
@@ -879,15 +881,15 @@ mod tests {
             bench.put(name, "2");
         }
         fs::remove_dir_all(bench.at("src/node_modules")).unwrap();
-        bench.nothing_but("src/kept.log").await;
+        bench.nothing_but("src/kept.out").await;
     }
 
     #[tokio::test]
     async fn rules_that_change_count_at_once() {
-        let files = [(".git/HEAD", ""), (".gitignore", "build/\n"), ("src/build/a.py", "1"), ("src/a.log", "")];
+        let files = [(".git/HEAD", ""), (".gitignore", "build/\n"), ("src/build/a.py", "1"), ("src/a.out", "")];
         let mut bench = Bench::new(&files, &["src"]);
         bench.put("src/build/a.py", "2");
-        bench.put(".gitignore", "*.log\n");
+        bench.put(".gitignore", "*.out\n");
         // Rules make no news, so the moment they count shows only in what they let through.
         let until_heard = async {
             loop {
@@ -899,7 +901,7 @@ mod tests {
         };
         let heard = tokio::time::timeout(Duration::from_secs(20), until_heard).await.expect("the rules count");
         assert_eq!(heard, [Path::new("src").join("build").join("a.py")]);
-        bench.put("src/a.log", "2");
+        bench.put("src/a.out", "2");
         bench.nothing_but("src/build/a.py").await;
     }
 
@@ -1022,6 +1024,8 @@ mod tests {
         let table = [
             (".git", true),
             ("__pycache__", true),
+            ("server.log", true),
+            ("log.py", false),
             (".outlast", true),
             ("a.pyc", true),
             ("a.py~", true),

@@ -384,6 +384,8 @@ impl Relay {
             Current::Replaying(_) | Current::None => Next::Now,
             Current::Down { at } if self.wants_start() && *at > now => Next::In(*at - now),
             Current::Down { .. } => Next::Now,
+            // It left on purpose, and outlast goes with it.
+            Current::GivenUp { crashes: None, callable: false } => Next::Nothing,
             Current::GivenUp { .. } => Next::Asked,
         }
     }
@@ -419,7 +421,8 @@ impl Relay {
         };
         let message = match code {
             7001 => {
-                let last_words = end.stderr.last().map(|line| format!(" Its last words: {line}")).unwrap_or_default();
+                let last_words =
+                    end.stderr.last().map(|line| format!(" Its last words: {}", line.trim())).unwrap_or_default();
                 let space = if sentence.is_empty() { "" } else { " " };
                 format!(
                     "The server ended ({how}) while `{what}` was running; it may or may not have taken effect: check \

@@ -36,6 +36,15 @@ pub(super) struct Restart {
     diff: Option<Diff>,
 }
 
+/// A restart that is over.
+#[derive(Debug)]
+pub(super) struct LastReload {
+    reason: String,
+    at: Instant,
+    /// Why it failed, and with which words.
+    failure: Option<(String, Vec<String>)>,
+}
+
 #[derive(Debug)]
 pub(super) struct Queued {
     tickets: Vec<Ticket>,
@@ -330,6 +339,11 @@ impl Relay {
                 ..Record::new(record::Event::ReloadFailed)
             });
         }
+        self.last_reload = Some(LastReload {
+            reason: restart.reason(),
+            at: now,
+            failure: result.as_ref().err().map(|(why, stderr)| (why.clone(), stderr.clone())),
+        });
         for ticket in restart.tickets {
             match &result {
                 Ok(report) => self.answer_ticket(ticket, report),
@@ -357,11 +371,12 @@ impl Relay {
     fn refuse_ticket(&mut self, ticket: Ticket, why: &str, stderr: &[String]) {
         let serving = self.live().and_then(|n| self.children.get(&n)).map(|child| child.pid);
         let rest = match serving {
-            Some(pid) => format!("The old server (pid {pid}) keeps serving."),
-            None => "No server is serving.".into(),
+            _ if self.is_leaving() => String::new(),
+            Some(pid) => format!(" The old server (pid {pid}) keeps serving."),
+            None => " No server is serving.".into(),
         };
         let report = json!({
-            "error": format!("The restart failed: {why}. {rest}"),
+            "error": format!("The restart failed: {why}.{rest}"),
             "serving_pid": serving,
             "stderr_tail": stderr.join("\n"),
         });
@@ -410,6 +425,21 @@ impl Relay {
         for ticket in tickets {
             self.refuse_ticket(ticket, "outlast is stopping", &[]);
         }
+    }
+
+    /// How the last restart that was asked for went; whoever did not ask would not hear of it otherwise.
+    pub(super) fn last_reload_status(&self, now: Instant) -> Option<Value> {
+        let last = self.last_reload.as_ref()?;
+        let mut status = json!({
+            "ok": last.failure.is_none(),
+            "reason": last.reason,
+            "seconds_ago": now.saturating_duration_since(last.at).as_secs_f64(),
+        });
+        if let Some((why, stderr)) = &last.failure {
+            status["error"] = json!(why);
+            status["stderr_tail"] = json!(words::last_lines(stderr, 20, 4 << 10).join("\n"));
+        }
+        Some(status)
     }
 
     pub(super) fn restart_status(&self, now: Instant) -> Option<Value> {

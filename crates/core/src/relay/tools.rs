@@ -185,6 +185,9 @@ impl Relay {
         if self.dropped.not_json > 0 {
             status["stdout_not_json"] = json!(self.dropped.not_json);
         }
+        if let Some(reload) = self.last_reload_status(now) {
+            status["last_reload"] = reload;
+        }
         if let Some(restart) = self.restart_status(now) {
             status["restart"] = restart;
         }

@@ -287,3 +287,22 @@ fn r9_when_the_new_one_fails_there_is_no_old_one() {
     story.passes(secs(1));
     story.was_done(&["start"]);
 }
+
+/// Nobody but the one who asked hears how a reload went, so it can be looked up.
+#[test]
+fn r8_how_the_last_reload_went_can_be_looked_up() {
+    let mut story = Story::legacy();
+    assert!(story.status()["last_reload"].is_null());
+    story.asks_restart(0, Origin::Watch, "changed: server.py");
+    story.marker_is_written();
+    story.started(2);
+    story.child_logs(2, "SyntaxError");
+    story.dies(2, code(1));
+    let last = &story.status()["last_reload"];
+    assert_eq!((&last["ok"], &last["reason"]), (&false.into(), &"changed: server.py".into()));
+    assert_eq!(last["error"], "the new server ended before it was ready (exit code 1)");
+    assert_eq!(last["stderr_tail"], "SyntaxError");
+    story.reloads();
+    story.comes_up(3);
+    assert_eq!(story.status()["last_reload"]["ok"], true);
+}
