@@ -9,3 +9,4 @@ pub mod message;
 pub mod record;
 pub mod relay;
 pub mod restarts;
+pub mod session;
