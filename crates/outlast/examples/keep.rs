@@ -230,7 +230,7 @@ impl Keep {
     ) -> io::Result<()> {
         let tag = format!("{}.{key}", env::var("KEEP").unwrap_or_else(|_| "keep".into()));
         let order = Order { program: program.into(), args, cwd: cwd.into(), env, tag, stdio };
-        let Pipes { stdin, stdout, stderr } = self.household.spawn(key, &order)?;
+        let Pipes { stdin, stdout, stderr, .. } = self.household.spawn(key, &order)?;
         let child = Child {
             stdin,
             to_stdin: BytesMut::new(),

@@ -6,5 +6,7 @@ mod control;
 mod matrix;
 #[cfg(unix)]
 mod puppet;
+#[cfg(target_os = "linux")]
+mod run;
 #[cfg(unix)]
 mod support;

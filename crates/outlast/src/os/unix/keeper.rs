@@ -48,7 +48,7 @@ use super::{
     stream::{pipe, set_nonblocking},
     wire::{self, Request},
 };
-use crate::os::{CHILD_TAG, Exit, News, Order, Signal};
+use crate::os::{CHILD_TAG, Exit, News, Order, Signal, Stdio};
 
 /// How long the children may take to end by themselves once we are gone.
 const GRACE: Duration = Duration::from_secs(1);
@@ -361,6 +361,7 @@ impl Keeper {
 impl Child {
     fn signal(&self, signal: Signal) {
         let number = match signal {
+            Signal::HangUp => Number::SIGHUP,
             Signal::Terminate => Number::SIGTERM,
             Signal::Kill => Number::SIGKILL,
         };
@@ -372,7 +373,7 @@ impl Child {
     /// We hold the leader unreaped, so the group is ours. Already gone is fine.
     fn signal_group(&self, number: Number) {
         let _ = killpg(self.pid, number);
-        if number == Number::SIGTERM {
+        if matches!(number, Number::SIGTERM | Number::SIGHUP) {
             // A stopped process cannot hear it.
             let _ = killpg(self.pid, Number::SIGCONT);
         }
@@ -423,15 +424,33 @@ fn timeout(next: Option<Instant>) -> PollTimeout {
 /// which is what we have for the others, does not survive an exec.
 fn command(order: &Order, [stdin, stdout, stderr]: [OwnedFd; 3]) -> Command {
     let mut command = Command::new(&order.program);
+    let has_terminal = matches!(order.stdio, Stdio::Terminal(_));
+    if has_terminal {
+        command.env_clear();
+    } else {
+        command.process_group(0);
+    }
     command
         .args(&order.args)
         .current_dir(&order.cwd)
         .envs(order.env.iter().map(|(name, value)| (name, value)))
         .env(CHILD_TAG, &order.tag)
-        .process_group(0)
         .stdin(stdin)
         .stdout(stdout)
         .stderr(stderr);
+    if has_terminal {
+        // SAFETY: between fork and exec, this makes two system calls and touches no memory but its own.
+        unsafe {
+            command.pre_exec(|| {
+                // A session has a group of the same number, so the child is reached as any other.
+                setsid()?;
+                match libc::ioctl(libc::STDIN_FILENO, libc::TIOCSCTTY as _, 0) {
+                    0 => Ok(()),
+                    _ => Err(io::Error::last_os_error()),
+                }
+            });
+        }
+    }
     #[cfg(target_os = "linux")]
     {
         let keeper = nix::unistd::getpid();
