@@ -45,6 +45,8 @@ const SHOWN_HIGH: usize = 256 << 10;
 const TYPED_HIGH: usize = 64 << 10;
 /// What is injected beyond this is refused.
 const TYPED_MAX: usize = 1 << 20;
+/// So much is read before it is shown, if it is there.
+const BATCH: usize = 16 << 10;
 /// So often bytes are carried before anything else is looked at.
 const ROUNDS_MAX: usize = 16;
 /// How long the last words and the sweeping may take once all is over.
@@ -584,7 +586,12 @@ impl Terminal {
     fn carry(&mut self, cx: &mut Context<'_>) -> bool {
         let mut moved = false;
         for _ in 0..ROUNDS_MAX {
-            let carried = self.type_to_agent(cx) | self.listen_to_agent(cx) | self.show(cx);
+            let mut carried = self.type_to_agent(cx);
+            // A terminal hands over little at a time; several reads make one write.
+            while self.shown.len() < BATCH && self.listen_to_agent(cx) {
+                carried = true;
+            }
+            carried |= self.show(cx);
             if !carried {
                 break;
             }
