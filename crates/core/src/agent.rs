@@ -104,6 +104,16 @@ impl Agent {
         }
     }
 
+    /// It is gone, and which conversation it had is not known.
+    pub fn is_without_conversation(&self) -> bool {
+        self.kind == Kind::Codex && self.conversation.is_none()
+    }
+
+    /// Its conversation was found out by other means.
+    pub fn learned(&mut self, id: String) {
+        self.conversation = Some(id);
+    }
+
     /// The words that send it away when Enter follows.
     pub fn farewells(&self) -> &'static [&'static str] {
         match self.kind {

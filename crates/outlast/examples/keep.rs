@@ -106,6 +106,7 @@ impl Keep {
                         child.has_exited = true;
                     }
                 }
+                Event::News(News::Stopped { key }) => self.tell(&format!("stopped {key}")),
                 Event::News(News::Swept { key }) => {
                     self.children.remove(&key);
                     self.tell(&format!("swept {key}"));

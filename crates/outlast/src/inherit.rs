@@ -292,6 +292,8 @@ impl Inherit {
                 self.live(life::Event::Exited(exit));
             }
             News::Swept { .. } => self.live(life::Event::Swept),
+            // Only of children with a terminal.
+            News::Stopped { .. } => {}
             News::KeeperLost => self.code = Some(report::FAILURE),
         }
     }

@@ -24,6 +24,7 @@ pub mod mcp;
 pub mod os;
 pub mod outbox;
 pub mod report;
+pub mod rollout;
 pub mod table;
 pub mod terminal;
 pub mod watch;

@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
     pin::Pin,
     task::{Context, Poll},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use bytes::{Buf, BytesMut};
@@ -33,20 +33,19 @@ use crate::{
     journal::Journal,
     os::{self, Household, News, Order, Outer, OuterEvent, Sink, Size, Source, Stdio, Window},
     report::{self, Report},
+    rollout,
 };
 
 /// Room made for one read of the agent's terminal, which hands over no more than this.
 const READ_ROOM: usize = 64 << 10;
 /// Room made for one read of what is typed; a terminal hands over no more than this.
 const KEYS_ROOM: usize = 4 << 10;
-/// Above this the agent is not listened to: the person's terminal is slower than the agent.
-const SHOWN_HIGH: usize = 256 << 10;
+/// So much is read before it is shown, if it is there; above this the agent is not listened to.
+const SHOWN_HIGH: usize = 16 << 10;
 /// Above this the person is not listened to: the agent does not read.
 const TYPED_HIGH: usize = 64 << 10;
 /// What is injected beyond this is refused.
 const TYPED_MAX: usize = 1 << 20;
-/// So much is read before it is shown, if it is there.
-const BATCH: usize = 16 << 10;
 /// So often bytes are carried before anything else is looked at.
 const ROUNDS_MAX: usize = 16;
 /// How long the last words and the sweeping may take once all is over.
@@ -144,6 +143,7 @@ struct Child {
     key: u64,
     pid: u32,
     mode: Mode,
+    since: SystemTime,
     stdin: Option<Sink>,
     typed: BytesMut,
     stdout: Option<Source>,
@@ -307,6 +307,7 @@ impl Terminal {
                     key,
                     pid: 0,
                     mode: start.mode,
+                    since: SystemTime::now(),
                     stdin: pipes.stdin,
                     typed: BytesMut::new(),
                     stdout: pipes.stdout,
@@ -355,6 +356,7 @@ impl Terminal {
                 self.live(key, life::Event::Exited(exit));
             }
             News::Swept { key } => self.live(key, life::Event::Swept),
+            News::Stopped { key } => self.stopped(key),
             News::KeeperLost => {
                 self.journal.note("the process that keeps the children is gone; no agent can be started any more");
                 self.lives.clear();
@@ -408,6 +410,12 @@ impl Terminal {
     fn ended(&mut self, key: u64, gone: life::Gone) {
         let Some(child) = self.child.take_if(|child| child.key == key) else { return };
         self.agent.said_last(&child.tail);
+        if self.agent.is_without_conversation()
+            && let Some(home) = self.codex_home()
+            && let Some(id) = rollout::find(&home, &self.place.cwd.path, child.since)
+        {
+            self.agent.learned(id);
+        }
         let last_input = self.typing.last(self.now);
         if let Some(outer) = &self.outer {
             outer.note_alternate(self.alternate.is_on);
@@ -423,6 +431,13 @@ impl Terminal {
             how => how,
         };
         self.tell(Event::Ended { how, last_input });
+    }
+
+    /// Where the agent keeps its conversations, as it sees it itself.
+    fn codex_home(&self) -> Option<PathBuf> {
+        let value =
+            |name: &str| self.place.env.iter().find(|(known, _)| known == name).map(|(_, value)| PathBuf::from(value));
+        value("CODEX_HOME").or_else(|| value("HOME").map(|home| home.join(".codex")))
     }
 
     fn note(&mut self, note: Note) {
@@ -522,20 +537,45 @@ impl Terminal {
         true
     }
 
+    /// The agent stopped itself, as at Ctrl-Z. Then so do we, and both go on together; where there is no shell to call
+    /// us back, it goes on at once.
+    fn stopped(&mut self, key: u64) {
+        if let Some(outer) = self.outer.as_ref().filter(|outer| outer.is_job()) {
+            self.journal.event("user_action", &[("action", &"suspend")]);
+            outer.note_alternate(self.alternate.is_on);
+            outer.suspend();
+        } else {
+            self.redraw();
+        }
+        self.household.signal(key, os::Signal::Continue);
+    }
+
+    /// What is on the screen is somebody else's: a change of size, and back, has the agent draw anew.
+    fn redraw(&self) {
+        if let Some(window) = self.child.as_ref().and_then(|child| child.window.as_ref()) {
+            let other = Size { rows: self.size.rows.saturating_sub(1).max(1), ..self.size };
+            // One that has just ended needs no size.
+            let _ = window.resize(other).and_then(|()| window.resize(self.size));
+        }
+    }
+
     fn heard_outer(&mut self, event: OuterEvent) {
         let Some(outer) = &self.outer else { return };
         match event {
             OuterEvent::Resized => self.resize(),
-            OuterEvent::SuspendAsked => outer.suspend(),
+            OuterEvent::SuspendAsked => {
+                outer.note_alternate(self.alternate.is_on);
+                outer.suspend();
+            }
             OuterEvent::Continued => {
                 if let Err(error) = outer.make_raw() {
                     self.journal.note(&format!("the terminal cannot be made raw again ({error})"));
                 }
-                // What is on the screen now is somebody else's: a change of size, and back, has the agent draw anew.
-                if let Some(window) = self.child.as_ref().and_then(|child| child.window.as_ref()) {
-                    let other = Size { rows: self.size.rows.saturating_sub(1).max(1), ..self.size };
-                    let _ = window.resize(other).and_then(|()| window.resize(self.size));
+                if self.alternate.is_on {
+                    self.shown.extend_from_slice(ALTERNATE);
+                    self.shown.extend_from_slice(b"h");
                 }
+                self.redraw();
                 self.resize();
             }
         }
@@ -588,7 +628,7 @@ impl Terminal {
         for _ in 0..ROUNDS_MAX {
             let mut carried = self.type_to_agent(cx);
             // A terminal hands over little at a time; several reads make one write.
-            while self.shown.len() < BATCH && self.listen_to_agent(cx) {
+            while self.listen_to_agent(cx) {
                 carried = true;
             }
             carried |= self.show(cx);
@@ -602,7 +642,8 @@ impl Terminal {
 
     fn listen_to_agent(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(child) = &mut self.child else { return false };
-        // What it says before we heard that it started waits until then.
+        // What it says before we heard that it started waits until then. What one that ended has written is taken in
+        // whole: its terminal goes with it.
         if child.pid == 0 || (self.shown.len() >= SHOWN_HIGH && !child.is_ending) {
             return false; // Freed room wakes us.
         }

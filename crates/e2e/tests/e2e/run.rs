@@ -40,6 +40,8 @@ while read -r word rest; do
         env) eval "printf 'env=[%s]\n' \"\$$rest\"" ;;
         where) printf 'where=%s\n' "$(pwd)" ;;
         modes) printf '\033[?1049h\033[?2004h\033[?1000h\033[?25lmodes' ;;
+        stop) kill -STOP $$ ;;
+        much) head -c 28000 /dev/zero | tr '\0' '#'; printf 'END'; exit 0 ;;
         stray) setsid sleep 300 & printf 'stray=%s\n' "$!" ;;
         deaf) trap '' HUP TERM; printf 'deaf\n'; sleep 300 ;;
         *) printf 'heard %s\n' "$word" ;;
@@ -92,6 +94,16 @@ impl World {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)))
     }
 
+    /// Waits until the session can be worked with.
+    fn until_there(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.outlast(&["state", "s", "--json"]).status.success() {
+            assert!(Instant::now() < deadline, "it does not come up");
+            thread::sleep(Duration::from_millis(20));
+        }
+        self.until("state", json!("ready"));
+    }
+
     /// Waits until the state has this value.
     fn until(&self, member: &str, value: Value) -> Value {
         let deadline = Instant::now() + PATIENCE;
@@ -127,12 +139,16 @@ struct Session {
 
 impl Session {
     fn start(world: &World, size: Winsize, args: &[&str]) -> Session {
+        Session::start_command(world, size, &[&[OUTLAST, "run"], args].concat())
+    }
+
+    fn start_command(world: &World, size: Winsize, words: &[&str]) -> Session {
         let pair = openpty(Some(&size), None).unwrap();
         let before = tcgetattr(&pair.slave).unwrap();
-        // `setsid -c` makes the terminal the session's own and becomes outlast.
+        // `setsid -c` makes the terminal the session's own and becomes the command.
         let mut command = Command::new("setsid");
         let stdio = || Stdio::from(pair.slave.try_clone().unwrap());
-        world.environment(&mut command).args(["-c", OUTLAST, "run"]).args(args);
+        world.environment(&mut command).arg("-c").args(words);
         let child = command.stdin(stdio()).stdout(stdio()).stderr(stdio()).spawn().unwrap();
         let master = File::from(pair.master);
         let mut from = master.try_clone().unwrap();
@@ -334,6 +350,97 @@ fn ctrl_z_of_the_outer_terminal_gives_it_back_for_a_while() {
     assert_eq!(session.ended().0, Some(137));
 }
 
+#[test]
+fn an_agent_that_stops_itself_goes_on() {
+    // Nobody is there who could call us back, so it goes on at once.
+    let world = World::new();
+    let mut session = world.session();
+    session.type_keys(b"stop\r");
+    session.shows("ready> ");
+    session.type_keys(b"hello\r");
+    session.shows("heard hello");
+    world.outlast(&["stop", "s"]);
+    session.ended();
+
+    // Under a shell both stop, and the shell has its terminal back until it calls.
+    let script = format!(
+        "set -m; {OUTLAST} run --session s -- ./agent; stty -a | grep -o -- '-\\?icanon'; echo BACK; \
+         read -r line; fg >/dev/null; echo DONE"
+    );
+    let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+    let mut session = Session::start_command(&world, size, &["bash", "-c", &script]);
+    session.shows("ready> ");
+    session.type_keys(b"stop\r");
+    let shown = session.shows("BACK");
+    assert!(shown.contains("\nicanon"), "{shown}");
+    session.type_keys(b"\r");
+    session.shows("ready> ");
+    session.type_keys(b"hello\r");
+    session.shows("heard hello");
+    world.outlast(&["stop", "s"]);
+    session.shows("DONE");
+    session.ended();
+}
+
+#[test]
+fn the_last_words_arrive_however_slowly_they_are_read() {
+    let world = World::new();
+    let pair = openpty(None, None).unwrap();
+    let stdio = || Stdio::from(pair.slave.try_clone().unwrap());
+    let mut command = Command::new("setsid");
+    world.environment(&mut command).args(["-c", OUTLAST, "run", "--session", "s", "--", "./agent"]);
+    let mut child = command.stdin(stdio()).stdout(stdio()).stderr(stdio()).spawn().unwrap();
+    let mut master = File::from(pair.master);
+    world.until_there();
+    master.write_all(b"much\r").unwrap();
+    // It has written all and is gone before anybody reads a byte.
+    world.until("state", json!("exited"));
+    let mut shown = Vec::new();
+    let mut space = [0; 4096];
+    while !text(&shown).contains("q: quit") {
+        let count = master.read(&mut space).unwrap();
+        shown.extend_from_slice(&space[..count]);
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(shown.iter().filter(|byte| **byte == b'#').count(), 28_000);
+    assert!(text(&shown).contains("#END"));
+    master.write_all(b"q").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn inside_tmux_it_is_the_same() {
+    let world = World::new();
+    let socket = world.path().join("tmux.sock");
+    let tmux = |args: &[&str]| {
+        let mut command = Command::new("tmux");
+        world.environment(&mut command).env_remove("TMUX").arg("-S").arg(&socket).args(args).output()
+    };
+    let run = format!("{OUTLAST} run --session s -- ./agent; echo left with $?; sleep 60");
+    let Ok(started) = tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "90", "-y", "20", &run]) else {
+        panic!("tmux is not here, and without it this cannot be shown");
+    };
+    assert!(started.status.success(), "{}", text(&started.stderr));
+    let pane = || text(&tmux(&["capture-pane", "-p"]).unwrap().stdout);
+    let until = |words: &str| {
+        let deadline = Instant::now() + PATIENCE;
+        while !pane().contains(words) {
+            assert!(Instant::now() < deadline, "{words} is not in {}", pane());
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    until("size=20 90");
+    tmux(&["send-keys", "hello", "Enter"]).unwrap();
+    until("heard hello");
+    tmux(&["resize-window", "-x", "100", "-y", "30"]).unwrap();
+    world.until("columns", json!(100));
+    tmux(&["send-keys", "exit 0", "Enter"]).unwrap();
+    until("q: quit");
+    tmux(&["send-keys", "q"]).unwrap();
+    until("left with 0");
+    tmux(&["kill-server"]).unwrap();
+}
+
 // ---- crashes -----------------------------------------------------------------------------------------------------
 
 #[test]
@@ -485,6 +592,31 @@ fn a_known_agent_keeps_its_conversation() {
     assert_eq!(restarted["mode"], "continue");
     session.shows("❯ ");
     assert_eq!(world.starts()[3], format!("--resume {second} --model x"));
+    world.outlast(&["stop", "s"]);
+    session.ended();
+}
+
+#[test]
+fn a_killed_codex_is_resumed_by_the_id_in_its_file() {
+    let world = World::new();
+    let id = "0199a213-81c0-7800-8aa1-bbab2a035a53";
+    let script = format!(
+        "#!/bin/sh\necho \"$*\" >> args.log\ndir=$HOME/.codex/sessions/2026/11/15\nmkdir -p $dir\n\
+         echo '{{\"type\":\"session_meta\",\"payload\":{{\"id\":\"{id}\",\"cwd\":\"'$(pwd)'\"}}}}' > $dir/rollout-2026-11-15T10-00-00-{id}.jsonl\n\
+         printf '\\033[?2004h\\n › Ask '\nread -r line\nexit 1\n"
+    );
+    let codex = world.path().join("codex");
+    fs::write(&codex, script).unwrap();
+    fs::set_permissions(&codex, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut session = world.run(&["--session", "s", "--", "./codex", "--model", "x"]);
+    session.shows("› Ask ");
+    let state = world.until("state", json!("ready"));
+    assert_eq!(state["conversation"], Value::Null);
+    kill(Pid::from_raw(state["pid"].as_u64().unwrap() as i32), Signal::SIGKILL).unwrap();
+    session.shows("again in 2 s");
+    session.shows("› Ask ");
+    assert_eq!(world.starts(), ["--model x".to_owned(), format!("resume {id} --model x")]);
+    assert_eq!(world.until("state", json!("ready"))["mode"], "continue");
     world.outlast(&["stop", "s"]);
     session.ended();
 }

@@ -118,6 +118,10 @@ pub enum News {
     Swept {
         key: u64,
     },
+    /// A child with a terminal stopped itself, as at Ctrl-Z, and waits for [`Signal::Continue`].
+    Stopped {
+        key: u64,
+    },
     /// Whoever kept the children is gone: nothing can be started or signalled any more. Told once.
     KeeperLost,
 }
@@ -137,6 +141,8 @@ pub enum Signal {
     Terminate,
     /// Ends.
     Kill,
+    /// Goes on, if it was stopped.
+    Continue,
 }
 
 /// Someone wants us to stop.

@@ -122,6 +122,10 @@ impl Outer {
         match self.nobody {}
     }
 
+    pub fn is_job(&self) -> bool {
+        match self.nobody {}
+    }
+
     pub fn poll_event(&mut self, _cx: &mut Context<'_>) -> Poll<OuterEvent> {
         match self.nobody {}
     }
@@ -223,6 +227,8 @@ impl Household {
                 unsafe { GenerateConsoleCtrlEvent(CTRL_BREAK_EVENT, child.pid) };
             }
             Signal::Kill => child.job.terminate(),
+            // Nobody stops here.
+            Signal::Continue => {}
         }
     }
 

@@ -90,6 +90,7 @@ struct Child {
     key: u64,
     pid: Pid,
     tag: String,
+    has_terminal: bool,
     has_ended: bool,
     sweep: Option<Sweep>,
 }
@@ -179,6 +180,7 @@ impl Keeper {
                     key,
                     pid: Pid::from_raw(pid as i32),
                     tag: order.tag.clone(),
+                    has_terminal: matches!(order.stdio, Stdio::Terminal(_)),
                     has_ended: false,
                     sweep: None,
                 });
@@ -199,6 +201,9 @@ impl Keeper {
                 child.has_ended = true;
                 let key = child.key;
                 self.tell(&News::Exited { key, exit });
+            } else if child.has_terminal && has_stopped(child.pid) {
+                let key = child.key;
+                self.tell(&News::Stopped { key });
             }
         }
         // One may ask for any child that has ended, but a zombie we hold would be the answer each time.
@@ -364,6 +369,7 @@ impl Child {
             Signal::HangUp => Number::SIGHUP,
             Signal::Terminate => Number::SIGTERM,
             Signal::Kill => Number::SIGKILL,
+            Signal::Continue => Number::SIGCONT,
         };
         // Strays first: one without a tag is known only as long as there is a living chain from the child to it.
         descendants::signal(Some(self.family()), Some(self.pid), number);
@@ -542,6 +548,17 @@ fn peek(which: libc::idtype_t, pid: Pid) -> Option<(Pid, Exit)> {
     }
 }
 
+/// Whether a child has stopped since this was last asked.
+fn has_stopped(pid: Pid) -> bool {
+    // SAFETY: a zeroed siginfo is a valid value of that plain C struct, and the call only writes into it.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let result =
+            libc::waitid(libc::P_PID, pid.as_raw() as libc::id_t, &raw mut info, libc::WSTOPPED | libc::WNOHANG);
+        result == 0 && info.si_pid() != 0
+    }
+}
+
 /// Some child, ended or not; none if we have none.
 fn peek_any() -> Option<()> {
     (waitpid(None, Some(WaitPidFlag::WNOHANG)) != Err(Errno::ECHILD)).then_some(())
@@ -594,7 +611,7 @@ fn handle(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) -> io::Resul
     let result = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as *const () as libc::sighandler_t;
-        action.sa_flags = libc::SA_RESTART | libc::SA_NOCLDSTOP;
+        action.sa_flags = libc::SA_RESTART;
         libc::sigaction(signal, &raw const action, std::ptr::null_mut())
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }

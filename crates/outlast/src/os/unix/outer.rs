@@ -25,7 +25,7 @@ use nix::{
         signal::{Signal as Number, kill},
         termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr},
     },
-    unistd::{getpgrp, getpid, isatty, tcgetpgrp, write},
+    unistd::{getpgrp, getpid, getppid, getsid, isatty, tcgetpgrp, write},
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
@@ -105,6 +105,12 @@ impl Outer {
     pub fn suspend(&self) {
         give_back();
         let _ = kill(getpid(), Number::SIGSTOP);
+    }
+
+    /// Whether somebody would continue us if we stopped: a shell that has us as one of its jobs.
+    pub fn is_job(&self) -> bool {
+        let ours = getsid(None);
+        getsid(Some(getppid())) == ours && ours != Ok(getpid())
     }
 
     /// What happened to the terminal. Cancel-safe.

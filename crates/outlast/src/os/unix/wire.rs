@@ -58,6 +58,7 @@ pub(super) fn encode_signal(key: u64, signal: Signal) -> Vec<u8> {
         Signal::HangUp => b'H',
         Signal::Terminate => b'T',
         Signal::Kill => b'K',
+        Signal::Continue => b'C',
     };
     Frame::new(kind, key).finish_small()
 }
@@ -86,6 +87,7 @@ pub(super) fn take_request(inbox: &mut Vec<u8>) -> io::Result<Option<Request>> {
             b'H' => Request::Signal { key, signal: Signal::HangUp },
             b'T' => Request::Signal { key, signal: Signal::Terminate },
             b'K' => Request::Signal { key, signal: Signal::Kill },
+            b'C' => Request::Signal { key, signal: Signal::Continue },
             b's' => Request::Sweep { key },
             _ => return None,
         })
@@ -106,6 +108,7 @@ pub(super) fn encode_news(news: &News) -> Vec<u8> {
             Frame::new(b'Y', *key).with_u32(*number as u32).finish_small()
         }
         News::Swept { key } => Frame::new(b'W', *key).finish_small(),
+        News::Stopped { key } => Frame::new(b'P', *key).finish_small(),
         News::KeeperLost => unreachable!("a lost keeper cannot say so"),
     }
 }
@@ -122,6 +125,7 @@ pub(super) fn take_news(inbox: &mut Vec<u8>) -> io::Result<Option<News>> {
             b'X' => News::Exited { key, exit: Exit::Code(body.take_u32()? as i32) },
             b'Y' => News::Exited { key, exit: Exit::Signal(body.take_u32()? as i32) },
             b'W' => News::Swept { key },
+            b'P' => News::Stopped { key },
             _ => return None,
         })
     })
@@ -284,6 +288,7 @@ mod tests {
             News::Exited { key: 3, exit: Exit::Code(255) },
             News::Exited { key: 4, exit: Exit::Signal(9) },
             News::Swept { key: 5 },
+            News::Stopped { key: 6 },
         ];
         let mut inbox: Vec<u8> = table.iter().flat_map(encode_news).collect();
         for news in &table {
