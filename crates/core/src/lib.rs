@@ -1,6 +1,7 @@
 //! The decisions behind outlast. Every module is a plain machine: events in, actions out, time passed in.
 #![forbid(unsafe_code)]
 
+pub mod agent;
 pub mod debounce;
 pub mod exit;
 pub mod json;
@@ -9,3 +10,5 @@ pub mod message;
 pub mod record;
 pub mod relay;
 pub mod restarts;
+pub mod session;
+pub mod typing;

@@ -106,6 +106,7 @@ impl Keep {
                         child.has_exited = true;
                     }
                 }
+                Event::News(News::Stopped { key }) => self.tell(&format!("stopped {key}")),
                 Event::News(News::Swept { key }) => {
                     self.children.remove(&key);
                     self.tell(&format!("swept {key}"));
@@ -230,7 +231,7 @@ impl Keep {
     ) -> io::Result<()> {
         let tag = format!("{}.{key}", env::var("KEEP").unwrap_or_else(|_| "keep".into()));
         let order = Order { program: program.into(), args, cwd: cwd.into(), env, tag, stdio };
-        let Pipes { stdin, stdout, stderr } = self.household.spawn(key, &order)?;
+        let Pipes { stdin, stdout, stderr, .. } = self.household.spawn(key, &order)?;
         let child = Child {
             stdin,
             to_stdin: BytesMut::new(),

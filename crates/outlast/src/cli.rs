@@ -20,14 +20,16 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Mcp(Mcp),
+    Run(Run),
     Ps(Ps),
     /// Say how one instance is: its server, its restarts, its last words.
     State(Which),
     /// Print the process id of an instance's server.
     Pid(Which),
     Restart(Restart),
+    Inject(Inject),
     Stop(Stop),
-    /// Start a server again that was given up on.
+    /// Start a server or an agent again that was given up on.
     Resume(Which),
     Logs(Logs),
     Audit(Audit),
@@ -120,6 +122,41 @@ pub struct Mcp {
     pub inherit: bool,
 }
 
+/// Own an interactive agent behind a terminal of its own: it may crash, and comes back with the same conversation.
+///
+/// The agent works in the directory that is named by `--cwd`, or by `outlast_cwd` in the block at the top of DOCUMENT, or
+/// is the root of the project, or the document's own:
+///
+///     outlast run -- claude
+///     outlast run plan.md -- codex
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub struct Run {
+    /// A Markdown document that the session is about.
+    #[arg(value_name = "DOCUMENT")]
+    pub document: Option<PathBuf>,
+
+    /// The agent's command and its arguments, after `--`.
+    #[arg(required = true, last = true, value_name = "CMD")]
+    pub command: Vec<OsString>,
+
+    /// What the session is called; only one at a time can have a name [default: from the document, or a new one]
+    #[arg(long, value_name = "ID")]
+    pub session: Option<String>,
+
+    /// Where the agent works.
+    #[arg(long, value_name = "DIR")]
+    pub cwd: Option<PathBuf>,
+
+    /// Let this variable of our own environment pass to the agent; `NAME*` stands for all that begin so.
+    #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
+    pub env_pass: Vec<String>,
+
+    /// Run in the background, without a terminal, and print the session's id.
+    #[arg(short, long)]
+    pub detach: bool,
+}
+
 /// List everything that runs under outlast, in every project.
 #[derive(Debug, Args)]
 pub struct Ps {
@@ -140,9 +177,10 @@ pub struct Which {
     pub json: bool,
 }
 
-/// Reload a server while its client stays connected.
+/// Reload a server while its client stays connected, or start an agent anew.
 ///
-/// The new server takes over when it is ready. If it does not come up, the old one keeps serving, and this says why.
+/// The new server takes over when it is ready. If it does not come up, the old one keeps serving, and this says why. An
+/// agent is stopped first, and the next one takes up its conversation.
 #[derive(Debug, Args)]
 pub struct Restart {
     #[command(flatten)]
@@ -151,6 +189,36 @@ pub struct Restart {
     /// What stands in the audit log and in the restart marker.
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
+
+    /// Of an agent: begin a new conversation.
+    #[arg(long, conflicts_with = "continue")]
+    pub fresh: bool,
+
+    /// Of an agent: go on with its conversation, as by default.
+    #[arg(long)]
+    pub r#continue: bool,
+}
+
+/// Type into an agent's terminal from outside.
+///
+/// The bytes arrive as they are. Enter is not among them unless it is asked for.
+#[derive(Debug, Args)]
+pub struct Inject {
+    /// The session's id, the beginning of it, or its name.
+    #[arg(value_name = "ID")]
+    pub id: String,
+
+    /// What to type [default: what comes on stdin]
+    #[arg(value_name = "TEXT")]
+    pub text: Option<String>,
+
+    /// Press Enter after it.
+    #[arg(long)]
+    pub enter: bool,
+
+    /// JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// End an instance: its server, and outlast itself.

@@ -1,23 +1,33 @@
 //! Each command, from its checked arguments to its exit code.
 
-use std::{env, io, path::Path, process::ExitCode, time::Duration};
+use std::{
+    env, io,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    time::Duration,
+};
 
 use outlast_core::{
+    agent::Agent,
     life::Grace,
     relay::{self, Limits, Relay, Settings},
     restarts::{First, Policy},
+    session::Session,
 };
+use serde_json::Value;
 
 use crate::{
     cli,
-    control::{Control, Instance},
+    control::{Control, Instance, registry::Registry},
+    frontmatter,
     home::{self, Home},
-    inherit,
+    inherit, instances,
     journal::Journal,
     marker::Markers,
     mcp::{Driver, Plan},
-    os::{self, Keeper},
+    os::{self, Keeper, Outer},
     report::{self, Report, shell_quote},
+    terminal::{self, Parts, Place, Terminal},
     watch::Watch,
 };
 
@@ -93,6 +103,157 @@ async fn serve(arguments: cli::Mcp, keeper: Keeper, cwd: &Path) -> Result<u8, Re
     let markers = Markers::new(&home, &id, arguments.marker.clone());
     let relay = Relay::new(settings(&arguments, id, name));
     Ok(Driver::new(plan, relay, household, stops, stdin, stdout, hangups, journal, markers, watch, control).run().await)
+}
+
+pub fn run(arguments: cli::Run) -> Result<ExitCode, Report> {
+    os::TERMINALS.map_err(|why| Report::new(report::FAILURE, why))?;
+    let here = env::current_dir()
+        .map_err(|error| Report::new(report::FAILURE, "the working directory is gone").because(error))?;
+    let plan = plan(&arguments, here)?;
+    // What is wrong is said before there is anything to clean up.
+    let place = plan.place()?;
+    let claim = claim(&plan.id)?;
+    let announce = if arguments.detach {
+        let detached = os::detach()
+            .map_err(|error| Report::new(report::FAILURE, "cannot go into the background").because(error))?;
+        match detached {
+            // The name is the other one's now.
+            os::Detached::Parent(said) => {
+                std::mem::forget(claim);
+                return announced(&said);
+            }
+            os::Detached::Child(announce) => Some(announce),
+        }
+    } else {
+        None
+    };
+    let keeper = Keeper::begin().map_err(|error| {
+        Report::new(report::FAILURE, "cannot start the process that keeps the children").because(error)
+    })?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .enable_time()
+        .max_blocking_threads(THREADS_MAX)
+        .thread_keep_alive(THREAD_KEPT)
+        .build()
+        .map_err(|error| Report::new(report::FAILURE, "cannot start").because(error))?;
+    let code = runtime.block_on(own(plan, place, keeper, announce));
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    drop(claim);
+    code.map(ExitCode::from)
+}
+
+async fn own(plan: terminal::Plan, place: Place, keeper: Keeper, announce: Option<os::Announce>) -> Result<u8, Report> {
+    let failed = |what: &'static str| move |error: io::Error| Report::new(report::FAILURE, what).because(error);
+    let stops = os::Stops::begin().map_err(failed("cannot listen for signals"))?;
+    let household = keeper.attach().map_err(failed("cannot reach the process that keeps the children"))?;
+    let words: Vec<&str> = [plan.program.as_str()].into_iter().chain(plan.args.iter().map(String::as_str)).collect();
+    let command = shell_quote(words.iter().copied());
+    let name = name_of(&words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>());
+    let home = Home::open(&place.cwd.path, env::home_dir().as_deref());
+    let mut journal = Journal::of_session(&home, &plan.id, &name);
+    journal.event(
+        "session_start",
+        &[("session", &plan.id), ("pid", &std::process::id()), ("version", &env!("CARGO_PKG_VERSION"))],
+    );
+    journal.begin(&command, &place.cwd.path);
+    let instance = Instance {
+        id: plan.id.clone(),
+        kind: "session",
+        name,
+        cwd: place.cwd.path.clone(),
+        command,
+        log: home.log(&plan.id),
+        audit: home.audit(),
+    };
+    let (control, complaint) = Control::begin(instance, env::home_dir().as_deref());
+    if let Some(complaint) = complaint {
+        journal.note(&complaint);
+    }
+    let outer = Outer::begin().transpose().map_err(failed("cannot use the terminal"))?;
+    let stdout = match outer {
+        Some(_) => None,
+        None if announce.is_some() => None,
+        None => Some(os::stdout().map_err(failed("cannot write to stdout"))?),
+    };
+    let session = Session::new(Policy::session(), home::random(), outer.is_some());
+    let agent = Agent::new(&plan.program, plan.args.clone());
+    let parts = Parts { plan, place, session, agent, household, stops, outer, stdout, journal, control, announce };
+    Terminal::new(parts).run().await
+}
+
+fn plan(arguments: &cli::Run, here: PathBuf) -> Result<terminal::Plan, Report> {
+    let mut words = Vec::new();
+    for word in &arguments.command {
+        let text = word.to_str().ok_or_else(|| {
+            Report::new(report::USAGE, format!("`{}` in the agent's command is not UTF-8", word.to_string_lossy()))
+        })?;
+        words.push(text.to_owned());
+    }
+    let said = match &arguments.document {
+        Some(document) => {
+            frontmatter::read(&here.join(document))
+                .map_err(|error| Report::of(&error, error.hint(), report::USAGE))?
+                .session
+        }
+        None => None,
+    };
+    let id = match arguments.session.clone().or(said) {
+        None => home::new_id(&name_of(&words)),
+        Some(id) if home::is_id(&id) => id,
+        Some(id) => {
+            return Err(Report::new(report::USAGE, format!("a session cannot be called `{id}`"))
+                .hint("up to 40 of a-z, 0-9, - and _, beginning and ending with no -"));
+        }
+    };
+    let program = words.remove(0);
+    Ok(terminal::Plan {
+        id,
+        program,
+        args: words,
+        document: arguments.document.clone(),
+        cwd: arguments.cwd.clone(),
+        env_pass: arguments.env_pass.clone(),
+        here,
+        grace: Grace::default(),
+    })
+}
+
+/// The name is ours as long as this is kept. Where there is no place to write it down, nobody else can either.
+fn claim(id: &str) -> Result<Option<os::Claim>, Report> {
+    let Some(home) = env::home_dir().filter(|home| home.is_absolute()) else { return Ok(None) };
+    let registry = Registry::of(&home);
+    if os::claim_dir(registry.dir()).is_err() {
+        return Ok(None);
+    }
+    match os::claim_name(&registry.dir().join(format!("{id}.lock"))) {
+        Ok(Some(claim)) => Ok(Some(claim)),
+        Err(_) => Ok(None),
+        Ok(None) => {
+            let pid = registry.read().into_iter().find(|entry| entry.id == id).map(|entry| entry.pid);
+            let pid = pid.map(|pid| format!(" (pid {pid})")).unwrap_or_default();
+            Err(Report::new(report::FAILURE, format!("the session `{id}` runs already{pid}"))
+                .hint(format!("`outlast state {id}` says how it is, and `outlast stop {id}` ends it")))
+        }
+    }
+}
+
+/// What the one in the background said of its start.
+fn announced(said: &str) -> Result<ExitCode, Report> {
+    let said: Value = serde_json::from_str(said).unwrap_or_default();
+    if let Some(id) = said["id"].as_str() {
+        return instances::print(&format!("{id}\n"));
+    }
+    let code = said["code"].as_u64().and_then(|code| u8::try_from(code).ok()).filter(|code| *code > 0);
+    match said["error"].as_str() {
+        // It is a report already, as it would stand here.
+        Some(words) if words.starts_with("error: ") => {
+            os::say(words.trim_end());
+            Ok(ExitCode::from(code.unwrap_or(report::FAILURE)))
+        }
+        words => Err(Report::new(code.unwrap_or(report::FAILURE), "the session ended before it began")
+            .because(words.unwrap_or("it said nothing"))),
+    }
 }
 
 fn settings(arguments: &cli::Mcp, id: String, name: String) -> Settings {

@@ -123,6 +123,19 @@ pub fn new_id(name: &str) -> String {
     format!("{}-{}", tame(name, NAME_MAX), base32(tail, TAIL_LENGTH))
 }
 
+/// Whether a name that somebody chose can be an id, and so part of a file's name, as it stands.
+pub fn is_id(name: &str) -> bool {
+    name.len() <= NAME_MAX && tame(name, NAME_MAX) == name
+}
+
+/// An id of the form that agents want for a conversation: a random UUID.
+pub fn new_uuid() -> String {
+    let (high, low) = (random(), random());
+    let (high, low) = (high & !0xf000 | 0x4000, low & !(0b11 << 62) | 0b10 << 62);
+    let digits = format!("{high:016x}{low:016x}");
+    [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-")
+}
+
 /// A number nobody can guess who does not share our process.
 pub fn random() -> u64 {
     RandomState::new().hash_one(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos())

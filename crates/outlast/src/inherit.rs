@@ -296,6 +296,8 @@ impl Inherit {
                 self.live(life::Event::StdoutClosed);
             }
             News::Swept { .. } => self.live(life::Event::Swept),
+            // Only of children with a terminal.
+            News::Stopped { .. } => {}
             News::KeeperLost => self.code = Some(report::FAILURE),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{
     env,
-    io::{self, Write},
+    io::{self, Read, Write},
     path::{Path, PathBuf},
     process::ExitCode,
     time::{Duration, Instant},
@@ -11,7 +11,7 @@ use std::{
 use serde_json::{Value, json};
 
 use crate::{
-    cli,
+    base64, cli,
     control::{
         client::{self, AskError, Client, Found},
         registry::{Entry, Registry},
@@ -26,6 +26,8 @@ use crate::{
 const SURVEY_MAX: Duration = Duration::from_secs(1);
 /// How long one instance may take for an answer that it has at hand.
 const ANSWER_MAX: Duration = Duration::from_secs(5);
+/// The most that is typed at once; a frame holds it.
+const INJECT_MAX: u64 = 512 << 10;
 /// How much of a server's stderr stands in an error; the rest is in the log.
 const STDERR_LINES_MAX: usize = 20;
 
@@ -63,8 +65,17 @@ pub fn pid(which: &cli::Which) -> Result<ExitCode, Report> {
 pub fn restart(arguments: &cli::Restart) -> Result<ExitCode, Report> {
     let entry = find(arguments.which.id.as_deref())?;
     let reason = arguments.reason.as_deref().unwrap_or("asked for on the command line");
+    let mode = match (arguments.fresh, arguments.r#continue) {
+        (true, _) => Some("fresh"),
+        (_, true) => Some("continue"),
+        _ => None,
+    };
+    if entry.kind != "session" && mode.is_some() {
+        return Err(Report::new(report::USAGE, format!("`{}` is a server and has no conversation", entry.id))
+            .hint("`--fresh` and `--continue` are for agents under `outlast run`"));
+    }
     // As long as it takes: a build and a handshake have limits of their own, and whoever waits can stop waiting.
-    let result = ask_plainly(&entry, "restart", json!({"reason": reason}), None);
+    let result = ask_plainly(&entry, "restart", json!({"reason": reason, "mode": mode}), None);
     say_restarted(&entry, "restart", result, arguments.which.json)
 }
 
@@ -78,6 +89,34 @@ pub fn resume(which: &cli::Which) -> Result<ExitCode, Report> {
         }
         result => say_restarted(&entry, "resume", result, which.json),
     }
+}
+
+pub fn inject(arguments: &cli::Inject) -> Result<ExitCode, Report> {
+    let entry = find(Some(&arguments.id))?;
+    if entry.kind != "session" {
+        return Err(Report::new(report::USAGE, format!("`{}` is a server and has no terminal", entry.id))
+            .hint("only agents under `outlast run` can be typed to"));
+    }
+    let mut bytes = match &arguments.text {
+        Some(text) => text.clone().into_bytes(),
+        None => {
+            let mut bytes = Vec::new();
+            let read = io::stdin().lock().take(INJECT_MAX + 1).read_to_end(&mut bytes);
+            read.map_err(|error| Report::new(report::FAILURE, "cannot read stdin").because(error))?;
+            bytes
+        }
+    };
+    if arguments.enter {
+        bytes.push(b'\r');
+    }
+    if bytes.len() as u64 > INJECT_MAX {
+        return Err(Report::new(report::USAGE, format!("more than {INJECT_MAX} bytes are too much at once")));
+    }
+    let answer = ask(&entry, "inject", json!({"bytes": base64::encode(&bytes)}), Some(ANSWER_MAX))?;
+    if arguments.json {
+        return print(&format!("{answer}\n"));
+    }
+    print(&format!("Typed {} bytes into {}\n", answer["n"], entry.id))
 }
 
 pub fn stop(arguments: &cli::Stop) -> Result<ExitCode, Report> {
@@ -246,7 +285,7 @@ fn restarted_in_words(id: &str, report: &Value) -> String {
     };
     let mut words = format!("Restarted {id} in {} ms: {pids}\n", report["took_ms"]);
     let tools = &report["tools"];
-    if tools["compared"] == false {
+    if tools.is_null() || tools["compared"] == false {
         return words;
     }
     let mut is_same = true;
@@ -340,7 +379,9 @@ fn state_in_words(state: &Value) -> String {
     };
     let since = state["uptime_s"].as_f64().map(|uptime| format!(" for {}", in_short(uptime))).unwrap_or_default();
     let pid = state["pid"].as_u64().map(|pid| format!(", pid {pid}")).unwrap_or_default();
-    say("state", format!("{}{since}{pid}", text("state")));
+    let health = state["health"].as_str().filter(|health| *health != "healthy");
+    let health = health.map(|health| format!(", {health}")).unwrap_or_default();
+    say("state", format!("{}{since}{pid}{health}", text("state")));
     if let Some(seconds) = state["next_try_s"].as_f64() {
         say("next try", format!("in {}", in_short(seconds)));
     }
@@ -363,7 +404,10 @@ fn state_in_words(state: &Value) -> String {
     say("last exit", text("last_exit"));
     say("name", text("name"));
     say("command", text("command"));
-    say("cwd", text("cwd"));
+    let source = state["cwd_source"].as_str().map(|source| format!(" ({source})")).unwrap_or_default();
+    say("cwd", format!("{}{source}", text("cwd")));
+    say("document", text("document"));
+    say("agent id", text("conversation"));
     say("outlast", format!("pid {}", state["outlast_pid"]));
     say("log", text("log"));
     say("socket", text("socket"));

@@ -1,6 +1,7 @@
 //! What one instance tells the world: the audit log, its own log file, and the lines on stderr.
 
 use std::{
+    fmt,
     fs::{self, File, OpenOptions},
     io::{self, Write},
     path::{Path, PathBuf},
@@ -25,6 +26,16 @@ pub struct Journal {
     name: String,
     audit: Audit,
     log: Option<Log>,
+    tone: Tone,
+}
+
+/// Whose journal it is, and so how it speaks.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Tone {
+    /// Sentences, in the log and on stderr.
+    Mcp,
+    /// Events with their values, in the log alone: the terminal belongs to the agent.
+    Session,
 }
 
 struct Log {
@@ -35,8 +46,16 @@ struct Log {
 
 impl Journal {
     pub fn new(home: &Home, id: &str, name: &str) -> Journal {
+        Journal::open(home, id, name, Tone::Mcp)
+    }
+
+    pub fn of_session(home: &Home, id: &str, name: &str) -> Journal {
+        Journal::open(home, id, name, Tone::Session)
+    }
+
+    fn open(home: &Home, id: &str, name: &str, tone: Tone) -> Journal {
         let mut journal =
-            Journal { id: id.to_owned(), name: name.to_owned(), audit: Audit::new(home.audit()), log: None };
+            Journal { id: id.to_owned(), name: name.to_owned(), audit: Audit::new(home.audit()), log: None, tone };
         let opened = home.make_logs().ok().and_then(|()| home.log(id)).map(|path| Log::open(&path));
         match opened {
             Some(Ok(log)) => journal.log = Some(log),
@@ -53,12 +72,18 @@ impl Journal {
     /// the log is returned, for those who listen.
     pub fn record(&mut self, mut record: Record) -> String {
         record.id = Some(self.id.clone());
-        record.kind = Some("mcp");
-        let line = record.to_line(&now(), "outlast.mcp");
+        let (kind, logger) = match self.tone {
+            Tone::Mcp => ("mcp", "outlast.mcp"),
+            Tone::Session => ("session", "outlast.run"),
+        };
+        record.kind = Some(kind);
+        let line = record.to_line(&now(), logger);
         if let Some(complaint) = self.audit.write(&line) {
             self.note(&complaint.to_string());
         }
-        self.note(&sentence(&record));
+        if self.tone == Tone::Mcp {
+            self.note(&sentence(&record));
+        }
         line
     }
 
@@ -111,15 +136,30 @@ impl Journal {
         }
     }
 
+    /// A line of a session's log: what happened, and what is known of it.
+    pub fn event(&mut self, event: &str, about: &[(&str, &dyn fmt::Display)]) {
+        let epoch = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let mut line = format!("[{epoch}] [supervisor] {event}");
+        for (key, value) in about {
+            line.push_str(&format!(" {key}={}", word(&value.to_string())));
+        }
+        self.say(&line);
+    }
+
     /// A line of our own.
     pub fn note(&mut self, text: &str) {
+        if self.tone == Tone::Session {
+            return self.event("note", &[("text", &text)]);
+        }
         let line = format!("[{}] [SUPERVISOR] {text}", now());
         self.say(&line);
     }
 
     /// A line as it stands.
     pub fn say(&mut self, line: &str) {
-        os::say(line);
+        if self.tone == Tone::Mcp {
+            os::say(line);
+        }
         if let Some(log) = &mut self.log
             && log.write(line).is_err()
         {
@@ -152,6 +192,12 @@ impl Log {
 fn now() -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     record::iso(u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
+}
+
+/// A value that is read back as one: in quotes if it is more than a word.
+fn word(value: &str) -> String {
+    let is_plain = |letter: char| !letter.is_whitespace() && !letter.is_control() && !"\"=\\".contains(letter);
+    if !value.is_empty() && value.chars().all(is_plain) { value.to_owned() } else { Value::from(value).to_string() }
 }
 
 /// A record as a person reads it on stderr.

@@ -5,10 +5,14 @@ use std::{ffi::OsString, process::ExitCode};
 use clap::{CommandFactory, Parser};
 
 pub mod audit;
+pub mod base64;
 pub mod cli;
 pub mod commands;
 pub mod control;
+pub mod cwd;
 pub mod demo;
+pub mod environment;
+pub mod frontmatter;
 pub mod history;
 pub mod home;
 pub mod inherit;
@@ -20,7 +24,9 @@ pub mod mcp;
 pub mod os;
 pub mod outbox;
 pub mod report;
+pub mod rollout;
 pub mod table;
+pub mod terminal;
 pub mod watch;
 
 /// The whole program, callable from a test.
@@ -31,10 +37,12 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     };
     let result = match cli.command {
         cli::Command::Mcp(arguments) => commands::mcp(arguments),
+        cli::Command::Run(arguments) => commands::run(arguments),
         cli::Command::Ps(arguments) => instances::ps(&arguments),
         cli::Command::State(which) => instances::state(&which),
         cli::Command::Pid(which) => instances::pid(&which),
         cli::Command::Restart(arguments) => instances::restart(&arguments),
+        cli::Command::Inject(arguments) => instances::inject(&arguments),
         cli::Command::Stop(arguments) => instances::stop(&arguments),
         cli::Command::Resume(which) => instances::resume(&which),
         cli::Command::Logs(arguments) => history::logs(&arguments),

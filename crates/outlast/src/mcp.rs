@@ -354,6 +354,8 @@ impl Driver {
                 self.live(generation, life::Event::Exited(exit));
             }
             News::Swept { key } => self.live(generation_of(key), life::Event::Swept),
+            // Only of children with a terminal.
+            News::Stopped { .. } => {}
             News::KeeperLost => {
                 // Nothing can be started or stopped any more. What runs goes on until its pipes close.
                 self.journal.note("the process that keeps the children is gone; no server can be started any more");

@@ -3,6 +3,7 @@
 mod life;
 mod relay;
 mod restarts;
+mod session;
 
 use std::time::{Duration, Instant};
 

@@ -12,5 +12,7 @@ mod mcp;
 mod puppet;
 #[cfg(unix)]
 mod race;
+#[cfg(target_os = "linux")]
+mod run;
 #[cfg(unix)]
 mod support;

@@ -17,8 +17,9 @@ use unix as platform;
 use windows as platform;
 
 pub use platform::{
-    Hangups, Household, Keeper, Line, Listener, Peer, SOCKET_PATH_MAX, SOCKETS, Sink, Source, Stops, born, claim_dir,
-    finish_saying, give_back_code, kill_hard, remove_socket, say, short_dirs, stdin, stdout, terminal_size,
+    Announce, Claim, Hangups, Household, Keeper, Line, Listener, Outer, Peer, SOCKET_PATH_MAX, SOCKETS, Sink, Source,
+    Stops, TERMINALS, Window, born, claim_dir, claim_name, detach, finish_saying, give_back_code, kill_hard,
+    remove_socket, say, short_dirs, stdin, stdout, terminal_size,
 };
 
 /// The environment variable by which a child's descendants are known, wherever they went.
@@ -31,7 +32,7 @@ pub struct Order {
     pub program: OsString,
     pub args: Vec<OsString>,
     pub cwd: PathBuf,
-    /// Additions to our own environment.
+    /// Additions to our own environment; for a child with a terminal, all it has.
     pub env: Vec<(OsString, OsString)>,
     /// The value of [`CHILD_TAG`]. No two living children share one.
     pub tag: String,
@@ -47,6 +48,43 @@ pub enum Stdio {
     Inherit,
     /// Nothing to read; both outputs in one pipe, handed back as `stderr`, so that they keep their order.
     Build,
+    /// A terminal of this size, the child's own: what is typed goes to `stdin`, what is shown comes from `stdout`. The
+    /// child leads a session. An end may be an error too.
+    Terminal(Size),
+}
+
+/// Of a terminal: in letters, and in pixels where that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    pub columns: u16,
+    pub rows: u16,
+    pub width: u16,
+    pub height: u16,
+}
+
+impl Default for Size {
+    fn default() -> Size {
+        Size { columns: 80, rows: 24, width: 0, height: 0 }
+    }
+}
+
+/// Two of us, where there was one.
+#[derive(Debug)]
+pub enum Detached {
+    /// We are where we were, and this is what the other one announced.
+    Parent(String),
+    /// We have no terminal, and somebody waits to hear how we fare.
+    Child(Announce),
+}
+
+/// What may happen to the terminal we are on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OuterEvent {
+    Resized,
+    /// Somebody wants us to stop for a while.
+    SuspendAsked,
+    /// We go on; the terminal may have been somebody else's.
+    Continued,
 }
 
 /// Our ends of a child's pipes.
@@ -55,6 +93,8 @@ pub struct Pipes {
     pub stdin: Option<Sink>,
     pub stdout: Option<Source>,
     pub stderr: Option<Source>,
+    /// Of a child with a terminal.
+    pub window: Option<Window>,
 }
 
 /// What a [`Household`] has to tell. For each key: `StartFailed`, or `Started`, then `Exited`, then `Swept`.
@@ -78,6 +118,10 @@ pub enum News {
     Swept {
         key: u64,
     },
+    /// A child with a terminal stopped itself, as at Ctrl-Z, and waits for [`Signal::Continue`].
+    Stopped {
+        key: u64,
+    },
     /// Whoever kept the children is gone: nothing can be started or signalled any more. Told once.
     KeeperLost,
 }
@@ -91,10 +135,14 @@ pub enum Exit {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Signal {
+    /// The terminal is about to go.
+    HangUp,
     /// Asks to end.
     Terminate,
     /// Ends.
     Kill,
+    /// Goes on, if it was stopped.
+    Continue,
 }
 
 /// Someone wants us to stop.

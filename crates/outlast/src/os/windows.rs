@@ -58,13 +58,90 @@ use windows_sys::Win32::{
 };
 
 use super::{
-    CHILD_TAG, Exit, News, Order, Pipes, Signal, Stdio, Stop,
+    CHILD_TAG, Exit, News, Order, OuterEvent, Pipes, Signal, Size, Stdio, Stop,
     threaded::{Reader, Writer},
 };
 
 mod socket;
 
 pub use socket::{Line, Listener, Peer, SOCKET_PATH_MAX, SOCKETS, born, claim_dir, remove_socket, short_dirs};
+
+/// Whether children can be given terminals here, or a sentence that says why not.
+pub const TERMINALS: Result<(), &str> = Err("an agent cannot be given a terminal of its own on Windows yet");
+
+/// A child's terminal. There is none here yet, so there is no value of it either.
+#[derive(Debug)]
+pub enum Window {}
+
+impl Window {
+    pub fn resize(&self, _size: Size) -> io::Result<()> {
+        match *self {}
+    }
+}
+
+/// Tells who started us in the background how we fare: not yet.
+#[derive(Debug)]
+pub enum Announce {}
+
+impl Announce {
+    pub fn say(self, _text: &str) {
+        match self {}
+    }
+}
+
+pub fn detach() -> io::Result<super::Detached> {
+    Err(io::Error::new(ErrorKind::Unsupported, TERMINALS.expect_err("there are none here")))
+}
+
+/// A name that is ours alone: not yet.
+#[derive(Debug)]
+pub enum Claim {}
+
+pub fn claim_name(_path: &Path) -> io::Result<Option<Claim>> {
+    Err(io::Error::new(ErrorKind::Unsupported, TERMINALS.expect_err("there are none here")))
+}
+
+/// The terminal we are on, lent to a child: not yet.
+#[derive(Debug)]
+pub struct Outer {
+    pub source: Source,
+    pub sink: Sink,
+    nobody: std::convert::Infallible,
+}
+
+impl Outer {
+    pub fn begin() -> Option<io::Result<Outer>> {
+        None
+    }
+
+    pub fn make_raw(&self) -> io::Result<()> {
+        match self.nobody {}
+    }
+
+    pub fn suspend(&self) {
+        match self.nobody {}
+    }
+
+    pub fn is_job(&self) -> bool {
+        match self.nobody {}
+    }
+
+    pub fn poll_event(&mut self, _cx: &mut Context<'_>) -> Poll<OuterEvent> {
+        match self.nobody {}
+    }
+
+    pub fn size(&self) -> Size {
+        match self.nobody {}
+    }
+
+    pub fn note_alternate(&self, _is_alternate: bool) {
+        match self.nobody {}
+    }
+
+    pub fn calm(&self) -> Vec<u8> {
+        match self.nobody {}
+    }
+}
 
 /// The exit code of whoever is in a job that we end.
 const KILLED: u32 = 1;
@@ -123,6 +200,9 @@ impl Household {
                 command.stdin(Standard::null()).stdout(write.try_clone()?).stderr(write);
                 pipes.stderr = Some(Source(From::Thread(Reader::begin("outlast-build", read)?)));
             }
+            Stdio::Terminal(_) => {
+                return Err(io::Error::new(ErrorKind::Unsupported, TERMINALS.expect_err("there are none here")));
+            }
         }
         let job = Job::new()?;
         match self.start(key, &mut command, job) {
@@ -141,12 +221,14 @@ impl Household {
     pub fn signal(&mut self, key: u64, signal: Signal) {
         let Some(child) = self.children.get(&key) else { return };
         match signal {
-            Signal::Terminate => {
+            Signal::HangUp | Signal::Terminate => {
                 // SAFETY: takes two numbers. The child is the leader of a group of its own, so the event does
                 // not come back to us, and its number is not someone else's while we have a handle.
                 unsafe { GenerateConsoleCtrlEvent(CTRL_BREAK_EVENT, child.pid) };
             }
             Signal::Kill => child.job.terminate(),
+            // Nobody stops here.
+            Signal::Continue => {}
         }
     }
 

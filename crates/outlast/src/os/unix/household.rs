@@ -25,7 +25,7 @@ use nix::{
 use tokio::io::unix::AsyncFd;
 
 use super::{
-    keeper,
+    keeper, pty,
     stream::{pipe_from_child, pipe_to_child, set_nonblocking},
     wire,
 };
@@ -105,7 +105,7 @@ impl Household {
                 let (stdin, theirs) = pipe_to_child()?;
                 let (stdout, output) = pipe_from_child()?;
                 let (stderr, errors) = pipe_from_child()?;
-                pipes = Pipes { stdin: Some(stdin), stdout: Some(stdout), stderr: Some(stderr) };
+                pipes = Pipes { stdin: Some(stdin), stdout: Some(stdout), stderr: Some(stderr), window: None };
                 vec![theirs, output, errors]
             }
             Stdio::Inherit => [libc::STDIN_FILENO, libc::STDOUT_FILENO, libc::STDERR_FILENO]
@@ -119,6 +119,13 @@ impl Household {
                 pipes.stderr = Some(both);
                 let errors = output.try_clone()?;
                 vec![std::fs::File::open("/dev/null")?.into(), output, errors]
+            }
+            Stdio::Terminal(size) => {
+                let pair = pty::open(size)?;
+                pipes.stdin = Some(pair.sink);
+                pipes.stdout = Some(pair.source);
+                pipes.window = Some(pair.window);
+                vec![pair.theirs.try_clone()?, pair.theirs.try_clone()?, pair.theirs]
             }
         };
         self.post(bytes, fds);

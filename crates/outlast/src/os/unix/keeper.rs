@@ -48,7 +48,7 @@ use super::{
     stream::{pipe, set_nonblocking},
     wire::{self, Request},
 };
-use crate::os::{CHILD_TAG, Exit, News, Order, Signal};
+use crate::os::{CHILD_TAG, Exit, News, Order, Signal, Stdio};
 
 /// How long the children may take to end by themselves once we are gone.
 const GRACE: Duration = Duration::from_secs(1);
@@ -90,6 +90,7 @@ struct Child {
     key: u64,
     pid: Pid,
     tag: String,
+    has_terminal: bool,
     has_ended: bool,
     sweep: Option<Sweep>,
 }
@@ -179,6 +180,7 @@ impl Keeper {
                     key,
                     pid: Pid::from_raw(pid as i32),
                     tag: order.tag.clone(),
+                    has_terminal: matches!(order.stdio, Stdio::Terminal(_)),
                     has_ended: false,
                     sweep: None,
                 });
@@ -199,6 +201,9 @@ impl Keeper {
                 child.has_ended = true;
                 let key = child.key;
                 self.tell(&News::Exited { key, exit });
+            } else if child.has_terminal && has_stopped(child.pid) {
+                let key = child.key;
+                self.tell(&News::Stopped { key });
             }
         }
         // One may ask for any child that has ended, but a zombie we hold would be the answer each time.
@@ -361,8 +366,10 @@ impl Keeper {
 impl Child {
     fn signal(&self, signal: Signal) {
         let number = match signal {
+            Signal::HangUp => Number::SIGHUP,
             Signal::Terminate => Number::SIGTERM,
             Signal::Kill => Number::SIGKILL,
+            Signal::Continue => Number::SIGCONT,
         };
         // Strays first: one without a tag is known only as long as there is a living chain from the child to it.
         descendants::signal(Some(self.family()), Some(self.pid), number);
@@ -372,7 +379,7 @@ impl Child {
     /// We hold the leader unreaped, so the group is ours. Already gone is fine.
     fn signal_group(&self, number: Number) {
         let _ = killpg(self.pid, number);
-        if number == Number::SIGTERM {
+        if matches!(number, Number::SIGTERM | Number::SIGHUP) {
             // A stopped process cannot hear it.
             let _ = killpg(self.pid, Number::SIGCONT);
         }
@@ -423,15 +430,33 @@ fn timeout(next: Option<Instant>) -> PollTimeout {
 /// which is what we have for the others, does not survive an exec.
 fn command(order: &Order, [stdin, stdout, stderr]: [OwnedFd; 3]) -> Command {
     let mut command = Command::new(&order.program);
+    let has_terminal = matches!(order.stdio, Stdio::Terminal(_));
+    if has_terminal {
+        command.env_clear();
+    } else {
+        command.process_group(0);
+    }
     command
         .args(&order.args)
         .current_dir(&order.cwd)
         .envs(order.env.iter().map(|(name, value)| (name, value)))
         .env(CHILD_TAG, &order.tag)
-        .process_group(0)
         .stdin(stdin)
         .stdout(stdout)
         .stderr(stderr);
+    if has_terminal {
+        // SAFETY: between fork and exec, this makes two system calls and touches no memory but its own.
+        unsafe {
+            command.pre_exec(|| {
+                // A session has a group of the same number, so the child is reached as any other.
+                setsid()?;
+                match libc::ioctl(libc::STDIN_FILENO, libc::TIOCSCTTY as _, 0) {
+                    0 => Ok(()),
+                    _ => Err(io::Error::last_os_error()),
+                }
+            });
+        }
+    }
     #[cfg(target_os = "linux")]
     {
         let keeper = nix::unistd::getpid();
@@ -523,6 +548,17 @@ fn peek(which: libc::idtype_t, pid: Pid) -> Option<(Pid, Exit)> {
     }
 }
 
+/// Whether a child has stopped since this was last asked.
+fn has_stopped(pid: Pid) -> bool {
+    // SAFETY: a zeroed siginfo is a valid value of that plain C struct, and the call only writes into it.
+    unsafe {
+        let mut info: libc::siginfo_t = std::mem::zeroed();
+        let result =
+            libc::waitid(libc::P_PID, pid.as_raw() as libc::id_t, &raw mut info, libc::WSTOPPED | libc::WNOHANG);
+        result == 0 && info.si_pid() != 0
+    }
+}
+
 /// Some child, ended or not; none if we have none.
 fn peek_any() -> Option<()> {
     (waitpid(None, Some(WaitPidFlag::WNOHANG)) != Err(Errno::ECHILD)).then_some(())
@@ -575,7 +611,7 @@ fn handle(signal: libc::c_int, handler: extern "C" fn(libc::c_int)) -> io::Resul
     let result = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler as *const () as libc::sighandler_t;
-        action.sa_flags = libc::SA_RESTART | libc::SA_NOCLDSTOP;
+        action.sa_flags = libc::SA_RESTART;
         libc::sigaction(signal, &raw const action, std::ptr::null_mut())
     };
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }

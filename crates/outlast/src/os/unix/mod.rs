@@ -1,10 +1,13 @@
 //! Linux and macOS: a keeper process, pipes in the reactor, signals.
 
 mod descendants;
+mod detach;
 mod household;
 mod keeper;
 mod memory;
+mod outer;
 mod process;
+mod pty;
 mod socket;
 mod stops;
 mod stream;
@@ -12,11 +15,17 @@ mod terminal;
 mod wire;
 mod words;
 
+pub use detach::{Announce, Claim, claim_name, detach};
 pub use household::{Household, Keeper};
 pub use memory::give_back_code;
+pub use outer::Outer;
 pub use process::born;
+pub use pty::Window;
 pub use socket::{Line, Listener, Peer, SOCKET_PATH_MAX, SOCKETS, claim_dir, remove_socket, short_dirs};
 pub use stops::Stops;
 pub use stream::{Hangups, Sink, Source, stdin, stdout};
 pub use terminal::{kill_hard, terminal_size};
 pub use words::{finish_saying, say};
+
+/// Whether children can be given terminals here, or a sentence that says why not.
+pub const TERMINALS: Result<(), &str> = Ok(());

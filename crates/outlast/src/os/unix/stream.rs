@@ -70,7 +70,7 @@ impl Source {
                 Ok(count) => {
                     // Less than there was room for means drained: what comes later, the end included,
                     // raises a new edge, so there is no need to be told EAGAIN.
-                    if 0 < count && count < room {
+                    if 0 < count && count < room && !fd.get_ref().is_terminal {
                         readiness.clear_ready();
                     }
                     return Poll::Ready(Ok(count));
@@ -130,7 +130,8 @@ impl Sink {
             match fd.get_ref().write(slices) {
                 Ok(count) => {
                     // Less than was offered means full, and the reader's next step raises a new edge.
-                    if 0 < count && count < slices.iter().map(|slice| slice.len()).sum() {
+                    let offered = slices.iter().map(|slice| slice.len()).sum();
+                    if 0 < count && count < offered && !fd.get_ref().is_terminal {
                         readiness.clear_ready();
                     }
                     return Poll::Ready(Ok(count));
@@ -205,7 +206,7 @@ fn hangup_of(number: RawFd, interest: Interest) -> io::Result<Option<AsyncFd<Str
     if kind == Kind::Other || cfg!(not(target_os = "linux")) {
         return Ok(None);
     }
-    watch(Stream { fd, is_socket: kind == Kind::Socket, flags_before: None }, interest).map(Some)
+    watch(Stream { fd, is_socket: kind == Kind::Socket, is_terminal: false, flags_before: None }, interest).map(Some)
 }
 
 /// A pipe for a child to read from: our end, and the child's, which blocks as a child expects.
@@ -220,6 +221,14 @@ pub(super) fn pipe_from_child() -> io::Result<(Source, OwnedFd)> {
     let (ours, theirs) = pipe()?;
     let ours = Stream::ours(ours)?;
     Ok((Source(From::Reactor(watch(ours, Interest::READABLE)?)), theirs))
+}
+
+/// Ends of terminals that are ours alone: one to read, one to write.
+pub(super) fn terminal_stream(read: OwnedFd, write: OwnedFd) -> io::Result<(Source, Sink)> {
+    let [mut read, mut write] = [Stream::ours(read)?, Stream::ours(write)?];
+    read.is_terminal = true;
+    write.is_terminal = true;
+    Ok((Source(From::Reactor(watch(read, Interest::READABLE)?)), Sink(To::Reactor(watch(write, Interest::WRITABLE)?))))
 }
 
 /// Both ends close on exec: a child gets the three descriptors it is meant to have and no more.
@@ -289,6 +298,8 @@ fn is_same_file(one: RawFd, other: RawFd) -> bool {
 struct Stream {
     fd: OwnedFd,
     is_socket: bool,
+    /// A terminal hands over a few thousand bytes at a time, whatever else it has.
+    is_terminal: bool,
     /// The flags of a description we share with whoever started us, to be put back.
     flags_before: Option<OFlag>,
 }
@@ -296,7 +307,7 @@ struct Stream {
 impl Stream {
     fn ours(fd: OwnedFd) -> io::Result<Stream> {
         set_nonblocking(&fd)?;
-        Ok(Stream { fd, is_socket: false, flags_before: None })
+        Ok(Stream { fd, is_socket: false, is_terminal: false, flags_before: None })
     }
 
     /// `restores`: false when another of our streams has the same description and outlives this one.
@@ -305,11 +316,11 @@ impl Stream {
         // On Linux each call on a socket says that it must not block, so the description that we share
         // with others stays as they know it.
         if is_socket && cfg!(target_os = "linux") {
-            return Ok(Stream { fd, is_socket, flags_before: None });
+            return Ok(Stream { fd, is_socket, is_terminal: false, flags_before: None });
         }
         let before = set_nonblocking(&fd)?;
         let changed = restores && !before.contains(OFlag::O_NONBLOCK);
-        Ok(Stream { fd, is_socket, flags_before: changed.then_some(before) })
+        Ok(Stream { fd, is_socket, is_terminal: false, flags_before: changed.then_some(before) })
     }
 
     fn read(&self, buf: &mut BytesMut) -> io::Result<usize> {

@@ -10,7 +10,7 @@ use std::{
     path::PathBuf,
 };
 
-use crate::os::{Exit, News, Order, Signal, Stdio};
+use crate::os::{Exit, News, Order, Signal, Size, Stdio};
 
 /// A longer order is refused by whoever makes it; no kernel would start it anyway.
 pub(super) const FRAME_MAX: usize = 32 * 1024 * 1024;
@@ -39,6 +39,8 @@ pub(super) fn encode_spawn(key: u64, order: &Order) -> io::Result<Vec<u8>> {
     frame.put_bytes(order.program.as_bytes());
     frame.put_bytes(std::path::absolute(&order.cwd)?.as_os_str().as_bytes());
     frame.put_bytes(order.tag.as_bytes());
+    let has_terminal = matches!(order.stdio, Stdio::Terminal(_));
+    let mut frame = frame.with_u32(has_terminal.into());
     frame.put_length(order.args.len());
     for arg in &order.args {
         frame.put_bytes(arg.as_bytes());
@@ -52,7 +54,13 @@ pub(super) fn encode_spawn(key: u64, order: &Order) -> io::Result<Vec<u8>> {
 }
 
 pub(super) fn encode_signal(key: u64, signal: Signal) -> Vec<u8> {
-    Frame::new(if signal == Signal::Kill { b'K' } else { b'T' }, key).finish_small()
+    let kind = match signal {
+        Signal::HangUp => b'H',
+        Signal::Terminate => b'T',
+        Signal::Kill => b'K',
+        Signal::Continue => b'C',
+    };
+    Frame::new(kind, key).finish_small()
 }
 
 pub(super) fn encode_sweep(key: u64) -> Vec<u8> {
@@ -67,15 +75,19 @@ pub(super) fn take_request(inbox: &mut Vec<u8>) -> io::Result<Option<Request>> {
                 let program = body.take_os_string()?;
                 let cwd = PathBuf::from(body.take_os_string()?);
                 let tag = body.take_string()?;
+                let has_terminal = body.take_u32()? != 0;
                 let args = (0..body.take_u32()?).map(|_| body.take_os_string()).collect::<Option<_>>()?;
                 let env = (0..body.take_u32()?)
                     .map(|_| Some((body.take_os_string()?, body.take_os_string()?)))
                     .collect::<Option<_>>()?;
-                // The keeper is handed the ends themselves, and does not care where they lead.
-                Request::Spawn { key, order: Order { program, args, cwd, env, tag, stdio: Stdio::Piped } }
+                // The keeper is handed the ends themselves, and cares only whether they are a terminal.
+                let stdio = if has_terminal { Stdio::Terminal(Size::default()) } else { Stdio::Piped };
+                Request::Spawn { key, order: Order { program, args, cwd, env, tag, stdio } }
             }
+            b'H' => Request::Signal { key, signal: Signal::HangUp },
             b'T' => Request::Signal { key, signal: Signal::Terminate },
             b'K' => Request::Signal { key, signal: Signal::Kill },
+            b'C' => Request::Signal { key, signal: Signal::Continue },
             b's' => Request::Sweep { key },
             _ => return None,
         })
@@ -96,6 +108,7 @@ pub(super) fn encode_news(news: &News) -> Vec<u8> {
             Frame::new(b'Y', *key).with_u32(*number as u32).finish_small()
         }
         News::Swept { key } => Frame::new(b'W', *key).finish_small(),
+        News::Stopped { key } => Frame::new(b'P', *key).finish_small(),
         News::KeeperLost => unreachable!("a lost keeper cannot say so"),
     }
 }
@@ -112,6 +125,7 @@ pub(super) fn take_news(inbox: &mut Vec<u8>) -> io::Result<Option<News>> {
             b'X' => News::Exited { key, exit: Exit::Code(body.take_u32()? as i32) },
             b'Y' => News::Exited { key, exit: Exit::Signal(body.take_u32()? as i32) },
             b'W' => News::Swept { key },
+            b'P' => News::Stopped { key },
             _ => return None,
         })
     })
@@ -274,6 +288,7 @@ mod tests {
             News::Exited { key: 3, exit: Exit::Code(255) },
             News::Exited { key: 4, exit: Exit::Signal(9) },
             News::Swept { key: 5 },
+            News::Stopped { key: 6 },
         ];
         let mut inbox: Vec<u8> = table.iter().flat_map(encode_news).collect();
         for news in &table {

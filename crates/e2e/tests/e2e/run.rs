@@ -1,0 +1,800 @@
+//! An agent behind a terminal: a script under the real program, with a terminal of ours around it.
+
+use std::{
+    fs::{self, File},
+    io::{Read, Write},
+    os::{fd::OwnedFd, unix::fs::PermissionsExt, unix::net::UnixStream},
+    path::{Path, PathBuf},
+    process::{Child, Command, Output, Stdio},
+    sync::mpsc::{self, Receiver, RecvTimeoutError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    pty::{Winsize, openpty},
+    sys::{
+        signal::{Signal, kill},
+        termios::{Termios, tcgetattr},
+    },
+    unistd::Pid,
+};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const OUTLAST: &str = env!("CARGO_BIN_EXE_outlast-under-test");
+/// Nothing here takes long; who waits longer waits for ever.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// It says how it was started, then does as it is told, a line at a time.
+const AGENT: &str = r#"#!/bin/sh
+echo "$*" >> args.log
+[ -f silent ] && exit 0
+printf 'size=%s\n' "$(stty size)"
+printf 'agent %s ready> ' "$$"
+while read -r word rest; do
+    case "$word" in
+        exit) exit "$rest" ;;
+        die) kill -"$rest" $$ ;;
+        size) printf 'size=%s\n' "$(stty size)" ;;
+        env) eval "printf 'env=[%s]\n' \"\$$rest\"" ;;
+        where) printf 'where=%s\n' "$(pwd)" ;;
+        modes) printf '\033[?1049h\033[?2004h\033[?1000h\033[?25lmodes' ;;
+        stop) kill -STOP $$ ;;
+        much) head -c 28000 /dev/zero | tr '\0' '#'; printf 'END'; exit 0 ;;
+        stray) setsid sleep 300 & printf 'stray=%s\n' "$!" ;;
+        deaf) trap '' HUP TERM; printf 'deaf\n'; sleep 300 ;;
+        *) printf 'heard %s\n' "$word" ;;
+    esac
+    printf 'ready> '
+done
+exit 9
+"#;
+
+/// A user with a home and a project that has an agent.
+struct World {
+    home: TempDir,
+    project: TempDir,
+}
+
+impl World {
+    fn new() -> World {
+        let world = World { home: tempfile::tempdir().unwrap(), project: tempfile::tempdir().unwrap() };
+        let agent = world.path().join("agent");
+        fs::write(&agent, AGENT).unwrap();
+        fs::set_permissions(&agent, fs::Permissions::from_mode(0o755)).unwrap();
+        world
+    }
+
+    fn path(&self) -> PathBuf {
+        self.project.path().canonicalize().unwrap()
+    }
+
+    fn environment<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command.current_dir(self.path()).env("HOME", self.home.path()).env("TERM", "xterm").env("SECRET", "hidden")
+    }
+
+    fn outlast(&self, args: &[&str]) -> Output {
+        self.environment(&mut Command::new(OUTLAST)).args(args).stdin(Stdio::null()).output().unwrap()
+    }
+
+    fn run(&self, args: &[&str]) -> Session {
+        Session::start(self, Winsize { ws_row: 33, ws_col: 101, ws_xpixel: 0, ws_ypixel: 0 }, args)
+    }
+
+    /// The usual: a session called `s`.
+    fn session(&self) -> Session {
+        let mut session = self.run(&["--session", "s", "--", "./agent"]);
+        session.shows("ready> ");
+        session
+    }
+
+    fn state(&self) -> Value {
+        let output = self.outlast(&["state", "s", "--json"]);
+        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)))
+    }
+
+    /// Waits until the session can be worked with.
+    fn until_there(&self) {
+        let deadline = Instant::now() + PATIENCE;
+        while !self.outlast(&["state", "s", "--json"]).status.success() {
+            assert!(Instant::now() < deadline, "it does not come up");
+            thread::sleep(Duration::from_millis(20));
+        }
+        self.until("state", json!("ready"));
+    }
+
+    /// Waits until the state has this value.
+    fn until(&self, member: &str, value: Value) -> Value {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let state = self.state();
+            if state[member] == value {
+                return state;
+            }
+            assert!(Instant::now() < deadline, "{member} never is {value}: {state}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    fn log(&self, session: &str) -> String {
+        fs::read_to_string(self.path().join(format!(".outlast/logs/{session}.log"))).unwrap()
+    }
+
+    fn starts(&self) -> Vec<String> {
+        fs::read_to_string(self.path().join("args.log")).unwrap().lines().map(str::to_owned).collect()
+    }
+}
+
+/// An `outlast run` and the terminal around it.
+struct Session {
+    child: Child,
+    master: File,
+    /// Kept, so that the settings can be looked at and the terminal does not hang up before outlast does.
+    slave: OwnedFd,
+    before: Termios,
+    shown: Receiver<Vec<u8>>,
+    unread: Vec<u8>,
+}
+
+impl Session {
+    fn start(world: &World, size: Winsize, args: &[&str]) -> Session {
+        Session::start_command(world, size, &[&[OUTLAST, "run"], args].concat())
+    }
+
+    fn start_command(world: &World, size: Winsize, words: &[&str]) -> Session {
+        let pair = openpty(Some(&size), None).unwrap();
+        let before = tcgetattr(&pair.slave).unwrap();
+        // `setsid -c` makes the terminal the session's own and becomes the command.
+        let mut command = Command::new("setsid");
+        let stdio = || Stdio::from(pair.slave.try_clone().unwrap());
+        world.environment(&mut command).arg("-c").args(words);
+        let child = command.stdin(stdio()).stdout(stdio()).stderr(stdio()).spawn().unwrap();
+        let master = File::from(pair.master);
+        let mut from = master.try_clone().unwrap();
+        let (tell, shown) = mpsc::channel();
+        thread::spawn(move || {
+            let mut space = vec![0; 64 << 10];
+            while let Ok(count) = from.read(&mut space) {
+                if count == 0 || tell.send(space[..count].to_vec()).is_err() {
+                    return;
+                }
+            }
+        });
+        Session { child, master, slave: pair.slave, before, shown, unread: Vec::new() }
+    }
+
+    fn type_keys(&mut self, keys: &[u8]) {
+        self.master.write_all(keys).unwrap();
+    }
+
+    fn more(&mut self, deadline: Instant) -> bool {
+        match self.shown.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(bytes) => self.unread.extend(bytes),
+            Err(RecvTimeoutError::Timeout) => panic!("only this was shown: {}", text(&self.unread)),
+            Err(RecvTimeoutError::Disconnected) => return false,
+        }
+        true
+    }
+
+    /// Waits for these words; what was shown up to them.
+    fn shows(&mut self, words: &str) -> String {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let found = self.unread.windows(words.len()).position(|window| window == words.as_bytes());
+            if let Some(at) = found {
+                let before: Vec<u8> = self.unread.drain(..at + words.len()).collect();
+                return text(&before);
+            }
+            assert!(self.more(deadline), "it ended before it showed {words:?}");
+        }
+    }
+
+    /// What follows these words in their line.
+    fn after(&mut self, words: &str) -> String {
+        self.shows(words);
+        self.shows("\r\n").trim_end().to_owned()
+    }
+
+    /// Gives an order at the prompt, and waits for the next one; what follows these words in the answer.
+    fn ask(&mut self, order: &str, words: &str) -> String {
+        self.type_keys(format!("{order}\r").as_bytes());
+        let answer = self.after(&format!("\n{words}"));
+        self.shows("ready> ");
+        answer
+    }
+
+    fn is_raw(&self) -> bool {
+        tcgetattr(&self.slave).unwrap().local_flags != self.before.local_flags
+    }
+
+    /// Waits for the end: its code, and all that was shown.
+    fn ended(mut self) -> (Option<i32>, String) {
+        let deadline = Instant::now() + PATIENCE;
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
+            }
+            assert!(Instant::now() < deadline, "it does not end: {}", text(&self.unread));
+            if let Ok(bytes) = self.shown.recv_timeout(Duration::from_millis(10)) {
+                self.unread.extend(bytes);
+            }
+        };
+        while let Ok(bytes) = self.shown.recv_timeout(Duration::from_millis(100)) {
+            self.unread.extend(bytes);
+        }
+        let now = tcgetattr(&self.slave).unwrap();
+        assert_eq!(now, self.before, "the terminal is as it was");
+        (status.code(), text(&self.unread))
+    }
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+fn is_alive(pid: u64) -> bool {
+    Path::new(&format!("/proc/{pid}/stat")).exists()
+}
+
+fn until_gone(pid: u64) {
+    let deadline = Instant::now() + PATIENCE;
+    while is_alive(pid) {
+        assert!(Instant::now() < deadline, "{pid} is left");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+// ---- the terminal ------------------------------------------------------------------------------------------------
+
+#[test]
+fn the_size_is_right_from_the_first_byte_and_follows() {
+    let world = World::new();
+    let mut session = world.run(&["--session", "s", "--", "./agent"]);
+    assert_eq!(session.shows("\r\n"), "size=33 101\r\n");
+    session.shows("ready> ");
+    assert!(session.is_raw());
+    // Nothing but the standard streams of the terminal's other side can change its size; `stty` does it.
+    let mut stty = Command::new("stty");
+    stty.args(["rows", "40", "cols", "120"]).stdin(session.slave.try_clone().unwrap());
+    assert!(stty.status().unwrap().success());
+    world.until("columns", json!(120));
+    assert_eq!(session.ask("size", "size="), "40 120");
+    let log = world.log("s");
+    assert!(log.contains(" pty_allocated columns=101 rows=33"), "{log}");
+    assert!(log.contains(" resize columns=120 rows=40"), "{log}");
+    session.type_keys(b"exit 0\r");
+    session.shows("q: quit");
+    session.type_keys(b"q");
+    assert_eq!(session.ended().0, Some(0));
+}
+
+#[test]
+fn bytes_pass_unchanged_both_ways() {
+    let world = World::new();
+    // What is typed comes back, and nothing else does.
+    let mut session = world.run(&["--session", "s", "--", "sh", "-c", "stty raw -echo; printf R; exec cat"]);
+    session.shows("R");
+    let mut seed = 1u32;
+    let bytes: Vec<u8> = std::iter::repeat_with(|| {
+        seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (seed >> 24) as u8
+    })
+    .take(1 << 20)
+    .collect();
+    let mut typist = session.master.try_clone().unwrap();
+    let typed = bytes.clone();
+    let typing = thread::spawn(move || typist.write_all(&typed).unwrap());
+    let deadline = Instant::now() + PATIENCE;
+    while session.unread.len() < bytes.len() {
+        assert!(session.more(deadline));
+    }
+    typing.join().unwrap();
+    assert!(session.unread == bytes, "what came back is not what was typed");
+    session.unread.clear();
+    assert!(world.outlast(&["stop", "s"]).status.success());
+    session.ended();
+}
+
+#[test]
+fn the_terminal_is_given_back_whatever_ends() {
+    // The agent is killed with everything turned on, and the person quits.
+    let world = World::new();
+    let mut session = world.session();
+    session.type_keys(b"modes\r");
+    session.shows("modes\r\n");
+    session.shows("ready> ");
+    let pid = world.state()["pid"].as_u64().unwrap();
+    kill(Pid::from_raw(pid as i32), Signal::SIGKILL).unwrap();
+    let shown = session.shows("again in 2 s");
+    for reset in ["\x1b[?2004l", "\x1b[?1000l", "\x1b[?25h", "\x1b[?1049l", "\x1b[<9u"] {
+        assert!(shown.contains(reset), "{reset:?} in {shown:?}");
+    }
+    session.type_keys(b"\x03");
+    assert_eq!(session.ended().0, Some(137));
+
+    // Outlast itself is told to go, in each way; the agent hears it as a hangup.
+    for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT] {
+        let session = world.session();
+        kill(Pid::from_raw(session.child.id() as i32), signal).unwrap();
+        let (code, shown) = session.ended();
+        assert_eq!(code, Some(129), "{signal}: {shown}");
+        assert!(!shown.contains("\x1b[?1049l"), "the cursor stays where it is");
+    }
+}
+
+#[test]
+fn ctrl_z_of_the_outer_terminal_gives_it_back_for_a_while() {
+    let world = World::new();
+    let mut session = world.session();
+    let outlast = Pid::from_raw(session.child.id() as i32);
+    kill(outlast, Signal::SIGTSTP).unwrap();
+    let deadline = Instant::now() + PATIENCE;
+    let is_stopped = || {
+        let stat = fs::read_to_string(format!("/proc/{outlast}/stat")).unwrap();
+        stat.rsplit_once(") ").unwrap().1.starts_with('T')
+    };
+    while !is_stopped() {
+        assert!(Instant::now() < deadline, "it does not stop");
+        thread::sleep(Duration::from_millis(5));
+    }
+    assert!(!session.is_raw());
+    kill(outlast, Signal::SIGCONT).unwrap();
+    while !session.is_raw() {
+        assert!(Instant::now() < deadline, "it does not go on");
+        thread::sleep(Duration::from_millis(5));
+    }
+    session.type_keys(b"hello\r");
+    session.shows("heard hello");
+    world.outlast(&["stop", "s", "--force"]);
+    assert_eq!(session.ended().0, Some(137));
+}
+
+#[test]
+fn an_agent_that_stops_itself_goes_on() {
+    // Nobody is there who could call us back, so it goes on at once.
+    let world = World::new();
+    let mut session = world.session();
+    session.type_keys(b"stop\r");
+    session.shows("ready> ");
+    session.type_keys(b"hello\r");
+    session.shows("heard hello");
+    world.outlast(&["stop", "s"]);
+    session.ended();
+
+    // Under a shell both stop, and the shell has its terminal back until it calls.
+    let script = format!(
+        "set -m; {OUTLAST} run --session s -- ./agent; stty -a | grep -o -- '-\\?icanon'; echo BACK; \
+         read -r line; fg >/dev/null; echo DONE"
+    );
+    let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+    let mut session = Session::start_command(&world, size, &["bash", "-c", &script]);
+    session.shows("ready> ");
+    session.type_keys(b"stop\r");
+    let shown = session.shows("BACK");
+    assert!(shown.contains("\nicanon"), "{shown}");
+    session.type_keys(b"\r");
+    session.shows("ready> ");
+    session.type_keys(b"hello\r");
+    session.shows("heard hello");
+    world.outlast(&["stop", "s"]);
+    session.shows("DONE");
+    session.ended();
+}
+
+#[test]
+fn the_last_words_arrive_however_slowly_they_are_read() {
+    let world = World::new();
+    let pair = openpty(None, None).unwrap();
+    let stdio = || Stdio::from(pair.slave.try_clone().unwrap());
+    let mut command = Command::new("setsid");
+    world.environment(&mut command).args(["-c", OUTLAST, "run", "--session", "s", "--", "./agent"]);
+    let mut child = command.stdin(stdio()).stdout(stdio()).stderr(stdio()).spawn().unwrap();
+    let mut master = File::from(pair.master);
+    world.until_there();
+    master.write_all(b"much\r").unwrap();
+    // It has written all and is gone before anybody reads a byte.
+    world.until("state", json!("exited"));
+    let mut shown = Vec::new();
+    let mut space = [0; 4096];
+    while !text(&shown).contains("q: quit") {
+        let count = master.read(&mut space).unwrap();
+        shown.extend_from_slice(&space[..count]);
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(shown.iter().filter(|byte| **byte == b'#').count(), 28_000);
+    assert!(text(&shown).contains("#END"));
+    master.write_all(b"q").unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+}
+
+#[test]
+fn inside_tmux_it_is_the_same() {
+    let world = World::new();
+    let socket = world.path().join("tmux.sock");
+    let tmux = |args: &[&str]| {
+        let mut command = Command::new("tmux");
+        world.environment(&mut command).env_remove("TMUX").arg("-S").arg(&socket).args(args).output()
+    };
+    let run = format!("{OUTLAST} run --session s -- ./agent; echo left with $?; sleep 60");
+    let Ok(started) = tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "90", "-y", "20", &run]) else {
+        panic!("tmux is not here, and without it this cannot be shown");
+    };
+    assert!(started.status.success(), "{}", text(&started.stderr));
+    let pane = || text(&tmux(&["capture-pane", "-p"]).unwrap().stdout);
+    let until = |words: &str| {
+        let deadline = Instant::now() + PATIENCE;
+        while !pane().contains(words) {
+            assert!(Instant::now() < deadline, "{words} is not in {}", pane());
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    until("size=20 90");
+    tmux(&["send-keys", "hello", "Enter"]).unwrap();
+    until("heard hello");
+    tmux(&["resize-window", "-x", "100", "-y", "30"]).unwrap();
+    world.until("columns", json!(100));
+    tmux(&["send-keys", "exit 0", "Enter"]).unwrap();
+    until("q: quit");
+    tmux(&["send-keys", "q"]).unwrap();
+    until("left with 0");
+    tmux(&["kill-server"]).unwrap();
+}
+
+// ---- crashes -----------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_session_goes_through_every_state() {
+    let world = World::new();
+    let mut session = world.session();
+    world.until("state", json!("ready"));
+
+    // Clean: the person is asked, and goes on.
+    session.type_keys(b"exit 0\r");
+    session.shows("q: quit");
+    assert_eq!(world.state()["state"], "exited");
+    session.type_keys(b"\r");
+    session.shows("ready> ");
+    // Clean again, and a fresh one.
+    session.type_keys(b"exit 0\r");
+    session.shows("q: quit");
+    session.type_keys(b"f");
+    session.shows("ready> ");
+    assert_eq!(world.starts(), ["", "--continue", ""]);
+    assert_eq!(world.state()["crashes"], 0);
+
+    // Transient, twice: two seconds each. Then it flaps.
+    for failure in 1..=2 {
+        let since = Instant::now();
+        session.type_keys(b"exit 1\r");
+        session.shows("again in 2 s");
+        let state = world.state();
+        assert_eq!(
+            (&state["state"], &state["health"], &state["crashes"]),
+            (&json!("backoff"), &json!("healthy"), &json!(failure))
+        );
+        session.shows("ready> ");
+        assert!(since.elapsed() >= Duration::from_secs(2));
+    }
+    // A resume that broke at once was followed by a fresh start.
+    assert_eq!(world.starts()[3..], ["--continue", ""]);
+    session.type_keys(b"die 9\r");
+    session.shows("failure 3; again in 30 s");
+    let state = world.state();
+    assert_eq!((&state["health"], &state["last_exit"]), (&json!("degraded"), &json!("signal 9 (SIGKILL)")));
+    assert!(state["next_try_s"].as_f64().unwrap() > 20.0);
+
+    // Nobody has to wait, but the count is kept.
+    for (number, words) in [(4, "failure 4; again in 30 s"), (5, "failed 5 times and is halted")] {
+        let restarted = world.outlast(&["restart", "s", "--fresh", "--json"]);
+        assert!(restarted.status.success(), "{}", text(&restarted.stderr));
+        session.shows("ready> ");
+        session.type_keys(b"exit 3\r");
+        session.shows(words);
+        assert_eq!(world.state()["crashes"], number);
+    }
+    assert_eq!((&world.state()["state"], &world.state()["health"]), (&json!("halted"), &json!("halted")));
+
+    // Halted hears nothing but resume and stop.
+    let refused = world.outlast(&["restart", "s"]);
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(text(&refused.stderr).contains("halted; only `resume` and `stop` reach it"), "{}", text(&refused.stderr));
+    let refused = world.outlast(&["inject", "s", "hello"]);
+    assert!(text(&refused.stderr).contains("the session is halted"), "{}", text(&refused.stderr));
+    session.type_keys(b"\r");
+    let resumed = world.outlast(&["resume", "s"]);
+    assert!(text(&resumed.stdout).starts_with("Restarted s in "), "{}", text(&resumed.stdout));
+    session.shows("ready> ");
+    assert_eq!((&world.state()["health"], &world.state()["crashes"]), (&json!("healthy"), &json!(0)));
+    let nothing = world.outlast(&["resume", "s"]);
+    assert_eq!(text(&nothing.stdout), "Nothing to resume: s is ready\n");
+
+    // And it ends with the agent's code.
+    assert!(world.outlast(&["stop", "s"]).status.success());
+    assert_eq!(session.ended().0, Some(129));
+    let log = world.log("s");
+    for line in [
+        " session_start session=s ",
+        " cwd_resolved source=current_dir ",
+        " agent_spawn pid=",
+        " agent_exit pid=",
+        "exit=\"exit code 0\" class=clean",
+        "exit=\"exit code 1\" class=transient",
+        "exit=\"signal 9 (SIGKILL)\" class=flapping",
+        "class=halted",
+        " state_change from=healthy to=degraded",
+        " state_change from=degraded to=halted",
+        " state_change from=halted to=healthy",
+        " user_action action=fresh",
+        " user_action action=resume by=control",
+        " session_end code=129",
+    ] {
+        assert!(log.contains(line), "{line} in {log}");
+    }
+    for line in log.lines() {
+        let rest = line.strip_prefix('[').and_then(|line| line.split_once("] [supervisor] ")).expect(line);
+        assert!(rest.0.parse::<u64>().is_ok(), "{line}");
+    }
+}
+
+#[test]
+fn who_sends_the_agent_away_saw_no_crash() {
+    let world = World::new();
+    // Ctrl-C, by the person at the terminal.
+    let mut session = world.session();
+    session.type_keys(b"\x03");
+    assert!(session.shows("q: quit").contains("(signal 2 (SIGINT))"));
+    session.type_keys(b"q");
+    assert_eq!(session.ended().0, Some(130));
+    assert!(world.log("s").contains("class=user"));
+
+    // The same key by a program is a crash.
+    let mut session = world.session();
+    assert!(world.outlast(&["inject", "s", "\x03"]).status.success());
+    session.shows("failure 1; again in 2 s");
+    world.outlast(&["stop", "s"]);
+    assert_eq!(session.ended().0, Some(130));
+
+    // So is an end in peace before there was a prompt.
+    fs::write(world.path().join("silent"), "").unwrap();
+    let mut session = world.run(&["--session", "s", "--", "./agent"]);
+    session.shows("ended (exit code 0), failure 1; again in 2 s");
+    world.outlast(&["stop", "s"]);
+    assert_eq!(session.ended().0, Some(0));
+}
+
+#[test]
+fn a_known_agent_keeps_its_conversation() {
+    let world = World::new();
+    // A claude that shows the signs of its prompt, and fails to resume once.
+    let script = "#!/bin/sh\necho \"$*\" >> args.log\n\
+        case \"$*\" in *--resume*) [ -f broken ] && { echo 'No conversation found'; exit 1; } ;; esac\n\
+        printf '\\033[?2004h\\n ❯ '\nread -r line\nexit 1\n";
+    let claude = world.path().join("claude");
+    fs::write(&claude, script).unwrap();
+    fs::set_permissions(&claude, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut session = world.run(&["--session", "s", "--", "./claude", "--model", "x"]);
+    session.shows("❯ ");
+    let first = world.until("state", json!("ready"))["conversation"].as_str().unwrap().to_owned();
+    assert_eq!(world.starts(), [format!("--session-id {first} --model x")]);
+    session.type_keys(b"x\r");
+    session.shows("again in 2 s");
+    fs::write(world.path().join("broken"), "").unwrap();
+    session.shows("No conversation found");
+    session.shows("❯ ");
+    let second = world.until("state", json!("ready"))["conversation"].as_str().unwrap().to_owned();
+    assert_ne!(first, second);
+    let expected = [format!("--resume {first} --model x"), format!("--session-id {second} --model x")];
+    assert_eq!(world.starts()[1..], expected);
+    fs::remove_file(world.path().join("broken")).unwrap();
+    let restarted = world.outlast(&["restart", "s", "--continue", "--json"]);
+    let restarted: Value = serde_json::from_slice(&restarted.stdout).unwrap();
+    assert_eq!(restarted["mode"], "continue");
+    session.shows("❯ ");
+    assert_eq!(world.starts()[3], format!("--resume {second} --model x"));
+    world.outlast(&["stop", "s"]);
+    session.ended();
+}
+
+#[test]
+fn a_killed_codex_is_resumed_by_the_id_in_its_file() {
+    let world = World::new();
+    let id = "0199a213-81c0-7800-8aa1-bbab2a035a53";
+    let script = format!(
+        "#!/bin/sh\necho \"$*\" >> args.log\ndir=$HOME/.codex/sessions/2026/11/15\nmkdir -p $dir\n\
+         echo '{{\"type\":\"session_meta\",\"payload\":{{\"id\":\"{id}\",\"cwd\":\"'$(pwd)'\"}}}}' > $dir/rollout-2026-11-15T10-00-00-{id}.jsonl\n\
+         printf '\\033[?2004h\\n › Ask '\nread -r line\nexit 1\n"
+    );
+    let codex = world.path().join("codex");
+    fs::write(&codex, script).unwrap();
+    fs::set_permissions(&codex, fs::Permissions::from_mode(0o755)).unwrap();
+    let mut session = world.run(&["--session", "s", "--", "./codex", "--model", "x"]);
+    session.shows("› Ask ");
+    let state = world.until("state", json!("ready"));
+    assert_eq!(state["conversation"], Value::Null);
+    kill(Pid::from_raw(state["pid"].as_u64().unwrap() as i32), Signal::SIGKILL).unwrap();
+    session.shows("again in 2 s");
+    session.shows("› Ask ");
+    assert_eq!(world.starts(), ["--model x".to_owned(), format!("resume {id} --model x")]);
+    assert_eq!(world.until("state", json!("ready"))["mode"], "continue");
+    world.outlast(&["stop", "s"]);
+    session.ended();
+}
+
+// ---- what is left ------------------------------------------------------------------------------------------------
+
+#[test]
+fn a_killed_outlast_leaves_nothing_behind() {
+    let world = World::new();
+    let mut session = world.session();
+    let stray: u64 = session.ask("stray", "stray=").parse().unwrap();
+    let agent = world.state()["pid"].as_u64().unwrap();
+    assert!(is_alive(stray) && is_alive(agent));
+    session.child.kill().unwrap();
+    until_gone(agent);
+    until_gone(stray);
+    session.child.wait().unwrap();
+    // Its name is free again.
+    let session = world.session();
+    world.outlast(&["stop", "s"]);
+    assert_eq!(session.ended().0, Some(129));
+}
+
+#[test]
+fn an_agent_that_does_not_read_or_listen_is_stopped_all_the_same() {
+    let world = World::new();
+    let mut session = world.session();
+    session.type_keys(b"deaf\r");
+    session.shows("deaf\r\n");
+    let much = "x".repeat(300 << 10);
+    let mut sent = 0;
+    let refused = loop {
+        let output = inject(&world, much.as_bytes());
+        match output["error"].is_null() {
+            true => sent += 1,
+            false => break output,
+        }
+        assert!(sent < 10, "what it does not read is not kept without bound");
+    };
+    assert_eq!(refused["error"]["code"], "not_reading");
+    let since = Instant::now();
+    assert!(world.outlast(&["stop", "s"]).status.success());
+    assert!(since.elapsed() < Duration::from_secs(6), "a hangup, SIGTERM after a second, SIGKILL after two more");
+    assert_eq!(session.ended().0, Some(137));
+}
+
+/// Over the socket, as another program would.
+fn inject(world: &World, bytes: &[u8]) -> Value {
+    let socket = world.home.path().join(".local/state/outlast/run/s.sock");
+    let mut stream = UnixStream::connect(socket).unwrap();
+    let mut encoder = Command::new("base64").arg("-w0").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdin = encoder.stdin.take().unwrap();
+    let bytes = bytes.to_vec();
+    let feeding = thread::spawn(move || stdin.write_all(&bytes).unwrap());
+    let encoded = encoder.wait_with_output().unwrap();
+    feeding.join().unwrap();
+    let request = json!({"v": 1, "id": 1, "method": "inject", "params": {"bytes": text(&encoded.stdout)}}).to_string();
+    stream.write_all(&(request.len() as u32).to_be_bytes()).unwrap();
+    stream.write_all(request.as_bytes()).unwrap();
+    let mut head = [0; 4];
+    stream.read_exact(&mut head).unwrap();
+    let mut answer = vec![0; u32::from_be_bytes(head) as usize];
+    stream.read_exact(&mut answer).unwrap();
+    serde_json::from_slice(&answer).unwrap()
+}
+
+#[test]
+fn a_session_is_had_by_one_at_a_time() {
+    let world = World::new();
+    let mut first = world.session();
+    let second = world.outlast(&["run", "--session", "s", "--", "./agent"]);
+    assert_eq!(second.status.code(), Some(1));
+    let words = text(&second.stderr);
+    assert!(words.contains(&format!("the session `s` runs already (pid {})", first.child.id())), "{words}");
+    // The first one did not notice.
+    first.type_keys(b"hello\r");
+    first.shows("heard hello");
+    let row: Value = serde_json::from_slice(&world.outlast(&["ps", "--json"]).stdout).unwrap();
+    assert_eq!((&row[0]["id"], &row[0]["kind"], &row[0]["state"]), (&json!("s"), &json!("session"), &json!("ready")));
+    world.outlast(&["stop", "s"]);
+    first.ended();
+}
+
+// ---- where and with what -----------------------------------------------------------------------------------------
+
+#[test]
+fn a_document_says_where_and_with_what() {
+    let world = World::new();
+    let docs = world.path().join("docs");
+    fs::create_dir_all(docs.join("inner")).unwrap();
+    let document = docs.join("plan.md");
+    fs::write(&document, "---\noutlast_cwd: inner\noutlast_session: s\nenv:\n  TOKEN: ${SECRET}!\n---\n# Plan\n")
+        .unwrap();
+    let agent = world.path().join("agent").display().to_string();
+    let mut session = world.run(&["docs/plan.md", "--", &agent]);
+    session.shows("ready> ");
+    let document = document.display().to_string();
+    let inner = docs.join("inner").display().to_string();
+    for (variable, value) in [
+        ("TOKEN", "hidden!"),
+        ("SECRET", ""),
+        ("OUTLAST_SESSION", "s"),
+        ("AGENT_DOC_SESSION", "s"),
+        ("OUTLAST_DOCUMENT", &document),
+        ("AGENT_DOC_DOCUMENT", &document),
+        ("PWD", &inner),
+        ("TERM", "xterm"),
+    ] {
+        assert_eq!(session.ask(&format!("env {variable}"), "env="), format!("[{value}]"), "{variable}");
+    }
+    let state = world.state();
+    assert_eq!((&state["cwd"], &state["cwd_source"]), (&json!(inner), &json!("frontmatter")));
+
+    // The next start looks again.
+    fs::write(&document, "---\noutlast_session: s\noutlast_cwd: .\n---\n").unwrap();
+    assert!(world.outlast(&["restart", "s"]).status.success());
+    session.shows("ready> ");
+    assert_eq!(session.ask("where", "where="), docs.display().to_string());
+    world.outlast(&["stop", "s"]);
+    session.ended();
+
+    let mut session = world.run(&["--session", "s", "--cwd", "docs", "--env-pass", "SECRET", "--", &agent]);
+    session.shows("ready> ");
+    assert_eq!(session.ask("env SECRET", "env="), "[hidden]");
+    assert_eq!(world.state()["cwd_source"], "cli_flag");
+    world.outlast(&["stop", "s"]);
+    session.ended();
+}
+
+#[test]
+fn what_is_wrong_is_said_in_a_sentence() {
+    let world = World::new();
+    fs::write(world.path().join("bad.md"), "---\nenv:\n  1: x\n---\n").unwrap();
+    fs::write(world.path().join("unset.md"), "---\nenv:\n  A: ${NOWHERE}\n---\n").unwrap();
+    let table: [(&[&str], i32, &str); 8] = [
+        (&["none.md", "--", "./agent"], 2, "cannot read the document"),
+        (&["bad.md", "--", "./agent"], 2, "makes no sense in line 3: `1` cannot be the name of a variable"),
+        (&["unset.md", "--", "./agent"], 2, "in line 3: there is no variable `NOWHERE` to put in"),
+        (
+            &["--cwd", "agent", "--", "./agent"],
+            2,
+            "`--cwd` names the working directory `agent`, which is not a directory",
+        ),
+        (&["--cwd", "none", "--", "./agent"], 2, "`--cwd` names the working directory `none`, which does not exist"),
+        (&["--session", "No Good", "--", "./agent"], 2, "a session cannot be called `No Good`"),
+        (&["--", "no-such-agent"], 127, "no program named `no-such-agent`"),
+        (&["-d", "--", "no-such-agent"], 127, "no program named `no-such-agent`"),
+    ];
+    for (args, code, words) in table {
+        let output = world.outlast(&[&["run"], args].concat());
+        let said = text(&output.stderr);
+        assert!(said.starts_with("error: ") && said.contains(words), "{args:?}: {said}");
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {said}");
+    }
+    let mut session = world.run(&["--", "no-such-agent"]);
+    session.shows("cannot start `no-such-agent`");
+    assert_eq!(session.ended().0, Some(127));
+}
+
+// ---- without a terminal ------------------------------------------------------------------------------------------
+
+#[test]
+fn without_a_terminal_a_clean_end_is_the_end() {
+    let world = World::new();
+    let output = world.outlast(&["run", "--", "sh", "-c", "echo hello; exit 0"]);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "hello\r\n"));
+}
+
+#[test]
+fn a_session_in_the_background_is_reached_by_its_id() {
+    let world = World::new();
+    let output = world.outlast(&["run", "-d", "--session", "s", "--", "./agent"]);
+    assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "s\n"), "{}", text(&output.stderr));
+    let state = world.until("state", json!("ready"));
+    assert_eq!((&state["attached"], &state["columns"]), (&json!(0), &json!(80)));
+    assert!(world.outlast(&["inject", "s", "exit 0", "--enter"]).status.success());
+    let pid = state["outlast_pid"].as_u64().unwrap();
+    until_gone(pid);
+    assert!(world.log("s").contains("class=clean"));
+    assert_eq!(text(&world.outlast(&["ps"]).stdout), "Nothing runs under outlast.\n");
+}

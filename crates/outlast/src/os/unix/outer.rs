@@ -1,0 +1,213 @@
+//! The terminal a person sits at: lent to an agent, and given back as it was, whatever happens.
+#![expect(
+    unsafe_code,
+    reason = "the size is asked by an ioctl that nix does not wrap; descriptors 0 and 1 are borrowed"
+)]
+
+use std::{
+    fs::OpenOptions,
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd, OwnedFd, RawFd},
+        unix::fs::OpenOptionsExt,
+    },
+    panic,
+    path::PathBuf,
+    sync::{
+        Mutex, Once,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll},
+};
+
+use nix::{
+    sys::{
+        signal::{Signal as Number, kill},
+        termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr},
+    },
+    unistd::{getpgrp, getpid, getppid, getsid, isatty, tcgetpgrp, write},
+};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+
+use super::stream::{self, Sink, Source, terminal_stream};
+use crate::os::{OuterEvent, Size};
+
+/// Turns off what an agent turns on and, when it is killed, leaves on: paste marks, mouse and focus reports, special
+/// keys, a hidden cursor, colours. What was not on stays as it is.
+const CALM: &[u8] = b"\x1b[?2004l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2026l\x1b[<9u\x1b[>4m\x1b[?1l\x1b>\x1b[?25h\x1b[0m";
+/// Leaves the alternate screen. Only for one who is there: elsewhere it moves the cursor.
+const LEAVE_ALTERNATE: &[u8] = b"\x1b[?1049l";
+
+/// How the terminal was when we came, for as long as we have it.
+static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
+/// It is raw at this moment.
+static IS_RAW: AtomicBool = AtomicBool::new(false);
+static IS_ALTERNATE: AtomicBool = AtomicBool::new(false);
+static HOOK: Once = Once::new();
+
+/// Our own terminal, raw. Dropping it gives it back.
+#[derive(Debug)]
+pub struct Outer {
+    pub source: Source,
+    pub sink: Sink,
+    signals: Vec<(Signal, OuterEvent)>,
+}
+
+impl Outer {
+    /// None if stdin and stdout are not both a terminal.
+    pub fn begin() -> Option<io::Result<Outer>> {
+        [libc::STDIN_FILENO, libc::STDOUT_FILENO].iter().all(|number| is_terminal(*number)).then(Outer::take)
+    }
+
+    fn take() -> io::Result<Outer> {
+        let (source, sink) = match (reopen(libc::STDIN_FILENO), reopen(libc::STDOUT_FILENO)) {
+            // A description of our own: not to block is then nobody else's business.
+            (Ok(read), Ok(write)) => terminal_stream(read, write)?,
+            _ => (stream::stdin()?, stream::stdout()?),
+        };
+        let all = [
+            (libc::SIGWINCH, OuterEvent::Resized),
+            (libc::SIGTSTP, OuterEvent::SuspendAsked),
+            (libc::SIGCONT, OuterEvent::Continued),
+        ];
+        let signals = all
+            .into_iter()
+            .map(|(number, event)| Ok((signal(SignalKind::from_raw(number))?, event)))
+            .collect::<io::Result<Vec<_>>>()?;
+        let before = tcgetattr(stdin())?;
+        *BEFORE.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = Some(before);
+        HOOK.call_once(|| {
+            let next = panic::take_hook();
+            panic::set_hook(Box::new(move |panic| {
+                give_back();
+                next(panic);
+            }));
+        });
+        let outer = Outer { source, sink, signals };
+        outer.make_raw()?;
+        Ok(outer)
+    }
+
+    /// Every byte to us, none changed, none echoed. Not while the terminal is somebody else's.
+    pub fn make_raw(&self) -> io::Result<()> {
+        if !is_ours() {
+            return Ok(());
+        }
+        let before = BEFORE.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+        let Some(mut settings) = before else { return Ok(()) };
+        cfmakeraw(&mut settings);
+        tcsetattr(stdin(), SetArg::TCSANOW, &settings)?;
+        IS_RAW.store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Gives the terminal back and stops us, as a shell expects of Ctrl-Z. Returns when we are continued.
+    pub fn suspend(&self) {
+        give_back();
+        let _ = kill(getpid(), Number::SIGSTOP);
+    }
+
+    /// Whether somebody would continue us if we stopped: a shell that has us as one of its jobs.
+    pub fn is_job(&self) -> bool {
+        let ours = getsid(None);
+        getsid(Some(getppid())) == ours && ours != Ok(getpid())
+    }
+
+    /// What happened to the terminal. Cancel-safe.
+    pub fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<OuterEvent> {
+        for (signal, event) in &mut self.signals {
+            if signal.poll_recv(cx).is_ready() {
+                return Poll::Ready(*event);
+            }
+        }
+        Poll::Pending
+    }
+
+    /// As it is now; something usual if it does not know.
+    pub fn size(&self) -> Size {
+        let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+        // SAFETY: the request writes one `winsize`, which is there and ours; a failure leaves the zeros.
+        unsafe { libc::ioctl(libc::STDIN_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+        if size.ws_col == 0 || size.ws_row == 0 {
+            return Size::default();
+        }
+        Size { columns: size.ws_col, rows: size.ws_row, width: size.ws_xpixel, height: size.ws_ypixel }
+    }
+
+    /// Whether whatever writes to it has gone to the alternate screen, which must be left in the end.
+    pub fn note_alternate(&self, is_alternate: bool) {
+        IS_ALTERNATE.store(is_alternate, Ordering::Relaxed);
+    }
+
+    /// What calms the terminal after an agent that cannot do it any more.
+    pub fn calm(&self) -> Vec<u8> {
+        calm()
+    }
+}
+
+impl Drop for Outer {
+    fn drop(&mut self) {
+        give_back();
+        *BEFORE.lock().unwrap_or_else(|poisoned| poisoned.into_inner()) = None;
+    }
+}
+
+/// How our terminal was before we took it.
+pub(super) fn settings() -> Option<Termios> {
+    BEFORE.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
+}
+
+/// As it was. Quick, and safe to do twice.
+fn give_back() {
+    if !IS_RAW.swap(false, Ordering::Relaxed) || !is_ours() {
+        return;
+    }
+    // SAFETY: std opens /dev/null in place of closed standard descriptors at start, and we never close them.
+    let stdout = unsafe { BorrowedFd::borrow_raw(libc::STDOUT_FILENO) };
+    // Whoever hung up does not need it.
+    let _ = write(stdout, &calm());
+    // Somebody who panics may hold the lock.
+    if let Ok(before) = BEFORE.try_lock()
+        && let Some(before) = before.as_ref()
+    {
+        let _ = tcsetattr(stdin(), SetArg::TCSANOW, before);
+    }
+}
+
+fn calm() -> Vec<u8> {
+    let leave = if IS_ALTERNATE.swap(false, Ordering::Relaxed) { LEAVE_ALTERNATE } else { b"" };
+    [CALM, leave].concat()
+}
+
+/// We are in the foreground: to touch a terminal from the background stops whoever does it.
+fn is_ours() -> bool {
+    tcgetpgrp(stdin()).is_ok_and(|group| group == getpgrp())
+}
+
+fn stdin() -> BorrowedFd<'static> {
+    // SAFETY: std opens /dev/null in place of closed standard descriptors at start, and we never close them.
+    unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) }
+}
+
+fn is_terminal(number: RawFd) -> bool {
+    // SAFETY: as in `stdin`.
+    isatty(unsafe { BorrowedFd::borrow_raw(number) }).unwrap_or(false)
+}
+
+fn reopen(number: RawFd) -> io::Result<OwnedFd> {
+    #[cfg(target_os = "linux")]
+    let path = PathBuf::from(format!("/proc/self/fd/{number}"));
+    #[cfg(not(target_os = "linux"))]
+    // SAFETY: as in `stdin`.
+    let path: PathBuf = nix::unistd::ttyname(unsafe { BorrowedFd::borrow_raw(number) })?;
+    let file = OpenOptions::new()
+        .read(number == libc::STDIN_FILENO)
+        .write(number != libc::STDIN_FILENO)
+        .custom_flags(libc::O_NOCTTY | libc::O_CLOEXEC | libc::O_NONBLOCK)
+        .open(path)?;
+    // Were it something else by now, epoll could refuse it.
+    if !isatty(file.as_fd())? {
+        return Err(io::ErrorKind::NotADirectory.into());
+    }
+    Ok(file.into())
+}
