@@ -6,7 +6,7 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use crate::exit::{Cause, Exit, How};
+use crate::exit::{Cause, Exit, How, signal_name};
 use crate::restarts::{Policy, Restarts, State as Health, Verdict};
 
 /// A conversation that was taken up again counts as such once the agent has been ready for so long. Before that the
@@ -495,12 +495,22 @@ fn classify(how: &How, asked: bool, was_ready: bool, last: LastInput) -> (Cause,
     match how {
         _ if asked => (Cause::Asked, Class::Asked),
         How::CouldNotStart(_) => (Cause::NeverReady, Class::Transient),
-        _ if last == LastInput::Farewell => (Cause::Clean, Class::User),
+        _ if last == LastInput::Farewell && !is_violent(how) => (Cause::Clean, Class::User),
         // An agent that leaves in peace before it showed a prompt did not start at all.
         _ if !was_ready => (Cause::NeverReady, Class::Transient),
         How::Exited(Exit::Code(0)) => (Cause::Clean, Class::Clean),
         _ => (Cause::Crashed, Class::Transient),
     }
+}
+
+/// No key does this to a program, whatever was pressed before.
+fn is_violent(how: &How) -> bool {
+    const VIOLENT: [&str; 6] = ["SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE"];
+    let signal = match how.exit() {
+        Some(Exit::Signal(signal)) => signal_name(*signal),
+        _ => None,
+    };
+    signal.is_some_and(|signal| VIOLENT.contains(&signal))
 }
 
 /// With which conversation the next agent begins, if nobody says otherwise.
@@ -620,6 +630,8 @@ mod tests {
             (code(130),                          false, true,  Farewell, Cause::Clean,      Class::User),
             (code(0),                            false, true,  Farewell, Cause::Clean,      Class::User),
             (code(0),                            false, false, Farewell, Cause::Clean,      Class::User),
+            (signal(9),                          false, true,  Farewell, Cause::Crashed,    Class::Transient),
+            (signal(11),                         false, false, Farewell, Cause::NeverReady, Class::Transient),
             (code(1),                            true,  true,  Other,    Cause::Asked,      Class::Asked),
             (signal(9),                          true,  false, Farewell, Cause::Asked,      Class::Asked),
             (How::CouldNotStart("no".into()),    false, false, Farewell, Cause::NeverReady, Class::Transient),

@@ -12,7 +12,8 @@ use std::{
 };
 
 use nix::{
-    pty::{Winsize, openpty},
+    fcntl::{FcntlArg, FdFlag, fcntl},
+    pty::{OpenptyResult, Winsize, openpty},
     sys::{
         signal::{Signal, kill},
         termios::{Termios, tcgetattr},
@@ -144,6 +145,7 @@ impl Session {
 
     fn start_command(world: &World, size: Winsize, words: &[&str]) -> Session {
         let pair = openpty(Some(&size), None).unwrap();
+        keep_from_children(&pair);
         let before = tcgetattr(&pair.slave).unwrap();
         // `setsid -c` makes the terminal the session's own and becomes the command.
         let mut command = Command::new("setsid");
@@ -226,6 +228,13 @@ impl Session {
         let now = tcgetattr(&self.slave).unwrap();
         assert_eq!(now, self.before, "the terminal is as it was");
         (status.code(), text(&self.unread))
+    }
+}
+
+/// Whoever held the other end of its own terminal would never see it close.
+fn keep_from_children(pair: &OpenptyResult) {
+    for end in [&pair.master, &pair.slave] {
+        fcntl(end, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
     }
 }
 
@@ -385,13 +394,7 @@ fn an_agent_that_stops_itself_goes_on() {
 #[test]
 fn the_last_words_arrive_however_slowly_they_are_read() {
     let world = World::new();
-    let pair = openpty(None, None).unwrap();
-    let stdio = || Stdio::from(pair.slave.try_clone().unwrap());
-    let mut command = Command::new("setsid");
-    world.environment(&mut command).args(["-c", OUTLAST, "run", "--session", "s", "--", "./agent"]);
-    let mut child = command.stdin(stdio()).stdout(stdio()).stderr(stdio()).spawn().unwrap();
-    let mut master = File::from(pair.master);
-    world.until_there();
+    let (mut child, mut master) = unread(&world);
     master.write_all(b"much\r").unwrap();
     // It has written all and is gone before anybody reads a byte.
     world.until("state", json!("exited"));
@@ -663,6 +666,83 @@ fn an_agent_that_does_not_read_or_listen_is_stopped_all_the_same() {
     assert_eq!(session.ended().0, Some(137));
 }
 
+#[test]
+fn a_closed_terminal_ends_the_agent_too() {
+    let world = World::new();
+    let (mut child, mut master) = unread(&world);
+    master.write_all(b"stray\r").unwrap();
+    let mut shown = Vec::new();
+    let mut space = [0; 4096];
+    let stray: u64 = loop {
+        let count = master.read(&mut space).unwrap();
+        shown.extend_from_slice(&space[..count]);
+        let shown = text(&shown);
+        if let Some((number, _)) = shown.split_once("\nstray=").and_then(|(_, rest)| rest.split_once('\r')) {
+            break number.parse().unwrap();
+        }
+    };
+    let agent = world.state()["pid"].as_u64().unwrap();
+    drop(master);
+    assert_eq!(child.wait().unwrap().code(), Some(129));
+    until_gone(agent);
+    until_gone(stray);
+    let log = world.log("s");
+    assert!(log.contains("signal=SIGHUP") || log.contains("action=hangup"), "{log}");
+}
+
+/// A session that is ready, with a terminal that only the caller reads and holds.
+fn unread(world: &World) -> (Child, File) {
+    let pair = openpty(None, None).unwrap();
+    keep_from_children(&pair);
+    let stdio = || Stdio::from(pair.slave.try_clone().unwrap());
+    let mut command = Command::new("setsid");
+    world.environment(&mut command).args(["-c", OUTLAST, "run", "--session", "s", "--", "./agent"]);
+    let child = command.stdin(stdio()).stdout(stdio()).stderr(stdio()).spawn().unwrap();
+    world.until_there();
+    (child, File::from(pair.master))
+}
+
+#[test]
+fn who_asks_badly_disturbs_nobody() {
+    let world = World::new();
+    let mut session = world.session();
+    let socket = world.home.path().join(".local/state/outlast/run/s.sock");
+    let frame = |json: &str| [&(json.len() as u32).to_be_bytes()[..], json.as_bytes()].concat();
+    let table: [(&[u8], &str); 6] = [
+        (b"\xff\xff\xff\xff{", "too_long"),
+        (&frame(r#"{"v":9,"id":1,"method":"state"}"#), "bad_version"),
+        (&frame(r#"{"v":1,"id":1,"method":"dance"}"#), "unknown_method"),
+        (&frame(r#"{"v":1,"id":1,"method":"inject","params":{"bytes":"no base64!"}}"#), "bad_request"),
+        (&frame(r#"{"v":1,"id":1,"method":"restart","params":{"mode":"sideways"}}"#), "bad_request"),
+        (&frame("nonsense"), "bad_frame"),
+    ];
+    // Half a frame, and then silence, for as long as all this takes.
+    let mut silent = UnixStream::connect(&socket).unwrap();
+    silent.write_all(b"\0\0\0\x40{\"v\":1").unwrap();
+    for (bytes, code) in table {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        stream.write_all(bytes).unwrap();
+        assert_eq!(answer(&mut stream)["error"]["code"], code);
+    }
+    session.type_keys(b"hello\r");
+    session.shows("heard hello");
+    assert_eq!(world.state()["restarts"], 0);
+    drop(silent);
+    let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+    assert_eq!((mode(&socket), mode(socket.parent().unwrap())), (0o600, 0o700));
+    world.outlast(&["stop", "s"]);
+    session.ended();
+    assert!(!socket.exists());
+}
+
+fn answer(stream: &mut UnixStream) -> Value {
+    let mut head = [0; 4];
+    stream.read_exact(&mut head).unwrap();
+    let mut answer = vec![0; u32::from_be_bytes(head) as usize];
+    stream.read_exact(&mut answer).unwrap();
+    serde_json::from_slice(&answer).unwrap()
+}
+
 /// Over the socket, as another program would.
 fn inject(world: &World, bytes: &[u8]) -> Value {
     let socket = world.home.path().join(".local/state/outlast/run/s.sock");
@@ -676,11 +756,7 @@ fn inject(world: &World, bytes: &[u8]) -> Value {
     let request = json!({"v": 1, "id": 1, "method": "inject", "params": {"bytes": text(&encoded.stdout)}}).to_string();
     stream.write_all(&(request.len() as u32).to_be_bytes()).unwrap();
     stream.write_all(request.as_bytes()).unwrap();
-    let mut head = [0; 4];
-    stream.read_exact(&mut head).unwrap();
-    let mut answer = vec![0; u32::from_be_bytes(head) as usize];
-    stream.read_exact(&mut answer).unwrap();
-    serde_json::from_slice(&answer).unwrap()
+    answer(&mut stream)
 }
 
 #[test]
