@@ -15,6 +15,7 @@ use outlast_core::{
     session::Session,
 };
 use serde_json::Value;
+use tokio::runtime::Runtime;
 
 use crate::{
     cli,
@@ -38,7 +39,14 @@ const THREADS_MAX: usize = 2;
 pub fn mcp(arguments: cli::Mcp) -> Result<ExitCode, Report> {
     let cwd = env::current_dir()
         .map_err(|error| Report::new(report::FAILURE, "the working directory is gone").because(error))?;
-    // Before any thread: the keeper is a fork of this process.
+    let (keeper, runtime) = settle_in()?;
+    let code = runtime.block_on(serve(arguments, keeper, &cwd))?;
+    runtime.shutdown_timeout(Duration::from_millis(100));
+    Ok(ExitCode::from(code))
+}
+
+/// The keeper first, before any thread, as it is a fork of this process; then the loop's runtime.
+fn settle_in() -> Result<(Keeper, Runtime), Report> {
     let keeper = Keeper::begin().map_err(|error| {
         Report::new(report::FAILURE, "cannot start the process that keeps the children").because(error)
     })?;
@@ -49,9 +57,7 @@ pub fn mcp(arguments: cli::Mcp) -> Result<ExitCode, Report> {
         .thread_keep_alive(THREAD_KEPT)
         .build()
         .map_err(|error| Report::new(report::FAILURE, "cannot start").because(error))?;
-    let code = runtime.block_on(serve(arguments, keeper, &cwd))?;
-    runtime.shutdown_timeout(Duration::from_millis(100));
-    Ok(ExitCode::from(code))
+    Ok((keeper, runtime))
 }
 
 async fn serve(arguments: cli::Mcp, keeper: Keeper, cwd: &Path) -> Result<u8, Report> {
@@ -127,16 +133,7 @@ pub fn run(arguments: cli::Run) -> Result<ExitCode, Report> {
     } else {
         None
     };
-    let keeper = Keeper::begin().map_err(|error| {
-        Report::new(report::FAILURE, "cannot start the process that keeps the children").because(error)
-    })?;
-    let runtime = tokio::runtime::Builder::new_current_thread()
-        .enable_io()
-        .enable_time()
-        .max_blocking_threads(THREADS_MAX)
-        .thread_keep_alive(THREAD_KEPT)
-        .build()
-        .map_err(|error| Report::new(report::FAILURE, "cannot start").because(error))?;
+    let (keeper, runtime) = settle_in()?;
     let code = runtime.block_on(own(plan, place, keeper, announce));
     runtime.shutdown_timeout(Duration::from_millis(100));
     drop(claim);

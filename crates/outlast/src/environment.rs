@@ -123,7 +123,7 @@ mod tests {
             .enumerate()
             .map(|(at, (name, value))| (name.to_string(), value.to_string(), at + 3))
             .collect();
-        let about = About { session: "s1", document: path.map(Path::new), cwd: Path::new("/work") };
+        let about = About { session: "s1", document: path.map(Path::new), cwd: Path::new("/docs") };
         let all = build(ours, &passed, &document, about)?;
         Ok(all.iter().map(|(name, value)| format!("{}={}", name.display(), value.display())).collect())
     }
@@ -135,7 +135,7 @@ mod tests {
         let all = build_from(&ours, &["MINE", "MY_*"], &[], None).unwrap();
         #[rustfmt::skip]
         assert_eq!(all, ["HOME=/h", "LC_ALL=C", "MINE=1", "MY_A=2", "OUTLAST_SESSION=s1", "AGENT_DOC_SESSION=s1",
-            "PWD=/work"]);
+            "PWD=/docs"]);
     }
 
     #[test]
@@ -148,10 +148,10 @@ mod tests {
             ("PRICE", "$5"),
             ("PWD", "/wrong"),
         ];
-        let all = build_from(&ours, &[], &document, Some("/work/plan.md")).unwrap();
+        let all = build_from(&ours, &[], &document, Some("/docs/plan.md")).unwrap();
         #[rustfmt::skip]
         assert_eq!(all, ["HOME=/h/inner", "TOKEN=x", "B=otherone", "PRICE=$5", "OUTLAST_SESSION=s1",
-            "AGENT_DOC_SESSION=s1", "OUTLAST_DOCUMENT=/work/plan.md", "AGENT_DOC_DOCUMENT=/work/plan.md", "PWD=/work"]);
+            "AGENT_DOC_SESSION=s1", "OUTLAST_DOCUMENT=/docs/plan.md", "AGENT_DOC_DOCUMENT=/docs/plan.md", "PWD=/docs"]);
     }
 
     #[test]
