@@ -122,7 +122,6 @@ struct Kid {
     from_stderr: Lines,
     /// The exit was seen: what it wrote is read whatever the client does.
     is_ending: bool,
-    reported: bool,
 }
 
 struct Build {
@@ -297,7 +296,6 @@ impl Driver {
                     stderr: pipes.stderr,
                     from_stderr: Lines::in_pieces(STDERR_LINE_MAX),
                     is_ending: false,
-                    reported: false,
                 };
                 self.kids.insert(generation, kid);
                 if self.is_wide {
@@ -402,7 +400,6 @@ impl Driver {
     fn report_gone(&mut self, generation: u32, gone: life::Gone) {
         self.drain_stderr(generation);
         let Some(kid) = self.kids.get_mut(&generation) else { return };
-        kid.reported = true;
         kid.stdin = None;
         kid.stdout = None;
         let unsent = kid.outbox.unsent();

@@ -538,6 +538,18 @@ fn without_a_home_it_serves_and_says_so_once() {
     assert_eq!(said(&world.outlast(&["ps"])).1, "Nothing runs under outlast.\n");
 }
 
+/// The puppet writes what it hears beside its source, so each reload causes the next.
+#[test]
+fn what_a_server_writes_itself_does_not_reload_it_for_ever() {
+    let world = World::new();
+    let session = world.start_in(world.project.path(), &["--name", "py", "--watch", "."], &["--log", "heard.txt"]);
+    let muted = session.logged("changes at each start, and no longer causes a reload");
+    assert!(muted.contains("`heard.txt`"), "{muted}");
+    // Others are still news, and it is only said of the one.
+    std::fs::write(world.project.path().join("server.py"), "1").unwrap();
+    session.logged("(reason: changed: server.py");
+}
+
 #[test]
 fn what_was_said_and_done_can_be_read() {
     let world = World::new();
@@ -574,6 +586,9 @@ fn what_was_said_and_done_can_be_read() {
         .collect();
     assert_eq!((&events[0][..], &events[events.len() - 1][..]), ("instance_started", "instance_ended"));
     assert_eq!(said(&world.outlast(&["audit", "--since", "2099-01-01"])).1, "");
+    let (code, _, stderr) = said(&world.outlast(&["audit", "wether"]));
+    assert_eq!(code, Some(1));
+    assert!(stderr.starts_with("error: nothing is recorded here of `wether`\n"), "{stderr}");
     let (code, stdout, _) = said(&world.outlast(&["logs", "-n", "1"]));
     assert_eq!(code, Some(0));
     assert!(stdout.contains("Ended (code: 0)"), "the log of one that ended: {stdout}");
