@@ -4,6 +4,7 @@
 pub mod agent;
 pub mod debounce;
 pub mod exit;
+pub mod gateway;
 pub mod json;
 pub mod life;
 pub mod message;
