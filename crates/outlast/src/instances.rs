@@ -124,7 +124,7 @@ pub fn stop(arguments: &cli::Stop) -> Result<ExitCode, Report> {
     let since = Instant::now();
     let stopped = connect(&entry).and_then(|mut client| {
         client.ask("stop", json!({"graceful": !arguments.force}), Some(since + ANSWER_MAX))?;
-        client.wait_for_end()
+        client.wait_for_end(None)
     });
     stopped.map_err(|error| failed(&entry, "stop", &error))?;
     let took_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);

@@ -2,6 +2,8 @@
 
 #[cfg(unix)]
 mod audit;
+#[cfg(target_os = "linux")]
+mod capi;
 #[cfg(unix)]
 mod control;
 #[cfg(unix)]
