@@ -16,3 +16,5 @@ mod race;
 mod run;
 #[cfg(unix)]
 mod support;
+#[cfg(unix)]
+mod wrap;
