@@ -441,7 +441,7 @@ fn in_short(seconds: f64) -> String {
     }
 }
 
-fn from_home(path: &Path, home: Option<&Path>) -> String {
+pub fn from_home(path: &Path, home: Option<&Path>) -> String {
     match home.and_then(|home| path.strip_prefix(home).ok()) {
         Some(rest) if rest == Path::new("") => "~".to_owned(),
         Some(rest) => PathBuf::from("~").join(rest).display().to_string(),

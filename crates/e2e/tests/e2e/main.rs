@@ -18,3 +18,5 @@ mod race;
 mod run;
 #[cfg(unix)]
 mod support;
+#[cfg(unix)]
+mod wrap;
