@@ -28,6 +28,7 @@ pub mod report;
 pub mod rollout;
 pub mod table;
 pub mod terminal;
+pub mod top;
 pub mod watch;
 pub mod wrap;
 
@@ -49,6 +50,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         cli::Command::Resume(which) => instances::resume(&which),
         cli::Command::Logs(arguments) => history::logs(&arguments),
         cli::Command::Audit(arguments) => history::audit(&arguments),
+        cli::Command::Top(arguments) => top::top(&arguments),
         cli::Command::Wrap(arguments) => wrap::wrap(&arguments),
         cli::Command::Unwrap(arguments) => wrap::unwrap(&arguments),
         cli::Command::Demo(arguments) => demo::run(&arguments),

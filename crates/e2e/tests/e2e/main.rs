@@ -5,6 +5,8 @@ mod audit;
 #[cfg(unix)]
 mod control;
 #[cfg(unix)]
+mod crowd;
+#[cfg(unix)]
 mod matrix;
 #[cfg(target_os = "linux")]
 mod mcp;
@@ -16,5 +18,7 @@ mod race;
 mod run;
 #[cfg(unix)]
 mod support;
+#[cfg(unix)]
+mod top;
 #[cfg(unix)]
 mod wrap;
