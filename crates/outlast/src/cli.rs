@@ -22,6 +22,7 @@ pub enum Command {
     Mcp(Mcp),
     Run(Run),
     Ps(Ps),
+    Top(Top),
     /// Say how one instance is: its server, its restarts, its last words.
     State(Which),
     /// Print the process id of an instance's server.
@@ -166,6 +167,17 @@ pub struct Ps {
     /// An array of objects, for programs.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Watch everything that runs under outlast, live: states, calls, waits and crashes.
+///
+/// Keys restart, stop and resume, show logs and filter; `?` lists them. Where there is no terminal, one plain table is
+/// printed instead.
+#[derive(Debug, Args)]
+pub struct Top {
+    /// Print one table and end, as when stdout is not a terminal.
+    #[arg(long)]
+    pub once: bool,
 }
 
 /// Which instance is meant.

@@ -65,6 +65,11 @@ pub fn logs(arguments: &cli::Logs) -> Result<ExitCode, Report> {
     }
 }
 
+/// The end of a log, for those who show it elsewhere.
+pub fn last_lines(path: &Path, count: usize) -> io::Result<String> {
+    Tail::open(path)?.last_lines(count)
+}
+
 struct LogFile {
     path: PathBuf,
     /// It still runs, and more will come.

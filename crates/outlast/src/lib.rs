@@ -29,6 +29,7 @@ pub mod rollout;
 pub mod sessions;
 pub mod table;
 pub mod terminal;
+pub mod top;
 pub mod watch;
 pub mod wrap;
 
@@ -51,6 +52,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         cli::Command::Resume(which) => instances::resume(&which),
         cli::Command::Logs(arguments) => history::logs(&arguments),
         cli::Command::Audit(arguments) => history::audit(&arguments),
+        cli::Command::Top(arguments) => top::top(&arguments),
         cli::Command::Wrap(arguments) => wrap::wrap(&arguments),
         cli::Command::Unwrap(arguments) => wrap::unwrap(&arguments),
         cli::Command::Demo(arguments) => demo::run(&arguments),

@@ -7,6 +7,8 @@ mod capi;
 #[cfg(unix)]
 mod control;
 #[cfg(unix)]
+mod crowd;
+#[cfg(unix)]
 mod matrix;
 #[cfg(target_os = "linux")]
 mod mcp;
@@ -18,5 +20,7 @@ mod race;
 mod run;
 #[cfg(unix)]
 mod support;
+#[cfg(unix)]
+mod top;
 #[cfg(unix)]
 mod wrap;
