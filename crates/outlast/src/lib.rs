@@ -27,6 +27,7 @@ pub mod report;
 pub mod rollout;
 pub mod table;
 pub mod terminal;
+pub mod transcript;
 pub mod watch;
 
 /// The whole program, callable from a test.
