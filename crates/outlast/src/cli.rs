@@ -28,6 +28,7 @@ pub enum Command {
     Pid(Which),
     Restart(Restart),
     Inject(Inject),
+    Screen(Screen),
     Stop(Stop),
     /// Start a server or an agent again that was given up on.
     Resume(Which),
@@ -219,6 +220,17 @@ pub struct Inject {
     /// JSON, for programs.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Print what an agent's terminal shows.
+#[derive(Debug, Args)]
+pub struct Screen {
+    #[command(flatten)]
+    pub which: Which,
+
+    /// With so many lines of what has left the screen at its top.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub history: usize,
 }
 
 /// End an instance: its server, and outlast itself.
