@@ -30,6 +30,7 @@ pub mod sessions;
 pub mod table;
 pub mod terminal;
 pub mod top;
+pub mod transcript;
 pub mod watch;
 pub mod wrap;
 
