@@ -95,6 +95,15 @@ pub struct PageAnswer {
     pub body: Bytes,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    pub connections: usize,
+    /// Of the handshake era.
+    pub sessions: usize,
+    /// Of the stateless era, not yet answered; subscriptions among them.
+    pub requests: usize,
+}
+
 /// Finds out who sends a request, by its headers.
 pub type Auth = Box<dyn Fn(&HeaderMap) -> Result<Who, Unauthorized>>;
 
@@ -300,6 +309,11 @@ impl Listen {
     /// For whoever watches; with a ticket, only for that one. The data is JSON.
     pub fn publish(&mut self, ticket: Option<Ticket>, name: &str, data: &str) {
         self.door.house.borrow_mut().publish(ticket, name, data, Instant::now());
+    }
+
+    /// Who is there right now.
+    pub fn counts(&self) -> Counts {
+        self.door.house.borrow().counts()
     }
 
     /// Which arguments clients of the stateless era mirror in headers, by tool as they see it.

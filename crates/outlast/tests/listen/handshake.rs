@@ -155,6 +155,7 @@ fn batches_belong_to_one_revision() {
         (format!("[{},{}]", ask(1, "echo"), ask(1, "echo")), "twice"),
         (format!("[{}]", initialize("2025-03-26")), "initialize"),
         ("[17]".to_owned(), "no message"),
+        (format!("[{}]", vec![note; 1001].join(",")), "too many"),
     ] {
         assert_eq!(wire.post(&with(&id), &body).code(), Some(-32600), "{why}");
     }

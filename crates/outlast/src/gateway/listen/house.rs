@@ -19,7 +19,7 @@ use outlast_core::{
 };
 
 use super::{
-    Heard, Limits, Page, PageAnswer,
+    Counts, Heard, Limits, Page, PageAnswer,
     session::{NoStream, Said, Session, ping, sooner},
     socket::Line,
     stream::{self, Answer, Content, Place, Reply, Stream},
@@ -199,6 +199,11 @@ impl House {
         for (_, stream) in self.watchers.iter().filter(|(key, _)| ticket.is_none_or(|ticket| ticket == **key)) {
             stream.put(frame.clone(), self.limits.stream_bytes_max, now);
         }
+    }
+
+    pub fn counts(&self) -> Counts {
+        let sessions = self.guests.values().filter(|guest| matches!(guest, Guest::Session(_))).count();
+        Counts { connections: self.lines.len(), sessions, requests: self.guests.len() - sessions }
     }
 
     /// From here on nobody new is served. Streams end; a connection closes when it has given the answer it is at.

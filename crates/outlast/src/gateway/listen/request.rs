@@ -30,13 +30,15 @@ pub const ENDPOINT: &str = "/mcp";
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 /// Room made for a body before any of it is there; the rest is made as it comes.
 const BODY_ROOM: usize = 64 << 10;
+/// A batch with more members is refused.
+const BATCH_MAX: usize = 1000;
 /// A body that is of no use is still read if it is no larger.
 const SKIP_MAX: u64 = 64 << 10;
 /// A body may take this much longer for each second's worth of bytes that came.
 const BODY_RATE: usize = 64 << 10;
 
 pub async fn serve(door: Rc<Door>, line: Rc<Line>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
-    line.is_busy();
+    line.begin();
     let answer = match respond(&door, &line, request).await {
         Ok(answer) | Err(answer) => answer,
     };
@@ -274,6 +276,9 @@ fn batch(
     }
     if members.is_empty() {
         return Err(invalid("the batch is empty"));
+    }
+    if members.len() > BATCH_MAX {
+        return Err(invalid(&format!("the batch has more than {BATCH_MAX} members")));
     }
     let (mut ids, mut messages) = (Vec::new(), Vec::with_capacity(members.len()));
     for member in members {

@@ -58,11 +58,13 @@ impl Line {
         })
     }
 
-    pub fn is_busy(&self) {
+    /// A request is whole.
+    pub fn begin(&self) {
         self.phase.set(Phase::Busy);
     }
 
-    pub fn is_idle(&self, house: &Shared) {
+    /// Its answer is given, and the next request may come.
+    pub fn rest(&self, house: &Shared) {
         let now = Instant::now();
         self.phase.set(Phase::Idle(now));
         let mut house = house.borrow_mut();

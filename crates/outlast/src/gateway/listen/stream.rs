@@ -229,7 +229,7 @@ impl Drop for Body {
         if let Content::Events(stream, place) = &self.content {
             self.house.borrow_mut().reader_left(*place, stream, Instant::now());
         }
-        self.line.is_idle(&self.house);
+        self.line.rest(&self.house);
     }
 }
 
