@@ -30,6 +30,7 @@ use tokio::{
 mod agree;
 mod headers;
 mod house;
+mod pages;
 mod request;
 mod session;
 mod socket;
@@ -73,7 +74,7 @@ pub enum Heard {
     Page(Box<Page>),
 }
 
-/// `/health`, `/ready`, `/metrics`, `/` or something below `/api/`. Each ticket wants one answer.
+/// `/health`, `/ready`, `/metrics` or something below `/api/`. Each ticket wants one answer.
 #[derive(Debug)]
 pub struct Page {
     pub ticket: Ticket,
@@ -82,7 +83,7 @@ pub struct Page {
     pub path: String,
     pub query: String,
     pub body: Bytes,
-    /// Of `/health`, `/ready` and `/` nobody is asked who they are.
+    /// Of `/health` and `/ready` nobody is asked who they are.
     pub who: Who,
 }
 
@@ -222,6 +223,8 @@ struct Door {
     mirrors: RefCell<Mirrors>,
     /// Who everybody is where nobody is asked.
     nobody: Rc<Who>,
+    /// Only a page of our own can have read it: see [`pages`].
+    token: String,
 }
 
 /// The front. Must be polled within a `LocalSet`, or whatever else lets tasks stay on their thread.
@@ -261,6 +264,7 @@ impl Listen {
                 auth: RefCell::new(options.auth),
                 mirrors: RefCell::new(HashMap::new()),
                 nobody: Rc::new(Who { name: "local".into(), role: None, profile: None }),
+                token: format!("{:032x}", house::mint()),
             }),
             http,
             sweep: Box::pin(sleep_until(now.into())),

@@ -350,7 +350,7 @@ impl Wire {
         all.retain(|(name, _)| headers.iter().all(|(other, _)| other != name));
         all.extend(headers);
         self.send_head(start, &all);
-        self.answer()
+        if start.starts_with("HEAD ") { self.head() } else { self.answer() }
     }
 
     /// The head of an answer that is a stream.

@@ -575,7 +575,7 @@ fn version_of(message: &[u8]) -> Option<String> {
 }
 
 /// From the operating system: whoever guesses it is somebody else.
-fn mint() -> u128 {
+pub fn mint() -> u128 {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).expect("the operating system has random numbers");
     u128::from_ne_bytes(bytes)

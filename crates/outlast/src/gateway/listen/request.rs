@@ -16,9 +16,10 @@ use outlast_core::{
 };
 
 use super::{
-    Door, Page, agree,
+    Door, agree,
     headers::{accepts, is_json, session_id, single},
     house::{Exchange, Shared},
+    pages,
     session::NoStream,
     socket::Line,
     stream::{Answer, Body, Content, Place, Reply},
@@ -45,7 +46,7 @@ pub async fn serve(door: Rc<Door>, line: Rc<Line>, request: Request<Incoming>) -
     Ok(response(*answer, door.house.clone(), line))
 }
 
-type Told = Result<Box<Answer>, Box<Answer>>;
+pub type Told = Result<Box<Answer>, Box<Answer>>;
 
 async fn respond(door: &Rc<Door>, line: &Rc<Line>, request: Request<Incoming>) -> Told {
     let (head, body) = request.into_parts();
@@ -71,7 +72,7 @@ async fn route(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Option<
         return Err(Answer::refusal(StatusCode::FORBIDDEN, why));
     }
     if head.uri.path() != ENDPOINT {
-        return page(door, line, head, body).await;
+        return pages::turn(door, line, head, body).await;
     }
     let who = identify(door, &head.headers)?;
     match head.method {
@@ -82,7 +83,7 @@ async fn route(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Option<
     }
 }
 
-fn identify(door: &Door, headers: &HeaderMap) -> Result<Rc<Who>, Box<Answer>> {
+pub fn identify(door: &Door, headers: &HeaderMap) -> Result<Rc<Who>, Box<Answer>> {
     match &*door.auth.borrow() {
         None => Ok(door.nobody.clone()),
         Some(auth) => auth(headers).map(Rc::new).map_err(|refused| {
@@ -296,7 +297,7 @@ fn batch(
     Ok((ids, messages))
 }
 
-async fn take(door: &Door, body: &mut Option<Incoming>) -> Result<Bytes, Box<Answer>> {
+pub async fn take(door: &Door, body: &mut Option<Incoming>) -> Result<Bytes, Box<Answer>> {
     match body.take() {
         Some(body) => read(door, body).await,
         None => Ok(Bytes::new()),
@@ -398,33 +399,7 @@ impl Drop for Held<'_> {
     }
 }
 
-async fn page(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Option<Incoming>) -> Told {
-    let path = head.uri.path();
-    let is_open = matches!(path, "/health" | "/ready" | "/");
-    let is_known = is_open || path == "/metrics" || path.starts_with("/api/");
-    if !is_known {
-        return Err(Answer::refusal(StatusCode::NOT_FOUND, "there is nothing here; MCP is spoken at /mcp"));
-    }
-    let is_write = head.method == Method::POST && path.starts_with("/api/");
-    if !is_write && !matches!(head.method, Method::GET | Method::HEAD) {
-        return Err(words::method_not_allowed("GET", "this can only be read"));
-    }
-    let who = if is_open { door.nobody.clone() } else { identify(door, &head.headers)? };
-    let body = if is_write { take(door, body).await? } else { Bytes::new() };
-    let page = Page {
-        ticket: 0,
-        // What has a body without being asked for it has none when asked only for its head.
-        method: if is_write { Method::POST } else { Method::GET },
-        path: path.to_owned(),
-        query: head.uri.query().unwrap_or_default().to_owned(),
-        body,
-        who: (*who).clone(),
-    };
-    let exchange = door.house.borrow_mut().ask_page(page, line.clone());
-    Ok(wait(door, exchange).await)
-}
-
-async fn wait(door: &Rc<Door>, exchange: Exchange) -> Box<Answer> {
+pub async fn wait(door: &Rc<Door>, exchange: Exchange) -> Box<Answer> {
     let mut asker = Asker { house: &door.house, place: Some(exchange.place) };
     let reply: Rc<Reply> = exchange.reply;
     let answer = poll_fn(|cx| reply.poll(cx)).await;
