@@ -57,7 +57,7 @@ pub struct Params<'a> {
     places: [(u32, u32); PARAMS],
 }
 
-const PARAMS: usize = 13;
+const PARAMS: usize = 18;
 
 macro_rules! params {
     ($($function:ident = $index:literal $name:literal,)*) => {
@@ -87,6 +87,11 @@ params! {
     notifications = 10 "notifications",
     protocol_version = 11 "protocolVersion",
     arguments = 12 "arguments",
+    reference = 13 "ref",
+    task_id = 14 "taskId",
+    level = 15 "level",
+    capabilities = 16 "capabilities",
+    client_info = 17 "clientInfo",
 }
 
 /// A request's id, by type and value: strings are unescaped, integers exact.
