@@ -15,7 +15,10 @@ use alacritty_terminal::{
     vte::ansi::{Processor, Rgb, Timeout},
 };
 
-use super::guard::{Guard, Watched};
+use super::{
+    guard::{Guard, Watched},
+    unfinished::Unfinished,
+};
 use crate::os::Size;
 
 /// Lines that have left the screen are kept up to so many,
@@ -46,6 +49,7 @@ pub struct Screen {
     size: Size,
     title: Option<String>,
     asks: Asks,
+    pub(super) unfinished: Unfinished,
     /// So many bytes in a row changed nothing.
     without_effect: usize,
 }
@@ -89,6 +93,7 @@ impl Screen {
             size,
             title: None,
             asks: Asks::default(),
+            unfinished: Unfinished::default(),
             without_effect: 0,
         }
     }
@@ -111,6 +116,7 @@ impl Screen {
             rest = later;
         }
         self.take_in(rest, answers, &mut said);
+        self.unfinished.pass(bytes);
         said
     }
 
