@@ -46,7 +46,7 @@ pub fn mcp(arguments: cli::Mcp) -> Result<ExitCode, Report> {
 }
 
 /// The keeper first, before any thread, as it is a fork of this process; then the loop's runtime.
-fn settle_in() -> Result<(Keeper, Runtime), Report> {
+pub fn settle_in() -> Result<(Keeper, Runtime), Report> {
     let keeper = Keeper::begin().map_err(|error| {
         Report::new(report::FAILURE, "cannot start the process that keeps the children").because(error)
     })?;

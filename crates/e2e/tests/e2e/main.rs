@@ -6,6 +6,8 @@ mod audit;
 mod control;
 #[cfg(unix)]
 mod crowd;
+#[cfg(target_os = "linux")]
+mod doctor;
 #[cfg(unix)]
 mod matrix;
 #[cfg(target_os = "linux")]
