@@ -41,6 +41,7 @@ pub enum Command {
     Audit(Audit),
     Wrap(Wrap),
     Unwrap(Unwrap),
+    Doctor(Doctor),
     Demo(Demo),
     #[command(hide = true)]
     DemoServer(DemoServer),
@@ -405,6 +406,26 @@ pub struct WhichFiles {
     /// Show what would be done, and do nothing.
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
+}
+
+/// Look for what is wrong with your clients, their servers and outlast itself, and say how to mend it.
+///
+/// Reads the configurations that `outlast wrap` knows, starts each stdio server in them once to shake hands with it, and
+/// looks for instances that hang, for processes that an outlast left behind, and at the state directory. Nothing is
+/// changed. The exit code is 1 if there is a problem.
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Start no servers: only look.
+    #[arg(long)]
+    pub no_start: bool,
+
+    /// How long each server may take to answer.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "20", conflicts_with = "no_start")]
+    pub timeout: Duration,
+
+    /// JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Watch a connection outlast its server, in ten seconds: a reload, a broken reload, a kill -9.

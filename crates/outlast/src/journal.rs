@@ -207,7 +207,6 @@ fn sentence(record: &Record) -> String {
     let pid = record.pid.map(|pid| format!(" (PID: {pid})")).unwrap_or_default();
     let delay = record.delay.map(|delay| delay.as_secs_f64());
     let generation = record.generation.unwrap_or_default();
-    let restarts = record.restarts.unwrap_or_default();
     let exit = match (record.exit_code, record.signal) {
         (Some(code), _) => Some(Exit::Code(code)),
         (_, Some(signal)) => Some(Exit::Signal(signal)),
@@ -222,7 +221,11 @@ fn sentence(record: &Record) -> String {
     match record.event {
         Event::InstanceStarted => format!("Starting: {detail}"),
         Event::InstanceEnded => format!("Ended (code: {})", record.exit_code.unwrap_or_default()),
-        Event::ServerStarted => format!("MCP server running{pid} (restart #{restarts}, generation {generation})"),
+        // A restart that failed had a number, too, and no other one has it again.
+        Event::ServerStarted => {
+            let restart = generation.saturating_sub(1);
+            format!("MCP server running{pid} (restart #{restart}, generation {generation})")
+        }
         // What its code means is of interest only where nobody asked it to go, and the policy had to judge.
         Event::ServerStopped if record.crashes.is_none() => format!("MCP server ended{pid}: {detail}"),
         Event::ServerStopped => format!("MCP server ended{pid}: {detail}{meaning}"),

@@ -12,6 +12,7 @@ pub mod commands;
 pub mod control;
 pub mod cwd;
 pub mod demo;
+pub mod doctor;
 pub mod environment;
 pub mod frontmatter;
 pub mod gateway;
@@ -60,6 +61,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         cli::Command::Top(arguments) => top::top(&arguments),
         cli::Command::Wrap(arguments) => wrap::wrap(&arguments),
         cli::Command::Unwrap(arguments) => wrap::unwrap(&arguments),
+        cli::Command::Doctor(arguments) => doctor::doctor(&arguments),
         cli::Command::Demo(arguments) => demo::run(&arguments),
         cli::Command::DemoServer(arguments) => Ok(demo::serve(&arguments.file)),
     };

@@ -551,6 +551,22 @@ fn what_a_server_writes_itself_does_not_reload_it_for_ever() {
 }
 
 #[test]
+fn a_reload_that_several_asked_for_is_logged_once() {
+    let world = World::new();
+    let session = world.start("py", &["--slow-start", "300"]);
+    let mut wire = Wire::connect(&world.ps()[0]);
+    // The first begins a reload; the others share the one after it.
+    for id in 1..=4 {
+        wire.ask(id, "restart", json!({"reason": "all at once"}));
+    }
+    let generations: Vec<Value> = (1..=4).map(|_| wire.hear()["ok"]["generation"].clone()).collect();
+    assert_eq!(generations, [2, 3, 3, 3]);
+    drop(session);
+    let (_, log, _) = said(&world.outlast(&["logs", "-n", "1000"]));
+    assert_eq!(log.matches("Reloaded in").count(), 2, "{log}");
+}
+
+#[test]
 fn what_was_said_and_done_can_be_read() {
     let world = World::new();
     let mut session = world.start("py", &[]);

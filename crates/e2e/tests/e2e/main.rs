@@ -10,6 +10,8 @@ mod capi;
 mod control;
 #[cfg(unix)]
 mod crowd;
+#[cfg(target_os = "linux")]
+mod doctor;
 #[cfg(unix)]
 mod matrix;
 #[cfg(target_os = "linux")]

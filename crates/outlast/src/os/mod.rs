@@ -21,8 +21,8 @@ use windows as platform;
 pub use platform::{
     Announce, Claim, Hangups, Household, Keeper, Line, Listener, Outer, Peer, SOCKET_PATH_MAX, SOCKETS, Sink, Source,
     StandIn, Standing, Stops, TERMINALS, Window, become_program, born, calm, claim_dir, claim_name, detach,
-    finish_saying, give_back_code, kill_hard, outer_size, remove_socket, say, short_dirs, stand_in, stdin, stdout,
-    suspend, terminal_size, write_stdout,
+    finish_saying, give_back_code, is_ours, kill_hard, outer_size, remove_socket, say, short_dirs, stand_in, stdin,
+    stdout, strays, suspend, terminal_size, write_stdout,
 };
 
 /// The environment variable by which a child's descendants are known, wherever they went.
@@ -139,6 +139,16 @@ pub enum Signal {
     Kill,
     /// Goes on, if it was stopped.
     Continue,
+}
+
+/// A process that an outlast started and did not live to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stray {
+    /// For words only.
+    pub pid: u32,
+    /// The value of [`CHILD_TAG`].
+    pub tag: String,
+    pub command: Vec<String>,
 }
 
 /// Someone wants us to stop.
