@@ -4,6 +4,8 @@
 //! knows both eras on both sides and translates between them. Payloads pass through unread; ids, progress tokens, cursors
 //! and names are swapped on the way in and restored on the way out, types included.
 
+pub mod guard;
+
 use std::{collections::BTreeMap, time::Duration};
 
 use bytes::Bytes;
@@ -304,6 +306,7 @@ pub struct Profile {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Role {
+    /// Tools as clients see them; empty: none.
     pub allow: Vec<Pattern>,
     pub deny: Vec<Pattern>,
 }
