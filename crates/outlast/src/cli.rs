@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::history::Since;
+use crate::{config, history::Since};
 
 /// The connection outlasts the process.
 ///
@@ -33,6 +33,7 @@ pub enum Command {
     Resume(Which),
     Logs(Logs),
     Audit(Audit),
+    Config(config::commands::Arguments),
     Demo(Demo),
     #[command(hide = true)]
     DemoServer(DemoServer),
@@ -115,6 +116,10 @@ pub struct Mcp {
     #[arg(long, value_name = "PATH")]
     pub marker: Option<PathBuf>,
 
+    /// The file that sets what no option here does, in its table `[mcp]` [default: the nearest outlast.toml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
     /// Hand our own stdin and stdout to the server and only restart it: nothing is read, replayed or answered. Only
     /// for servers that need no handshake.
     #[arg(long, conflicts_with_all = ["watch", "build", "reload", "drain", "retry", "hold", "start_timeout", "no_tools",
@@ -151,6 +156,10 @@ pub struct Run {
     /// Let this variable of our own environment pass to the agent; `NAME*` stands for all that begin so.
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     pub env_pass: Vec<String>,
+
+    /// The file that sets what no option here does, in its table `[run]` [default: the nearest outlast.toml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
 
     /// Run in the background, without a terminal, and print the session's id.
     #[arg(short, long)]

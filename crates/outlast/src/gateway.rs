@@ -1,0 +1,3 @@
+//! Drives the gateway: `outlast gateway`.
+
+pub mod auth;
