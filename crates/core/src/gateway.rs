@@ -123,13 +123,15 @@ pub enum Switch {
     Backend(String),
 }
 
+/// Every message in it is one line, its line feed included and no other in it. What comes in may have any white space.
 #[derive(Debug)]
 pub enum Action {
     TellClient {
         client: Client,
         message: Bytes,
         /// The client's own request that this is about: its answer, or a notification or request on its behalf. Without
-        /// it the message goes to the general stream of a session.
+        /// it the message goes to the general stream of a session. The answers to a batch come together, as one array
+        /// about the first request in it.
         about: Option<Id>,
     },
     /// The front ends the conversation: a session is forgotten, a connection closed.
