@@ -90,7 +90,7 @@ pub const GATEWAY: &[Key] = &[
         "listen",
         Shape::Address,
         "",
-        "The address of the HTTP endpoint, such as `127.0.0.1:9200`. Beyond this machine only with `[auth]`.",
+        "The address of the HTTP endpoint, such as `127.0.0.1:7332`. Beyond this machine only with `[auth]`.",
     ),
     key(
         "hosts",
@@ -105,10 +105,15 @@ pub const GATEWAY: &[Key] = &[
         "Web pages that may connect, such as `https://app.example.com`, besides those of this machine. Any other `Origin` is refused.",
     ),
     key("profile", Shape::Text, "", "The profile of clients that name none."),
-    key("sessions_max", SOME, "1000", "Sessions of the handshake era at a time. One more is refused."),
+    key(
+        "sessions_max",
+        SOME,
+        "1024",
+        "Sessions of the handshake era at a time. With one more, the one that was idle longest ends; if all are in use, the new one is refused.",
+    ),
     key("session_idle", Shape::Span, "\"1h\"", "A session that nobody has used for so long is ended."),
-    key("connections_max", SOME, "1024", "Open connections at a time. One more waits to be accepted."),
-    key("body_max", Shape::Size, "\"64MB\"", "The largest message that is accepted."),
+    key("connections_max", SOME, "1024", "Open connections at a time. One more is told so and closed."),
+    key("body_max", Shape::Size, "\"32MiB\"", "The largest message that is accepted."),
 ];
 
 pub const BACKEND: &[Key] = &[

@@ -294,7 +294,7 @@ impl Reader<'_> {
                 let text = self.text(path, node)?;
                 if matches!(key.shape, Shape::Address) && text.value.parse::<std::net::SocketAddr>().is_err() {
                     let what = format!("`{}` is no address to listen on", text.written);
-                    let hint = "write an IP address and a port, such as \"127.0.0.1:9200\" or \"[::1]:9200\"";
+                    let hint = "write an IP address and a port, such as \"127.0.0.1:7332\" or \"[::1]:7332\"";
                     self.mistakes.add(Mistake::new(node.at.clone(), path, what).hint(hint));
                     return None;
                 }

@@ -102,7 +102,7 @@ fn all_that_can_be_set_is_set() {
         r#"
         [gateway]
         name = "house"
-        listen = "0.0.0.0:9200"
+        listen = "0.0.0.0:7332"
         hosts = ["gateway.example.com"]
         origins = "https://app.example.com"
         profile = "small"
@@ -198,7 +198,7 @@ fn all_that_can_be_set_is_set() {
     let settings = &gateway.settings;
     assert_eq!(gateway.name.as_deref(), Some("house"));
     let front = &gateway.front;
-    assert_eq!(front.listen, Some("0.0.0.0:9200".parse().unwrap()));
+    assert_eq!(front.listen, Some("0.0.0.0:7332".parse().unwrap()));
     assert_eq!(
         (&front.hosts[..], &front.origins[..]),
         (&["gateway.example.com".into()][..], &["https://app.example.com".into()][..])
@@ -291,7 +291,7 @@ fn a_mistake_is_told_with_its_place_its_key_and_the_fix() {
         "[[backend]]\nname = \"a\"\ncommand = [\"x\"]\n",
         "[[backend]]\nname = \"a\"\ncommand = \"x\"\ntimeout = 5\n",
         "[gateway]\nlisten = \"localhost\"\n",
-        "[gateway]\nlisten = \"0.0.0.0:9200\"\n",
+        "[gateway]\nlisten = \"0.0.0.0:7332\"\n",
         "[gateway]\nprofile = \"smal\"\n[profile.small]\n",
         "[gateway]\norigins = [\"*\"]\n",
         "[gateway]\nhosts = [\"http://x\"]\n",

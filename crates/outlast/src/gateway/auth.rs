@@ -335,3 +335,6 @@ fn algorithm_of(jwk: &Jwk) -> Option<Algorithm> {
     };
     jwk.common.key_algorithm.is_none_or(|said| said == algorithm.1).then_some(algorithm.0)
 }
+
+#[cfg(test)]
+mod tests;
