@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::{config, history::Since};
+use crate::{config, history::Since, wrap::clients::Client};
 
 /// The connection outlasts the process.
 ///
@@ -22,18 +22,22 @@ pub enum Command {
     Mcp(Mcp),
     Run(Run),
     Ps(Ps),
+    Top(Top),
     /// Say how one instance is: its server, its restarts, its last words.
     State(Which),
     /// Print the process id of an instance's server.
     Pid(Which),
     Restart(Restart),
     Inject(Inject),
+    Screen(Screen),
     Stop(Stop),
     /// Start a server or an agent again that was given up on.
     Resume(Which),
     Logs(Logs),
     Audit(Audit),
     Config(config::commands::Arguments),
+    Wrap(Wrap),
+    Unwrap(Unwrap),
     Demo(Demo),
     #[command(hide = true)]
     DemoServer(DemoServer),
@@ -174,6 +178,17 @@ pub struct Ps {
     pub json: bool,
 }
 
+/// Watch everything that runs under outlast, live: states, calls, waits and crashes.
+///
+/// Keys restart, stop and resume, show logs and filter; `?` lists them. Where there is no terminal, one plain table is
+/// printed instead.
+#[derive(Debug, Args)]
+pub struct Top {
+    /// Print one table and end, as when stdout is not a terminal.
+    #[arg(long)]
+    pub once: bool,
+}
+
 /// Which instance is meant.
 #[derive(Debug, Args)]
 pub struct Which {
@@ -230,6 +245,17 @@ pub struct Inject {
     pub json: bool,
 }
 
+/// Print what an agent's terminal shows.
+#[derive(Debug, Args)]
+pub struct Screen {
+    #[command(flatten)]
+    pub which: Which,
+
+    /// With so many lines of what has left the screen at its top.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub history: usize,
+}
+
 /// End an instance: its server, and outlast itself.
 #[derive(Debug, Args)]
 pub struct Stop {
@@ -276,6 +302,50 @@ pub struct Audit {
     /// The lines as they stand in the log, for jq.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Put outlast in front of every stdio server in your clients' configurations.
+///
+/// Finds the configurations of Claude Code, Claude Desktop, VS Code, Cursor, Codex and Gemini CLI, here and in your home
+/// directory, shows what would change, and asks. Comments, order and layout stay; a backup is kept, and `outlast unwrap`
+/// restores the file byte for byte.
+#[derive(Debug, Args)]
+pub struct Wrap {
+    #[command(flatten)]
+    pub which: WhichFiles,
+
+    /// How outlast is called there [default: its whole path; in a project's file `outlast`, if PATH has it]
+    #[arg(long, value_name = "COMMAND")]
+    pub command: Option<String>,
+}
+
+/// Take outlast out of your clients' configurations again.
+///
+/// A file that nobody changed since is restored byte for byte; in any other, only what `wrap` has put in is taken out.
+#[derive(Debug, Args)]
+pub struct Unwrap {
+    #[command(flatten)]
+    pub which: WhichFiles,
+}
+
+/// Which configurations are meant, and how.
+#[derive(Debug, Args)]
+pub struct WhichFiles {
+    /// Only these files [default: all that are found]
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+
+    /// Only the files of this client; may be given more than once.
+    #[arg(long, value_name = "NAME", value_enum, conflicts_with = "files")]
+    pub client: Vec<Client>,
+
+    /// Do not ask.
+    #[arg(short, long)]
+    pub yes: bool,
+
+    /// Show what would be done, and do nothing.
+    #[arg(long, conflicts_with = "yes")]
+    pub dry_run: bool,
 }
 
 /// Watch a connection outlast its server, in ten seconds: a reload, a broken reload, a kill -9.

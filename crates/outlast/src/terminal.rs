@@ -1,6 +1,12 @@
 //! Drives a session: `outlast run`. One loop carries bytes between the person's terminal and the agent's, and carries
 //! out what the machine decides. Nothing in it waits, and no byte is looked at on its way but for what must be known.
 
+mod guard;
+mod paint;
+mod screen;
+
+pub use self::{paint::Extent, screen::Screen};
+
 use std::{
     collections::BTreeMap,
     ffi::OsString,
@@ -33,7 +39,7 @@ use crate::{
     journal::Journal,
     os::{self, Household, News, Order, Outer, OuterEvent, Sink, Size, Source, Stdio, Window},
     report::{self, Report},
-    rollout,
+    rollout, transcript,
 };
 
 /// Room made for one read of the agent's terminal, which hands over no more than this.
@@ -56,7 +62,7 @@ const CTRL_C: u8 = 0x03;
 const CTRL_D: u8 = 0x04;
 
 /// What every session understands.
-const METHODS: [&str; 7] = ["state", "pid", "restart", "inject", "resume", "stop", "subscribe"];
+const METHODS: [&str; 8] = ["state", "pid", "restart", "inject", "screen", "resume", "stop", "subscribe"];
 
 /// What is fixed before the loop begins.
 pub struct Plan {
@@ -118,6 +124,9 @@ pub struct Terminal {
     /// Where the agent's output goes when there is no terminal.
     stdout: Option<Sink>,
     shown: BytesMut,
+    /// What is on its way to the person, and not yet in the model.
+    unseen: Vec<u8>,
+    screen: Screen,
     alternate: Alternate,
     size: Size,
 
@@ -186,6 +195,8 @@ impl Terminal {
             keys: BytesMut::new(),
             stdout: parts.stdout,
             shown: BytesMut::new(),
+            unseen: Vec::new(),
+            screen: Screen::new(size),
             alternate: Alternate::default(),
             size,
             child: None,
@@ -284,6 +295,12 @@ impl Terminal {
         }
         self.generation += 1;
         let key = self.generation;
+        if mode == Mode::Continue
+            && let (Some(id), Some(home)) = (self.agent.kept_as(), self.agents_home("CLAUDE_CONFIG_DIR", ".claude"))
+        {
+            let kept = transcript::look(&home, id);
+            self.agent.has_kept(kept);
+        }
         let start = self.agent.start(mode, &home::new_uuid());
         self.journal.event(
             "cwd_resolved",
@@ -397,7 +414,7 @@ impl Terminal {
         if let Some(announce) = self.announce.take() {
             announce.say(&json!({"id": self.plan.id, "pid": std::process::id()}).to_string());
         }
-        self.tell(Event::Started { pid });
+        self.tell(Event::Started { pid, mode });
         self.record(Record {
             pid: Some(pid),
             generation: Some(key),
@@ -411,7 +428,7 @@ impl Terminal {
         let Some(child) = self.child.take_if(|child| child.key == key) else { return };
         self.agent.said_last(&child.tail);
         if self.agent.is_without_conversation()
-            && let Some(home) = self.codex_home()
+            && let Some(home) = self.agents_home("CODEX_HOME", ".codex")
             && let Some(id) = rollout::find(&home, &self.place.cwd.path, child.since)
         {
             self.agent.learned(id);
@@ -434,10 +451,10 @@ impl Terminal {
     }
 
     /// Where the agent keeps its conversations, as it sees it itself.
-    fn codex_home(&self) -> Option<PathBuf> {
+    fn agents_home(&self, variable: &str, by_default: &str) -> Option<PathBuf> {
         let value =
             |name: &str| self.place.env.iter().find(|(known, _)| known == name).map(|(_, value)| PathBuf::from(value));
-        value("CODEX_HOME").or_else(|| value("HOME").map(|home| home.join(".codex")))
+        value(variable).or_else(|| value("HOME").map(|home| home.join(by_default)))
     }
 
     fn note(&mut self, note: Note) {
@@ -584,6 +601,7 @@ impl Terminal {
     fn resize(&mut self) {
         let Some(size) = self.outer.as_ref().map(Outer::size).filter(|size| *size != self.size) else { return };
         self.size = size;
+        self.screen.resize(size);
         self.journal.event("resize", &[("columns", &size.columns), ("rows", &size.rows)]);
         // Without an agent the next one gets it.
         if let Some(window) = self.child.as_ref().and_then(|child| child.window.as_ref())
@@ -632,6 +650,8 @@ impl Terminal {
                 carried = true;
             }
             carried |= self.show(cx);
+            // Last, so that nobody waits for it.
+            self.take_in();
             if !carried {
                 break;
             }
@@ -662,6 +682,7 @@ impl Terminal {
         }
         let new = &self.shown[before..];
         self.alternate.pass(new);
+        self.unseen.extend_from_slice(new);
         if self.agent.tells_its_conversation() {
             keep_tail(&mut child.tail, new);
         }
@@ -674,6 +695,19 @@ impl Terminal {
             self.tell(Event::PromptShown);
         }
         true
+    }
+
+    /// Brings the model up to date.
+    fn take_in(&mut self) {
+        if self.unseen.is_empty() {
+            return;
+        }
+        let is_alone = self.outer.is_none();
+        let answers = self.screen.feed(&self.unseen, is_alone);
+        self.unseen.clear();
+        if let Some(child) = self.child.as_mut().filter(|child| !answers.is_empty() && child.stdin.is_some()) {
+            child.typed.extend_from_slice(&answers);
+        }
     }
 
     fn type_to_agent(&mut self, cx: &mut Context<'_>) -> bool {
@@ -764,6 +798,7 @@ impl Terminal {
                 return true;
             }
             "inject" => self.inject(&params),
+            "screen" => Ok(self.look(&params)),
             "stop" => {
                 let graceful = params["graceful"].as_bool().unwrap_or(true);
                 self.journal.event("user_action", &[("action", &"stop"), ("by", &"control"), ("graceful", &graceful)]);
@@ -795,18 +830,14 @@ impl Terminal {
     fn answer(&mut self, ticket: u64, result: Result<Answer, Refused>) {
         let took = self.asked_at.remove(&ticket).map(|at| self.now.saturating_duration_since(at)).unwrap_or_default();
         let result = match result {
-            Ok(Answer::Started { old_pid, pid, mode }) => {
-                // What came of it may be less than was asked for.
-                let mode = self.child.as_ref().map_or(mode, |child| child.mode);
-                Ok(json!({
-                    "pid": pid,
-                    "old_pid": old_pid,
-                    "new_pid": pid,
-                    "mode": mode.to_string(),
-                    "generation": self.generation,
-                    "took_ms": u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
-                }))
-            }
+            Ok(Answer::Started { old_pid, pid, mode }) => Ok(json!({
+                "pid": pid,
+                "old_pid": old_pid,
+                "new_pid": pid,
+                "mode": mode.to_string(),
+                "generation": self.generation,
+                "took_ms": u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            })),
             Ok(Answer::NothingToResume) => Ok(json!({"resumed": false, "state": self.session.state()})),
             Err(refused) => {
                 let code = match refused {
@@ -839,6 +870,29 @@ impl Terminal {
         Ok(json!({"n": bytes.len()}))
     }
 
+    fn look(&self, params: &Value) -> Value {
+        let look = self.screen.look();
+        let modes = self.screen.modes();
+        let history = usize::try_from(params["history"].as_u64().unwrap_or(0)).unwrap_or(usize::MAX);
+        json!({
+            "text": self.screen.text(),
+            "lines": look.lines,
+            "history": self.screen.history(history),
+            "cursor": {"row": look.cursor.0, "column": look.cursor.1, "visible": look.is_cursor_visible},
+            "columns": self.size.columns,
+            "rows": self.size.rows,
+            "title": self.screen.title(),
+            "modes": {
+                "alternate": modes.alternate,
+                "bracketed_paste": modes.bracketed_paste,
+                "mouse": modes.mouse,
+                "focus": modes.focus,
+                "application_cursor": modes.application_cursor,
+                "keyboard": modes.keyboard,
+            },
+        })
+    }
+
     fn state(&self) -> Value {
         let now = Instant::now();
         let restarts = self.session.restarts();
@@ -855,6 +909,7 @@ impl Terminal {
             "crashes": restarts.crashes(now),
             "next_try_s": self.session.next_try(now).map(|left| left.as_secs_f64()),
             "last_exit": self.session.last_exit().map(ToString::to_string),
+            "last_exits": restarts.recent().map(|past| past.to_json(now)).collect::<Vec<_>>(),
             "last_exit_code": last_code.map(|exit| match exit {
                 exit::Exit::Code(code) => *code,
                 exit::Exit::Signal(signal) => 128 + signal,

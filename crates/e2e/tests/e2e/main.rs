@@ -1,9 +1,15 @@
 //! The proof: the real program, as a client and a server would meet it.
 
+#[cfg(target_os = "linux")]
+mod agents;
 #[cfg(unix)]
 mod audit;
+#[cfg(target_os = "linux")]
+mod capi;
 #[cfg(unix)]
 mod control;
+#[cfg(unix)]
+mod crowd;
 #[cfg(unix)]
 mod matrix;
 #[cfg(target_os = "linux")]
@@ -16,3 +22,7 @@ mod race;
 mod run;
 #[cfg(unix)]
 mod support;
+#[cfg(unix)]
+mod top;
+#[cfg(unix)]
+mod wrap;

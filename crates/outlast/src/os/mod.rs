@@ -18,8 +18,8 @@ use windows as platform;
 
 pub use platform::{
     Announce, Claim, Hangups, Household, Keeper, Line, Listener, Outer, Peer, SOCKET_PATH_MAX, SOCKETS, Sink, Source,
-    Stops, TERMINALS, Window, born, claim_dir, claim_name, detach, finish_saying, give_back_code, kill_hard,
-    remove_socket, say, short_dirs, stdin, stdout, terminal_size,
+    Stops, TERMINALS, Window, become_program, born, claim_dir, claim_name, detach, finish_saying, give_back_code,
+    kill_hard, remove_socket, say, short_dirs, stdin, stdout, suspend, terminal_size,
 };
 
 /// The environment variable by which a child's descendants are known, wherever they went.

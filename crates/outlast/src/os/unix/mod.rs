@@ -24,7 +24,7 @@ pub use pty::Window;
 pub use socket::{Line, Listener, Peer, SOCKET_PATH_MAX, SOCKETS, claim_dir, remove_socket, short_dirs};
 pub use stops::Stops;
 pub use stream::{Hangups, Sink, Source, stdin, stdout};
-pub use terminal::{kill_hard, terminal_size};
+pub use terminal::{become_program, kill_hard, suspend, terminal_size};
 pub use words::{finish_saying, say};
 
 /// Whether children can be given terminals here, or a sentence that says why not.
