@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use outlast_core::keys::DetachKey;
 
-use crate::{history::Since, wrap::clients::Client};
+use crate::{config, history::Since, wrap::clients::Client};
 
 /// The connection outlasts the process.
 ///
@@ -39,6 +39,7 @@ pub enum Command {
     Resume(Which),
     Logs(Logs),
     Audit(Audit),
+    Config(config::commands::Arguments),
     Wrap(Wrap),
     Unwrap(Unwrap),
     Doctor(Doctor),
@@ -124,6 +125,10 @@ pub struct Mcp {
     #[arg(long, value_name = "PATH")]
     pub marker: Option<PathBuf>,
 
+    /// The file that sets what no option here does, in its table `[mcp]` [default: the nearest outlast.toml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
     /// Hand our own stdin and stdout to the server and only restart it: nothing is read, replayed or answered. Only
     /// for servers that need no handshake.
     #[arg(long, conflicts_with_all = ["watch", "build", "reload", "drain", "retry", "hold", "start_timeout", "no_tools",
@@ -160,6 +165,10 @@ pub struct Run {
     /// Let this variable of our own environment pass to the agent; `NAME*` stands for all that begin so.
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     pub env_pass: Vec<String>,
+
+    /// The file that sets what no option here does, in its table `[run]` [default: the nearest outlast.toml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
 
     /// Run in the background, without a terminal, and print the session's id. `outlast attach` shows it.
     #[arg(short, long)]

@@ -2,13 +2,14 @@
 
 use std::{ffi::OsString, process::ExitCode};
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 
 pub mod attach;
 pub mod audit;
 pub mod base64;
 pub mod cli;
 pub mod commands;
+pub mod config;
 pub mod control;
 pub mod cwd;
 pub mod demo;
@@ -39,13 +40,16 @@ pub mod wrap;
 
 /// The whole program, callable from a test.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let cli = match cli::Cli::try_parse_from(args) {
-        Ok(cli) => cli,
+    let parsed = cli::Cli::command().try_get_matches_from(args);
+    let (cli, given) = match parsed.and_then(|given| Ok((cli::Cli::from_arg_matches(&given)?, given))) {
+        Ok(parsed) => parsed,
         Err(error) => return report::Report::of_arguments(error, &cli::Cli::command()).print(),
     };
+    let given = given.subcommand().map(|(_, given)| given);
     let result = match cli.command {
-        cli::Command::Mcp(arguments) => commands::mcp(arguments),
-        cli::Command::Run(arguments) => commands::run(arguments),
+        cli::Command::Mcp(arguments) => config::flags::mcp(arguments, given).and_then(commands::mcp),
+        cli::Command::Run(arguments) => config::flags::run(arguments, given).and_then(commands::run),
+        cli::Command::Config(arguments) => config::commands::run(&arguments),
         cli::Command::Ps(arguments) => instances::ps(&arguments),
         cli::Command::State(which) => instances::state(&which),
         cli::Command::Pid(which) => instances::pid(&which),

@@ -28,6 +28,19 @@ pub use platform::{
 /// The environment variable by which a child's descendants are known, wherever they went.
 pub const CHILD_TAG: &str = "OUTLAST_CHILD";
 
+/// Whether a file belongs to us or to the administrator, so that nobody else decides what we do by it.
+#[cfg(unix)]
+pub fn is_trusted(file: &std::fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    file.uid() == nix::unistd::geteuid().as_raw() || file.uid() == 0
+}
+
+/// Directories that others may write to are rare here, and owners are not told by the standard library.
+#[cfg(windows)]
+pub fn is_trusted(_: &std::fs::Metadata) -> bool {
+    true
+}
+
 /// What to start, and how.
 #[derive(Clone, Debug)]
 pub struct Order {

@@ -1,0 +1,6 @@
+//! The gateway's behaviour, told as stories: clients and backends say things, and the teller looks at what came of it.
+
+mod calls;
+mod catalogue;
+mod crash;
+mod story;
