@@ -44,7 +44,7 @@ enum Back {
 pub(super) struct Parked {
     /// Nothing while the client is here and waits for the answer.
     state: Option<String>,
-    who: Who,
+    pub who: Who,
     /// What the client was asked: our names, and the backend's ids.
     given: Vec<(String, Box<str>)>,
     /// What came after.

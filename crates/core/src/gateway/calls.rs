@@ -372,30 +372,35 @@ impl Gateway {
             self.note(format!("{name}: too many failures in a row; its circuit is open"));
         }
         let Some(whom) = &call.whom else { return };
-        let shown = call.shown.as_deref().map(str::to_owned);
-        self.count_call(whom.client, &call.method, shown, backend, outcome, now.saturating_duration_since(call.began));
+        let guest = self.guests.get(&whom.client).map(|guest| &guest.who);
+        // A call that waits for its client's next try outlives the client that made it.
+        let Some(who) = guest.or_else(|| call.parked.as_ref().map(|parked| &parked.who)) else { return };
+        self.out.push(Action::Called(Called {
+            client: whom.client,
+            who: who.name.clone(),
+            role: who.role.clone(),
+            method: call.method.clone().into_owned(),
+            tool: call.shown.as_deref().map(str::to_owned),
+            backend,
+            outcome,
+            took: now.saturating_duration_since(call.began),
+        }));
     }
 
-    pub(super) fn count_call(
+    /// The same for what never became a call.
+    pub(super) fn count_refused(
         &mut self,
         client: Client,
         method: &str,
         tool: Option<String>,
         backend: Option<String>,
         outcome: Outcome,
-        took: Duration,
     ) {
         let Some(guest) = self.guests.get(&client) else { return };
-        self.out.push(Action::Called(Called {
-            client,
-            who: guest.who.name.clone(),
-            role: guest.who.role.clone(),
-            method: method.to_owned(),
-            tool,
-            backend,
-            outcome,
-            took,
-        }));
+        let (who, role) = (guest.who.name.clone(), guest.who.role.clone());
+        let method = words::cut(method, 100);
+        let took = Duration::ZERO;
+        self.out.push(Action::Called(Called { client, who, role, method, tool, backend, outcome, took }));
     }
 
     /// Calls that waited too long, for a place or for an answer.

@@ -35,11 +35,17 @@ struct Target {
 enum Missed {
     /// This backend may have it, and has not said yet.
     Unresolved(u32),
-    Failed(Failure),
+    Failed(Box<Failure>),
 }
 
 impl From<Failure> for Missed {
     fn from(failure: Failure) -> Missed {
+        Missed::Failed(failure.into())
+    }
+}
+
+impl From<Box<Failure>> for Missed {
+    fn from(failure: Box<Failure>) -> Missed {
         Missed::Failed(failure)
     }
 }
@@ -242,7 +248,7 @@ impl Gateway {
     }
 
     /// Who has a resource: the backend that lists it, then one with a template that fits, then the only one that has any.
-    pub(super) fn resource_owner(&self, client: Client, uri: &str) -> Result<u32, Failure> {
+    pub(super) fn resource_owner(&self, client: Client, uri: &str) -> Result<u32, Box<Failure>> {
         let guest = &self.guests[&client];
         let view = &self.views[guest.view];
         let listed = self.catalogue.find(List::Resources, uri).map(|(index, entry)| (index, entry.owner));
@@ -259,7 +265,9 @@ impl Gateway {
         if let Some((sees, owner)) = found {
             return match sees {
                 true => Ok(owner),
-                false => Err(Failure::denied(self.owner_name(owner), guest.who.role.as_deref(), &format!("`{uri}`"))),
+                false => {
+                    Err(Failure::denied(self.owner_name(owner), guest.who.role.as_deref(), &format!("`{uri}`")).into())
+                }
             };
         }
         let mut with_any = self.order.iter().copied().filter(|number| {
@@ -272,9 +280,9 @@ impl Gateway {
         match (with_any.next(), with_any.next()) {
             (Some(owner), None) => Ok(owner),
             (Some(_), Some(_)) => {
-                Err(Failure::unknown(format!("no backend lists the resource `{}`", words::cut(uri, 200))))
+                Err(Failure::unknown(format!("no backend lists the resource `{}`", words::cut(uri, 200))).into())
             }
-            (None, _) => Err(Failure::unknown("no backend has resources".into())),
+            (None, _) => Err(Failure::unknown("no backend has resources".into()).into()),
         }
     }
 
@@ -307,7 +315,7 @@ impl Gateway {
         }
     }
 
-    fn resource_owner_of_template(&self, client: Client, uri: &str) -> Result<u32, Failure> {
+    fn resource_owner_of_template(&self, client: Client, uri: &str) -> Result<u32, Box<Failure>> {
         match self.catalogue.find(List::Templates, uri) {
             Some((index, entry)) if self.views[self.guests[&client].view].sees(List::Templates, index) => {
                 Ok(entry.owner)
@@ -394,13 +402,13 @@ impl Gateway {
         self.refuse(&asked.whom, is_tool, failure);
         let backend = target.map(|target| self.owner_name(target.owner).to_owned());
         let shown = target.and_then(|target| target.shown.as_deref().map(str::to_owned));
-        self.count_call(asked.whom.client, asked.method, shown, backend, failure.outcome, Duration::ZERO);
+        self.count_refused(asked.whom.client, asked.method, shown, backend, failure.outcome);
     }
 
     fn refused_named(&mut self, asked: &Asked<'_>, name: &str, failure: &Failure) {
         self.refuse(&asked.whom, asked.method == "tools/call", failure);
         let name = Some(words::cut(name, 200));
-        self.count_call(asked.whom.client, asked.method, name, None, failure.outcome, Duration::ZERO);
+        self.count_refused(asked.whom.client, asked.method, name, None, failure.outcome);
     }
 
     pub(super) fn unknown(&mut self, asked: &Asked<'_>, words: String, name: Option<&str>) {

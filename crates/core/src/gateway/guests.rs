@@ -209,7 +209,7 @@ impl Gateway {
         if guest.in_flight > max {
             let failure = Failure::too_many(max);
             self.refuse(&whom, false, &failure);
-            return self.count_call(client, method, None, None, failure.outcome, Duration::ZERO);
+            return self.count_refused(client, method, None, None, failure.outcome);
         }
         if method == "initialize" && guest.front != Front::Request {
             return self.initialize(&whom, params);

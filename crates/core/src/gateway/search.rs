@@ -60,14 +60,7 @@ impl Gateway {
             Err(words) => words::tool_result(&words, true, era, None),
         };
         self.answer_result(&asked.whom, &result);
-        self.count_call(
-            asked.whom.client,
-            asked.method,
-            Some(name.to_owned()),
-            None,
-            Outcome::Answered,
-            Duration::ZERO,
-        );
+        self.count_refused(asked.whom.client, asked.method, Some(name.to_owned()), None, Outcome::Answered);
     }
 
     /// Best first: words in the name count more than words in the description.

@@ -58,7 +58,10 @@ impl Gateway {
             .collect();
         let first = self.first_place(number);
         let main = self.places.get(&first).map_or(Value::Null, |place| self.place_status(first, place, now));
-        let of_backend = |call: &&Box<Call>| call.place.backend == number && call.whom.is_some();
+        let in_flight = self
+            .calls
+            .values()
+            .filter(|call| call.place.backend == number && call.whom.is_some() && call.link.is_some());
         let held: usize =
             self.places.iter().filter(|(key, _)| key.backend == number).map(|(_, place)| place.held.len()).sum();
         let is_off = self.switches.is_backend_off(&owner.settings.name);
@@ -100,7 +103,7 @@ impl Gateway {
                 "resources": owner.offer.resources.len(),
                 "templates": owner.offer.templates.len(),
             },
-            "in_flight": self.calls.values().filter(of_backend).filter(|call| call.link.is_some()).count(),
+            "in_flight": in_flight.count(),
             "held": held,
             "circuit": circuit,
             "links": links,
