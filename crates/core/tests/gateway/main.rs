@@ -3,6 +3,10 @@
 mod asks;
 mod calls;
 mod catalogue;
+mod change;
+mod children;
+
 mod crash;
 mod eras;
+mod guards;
 mod story;
