@@ -118,8 +118,8 @@ impl Gateway {
             [(message::place(asked.said, outer_name), name.get()), (message::place(asked.said, outer), arguments)];
         let said = message::patch(asked.said, &mut edits);
         if let Ok(Message::Request { id, method, params }) = message::parse(&said) {
-            let Asked { whom, level, .. } = asked;
-            self.route(Asked { whom, said: &said, id, method: &method, params: &params, level }, now);
+            let Asked { whom, says, .. } = asked;
+            self.route(Asked { whom, said: &said, id, method: &method, params: &params, says }, now);
         }
     }
 }

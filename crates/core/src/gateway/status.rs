@@ -44,6 +44,15 @@ impl Gateway {
             "templates": self.catalogue.all(List::Templates).len(),
             "collisions": collisions,
             "switched_off": off,
+            "under_way": {
+                "calls": self.calls.values().filter(|call| call.whom.is_some()).count(),
+                "own_requests": self.calls.values().filter(|call| call.whom.is_none()).count(),
+                "asked_of_clients": self.asks.len(),
+                "batches": self.batches.len(),
+                "waiting_for_offers": self.gathering.len(),
+                "errands": self.errands.len(),
+                "links": self.links.len(),
+            },
             "stopping": self.stopping.is_some(),
         })
     }

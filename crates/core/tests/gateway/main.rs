@@ -5,7 +5,6 @@ mod calls;
 mod catalogue;
 mod change;
 mod children;
-
 mod crash;
 mod eras;
 mod guards;
