@@ -43,7 +43,7 @@ use asks::Ask;
 use calls::{Call, Whom};
 use catalogue::{Catalogue, View};
 use guard::{Breaker, Buckets, Roles, Switches};
-use guests::Guest;
+use guests::{Guest, Says};
 use links::Connection;
 use lists::Gathering;
 use places::{Place, PlaceKey, Seat};

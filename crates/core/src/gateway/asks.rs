@@ -44,13 +44,19 @@ enum Back {
 pub(super) struct Parked {
     /// Nothing while the client is here and waits for the answer.
     state: Option<String>,
-    who: Who,
+    pub who: Who,
     /// What the client was asked: our names, and the backend's ids.
     given: Vec<(String, Box<str>)>,
     /// What came after.
     queued: Vec<(Box<str>, String)>,
     /// The answer came while the client was away.
     answer: Option<Bytes>,
+}
+
+impl Parked {
+    pub fn is_waiting(&self) -> bool {
+        self.state.is_some()
+    }
 }
 
 /// The answers to a stateless backend's question, until all are there.
@@ -277,9 +283,8 @@ impl Gateway {
     /// What a backend asks becomes the answer to the client's call; the call stays open.
     fn park(&mut self, key: u64, serial: u64, raw: Box<str>, method: &str, params: &Params<'_>, now: Instant) {
         let call = self.calls.get_mut(&key).expect("found by the caller");
-        let known = ["sampling/createMessage", "elicitation/create", "roots/list"].contains(&method);
-        if !known || !matches!(call.what, What::Tool | What::Prompt | What::Read) {
-            let words = "this client's revision has no way to ask it that";
+        if !call.says.can(method) || !matches!(call.what, What::Tool | What::Prompt | What::Read) {
+            let words = "the client that this is for cannot be asked that";
             return self.tell_link(serial, message::error_line(&raw, -32601, words, None));
         }
         let asked = match params.whole() {
@@ -349,6 +354,9 @@ impl Gateway {
         let responses = asked.params.input_responses();
         let call = self.calls.get_mut(&key).expect("found above");
         call.whom = Some(asked.whom.clone());
+        if let Some([Some(token)]) = asked.params.meta().and_then(|meta| pick(meta, ["progressToken"])) {
+            call.token = Some(token.get().into());
+        }
         let timeout = self.owners.get(&call.place.backend).map_or(PARK_MAX, |owner| owner.settings.call_timeout);
         call.due = Some(now + timeout);
         call.due_max = call.due_max.max(now + timeout);
@@ -382,7 +390,7 @@ impl Gateway {
     /// The answer to a call came while its client was away; its next try gets it.
     pub(super) fn keep_answer(&mut self, key: u64, message: &[u8], now: Instant) -> bool {
         let Some(call) = self.calls.get_mut(&key) else { return false };
-        let Some(parked) = call.parked.as_mut().filter(|parked| parked.state.is_some()) else { return false };
+        let Some(parked) = call.parked.as_mut().filter(|parked| parked.is_waiting()) else { return false };
         parked.answer = Some(Bytes::copy_from_slice(message));
         let serial = call.link.take();
         if let Some(serial) = serial {

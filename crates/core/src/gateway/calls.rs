@@ -60,19 +60,22 @@ pub(super) struct Call {
     pub pass: Option<Pass>,
     /// It makes a task.
     pub task: bool,
-    /// The level down to which a stateless client wants to hear of the work on it.
-    pub level: Option<Level>,
+    /// What a client of the stateless era said of itself with it.
+    pub says: Says,
     /// A backend of the handshake era asked something meanwhile; the client's next try brings the answers.
     pub parked: Option<Box<asks::Parked>>,
     /// A stateless backend asked something; the client's answers are gathered for our next try.
     pub inputs: Option<Box<asks::Inputs>>,
 }
 
-pub(super) use super::subscriptions::Level;
-
 impl Call {
     pub fn due(&self) -> Option<Instant> {
         self.due
+    }
+
+    /// Its client had an answer, and comes back with another try; until then it is owed nothing.
+    pub fn is_parked(&self) -> bool {
+        self.parked.as_ref().is_some_and(|parked| parked.is_waiting())
     }
 
     pub fn is_of(&self, client: Client) -> bool {
@@ -103,7 +106,12 @@ impl Gateway {
         let key = self.number();
         match self.serving(call.place) {
             Some(serial) => {
+                let wants_logs = call.says.level.is_some();
                 self.calls.insert(key, call);
+                if wants_logs {
+                    self.calls.get_mut(&key).expect("just put there").link = Some(serial);
+                    self.relevel_link(serial, now);
+                }
                 self.forward(key, serial, message, id, params, now);
             }
             None => self.hold(key, call, message, now),
@@ -339,7 +347,9 @@ impl Gateway {
     /// Bad news for a call that is in no table any more.
     pub(super) fn fail(&mut self, call: Call, failure: Failure, now: Instant) {
         let Some(whom) = &call.whom else { return };
-        self.refuse(whom, call.what == What::Tool && !call.task, &failure);
+        if !call.is_parked() {
+            self.refuse(whom, call.what == What::Tool && !call.task, &failure);
+        }
         self.called(&call, failure.outcome, now);
     }
 
@@ -372,30 +382,35 @@ impl Gateway {
             self.note(format!("{name}: too many failures in a row; its circuit is open"));
         }
         let Some(whom) = &call.whom else { return };
-        let shown = call.shown.as_deref().map(str::to_owned);
-        self.count_call(whom.client, &call.method, shown, backend, outcome, now.saturating_duration_since(call.began));
+        let guest = self.guests.get(&whom.client).map(|guest| &guest.who);
+        // A call that waits for its client's next try outlives the client that made it.
+        let Some(who) = guest.or_else(|| call.parked.as_ref().map(|parked| &parked.who)) else { return };
+        self.out.push(Action::Called(Called {
+            client: whom.client,
+            who: who.name.clone(),
+            role: who.role.clone(),
+            method: call.method.clone().into_owned(),
+            tool: call.shown.as_deref().map(str::to_owned),
+            backend,
+            outcome,
+            took: now.saturating_duration_since(call.began),
+        }));
     }
 
-    pub(super) fn count_call(
+    /// The same for what never became a call.
+    pub(super) fn count_refused(
         &mut self,
         client: Client,
         method: &str,
         tool: Option<String>,
         backend: Option<String>,
         outcome: Outcome,
-        took: Duration,
     ) {
         let Some(guest) = self.guests.get(&client) else { return };
-        self.out.push(Action::Called(Called {
-            client,
-            who: guest.who.name.clone(),
-            role: guest.who.role.clone(),
-            method: method.to_owned(),
-            tool,
-            backend,
-            outcome,
-            took,
-        }));
+        let (who, role) = (guest.who.name.clone(), guest.who.role.clone());
+        let method = words::cut(method, 100);
+        let took = Duration::ZERO;
+        self.out.push(Action::Called(Called { client, who, role, method, tool, backend, outcome, took }));
     }
 
     /// Calls that waited too long, for a place or for an answer.
@@ -486,7 +501,7 @@ impl Gateway {
         }
         self.drop_asks_of(key, "the call that this was for was lost");
         self.call_over(link.serial, now);
-        if (call.repeatable || !was_sent) && !call.resent && call.message.is_some() {
+        if (call.repeatable || !was_sent) && !call.resent && !call.is_parked() && call.message.is_some() {
             call.resent = true;
             call.due = None;
             let message = call.message.clone().expect("seen above");
@@ -514,6 +529,7 @@ impl Gateway {
             self.drop_asks_of(key, "the backend that asked went away");
             if call.repeatable
                 && !call.resent
+                && !call.is_parked()
                 && self.stopping.is_none()
                 && let Some(message) = call.message.clone()
             {
@@ -538,7 +554,7 @@ impl Gateway {
         if let Some(owner) = self.owners.get(&call.place.backend) {
             call.due = Some((now + owner.settings.call_timeout).min(call.due_max));
         }
-        if let (Some(whom), Some(theirs)) = (&call.whom, &call.token) {
+        if let (Some(whom), Some(theirs), false) = (&call.whom, &call.token, call.is_parked()) {
             let told = patch(message, &mut [(message::place(message, token), &**theirs)]);
             self.out.push(Action::TellClient { client: whom.client, message: told, about: Some(whom.id.clone()) });
         }

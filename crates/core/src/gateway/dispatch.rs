@@ -7,7 +7,6 @@ use crate::{
 };
 
 use calls::What;
-use subscriptions::Level;
 use words::Failure;
 
 /// A request of a client, with all that is known of it.
@@ -17,7 +16,7 @@ pub(super) struct Asked<'a> {
     pub id: RawId<'a>,
     pub method: &'a str,
     pub params: &'a Params<'a>,
-    pub level: Option<Level>,
+    pub says: Says,
 }
 
 /// Whom a request is for, and what it is called there.
@@ -35,11 +34,17 @@ struct Target {
 enum Missed {
     /// This backend may have it, and has not said yet.
     Unresolved(u32),
-    Failed(Failure),
+    Failed(Box<Failure>),
 }
 
 impl From<Failure> for Missed {
     fn from(failure: Failure) -> Missed {
+        Missed::Failed(failure.into())
+    }
+}
+
+impl From<Box<Failure>> for Missed {
+    fn from(failure: Box<Failure>) -> Missed {
         Missed::Failed(failure)
     }
 }
@@ -146,30 +151,42 @@ impl Gateway {
         let is_given_up = |place: &Place| matches!(place.state, places::State::GivenUp { .. });
         if waiting >= self.settings.limits.held_max {
             let failure = Failure::hold_full(self.owner_name(owner), waiting);
-            return self.refused(&asked, None, &failure);
+            return self.refused_of(&asked, owner, &failure);
         }
         if self.places.get(&place).is_some_and(is_given_up) || self.stopping.is_some() {
             let failure = self.failure_of_place(place, now);
-            return self.refused(&asked, None, &failure);
+            return self.refused_of(&asked, owner, &failure);
         }
         self.starts_due = true;
         let until = now + self.settings.limits.hold;
         self.wake_by(until);
         let message = Bytes::copy_from_slice(asked.said);
-        let wants = lists::Wants::Request { owner, message, level: asked.level };
+        let wants = lists::Wants::Request { owner, message, says: asked.says };
         self.gathering.push(Gathering { whom: asked.whom, wants, until });
     }
 
     /// What waited for its backend's offer is asked anew, or fails.
-    pub(super) fn judge(&mut self, whom: Whom, owner: u32, said: &[u8], level: Option<Level>, now: Instant) {
+    pub(super) fn judge(&mut self, whom: Whom, owner: u32, said: &[u8], says: Says, now: Instant) {
         let Ok(message::Message::Request { id, method, params }) = message::parse(said) else { return };
-        let asked = Asked { whom, said, id, method: &method, params: &params, level };
+        let asked = Asked { whom, said, id, method: &method, params: &params, says };
         match self.owners.get(&owner).map(|owner| owner.standing) {
             Some(Standing::Confirmed) | None => self.route(asked, now),
             Some(_) => {
                 let failure = self.failure_of_place(self.first_place(owner), now);
-                self.refused(&asked, None, &failure);
+                self.refused_of(&asked, owner, &failure);
             }
+        }
+    }
+
+    /// The client took it back before anybody knew whether it can be done.
+    pub(super) fn waited_in_vain(&mut self, waiting: Gathering) {
+        self.forget(&waiting.whom);
+        if let lists::Wants::Request { owner, message, .. } = waiting.wants
+            && let Ok(message::Message::Request { method, params, .. }) = message::parse(&message)
+        {
+            let name = params.name().map(|name| text(name).into_owned());
+            let backend = Some(self.owner_name(owner).to_owned());
+            self.count_refused(waiting.whom.client, &method, name, backend, Outcome::Cancelled);
         }
     }
 
@@ -242,7 +259,7 @@ impl Gateway {
     }
 
     /// Who has a resource: the backend that lists it, then one with a template that fits, then the only one that has any.
-    pub(super) fn resource_owner(&self, client: Client, uri: &str) -> Result<u32, Failure> {
+    pub(super) fn resource_owner(&self, client: Client, uri: &str) -> Result<u32, Box<Failure>> {
         let guest = &self.guests[&client];
         let view = &self.views[guest.view];
         let listed = self.catalogue.find(List::Resources, uri).map(|(index, entry)| (index, entry.owner));
@@ -259,7 +276,9 @@ impl Gateway {
         if let Some((sees, owner)) = found {
             return match sees {
                 true => Ok(owner),
-                false => Err(Failure::denied(self.owner_name(owner), guest.who.role.as_deref(), &format!("`{uri}`"))),
+                false => {
+                    Err(Failure::denied(self.owner_name(owner), guest.who.role.as_deref(), &format!("`{uri}`")).into())
+                }
             };
         }
         let mut with_any = self.order.iter().copied().filter(|number| {
@@ -272,9 +291,9 @@ impl Gateway {
         match (with_any.next(), with_any.next()) {
             (Some(owner), None) => Ok(owner),
             (Some(_), Some(_)) => {
-                Err(Failure::unknown(format!("no backend lists the resource `{}`", words::cut(uri, 200))))
+                Err(Failure::unknown(format!("no backend lists the resource `{}`", words::cut(uri, 200))).into())
             }
-            (None, _) => Err(Failure::unknown("no backend has resources".into())),
+            (None, _) => Err(Failure::unknown("no backend has resources".into()).into()),
         }
     }
 
@@ -307,7 +326,7 @@ impl Gateway {
         }
     }
 
-    fn resource_owner_of_template(&self, client: Client, uri: &str) -> Result<u32, Failure> {
+    fn resource_owner_of_template(&self, client: Client, uri: &str) -> Result<u32, Box<Failure>> {
         match self.catalogue.find(List::Templates, uri) {
             Some((index, entry)) if self.views[self.guests[&client].view].sees(List::Templates, index) => {
                 Ok(entry.owner)
@@ -360,7 +379,7 @@ impl Gateway {
                 return self.refused(&asked, Some(&target), &failure);
             }
         };
-        let Asked { whom, said, id, method, params, level } = asked;
+        let Asked { whom, said, id, method, params, says } = asked;
         let place = match target.place {
             Some(place) => place,
             None => self.place_for(target.owner, whom.client, whom.era),
@@ -381,7 +400,7 @@ impl Gateway {
             resent: false,
             pass,
             task: params.task().is_some(),
-            level,
+            says,
             parked: None,
             inputs: None,
             whom: Some(whom),
@@ -394,13 +413,20 @@ impl Gateway {
         self.refuse(&asked.whom, is_tool, failure);
         let backend = target.map(|target| self.owner_name(target.owner).to_owned());
         let shown = target.and_then(|target| target.shown.as_deref().map(str::to_owned));
-        self.count_call(asked.whom.client, asked.method, shown, backend, failure.outcome, Duration::ZERO);
+        self.count_refused(asked.whom.client, asked.method, shown, backend, failure.outcome);
+    }
+
+    /// Something that its backend has not said yet whether it has.
+    fn refused_of(&mut self, asked: &Asked<'_>, owner: u32, failure: &Failure) {
+        let shown = asked.params.name().map(|name| text(name).as_ref().into());
+        let target = Target { owner, place: None, what: What::Other, shown, own: None, repeatable: false };
+        self.refused(asked, Some(&target), failure);
     }
 
     fn refused_named(&mut self, asked: &Asked<'_>, name: &str, failure: &Failure) {
         self.refuse(&asked.whom, asked.method == "tools/call", failure);
         let name = Some(words::cut(name, 200));
-        self.count_call(asked.whom.client, asked.method, name, None, failure.outcome, Duration::ZERO);
+        self.count_refused(asked.whom.client, asked.method, name, None, failure.outcome);
     }
 
     pub(super) fn unknown(&mut self, asked: &Asked<'_>, words: String, name: Option<&str>) {

@@ -88,18 +88,24 @@ impl Gateway {
         if !self.guests.contains_key(&client) {
             return;
         }
+        self.drop_asks_to(client);
         let mut keys: Vec<u64> =
             self.calls.iter().filter(|(_, call)| call.is_of(client)).map(|(key, _)| *key).collect();
         keys.sort_unstable();
         for key in keys {
             // One that waits for the answers of a stateless client's next try has lost nothing yet.
-            if self.calls[&key].parked.is_none() {
+            if !self.calls[&key].is_parked() {
                 self.cancel(key, None, now);
             }
         }
-        self.gathering.retain(|waiting| waiting.whom.client != client);
+        let (gone, waiting) =
+            mem::take(&mut self.gathering).into_iter().partition(|waiting| waiting.whom.client == client);
+        self.gathering = waiting;
+        let gone: Vec<Gathering> = gone;
+        for waiting in gone {
+            self.waited_in_vain(waiting);
+        }
         self.batches.retain(|_, batch| batch.client != client);
-        self.drop_asks_to(client);
         self.forget_tasks(client);
         let guest = self.guests.remove(&client).expect("seen above");
         if !guest.watches.is_empty() || !guest.listens.is_empty() {
@@ -209,23 +215,23 @@ impl Gateway {
         if guest.in_flight > max {
             let failure = Failure::too_many(max);
             self.refuse(&whom, false, &failure);
-            return self.count_call(client, method, None, None, failure.outcome, Duration::ZERO);
+            return self.count_refused(client, method, None, None, failure.outcome);
         }
         if method == "initialize" && guest.front != Front::Request {
             return self.initialize(&whom, params);
         }
-        let mut level = None;
+        let mut says = Says::default();
         if guest.state == Opened::Not || guest.front == Front::Request {
             whom.era = Era::Stateless;
             if method == "ping" && guest.front != Front::Request {
                 return self.answer_result(&whom, "{}");
             }
             match check_meta(params, guest.front) {
-                Ok(wanted) => level = wanted,
+                Ok(said) => says = said,
                 Err((code, words, data)) => return self.answer_error(&whom, code, &words, data.as_deref()),
             }
         }
-        self.route(dispatch::Asked { whom, said, id, method, params, level }, now);
+        self.route(dispatch::Asked { whom, said, id, method, params, says }, now);
     }
 
     /// The handshake of a client; its backends had theirs.
@@ -326,7 +332,9 @@ impl Gateway {
     }
 
     fn client_cancelled(&mut self, client: Client, id: &Id, reason: Option<Raw<'_>>, now: Instant) {
-        let of = |call: &Call| call.whom.as_ref().is_some_and(|whom| whom.client == client && whom.id == *id);
+        let of = |call: &Call| {
+            !call.is_parked() && call.whom.as_ref().is_some_and(|whom| whom.client == client && whom.id == *id)
+        };
         if let Some(key) = self.calls.iter().filter(|(_, call)| of(call)).map(|(key, _)| *key).min() {
             return self.cancel(key, reason, now);
         }
@@ -334,16 +342,38 @@ impl Gateway {
             self.gathering.iter().position(|waiting| waiting.whom.client == client && waiting.whom.id == *id)
         {
             let waiting = self.gathering.remove(index);
-            return self.forget(&waiting.whom);
+            return self.waited_in_vain(waiting);
         }
         self.unlisten(client, id, now);
     }
 }
 
-/// What a request of the stateless era must say of itself, and the level down to which it wants logs.
+/// What a request of the stateless era says of itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Says {
+    /// The level down to which it wants logs.
+    pub level: Option<Level>,
+    sampling: bool,
+    elicitation: bool,
+    roots: bool,
+}
+
+impl Says {
+    /// Whether its client can be asked this.
+    pub fn can(self, method: &str) -> bool {
+        match method {
+            "sampling/createMessage" => self.sampling,
+            "elicitation/create" => self.elicitation,
+            "roots/list" => self.roots,
+            _ => false,
+        }
+    }
+}
+
 type Wrong = (i32, String, Option<String>);
 
-fn check_meta(params: &Params<'_>, front: Front) -> Result<Option<Level>, Wrong> {
+/// It must say its revision and what its client can do.
+fn check_meta(params: &Params<'_>, front: Front) -> Result<Says, Wrong> {
     let members = params.meta().and_then(|meta| pick(meta, [VERSION_MEMBER, CAPABILITIES_MEMBER, LEVEL_MEMBER]));
     let [version, capabilities, level] = members.unwrap_or_default();
     let Some(version) = version.and_then(Raw::text) else {
@@ -358,10 +388,16 @@ fn check_meta(params: &Params<'_>, front: Front) -> Result<Option<Level>, Wrong>
         let data = serde_json::json!({"supported": versions(), "requested": version});
         return Err((-32022, words, Some(data.to_string())));
     }
-    if capabilities.is_none_or(|raw| !raw.get().starts_with('{')) {
+    let names = ["sampling", "elicitation", "roots"];
+    let Some([sampling, elicitation, roots]) = capabilities.and_then(|raw| pick(raw, names)) else {
         return Err((-32602, format!("`_meta` lacks `{CAPABILITIES_MEMBER}`"), None));
-    }
-    Ok(level.and_then(Raw::text).and_then(|level| Level::parse(&level)))
+    };
+    Ok(Says {
+        level: level.and_then(Raw::text).and_then(|level| Level::parse(&level)),
+        sampling: sampling.is_some(),
+        elicitation: elicitation.is_some(),
+        roots: roots.is_some(),
+    })
 }
 
 /// Every revision that is spoken here, in whichever way it wants to be begun.

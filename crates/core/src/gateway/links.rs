@@ -313,7 +313,7 @@ impl Gateway {
                 resent: false,
                 pass: None,
                 task: false,
-                level: None,
+                says: Says::default(),
                 parked: None,
                 inputs: None,
             }),

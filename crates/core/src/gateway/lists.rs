@@ -40,7 +40,7 @@ pub(super) enum Wants {
     /// Of all of them that nothing is known of yet.
     List(List),
     /// Of one, to know whether it has what is asked for.
-    Request { owner: u32, message: Bytes, level: Option<subscriptions::Level> },
+    Request { owner: u32, message: Bytes, says: Says },
 }
 
 impl Gathering {
@@ -171,6 +171,7 @@ impl Gateway {
         if !connection.fetch.is_over() || matches!(connection.phase, Phase::Stopping { .. }) {
             return;
         }
+        connection.last_used = connection.last_used.max(now);
         let offer = connection.fetch.offer.clone();
         let Some(owner) = self.owners.get_mut(&backend) else { return };
         let was_confirmed = mem::replace(&mut owner.standing, Standing::Confirmed) == Standing::Confirmed;
@@ -207,7 +208,7 @@ impl Gateway {
         for waiting in ripe {
             match waiting.wants {
                 Wants::List(kind) => self.serve_list(&waiting.whom, kind, 0),
-                Wants::Request { owner, message, level } => self.judge(waiting.whom, owner, &message, level, now),
+                Wants::Request { owner, message, says } => self.judge(waiting.whom, owner, &message, says, now),
             }
         }
     }

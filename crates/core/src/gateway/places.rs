@@ -390,7 +390,8 @@ impl Gateway {
     pub(super) fn drop_place(&mut self, key: PlaceKey, failure: &Failure, now: Instant) {
         let Some(place) = self.places.remove(&key) else { return };
         for ticket in place.tickets {
-            self.ticket_done(ticket, Err(failure.message.clone()));
+            let words = format!("{} is no longer there", self.owner_name(key.backend));
+            self.ticket_done(ticket, Err(words));
         }
         for call in place.held {
             if let Some(call) = self.calls.remove(&call) {

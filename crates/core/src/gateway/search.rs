@@ -60,14 +60,7 @@ impl Gateway {
             Err(words) => words::tool_result(&words, true, era, None),
         };
         self.answer_result(&asked.whom, &result);
-        self.count_call(
-            asked.whom.client,
-            asked.method,
-            Some(name.to_owned()),
-            None,
-            Outcome::Answered,
-            Duration::ZERO,
-        );
+        self.count_refused(asked.whom.client, asked.method, Some(name.to_owned()), None, Outcome::Answered);
     }
 
     /// Best first: words in the name count more than words in the description.
@@ -125,8 +118,8 @@ impl Gateway {
             [(message::place(asked.said, outer_name), name.get()), (message::place(asked.said, outer), arguments)];
         let said = message::patch(asked.said, &mut edits);
         if let Ok(Message::Request { id, method, params }) = message::parse(&said) {
-            let Asked { whom, level, .. } = asked;
-            self.route(Asked { whom, said: &said, id, method: &method, params: &params, level }, now);
+            let Asked { whom, says, .. } = asked;
+            self.route(Asked { whom, said: &said, id, method: &method, params: &params, says }, now);
         }
     }
 }

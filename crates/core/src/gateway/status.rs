@@ -44,6 +44,15 @@ impl Gateway {
             "templates": self.catalogue.all(List::Templates).len(),
             "collisions": collisions,
             "switched_off": off,
+            "under_way": {
+                "calls": self.calls.values().filter(|call| call.whom.is_some()).count(),
+                "own_requests": self.calls.values().filter(|call| call.whom.is_none()).count(),
+                "asked_of_clients": self.asks.len(),
+                "batches": self.batches.len(),
+                "waiting_for_offers": self.gathering.len(),
+                "errands": self.errands.len(),
+                "links": self.links.len(),
+            },
             "stopping": self.stopping.is_some(),
         })
     }
@@ -58,7 +67,10 @@ impl Gateway {
             .collect();
         let first = self.first_place(number);
         let main = self.places.get(&first).map_or(Value::Null, |place| self.place_status(first, place, now));
-        let of_backend = |call: &&Box<Call>| call.place.backend == number && call.whom.is_some();
+        let in_flight = self
+            .calls
+            .values()
+            .filter(|call| call.place.backend == number && call.whom.is_some() && call.link.is_some());
         let held: usize =
             self.places.iter().filter(|(key, _)| key.backend == number).map(|(_, place)| place.held.len()).sum();
         let is_off = self.switches.is_backend_off(&owner.settings.name);
@@ -100,7 +112,7 @@ impl Gateway {
                 "resources": owner.offer.resources.len(),
                 "templates": owner.offer.templates.len(),
             },
-            "in_flight": self.calls.values().filter(of_backend).filter(|call| call.link.is_some()).count(),
+            "in_flight": in_flight.count(),
             "held": held,
             "circuit": circuit,
             "links": links,

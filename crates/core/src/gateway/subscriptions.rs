@@ -66,7 +66,7 @@ impl Gateway {
         }
     }
 
-    fn relevel_link(&mut self, serial: u64, now: Instant) {
+    pub(super) fn relevel_link(&mut self, serial: u64, now: Instant) {
         let connection = &self.links[&serial];
         if !connection.is_ready() || !connection.has.logging || connection.era == Era::Stateless {
             return;
@@ -75,7 +75,8 @@ impl Gateway {
             Seat::Session(client) => self.guests.get(&client).and_then(|guest| guest.level),
             _ => {
                 let asked = self.guests.values().filter_map(|guest| guest.level);
-                let called = self.calls.values().filter(|call| call.link == Some(serial)).filter_map(|call| call.level);
+                let called =
+                    self.calls.values().filter(|call| call.link == Some(serial)).filter_map(|call| call.says.level);
                 asked.chain(called).min()
             }
         };
@@ -107,7 +108,7 @@ impl Gateway {
         };
         if let Some(whom) = only.filter(|whom| whom.era == Era::Stateless).cloned() {
             let call = self.calls.values().find(|call| call.link == Some(serial) && call.whom.is_some());
-            if call.and_then(|call| call.level).is_some_and(|wanted| wanted <= level) {
+            if call.and_then(|call| call.says.level).is_some_and(|wanted| wanted <= level) {
                 self.out.push(Action::TellClient { client: whom.client, message, about: Some(whom.id) });
             }
             return;
