@@ -57,7 +57,7 @@ pub struct Params<'a> {
     places: [(u32, u32); PARAMS],
 }
 
-const PARAMS: usize = 13;
+const PARAMS: usize = 14;
 
 macro_rules! params {
     ($($function:ident = $index:literal $name:literal,)*) => {
@@ -87,6 +87,7 @@ params! {
     notifications = 10 "notifications",
     protocol_version = 11 "protocolVersion",
     arguments = 12 "arguments",
+    task_id = 13 "taskId",
 }
 
 /// A request's id, by type and value: strings are unescaped, integers exact.

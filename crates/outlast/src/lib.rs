@@ -13,6 +13,7 @@ pub mod cwd;
 pub mod demo;
 pub mod environment;
 pub mod frontmatter;
+pub mod gateway;
 pub mod history;
 pub mod home;
 pub mod inherit;

@@ -1,0 +1,3 @@
+//! Drives the gateway: many backends, one endpoint.
+
+pub mod http;
