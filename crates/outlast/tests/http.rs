@@ -477,7 +477,8 @@ fn a_busy_server_is_asked_again_when_it_wants_to_be() {
 
 #[test]
 fn nonsense_is_lost_with_a_reason() {
-    let table: [(fn() -> Vec<Act>, &str); 7] = [
+    type Reply = fn() -> Vec<Act>;
+    let table: [(Reply, &str); 7] = [
         (|| json("{nonsense"), "not JSON"),
         (|| json(&answer(99)), "not this request"),
         (|| respond("200 OK", "content-type: text/html\r\n", "<p>"), "`text/html`, which is neither JSON nor events"),
@@ -501,16 +502,9 @@ fn nonsense_is_lost_with_a_reason() {
             let server = Server::start(move |_, _| acts()).await;
             let mut link = connect(&settings(&server.url));
             link.send(request(1, "tools/call"));
-            loop {
-                match hear(&mut link).await {
-                    Heard::Lost { id, was_sent, why } => {
-                        assert_eq!((id, was_sent), (Id::Integer(1), true));
-                        assert!(why.contains(reason), "{why}");
-                        break;
-                    }
-                    other => panic!("{other:?}"),
-                }
-            }
+            let (id, was_sent, why) = hear_lost(&mut link).await;
+            assert_eq!((id, was_sent), (Id::Integer(1), true));
+            assert!(why.contains(reason), "{why}");
         });
     }
 }

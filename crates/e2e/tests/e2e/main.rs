@@ -5,6 +5,8 @@ mod audit;
 #[cfg(unix)]
 mod control;
 #[cfg(unix)]
+mod http;
+#[cfg(unix)]
 mod matrix;
 #[cfg(target_os = "linux")]
 mod mcp;
