@@ -8,6 +8,7 @@ pub mod gateway;
 pub mod json;
 pub mod life;
 pub mod message;
+pub mod pace;
 pub mod record;
 pub mod relay;
 pub mod restarts;

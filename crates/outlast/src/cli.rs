@@ -4,7 +4,7 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::history::Since;
+use crate::{history::Since, wrap::clients::Client};
 
 /// The connection outlasts the process.
 ///
@@ -28,11 +28,14 @@ pub enum Command {
     Pid(Which),
     Restart(Restart),
     Inject(Inject),
+    Screen(Screen),
     Stop(Stop),
     /// Start a server or an agent again that was given up on.
     Resume(Which),
     Logs(Logs),
     Audit(Audit),
+    Wrap(Wrap),
+    Unwrap(Unwrap),
     Demo(Demo),
     #[command(hide = true)]
     DemoServer(DemoServer),
@@ -221,6 +224,17 @@ pub struct Inject {
     pub json: bool,
 }
 
+/// Print what an agent's terminal shows.
+#[derive(Debug, Args)]
+pub struct Screen {
+    #[command(flatten)]
+    pub which: Which,
+
+    /// With so many lines of what has left the screen at its top.
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub history: usize,
+}
+
 /// End an instance: its server, and outlast itself.
 #[derive(Debug, Args)]
 pub struct Stop {
@@ -267,6 +281,50 @@ pub struct Audit {
     /// The lines as they stand in the log, for jq.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Put outlast in front of every stdio server in your clients' configurations.
+///
+/// Finds the configurations of Claude Code, Claude Desktop, VS Code, Cursor, Codex and Gemini CLI, here and in your home
+/// directory, shows what would change, and asks. Comments, order and layout stay; a backup is kept, and `outlast unwrap`
+/// restores the file byte for byte.
+#[derive(Debug, Args)]
+pub struct Wrap {
+    #[command(flatten)]
+    pub which: WhichFiles,
+
+    /// How outlast is called there [default: its whole path; in a project's file `outlast`, if PATH has it]
+    #[arg(long, value_name = "COMMAND")]
+    pub command: Option<String>,
+}
+
+/// Take outlast out of your clients' configurations again.
+///
+/// A file that nobody changed since is restored byte for byte; in any other, only what `wrap` has put in is taken out.
+#[derive(Debug, Args)]
+pub struct Unwrap {
+    #[command(flatten)]
+    pub which: WhichFiles,
+}
+
+/// Which configurations are meant, and how.
+#[derive(Debug, Args)]
+pub struct WhichFiles {
+    /// Only these files [default: all that are found]
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+
+    /// Only the files of this client; may be given more than once.
+    #[arg(long, value_name = "NAME", value_enum, conflicts_with = "files")]
+    pub client: Vec<Client>,
+
+    /// Do not ask.
+    #[arg(short, long)]
+    pub yes: bool,
+
+    /// Show what would be done, and do nothing.
+    #[arg(long, conflicts_with = "yes")]
+    pub dry_run: bool,
 }
 
 /// Watch a connection outlast its server, in ten seconds: a reload, a broken reload, a kill -9.

@@ -24,11 +24,14 @@ pub mod marker;
 pub mod mcp;
 pub mod os;
 pub mod outbox;
+pub mod paint;
 pub mod report;
 pub mod rollout;
+pub mod sessions;
 pub mod table;
 pub mod terminal;
 pub mod watch;
+pub mod wrap;
 
 /// The whole program, callable from a test.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
@@ -44,10 +47,13 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         cli::Command::Pid(which) => instances::pid(&which),
         cli::Command::Restart(arguments) => instances::restart(&arguments),
         cli::Command::Inject(arguments) => instances::inject(&arguments),
+        cli::Command::Screen(arguments) => sessions::screen(&arguments),
         cli::Command::Stop(arguments) => instances::stop(&arguments),
         cli::Command::Resume(which) => instances::resume(&which),
         cli::Command::Logs(arguments) => history::logs(&arguments),
         cli::Command::Audit(arguments) => history::audit(&arguments),
+        cli::Command::Wrap(arguments) => wrap::wrap(&arguments),
+        cli::Command::Unwrap(arguments) => wrap::unwrap(&arguments),
         cli::Command::Demo(arguments) => demo::run(&arguments),
         cli::Command::DemoServer(arguments) => Ok(demo::serve(&arguments.file)),
     };

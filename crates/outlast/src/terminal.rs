@@ -1,6 +1,12 @@
 //! Drives a session: `outlast run`. One loop carries bytes between the person's terminal and the agent's, and carries
 //! out what the machine decides. Nothing in it waits, and no byte is looked at on its way but for what must be known.
 
+mod guard;
+mod paint;
+mod screen;
+
+pub use self::{paint::Extent, screen::Screen};
+
 use std::{
     collections::BTreeMap,
     ffi::OsString,
@@ -56,7 +62,7 @@ const CTRL_C: u8 = 0x03;
 const CTRL_D: u8 = 0x04;
 
 /// What every session understands.
-const METHODS: [&str; 7] = ["state", "pid", "restart", "inject", "resume", "stop", "subscribe"];
+const METHODS: [&str; 8] = ["state", "pid", "restart", "inject", "screen", "resume", "stop", "subscribe"];
 
 /// What is fixed before the loop begins.
 pub struct Plan {
@@ -118,6 +124,9 @@ pub struct Terminal {
     /// Where the agent's output goes when there is no terminal.
     stdout: Option<Sink>,
     shown: BytesMut,
+    /// What is on its way to the person, and not yet in the model.
+    unseen: Vec<u8>,
+    screen: Screen,
     alternate: Alternate,
     size: Size,
 
@@ -186,6 +195,8 @@ impl Terminal {
             keys: BytesMut::new(),
             stdout: parts.stdout,
             shown: BytesMut::new(),
+            unseen: Vec::new(),
+            screen: Screen::new(size),
             alternate: Alternate::default(),
             size,
             child: None,
@@ -584,6 +595,7 @@ impl Terminal {
     fn resize(&mut self) {
         let Some(size) = self.outer.as_ref().map(Outer::size).filter(|size| *size != self.size) else { return };
         self.size = size;
+        self.screen.resize(size);
         self.journal.event("resize", &[("columns", &size.columns), ("rows", &size.rows)]);
         // Without an agent the next one gets it.
         if let Some(window) = self.child.as_ref().and_then(|child| child.window.as_ref())
@@ -632,6 +644,8 @@ impl Terminal {
                 carried = true;
             }
             carried |= self.show(cx);
+            // Last, so that nobody waits for it.
+            self.take_in();
             if !carried {
                 break;
             }
@@ -662,6 +676,7 @@ impl Terminal {
         }
         let new = &self.shown[before..];
         self.alternate.pass(new);
+        self.unseen.extend_from_slice(new);
         if self.agent.tells_its_conversation() {
             keep_tail(&mut child.tail, new);
         }
@@ -674,6 +689,19 @@ impl Terminal {
             self.tell(Event::PromptShown);
         }
         true
+    }
+
+    /// Brings the model up to date.
+    fn take_in(&mut self) {
+        if self.unseen.is_empty() {
+            return;
+        }
+        let is_alone = self.outer.is_none();
+        let answers = self.screen.feed(&self.unseen, is_alone);
+        self.unseen.clear();
+        if let Some(child) = self.child.as_mut().filter(|child| !answers.is_empty() && child.stdin.is_some()) {
+            child.typed.extend_from_slice(&answers);
+        }
     }
 
     fn type_to_agent(&mut self, cx: &mut Context<'_>) -> bool {
@@ -764,6 +792,7 @@ impl Terminal {
                 return true;
             }
             "inject" => self.inject(&params),
+            "screen" => Ok(self.look(&params)),
             "stop" => {
                 let graceful = params["graceful"].as_bool().unwrap_or(true);
                 self.journal.event("user_action", &[("action", &"stop"), ("by", &"control"), ("graceful", &graceful)]);
@@ -839,6 +868,29 @@ impl Terminal {
         Ok(json!({"n": bytes.len()}))
     }
 
+    fn look(&self, params: &Value) -> Value {
+        let look = self.screen.look();
+        let modes = self.screen.modes();
+        let history = usize::try_from(params["history"].as_u64().unwrap_or(0)).unwrap_or(usize::MAX);
+        json!({
+            "text": self.screen.text(),
+            "lines": look.lines,
+            "history": self.screen.history(history),
+            "cursor": {"row": look.cursor.0, "column": look.cursor.1, "visible": look.is_cursor_visible},
+            "columns": self.size.columns,
+            "rows": self.size.rows,
+            "title": self.screen.title(),
+            "modes": {
+                "alternate": modes.alternate,
+                "bracketed_paste": modes.bracketed_paste,
+                "mouse": modes.mouse,
+                "focus": modes.focus,
+                "application_cursor": modes.application_cursor,
+                "keyboard": modes.keyboard,
+            },
+        })
+    }
+
     fn state(&self) -> Value {
         let now = Instant::now();
         let restarts = self.session.restarts();
@@ -855,6 +907,7 @@ impl Terminal {
             "crashes": restarts.crashes(now),
             "next_try_s": self.session.next_try(now).map(|left| left.as_secs_f64()),
             "last_exit": self.session.last_exit().map(ToString::to_string),
+            "last_exits": restarts.recent().map(|past| past.to_json(now)).collect::<Vec<_>>(),
             "last_exit_code": last_code.map(|exit| match exit {
                 exit::Exit::Code(code) => *code,
                 exit::Exit::Signal(signal) => 128 + signal,

@@ -2,6 +2,8 @@
 
 #[cfg(unix)]
 mod audit;
+#[cfg(target_os = "linux")]
+mod capi;
 #[cfg(unix)]
 mod control;
 #[cfg(unix)]
@@ -18,3 +20,5 @@ mod race;
 mod run;
 #[cfg(unix)]
 mod support;
+#[cfg(unix)]
+mod wrap;

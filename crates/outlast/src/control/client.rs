@@ -94,10 +94,10 @@ impl Client {
         }
     }
 
-    /// Waits until the instance is gone.
-    pub fn wait_for_end(&mut self) -> Result<(), AskError> {
+    /// Waits until the instance is gone: until the deadline, or for as long as it takes.
+    pub fn wait_for_end(&mut self, deadline: Option<Instant>) -> Result<(), AskError> {
         loop {
-            match self.hear(None) {
+            match self.hear(deadline) {
                 Ok(_) => {}
                 Err(AskError::Ended) => return Ok(()),
                 Err(AskError::Os(error)) if error.kind() == ErrorKind::ConnectionReset => return Ok(()),

@@ -20,8 +20,8 @@ use nix::{
     fcntl::{FcntlArg, FdFlag, fcntl},
     sys::{
         socket::{
-            AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect as connect_to, listen, setsockopt,
-            socket, sockopt,
+            AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, bind, connect as connect_to, listen, send,
+            setsockopt, socket, sockopt,
         },
         time::{TimeVal, TimeValLike},
     },
@@ -138,8 +138,14 @@ impl Read for Line {
 }
 
 impl Write for Line {
+    /// Whoever is gone is an error and never a signal: in somebody else's process nobody has turned SIGPIPE off.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes)
+        #[cfg(not(target_vendor = "apple"))]
+        let flags = MsgFlags::MSG_NOSIGNAL;
+        // There it is a property of the socket.
+        #[cfg(target_vendor = "apple")]
+        let flags = MsgFlags::empty();
+        Ok(send(std::os::fd::AsRawFd::as_raw_fd(&self.0), bytes, flags)?)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -203,7 +209,21 @@ fn new_socket() -> io::Result<OwnedFd> {
     #[cfg(not(target_os = "linux"))]
     let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None)?;
     fcntl(&fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+    #[cfg(target_vendor = "apple")]
+    without_signal(&fd)?;
     Ok(fd)
+}
+
+#[cfg(target_vendor = "apple")]
+#[expect(unsafe_code, reason = "nix does not know this option")]
+fn without_signal(fd: &OwnedFd) -> io::Result<()> {
+    let (on, length) = (1 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the descriptor is ours and open, and the option is read from an int that lives through the call.
+    let set = unsafe {
+        let fd = std::os::fd::AsRawFd::as_raw_fd(fd);
+        libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_NOSIGPIPE, (&raw const on).cast(), length)
+    };
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn is_abandoned(path: &Path) -> bool {
