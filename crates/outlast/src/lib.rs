@@ -30,6 +30,7 @@ pub mod rollout;
 pub mod sessions;
 pub mod table;
 pub mod terminal;
+pub mod transcript;
 pub mod watch;
 pub mod wrap;
 

@@ -39,7 +39,7 @@ use crate::{
     journal::Journal,
     os::{self, Household, News, Order, Outer, OuterEvent, Sink, Size, Source, Stdio, Window},
     report::{self, Report},
-    rollout,
+    rollout, transcript,
 };
 
 /// Room made for one read of the agent's terminal, which hands over no more than this.
@@ -295,6 +295,12 @@ impl Terminal {
         }
         self.generation += 1;
         let key = self.generation;
+        if mode == Mode::Continue
+            && let (Some(id), Some(home)) = (self.agent.kept_as(), self.agents_home("CLAUDE_CONFIG_DIR", ".claude"))
+        {
+            let kept = transcript::look(&home, id);
+            self.agent.has_kept(kept);
+        }
         let start = self.agent.start(mode, &home::new_uuid());
         self.journal.event(
             "cwd_resolved",
@@ -408,7 +414,7 @@ impl Terminal {
         if let Some(announce) = self.announce.take() {
             announce.say(&json!({"id": self.plan.id, "pid": std::process::id()}).to_string());
         }
-        self.tell(Event::Started { pid });
+        self.tell(Event::Started { pid, mode });
         self.record(Record {
             pid: Some(pid),
             generation: Some(key),
@@ -422,7 +428,7 @@ impl Terminal {
         let Some(child) = self.child.take_if(|child| child.key == key) else { return };
         self.agent.said_last(&child.tail);
         if self.agent.is_without_conversation()
-            && let Some(home) = self.codex_home()
+            && let Some(home) = self.agents_home("CODEX_HOME", ".codex")
             && let Some(id) = rollout::find(&home, &self.place.cwd.path, child.since)
         {
             self.agent.learned(id);
@@ -445,10 +451,10 @@ impl Terminal {
     }
 
     /// Where the agent keeps its conversations, as it sees it itself.
-    fn codex_home(&self) -> Option<PathBuf> {
+    fn agents_home(&self, variable: &str, by_default: &str) -> Option<PathBuf> {
         let value =
             |name: &str| self.place.env.iter().find(|(known, _)| known == name).map(|(_, value)| PathBuf::from(value));
-        value("CODEX_HOME").or_else(|| value("HOME").map(|home| home.join(".codex")))
+        value(variable).or_else(|| value("HOME").map(|home| home.join(by_default)))
     }
 
     fn note(&mut self, note: Note) {
@@ -824,18 +830,14 @@ impl Terminal {
     fn answer(&mut self, ticket: u64, result: Result<Answer, Refused>) {
         let took = self.asked_at.remove(&ticket).map(|at| self.now.saturating_duration_since(at)).unwrap_or_default();
         let result = match result {
-            Ok(Answer::Started { old_pid, pid, mode }) => {
-                // What came of it may be less than was asked for.
-                let mode = self.child.as_ref().map_or(mode, |child| child.mode);
-                Ok(json!({
-                    "pid": pid,
-                    "old_pid": old_pid,
-                    "new_pid": pid,
-                    "mode": mode.to_string(),
-                    "generation": self.generation,
-                    "took_ms": u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
-                }))
-            }
+            Ok(Answer::Started { old_pid, pid, mode }) => Ok(json!({
+                "pid": pid,
+                "old_pid": old_pid,
+                "new_pid": pid,
+                "mode": mode.to_string(),
+                "generation": self.generation,
+                "took_ms": u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            })),
             Ok(Answer::NothingToResume) => Ok(json!({"resumed": false, "state": self.session.state()})),
             Err(refused) => {
                 let code = match refused {

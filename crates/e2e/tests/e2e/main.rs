@@ -1,5 +1,7 @@
 //! The proof: the real program, as a client and a server would meet it.
 
+#[cfg(target_os = "linux")]
+mod agents;
 #[cfg(unix)]
 mod audit;
 #[cfg(target_os = "linux")]

@@ -569,8 +569,9 @@ fn who_sends_the_agent_away_saw_no_crash() {
 #[test]
 fn a_known_agent_keeps_its_conversation() {
     let world = World::new();
-    // A claude that shows the signs of its prompt, and fails to resume once.
+    // A claude that keeps what was said, shows the signs of its prompt, and fails to resume once.
     let script = "#!/bin/sh\necho \"$*\" >> args.log\n\
+        mkdir -p $HOME/.claude/projects/p; echo '{\"type\":\"user\"}' > $HOME/.claude/projects/p/$2.jsonl\n\
         case \"$*\" in *--resume*) [ -f broken ] && { echo 'No conversation found'; exit 1; } ;; esac\n\
         printf '\\033[?2004h\\n ❯ '\nread -r line\nexit 1\n";
     let claude = world.path().join("claude");

@@ -1,6 +1,7 @@
 //! What the stories share.
 
 pub mod peers;
+pub mod service;
 
 use std::path::PathBuf;
 
