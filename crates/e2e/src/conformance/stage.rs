@@ -115,7 +115,8 @@ impl Stage {
         if !outlast.is_file() {
             return Err(format!("there is no {}", outlast.display()));
         }
-        let peers = env::var_os("OUTLAST_PEERS").ok_or("OUTLAST_PEERS is not set; `cargo xtask conformance` sets it")?;
+        let peers =
+            env::var_os("OUTLAST_PEERS").ok_or("OUTLAST_PEERS is not set; `cargo xtask conformance` sets it")?;
         let peers = PathBuf::from(peers);
         let packages = peers.join("conformance/node_modules");
         if !packages.is_dir() {
@@ -124,7 +125,8 @@ impl Stage {
         let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
         // Scripts find their packages beside themselves.
         let modules = peers.join("node/node_modules");
-        std::os::unix::fs::symlink(&modules, directory.path().join("node_modules")).map_err(|error| error.to_string())?;
+        std::os::unix::fs::symlink(&modules, directory.path().join("node_modules"))
+            .map_err(|error| error.to_string())?;
         for name in ["offer.mjs", "handshake.mjs", "stateless.mjs"] {
             fs::copy(Stage::scripts().join(name), directory.path().join(name)).map_err(|error| error.to_string())?;
         }

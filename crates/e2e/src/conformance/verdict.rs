@@ -44,7 +44,10 @@ impl Tally {
             let never = passed == 0 && theirs.passed > 0;
             if never || passed + 1 < theirs.passed {
                 let why = ours.and_then(|count| count.why.clone()).unwrap_or_else(|| "it was not reached".into());
-                worse.insert(key.clone(), format!("passed {passed} of {} times, directly {}: {why}", self.runs, theirs.passed));
+                worse.insert(
+                    key.clone(),
+                    format!("passed {passed} of {} times, directly {}: {why}", self.runs, theirs.passed),
+                );
             }
         }
         worse
@@ -101,7 +104,8 @@ mod tests {
 
     #[test]
     fn only_what_passes_directly_is_asked_of_us() {
-        let direct = tally(&[&[("a", true), ("b", false), ("c", true), ("d", true)]; 3]);
+        let sound: &[(&str, bool)] = &[("a", true), ("b", false), ("c", true), ("d", true)];
+        let direct = tally(&[sound; 3]);
         let through = tally(&[
             &[("a", true), ("b", false), ("c", false)],
             &[("a", false), ("b", false), ("c", false)],
