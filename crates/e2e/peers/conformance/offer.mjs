@@ -88,6 +88,7 @@ export const STATELESS_TOOLS = [
   tool('test_streaming_elicitation'),
   tool('test_trigger_tool_change'),
   tool('test_trigger_prompt_change'),
+  tool('test_headers', object({ region: { type: 'string', 'x-mcp-header': 'Region' } }, ['region'])),
 ];
 
 const user = (content) => ({ role: 'user', content });

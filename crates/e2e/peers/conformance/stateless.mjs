@@ -144,6 +144,10 @@ const TOOLS = {
     return say(text('It logged.'));
   },
 
+  async test_headers(_, { region }) {
+    return say(text(`In ${region}`));
+  },
+
   async test_streaming_elicitation(request) {
     if (given(request, 'user_name')) return say(text('done'));
     return need({ user_name: ask('What is your name?', 'name') });
