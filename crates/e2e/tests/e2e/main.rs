@@ -13,6 +13,8 @@ mod crowd;
 #[cfg(target_os = "linux")]
 mod doctor;
 #[cfg(unix)]
+mod http;
+#[cfg(unix)]
 mod matrix;
 #[cfg(target_os = "linux")]
 mod mcp;

@@ -43,11 +43,11 @@ impl Peers {
         None
     }
 
-    fn python(&self, environment: &str) -> PathBuf {
+    pub fn python(&self, environment: &str) -> PathBuf {
         self.0.join(environment).join("bin/python")
     }
 
-    fn node(&self) -> PathBuf {
+    pub fn node(&self) -> PathBuf {
         self.0.join("node/node_modules/node/bin/node")
     }
 
@@ -59,11 +59,11 @@ impl Peers {
         format!("{}:{}:/usr/local/bin:/usr/bin:/bin", text(&agents), text(&node))
     }
 
-    fn package(&self, file: &str) -> PathBuf {
+    pub fn package(&self, file: &str) -> PathBuf {
         self.0.join("node/node_modules/@modelcontextprotocol").join(file)
     }
 
-    fn script(file: &str) -> PathBuf {
+    pub fn script(file: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(file)
     }
 }
