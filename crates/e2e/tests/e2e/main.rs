@@ -1,5 +1,7 @@
 //! The proof: the real program, as a client and a server would meet it.
 
+#[cfg(target_os = "linux")]
+mod attach;
 #[cfg(unix)]
 mod audit;
 #[cfg(unix)]
@@ -16,3 +18,5 @@ mod race;
 mod run;
 #[cfg(unix)]
 mod support;
+#[cfg(target_os = "linux")]
+mod waiting;
