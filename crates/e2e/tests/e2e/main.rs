@@ -2,6 +2,8 @@
 
 #[cfg(target_os = "linux")]
 mod agents;
+#[cfg(target_os = "linux")]
+mod attach;
 #[cfg(unix)]
 mod audit;
 #[cfg(target_os = "linux")]
@@ -28,5 +30,7 @@ mod run;
 mod support;
 #[cfg(unix)]
 mod top;
+#[cfg(target_os = "linux")]
+mod waiting;
 #[cfg(unix)]
 mod wrap;
