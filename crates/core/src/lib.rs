@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod composer;
 pub mod debounce;
 pub mod exit;
 pub mod gateway;
@@ -11,5 +12,6 @@ pub mod message;
 pub mod record;
 pub mod relay;
 pub mod restarts;
+pub mod send;
 pub mod session;
 pub mod typing;

@@ -45,6 +45,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         cli::Command::Pid(which) => instances::pid(&which),
         cli::Command::Restart(arguments) => instances::restart(&arguments),
         cli::Command::Inject(arguments) => instances::inject(&arguments),
+        cli::Command::Send(arguments) => sessions::send(&arguments),
         cli::Command::Screen(arguments) => sessions::screen(&arguments),
         cli::Command::Stop(arguments) => instances::stop(&arguments),
         cli::Command::Resume(which) => instances::resume(&which),

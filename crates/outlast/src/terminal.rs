@@ -4,6 +4,7 @@
 mod guard;
 mod paint;
 mod screen;
+mod sending;
 
 pub use self::{paint::Extent, screen::Screen};
 
@@ -25,6 +26,7 @@ use outlast_core::{
     life::{self, Grace, Life},
     record::{self, Record},
     restarts::State as Health,
+    send::Sends,
     session::{Action, Answer, Choice, Class, Event, LastInput, Mode, Note, Refused, Session},
     typing::Typing,
 };
@@ -62,7 +64,7 @@ const CTRL_C: u8 = 0x03;
 const CTRL_D: u8 = 0x04;
 
 /// What every session understands.
-const METHODS: [&str; 8] = ["state", "pid", "restart", "inject", "screen", "resume", "stop", "subscribe"];
+const METHODS: [&str; 9] = ["state", "pid", "restart", "inject", "send", "screen", "resume", "stop", "subscribe"];
 
 /// What is fixed before the loop begins.
 pub struct Plan {
@@ -114,6 +116,7 @@ pub struct Terminal {
     session: Session,
     agent: Agent,
     typing: Typing,
+    sends: Sends,
     household: Household,
     stops: os::Stops,
     stopped_once: bool,
@@ -184,6 +187,7 @@ impl Terminal {
         let size = parts.outer.as_ref().map(Outer::size).unwrap_or_default();
         Terminal {
             typing: Typing::new(parts.agent.farewells()),
+            sends: Sends::new(parts.agent.kind()),
             plan: parts.plan,
             place: parts.place,
             session: parts.session,
@@ -236,6 +240,7 @@ impl Terminal {
             moved |= self.poll_outer(cx);
             moved |= self.poll_control(cx);
             moved |= self.carry(cx);
+            moved |= self.tend_sends();
             if let Some((code, until)) = self.ending {
                 let is_quiet = self.shown.is_empty() && self.lives.is_empty();
                 if is_quiet || until <= Instant::now() {
@@ -273,6 +278,7 @@ impl Terminal {
             Action::Note(note) => self.note(note),
             Action::Answer { ticket, result } => self.answer(ticket, result),
             Action::End(code) => {
+                self.end_sends(true);
                 if let Some(announce) = self.announce.take() {
                     let words =
                         self.complaint.take().map_or_else(|| "it ended at once".to_owned(), |it| it.to_string());
@@ -426,6 +432,7 @@ impl Terminal {
 
     fn ended(&mut self, key: u64, gone: life::Gone) {
         let Some(child) = self.child.take_if(|child| child.key == key) else { return };
+        self.end_sends(false);
         self.agent.said_last(&child.tail);
         if self.agent.is_without_conversation()
             && let Some(home) = self.agents_home("CODEX_HOME", ".codex")
@@ -759,7 +766,7 @@ impl Terminal {
 
     fn poll_time(&mut self, cx: &mut Context<'_>) -> bool {
         let lives = self.lives.values().filter_map(Life::deadline);
-        let own = [self.session.deadline(), self.ending.map(|(_, until)| until)];
+        let own = [self.session.deadline(), self.sends.deadline(), self.ending.map(|(_, until)| until)];
         let Some(at) = lives.chain(own.into_iter().flatten()).min() else {
             self.timer = None;
             return false;
@@ -771,6 +778,7 @@ impl Terminal {
                 self.live(key, life::Event::TimePassed);
             }
             self.tell(Event::TimePassed);
+            self.tend_sends();
             return true;
         }
         if self.timer.as_ref().is_none_or(|(set, _)| *set != at) {
@@ -798,6 +806,10 @@ impl Terminal {
                 return true;
             }
             "inject" => self.inject(&params),
+            "send" => {
+                self.send(ticket, &params);
+                return true;
+            }
             "screen" => Ok(self.look(&params)),
             "stop" => {
                 let graceful = params["graceful"].as_bool().unwrap_or(true);

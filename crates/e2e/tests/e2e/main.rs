@@ -18,5 +18,7 @@ mod puppet;
 mod race;
 #[cfg(target_os = "linux")]
 mod run;
+#[cfg(target_os = "linux")]
+mod send;
 #[cfg(unix)]
 mod support;
