@@ -48,6 +48,8 @@ pub enum How {
     HandshakeLate(Duration),
     HandshakeRefused(String),
     LineTooLong,
+    /// By us, because it was busy by its own account and had shown nothing for so long.
+    Hung(Duration),
     /// By us, because somebody asked for it.
     Stopped,
 }
@@ -80,6 +82,7 @@ impl fmt::Display for How {
             How::HandshakeLate(limit) => write!(f, "did not finish its handshake in {} s", limit.as_secs_f64()),
             How::HandshakeRefused(why) => write!(f, "failed its handshake: {why}"),
             How::LineTooLong => f.write_str("wrote a line over 64 MiB"),
+            How::Hung(silent) => write!(f, "hung: busy, and silent for {} s", silent.as_secs()),
             How::Stopped => f.write_str("was stopped"),
         }
     }
@@ -109,7 +112,7 @@ pub fn classify(how: &How, asked: bool, was_ready: bool) -> Cause {
         // Leaving in peace before the handshake is no peace to the client who waits for it.
         _ if !was_ready => Cause::NeverReady,
         How::Exited(Exit::Code(0)) => Cause::Clean,
-        How::Exited(_) | How::ClosedStdout | How::ClosedStdin | How::LineTooLong => Cause::Crashed,
+        How::Exited(_) | How::ClosedStdout | How::ClosedStdin | How::LineTooLong | How::Hung(_) => Cause::Crashed,
     }
 }
 

@@ -4,6 +4,8 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use outlast_core::keys::DetachKey;
+
 use crate::history::Since;
 
 /// The connection outlasts the process.
@@ -30,6 +32,8 @@ pub enum Command {
     Inject(Inject),
     Send(Send),
     Screen(Screen),
+    WaitFor(WaitFor),
+    Attach(Attach),
     Stop(Stop),
     /// Start a server or an agent again that was given up on.
     Resume(Which),
@@ -154,9 +158,29 @@ pub struct Run {
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     pub env_pass: Vec<String>,
 
-    /// Run in the background, without a terminal, and print the session's id.
+    /// Run in the background, without a terminal, and print the session's id. `outlast attach` shows it.
     #[arg(short, long)]
     pub detach: bool,
+
+    /// Leaves the agent to itself in the background: a key with Ctrl, perhaps another after it, or `none`.
+    #[arg(long, value_name = "KEY", value_parser = DetachKey::parse, default_value = "ctrl-\\", help_heading = "Terminal")]
+    pub detach_key: DetachKey,
+
+    /// What a lost terminal means: the agent and outlast end too, or go on in the background.
+    #[arg(long, value_enum, default_value_t = OnHangup::End, help_heading = "Terminal")]
+    pub on_hangup: OnHangup,
+
+    /// Do not keep the screen: nobody can attach, read it or wait for it.
+    #[arg(long, help_heading = "Terminal")]
+    pub no_screen: bool,
+
+    /// Run this in a shell, with the event as JSON on its stdin, when the agent waits for input, crashes or hangs.
+    #[arg(long, value_name = "COMMAND", help_heading = "Attention")]
+    pub notify: Option<String>,
+
+    /// Restart an agent that is busy by its own account and has shown nothing for so long [default: never]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Attention")]
+    pub hang_timeout: Option<Duration>,
 }
 
 /// List everything that runs under outlast, in every project.
@@ -265,6 +289,50 @@ pub struct Screen {
     pub history: usize,
 }
 
+/// Wait until an agent's terminal shows something, is quiet, or waits for input.
+///
+/// The exit code is 0 when it does, 124 when the time is over, and 1 when it cannot any more.
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("what").required(true)))]
+pub struct WaitFor {
+    #[command(flatten)]
+    pub which: Which,
+
+    /// Until these words are on the screen.
+    #[arg(long, value_name = "TEXT", group = "what")]
+    pub text: Option<String>,
+
+    /// Until nothing was written or typed for so long: 2, 0.5s, 1m.
+    #[arg(long, value_name = "TIME", value_parser = time, group = "what")]
+    pub quiet: Option<Duration>,
+
+    /// Until it waits for input.
+    #[arg(long, group = "what")]
+    pub prompt: bool,
+
+    /// No longer than this [default: as long as it takes]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub timeout: Option<Duration>,
+}
+
+/// Show an agent's terminal here, and type into it. Several may do so at once.
+///
+/// Its size is that of whoever typed last.
+#[derive(Debug, Args)]
+pub struct Attach {
+    /// The session's id, the beginning of it, or its name [default: the only one in this directory]
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+
+    /// Only look: nothing that is typed reaches the agent, and its size stays as it is.
+    #[arg(long)]
+    pub watch: bool,
+
+    /// Leaves the agent to itself: a key with Ctrl, perhaps another after it, or `none`.
+    #[arg(long, value_name = "KEY", value_parser = DetachKey::parse, default_value = "ctrl-\\")]
+    pub detach_key: DetachKey,
+}
+
 /// End an instance: its server, and outlast itself.
 #[derive(Debug, Args)]
 pub struct Stop {
@@ -359,10 +427,31 @@ pub enum First {
     Delay,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnHangup {
+    End,
+    Detach,
+}
+
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum OnCleanExit {
     End,
     Restart,
+}
+
+/// Seconds, or with a unit: 500ms, 2s, 1.5m, 1h.
+fn time(text: &str) -> Result<Duration, String> {
+    let split = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor = match unit {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err("a time is wanted, such as 2, 500ms, 2s or 1m".to_owned()),
+    };
+    let number: f64 = number.parse().map_err(|_| "a time is wanted, such as 2, 500ms, 2s or 1m".to_owned())?;
+    Duration::try_from_secs_f64(number * factor).map_err(|_| "a time cannot be negative".to_owned())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -4,6 +4,7 @@ use std::{ffi::OsString, process::ExitCode};
 
 use clap::{CommandFactory, Parser};
 
+pub mod attach;
 pub mod audit;
 pub mod base64;
 pub mod cli;
@@ -47,6 +48,8 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         cli::Command::Inject(arguments) => instances::inject(&arguments),
         cli::Command::Send(arguments) => sessions::send(&arguments),
         cli::Command::Screen(arguments) => sessions::screen(&arguments),
+        cli::Command::WaitFor(arguments) => sessions::wait_for(&arguments),
+        cli::Command::Attach(arguments) => attach::run(&arguments),
         cli::Command::Stop(arguments) => instances::stop(&arguments),
         cli::Command::Resume(which) => instances::resume(&which),
         cli::Command::Logs(arguments) => history::logs(&arguments),

@@ -282,7 +282,8 @@ fn the_size_is_right_from_the_first_byte_and_follows() {
 fn bytes_pass_unchanged_both_ways() {
     let world = World::new();
     // What is typed comes back, and nothing else does.
-    let mut session = world.run(&["--session", "s", "--", "sh", "-c", "stty raw -echo; printf R; exec cat"]);
+    let cat = "stty raw -echo; printf R; exec cat";
+    let mut session = world.run(&["--session", "s", "--detach-key", "none", "--", "sh", "-c", cat]);
     session.shows("R");
     let mut seed = 1u32;
     let bytes: Vec<u8> = std::iter::repeat_with(|| {
@@ -767,7 +768,7 @@ fn a_session_is_had_by_one_at_a_time() {
     let second = world.outlast(&["run", "--session", "s", "--", "./agent"]);
     assert_eq!(second.status.code(), Some(1));
     let words = text(&second.stderr);
-    assert!(words.contains(&format!("the session `s` runs already (pid {})", first.child.id())), "{words}");
+    assert!(words.contains(&format!("the session `s` runs already (pid {})", world.state()["outlast_pid"])), "{words}");
     // The first one did not notice.
     first.type_keys(b"hello\r");
     first.shows("heard hello");

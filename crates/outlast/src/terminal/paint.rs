@@ -72,7 +72,8 @@ impl Screen {
             paint.out.push_str("\x1b[?25h");
         }
         paint.out.push_str(END);
-        paint.out.into_bytes()
+        // Its end comes to everybody.
+        [paint.out.as_bytes(), self.unfinished.bytes()].concat()
     }
 
     fn paint_history(&self, size: Size, paint: &mut Paint) {
@@ -355,6 +356,19 @@ mod tests {
                 here.feed(more.as_bytes(), false);
                 assert_eq!(everything(&here), everything(&there), "{bytes:?} and {more:?}");
             }
+        }
+    }
+
+    #[test]
+    fn who_comes_in_the_middle_of_a_sequence_gets_its_beginning() {
+        let text = "one\x1b[1;31mtwo \x1b]2;title\x1b\\日本 \x1b(0q\x1b(B\x1b[?25lend";
+        for at in 0..text.len() {
+            let mut there = screen(&text.as_bytes()[..at]);
+            let mut here = screen(b"");
+            here.feed(&there.paint(size(20, 5), Extent::Screen), false);
+            there.feed(&text.as_bytes()[at..], false);
+            here.feed(&text.as_bytes()[at..], false);
+            assert_eq!(everything(&here), everything(&there), "cut at {at}");
         }
     }
 

@@ -17,7 +17,10 @@ use alacritty_terminal::{
 
 use outlast_core::composer::Seen;
 
-use super::guard::{Guard, Watched};
+use super::{
+    guard::{Guard, Watched},
+    unfinished::Unfinished,
+};
 use crate::os::Size;
 
 /// Lines that have left the screen are kept up to so many,
@@ -48,6 +51,7 @@ pub struct Screen {
     size: Size,
     title: Option<String>,
     asks: Asks,
+    pub(super) unfinished: Unfinished,
     /// So many bytes in a row changed nothing.
     without_effect: usize,
 }
@@ -91,6 +95,7 @@ impl Screen {
             size,
             title: None,
             asks: Asks::default(),
+            unfinished: Unfinished::default(),
             without_effect: 0,
         }
     }
@@ -113,6 +118,7 @@ impl Screen {
             rest = later;
         }
         self.take_in(rest, answers, &mut said);
+        self.unfinished.pass(bytes);
         said
     }
 

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use outlast_core::send::{Action, Failed, Letter, Sent};
 use serde_json::{Value, json};
 
-use super::Terminal;
+use super::{Terminal, methods::no_screen, screen::Screen};
 use crate::control::wire::Refusal;
 
 /// How long a text waits for the composer if nobody says,
@@ -19,6 +19,9 @@ impl Terminal {
             Ok(letter) => letter,
             Err(refusal) => return self.control.answer(ticket, &Err(refusal)),
         };
+        if self.screen.is_none() {
+            return self.control.answer(ticket, &Err(no_screen()));
+        }
         let state = self.session.state();
         if matches!(state, "halted" | "exited" | "stopping") {
             let code = if state == "halted" { "halted" } else { "not_running" };
@@ -33,12 +36,10 @@ impl Terminal {
 
     /// Looks whether what is sent has come any further.
     pub(super) fn tend_sends(&mut self) -> bool {
-        if !self.sends.is_busy() {
-            return false;
-        }
+        let Some(screen) = self.screen.as_ref().filter(|_| self.sends.is_busy()) else { return false };
         let is_ready = self.session.state() == "ready"
             && self.child.as_ref().is_some_and(|child| child.stdin.is_some() && !child.is_ending);
-        let actions = self.sends.look(&self.screen.seen(), is_ready, Instant::now());
+        let actions = self.sends.look(&screen.seen(), is_ready, Instant::now());
         let has_come_further = !actions.is_empty();
         self.act_on_sends(actions);
         has_come_further
@@ -73,7 +74,10 @@ impl Terminal {
     }
 
     fn refusal(&self, failed: &Failed) -> Refusal {
-        Refusal { data: json!({"screen": self.screen.text()}), ..Refusal::new(failed.code(), failed.to_string()) }
+        Refusal {
+            data: json!({"screen": self.screen.as_ref().map(Screen::text)}),
+            ..Refusal::new(failed.code(), failed.to_string())
+        }
     }
 }
 
