@@ -16,7 +16,7 @@ const CLAUDE_SIGNS: [&[u8]; 2] = [PASTE_ON, "❯".as_bytes()];
 const CODEX_SIGNS: [&[u8]; 2] = [PASTE_ON, "›".as_bytes()];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub enum Kind {
     Claude,
     Codex,
     /// Not known by name.
@@ -106,6 +106,10 @@ impl Agent {
             }
             (Kind::Other, Mode::Fresh, _) => self.as_given(Mode::Fresh),
         }
+    }
+
+    pub fn kind(&self) -> Kind {
+        self.kind
     }
 
     pub fn conversation(&self) -> Option<&str> {

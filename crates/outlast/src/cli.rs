@@ -31,6 +31,7 @@ pub enum Command {
     Pid(Which),
     Restart(Restart),
     Inject(Inject),
+    Send(Send),
     Screen(Screen),
     WaitFor(WaitFor),
     Attach(Attach),
@@ -264,6 +265,37 @@ pub struct Inject {
     /// Press Enter after it.
     #[arg(long)]
     pub enter: bool,
+
+    /// JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Send an agent a text, and see that it arrives.
+///
+/// Waits until the agent shows an empty place to type, pastes the text there, and waits until it is to be seen. With
+/// `--submit` Enter is pressed, and the text has arrived when it has left that place again. The exit code is 0 only then.
+#[derive(Debug, Args)]
+pub struct Send {
+    /// The session's id, the beginning of it, or its name.
+    #[arg(value_name = "ID")]
+    pub id: String,
+
+    /// The text, of one line or many [default: what comes on stdin]
+    #[arg(value_name = "TEXT")]
+    pub text: Option<String>,
+
+    /// Press Enter after it; without this it stands there for somebody else to send.
+    #[arg(long)]
+    pub submit: bool,
+
+    /// How long to wait for a place to type.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "30")]
+    pub timeout: Duration,
+
+    /// What was sent under this key is not sent again; then the first answer is given once more.
+    #[arg(long, value_name = "TEXT")]
+    pub key: Option<String>,
 
     /// JSON, for programs.
     #[arg(long)]

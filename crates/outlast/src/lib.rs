@@ -55,6 +55,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         cli::Command::Pid(which) => instances::pid(&which),
         cli::Command::Restart(arguments) => instances::restart(&arguments),
         cli::Command::Inject(arguments) => instances::inject(&arguments),
+        cli::Command::Send(arguments) => sessions::send(&arguments),
         cli::Command::Screen(arguments) => sessions::screen(&arguments),
         cli::Command::WaitFor(arguments) => sessions::wait_for(&arguments),
         cli::Command::Attach(arguments) => attach::run(&arguments),

@@ -26,6 +26,8 @@ mod puppet;
 mod race;
 #[cfg(target_os = "linux")]
 mod run;
+#[cfg(target_os = "linux")]
+mod send;
 #[cfg(unix)]
 mod support;
 #[cfg(unix)]

@@ -195,6 +195,7 @@ impl Terminal {
 
     fn ended(&mut self, key: u64, gone: life::Gone) {
         let Some(child) = self.child.take_if(|child| child.key == key) else { return };
+        self.end_sends(false);
         self.agent.said_last(&child.tail);
         if self.agent.is_without_conversation()
             && let Some(home) = self.agents_home("CODEX_HOME", ".codex")

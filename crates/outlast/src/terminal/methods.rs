@@ -23,8 +23,8 @@ use crate::{
 };
 
 /// What every session understands.
-const METHODS: [&str; 10] =
-    ["state", "pid", "restart", "inject", "screen", "wait_for", "attach", "resume", "stop", "subscribe"];
+const METHODS: [&str; 11] =
+    ["state", "pid", "restart", "inject", "send", "screen", "wait_for", "attach", "resume", "stop", "subscribe"];
 /// What is injected beyond this is refused.
 const TYPED_MAX: usize = 1 << 20;
 /// Who wants to wait when so many do is refused.
@@ -52,6 +52,10 @@ impl Terminal {
                 return true;
             }
             "inject" => self.inject(&params),
+            "send" => {
+                self.send(ticket, &params);
+                return true;
+            }
             "screen" => self.look(&params),
             "wait_for" => return self.wait_for(ticket, &params),
             "attach" => return self.attach_asked(ticket, &params),
@@ -278,7 +282,7 @@ impl Terminal {
     }
 }
 
-fn no_screen() -> Refusal {
+pub(super) fn no_screen() -> Refusal {
     Refusal::new("no_screen", "this session does not keep its screen, because it was started with `--no-screen`")
 }
 
