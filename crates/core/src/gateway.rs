@@ -298,6 +298,8 @@ const DRAIN_MAX: Duration = Duration::from_secs(60);
 const STOP_MAX: Duration = Duration::from_secs(1);
 /// How long a backend has for any word at all after a call was late; then it is taken for hung and replaced.
 const HANG_MAX: Duration = Duration::from_secs(5);
+/// How long after a child was found too large it is looked at again.
+const REPLACE_GAP: Duration = Duration::from_secs(60);
 /// How many pages of a backend's list are fetched; what comes after is left out, and that is noted.
 const LIST_PAGES_MAX: usize = 100;
 /// How large one backend's four lists may be together; what comes after is left out, and that is noted.

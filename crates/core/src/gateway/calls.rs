@@ -198,7 +198,9 @@ impl Gateway {
         let is_translated = connection.era == Era::Stateless
             && call.whom.as_ref().is_some_and(|whom| whom.era == Era::Handshake)
             && matches!(call.what, What::Tool | What::Prompt | What::Read);
-        if (call.repeatable || is_translated) && call.message.is_none() && message.len() <= KEPT_BYTES_MAX {
+        // Over HTTP a request may turn out never to have left.
+        let may_stay = matches!(settings.kind, Kind::Http { .. });
+        if (call.repeatable || is_translated || may_stay) && call.message.is_none() && message.len() <= KEPT_BYTES_MAX {
             // A copy: a slice would keep the whole read buffer alive.
             call.message = Some(Bytes::copy_from_slice(message));
         }

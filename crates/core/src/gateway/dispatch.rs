@@ -319,6 +319,8 @@ impl Gateway {
             Ok(target) if self.cannot_complete(target.owner) => {
                 let complete = if asked.whom.era == Era::Stateless { r#","resultType":"complete""# } else { "" };
                 self.answer_result(&asked.whom, &format!(r#"{{"completion":{{"values":[]}}{complete}}}"#));
+                let backend = Some(self.owner_name(target.owner).to_owned());
+                self.count_refused(asked.whom.client, asked.method, None, backend, Outcome::Answered);
             }
             Ok(target) => self.send(asked, target, now),
             Err(Missed::Unresolved(owner)) => self.wait_for_offer(asked, owner, now),

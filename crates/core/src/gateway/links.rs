@@ -268,7 +268,17 @@ impl Gateway {
         let Some(max) = owner.settings.memory_max.filter(|max| rss > *max) else { return };
         let name = owner.settings.name.clone();
         let Some(connection) = self.links.get(&link.serial) else { return };
-        if self.stopping.is_none() && connection.is_ready() && self.replace(connection.place, now) {
+        let place = connection.place;
+        if self.stopping.is_some() || !connection.is_ready() {
+            return;
+        }
+        // One that never comes up must not be tried at every measurement.
+        let Some(state) = self.places.get_mut(&place) else { return };
+        if state.replaced_at.is_some_and(|last| now.saturating_duration_since(last) < REPLACE_GAP) {
+            return;
+        }
+        state.replaced_at = Some(now);
+        if self.replace(place, now) {
             let mib = |bytes: u64| bytes >> 20;
             self.note(format!("{name}: holds {} MiB, more than {} MiB; it is replaced", mib(rss), mib(max)));
         }

@@ -174,8 +174,10 @@ impl Gateway {
             // A second link learns nothing new of what the first one knows.
             let is_http = matches!(owner.settings.kind, Kind::Http { .. });
             if place.seat != Seat::Second || owner.eras.is_none() {
-                // A process that speaks both is asked for one of them; only over HTTP are there two links.
-                let eras = Eras { handshake: eras.handshake && (is_http || !eras.stateless), ..eras };
+                // A process that speaks both is asked for one of them; only over HTTP are there two links, and only where
+                // nobody chose.
+                let may_be_two = is_http && owner.settings.era == EraChoice::Auto;
+                let eras = Eras { handshake: eras.handshake && (may_be_two || !eras.stateless), ..eras };
                 owner.eras = Some(eras);
             }
             let connection = self.links.get_mut(&serial).expect("found above");

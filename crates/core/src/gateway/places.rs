@@ -40,6 +40,8 @@ pub(super) struct Place {
     pub tickets: Vec<Ticket>,
     /// Counts the links it had.
     pub generation: u64,
+    /// When its link was last found too large.
+    pub replaced_at: Option<Instant>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -74,6 +76,7 @@ impl Place {
             last_end: None,
             tickets: Vec::new(),
             generation: 0,
+            replaced_at: None,
         }
     }
 
