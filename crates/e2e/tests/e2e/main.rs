@@ -6,6 +6,8 @@ mod agents;
 mod audit;
 #[cfg(target_os = "linux")]
 mod capi;
+#[cfg(target_os = "linux")]
+mod config;
 #[cfg(unix)]
 mod control;
 #[cfg(unix)]
