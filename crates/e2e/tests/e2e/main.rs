@@ -8,6 +8,8 @@ mod attach;
 mod audit;
 #[cfg(target_os = "linux")]
 mod capi;
+#[cfg(target_os = "linux")]
+mod config;
 #[cfg(unix)]
 mod control;
 #[cfg(unix)]

@@ -370,6 +370,25 @@ fn the_nearest_file_upward_is_found_and_named_ones_are_joined() {
     ");
 }
 
+#[cfg(unix)]
+#[test]
+fn a_file_that_another_user_put_there_is_not_obeyed_unasked() {
+    let world = World::new(&[(NAME, "[gateway]\nname = \"x\"\n")]);
+    let path = world.base().join(NAME);
+    assert!(os::is_trusted(&fs::metadata(&path).unwrap()), "our own");
+    assert!(os::is_trusted(&fs::metadata("/").unwrap()), "the administrator's");
+    // Only the administrator can give a file away.
+    if !nix::unistd::geteuid().is_root() {
+        return;
+    }
+    nix::unistd::chown(&path, Some(nix::unistd::Uid::from_raw(12_345)), None).unwrap();
+    insta::assert_snapshot!(world.words(&[]), @r"
+    error: `HERE/outlast.toml` belongs to another user, and it would say what runs here
+      hint: if you trust it, name it by `--config`
+    ");
+    assert_eq!(world.gateway(&[NAME]).unwrap().name.as_deref(), Some("x"));
+}
+
 #[test]
 fn the_files_of_clients_are_taken_as_they_are() {
     for (name, text, wanted) in [
