@@ -13,13 +13,10 @@ import * as offer from './offer.mjs';
 const { say, text } = offer;
 const pause = (ms) => new Promise((resolve) => setTimeout(resolve, ms));
 
-const elicited = async (extra, message, requestedSchema) =>
-  extra.sendRequest(
-    { method: 'elicitation/create', params: { mode: 'form', message, requestedSchema } },
-    types.ElicitResultSchema,
-  );
-
-const choices = (...names) => names.map((title, at) => ({ const: `value${at + 1}`, title }));
+// Results of any kind are welcome: the suites answer with what they like.
+const asked = (extra, request) => extra.sendRequest(request, types.ResultSchema.passthrough());
+const known = (extra, key) => asked(extra, offer.QUESTIONS[key]);
+const words = ({ content }) => (Array.isArray(content) ? content[0] : content)?.text;
 
 const TOOLS = {
   async test_tool_with_logging(_, extra) {
@@ -47,57 +44,67 @@ const TOOLS = {
   },
 
   async test_sampling({ prompt }, extra) {
-    const params = { messages: [{ role: 'user', content: text(prompt) }], maxTokens: 100 };
-    const result = await extra.sendRequest(
-      { method: 'sampling/createMessage', params },
-      types.CreateMessageResultSchema,
-    );
-    return say(text(`LLM response: ${result.content.text}`));
+    return say(text(`LLM response: ${words(await asked(extra, offer.sample(prompt)))}`));
   },
 
-  async test_elicitation({ message }, extra) {
-    const field = (description) => ({ type: 'string', description });
-    const { action, content } = await elicited(extra, message, {
-      type: 'object',
-      properties: { username: field("User's response"), email: field("User's email address") },
-      required: ['username', 'email'],
-    });
-    return say(text(`User response: action=${action}, content=${JSON.stringify(content ?? {})}`));
+  async test_input_required_result_elicitation(_, extra) {
+    return say(text(`Hello, ${(await known(extra, 'user_name')).content?.name}!`));
   },
 
-  async test_elicitation_sep1034_defaults(_, extra) {
-    const { action, content } = await elicited(extra, 'Please look through the defaults', {
-      type: 'object',
-      properties: {
-        name: { type: 'string', description: 'Name', default: 'John Doe' },
-        age: { type: 'integer', description: 'Age', default: 30 },
-        score: { type: 'number', description: 'Score', default: 95.5 },
-        status: { type: 'string', enum: ['active', 'inactive', 'pending'], default: 'active' },
-        verified: { type: 'boolean', description: 'Verified', default: true },
-      },
-      required: [],
-    });
-    return say(text(`Elicitation completed: action=${action}, content=${JSON.stringify(content ?? {})}`));
+  async test_input_required_result_sampling(_, extra) {
+    return say(text(words(await known(extra, 'capital_question'))));
   },
 
-  async test_elicitation_sep1330_enums(_, extra) {
-    const options = ['option1', 'option2', 'option3'];
-    const { action, content } = await elicited(extra, 'Please choose', {
-      type: 'object',
-      properties: {
-        untitledSingle: { type: 'string', enum: options },
-        titledSingle: { type: 'string', oneOf: choices('First Option', 'Second Option', 'Third Option') },
-        legacyEnum: {
-          type: 'string',
-          enum: ['opt1', 'opt2', 'opt3'],
-          enumNames: ['Option One', 'Option Two', 'Option Three'],
-        },
-        untitledMulti: { type: 'array', items: { type: 'string', enum: options } },
-        titledMulti: { type: 'array', items: { anyOf: choices('First Choice', 'Second Choice', 'Third Choice') } },
-      },
-      required: [],
-    });
-    return say(text(`Elicitation completed: action=${action}, content=${JSON.stringify(content ?? {})}`));
+  async test_input_required_result_list_roots(_, extra) {
+    return say(text((await known(extra, 'client_roots')).roots.map(({ uri }) => uri).join(' ')));
+  },
+
+  async test_input_required_result_request_state(_, extra) {
+    await known(extra, 'confirm');
+    return say(text('state-ok'));
+  },
+
+  async test_input_required_result_multiple_inputs(_, extra) {
+    const keys = ['user_name', 'greeting', 'client_roots'];
+    const [name, greeting] = await Promise.all(keys.map((key) => known(extra, key)));
+    return say(text(`${words(greeting)} ${name.content?.name}`));
+  },
+
+  async test_input_required_result_multi_round(_, extra) {
+    const name = await known(extra, 'step1');
+    const color = await known(extra, 'step2');
+    return say(text(`${name.content?.name} likes ${color.content?.color}`));
+  },
+
+  async test_input_required_result_tampered_state(_, extra) {
+    await known(extra, 'confirm');
+    return say(text('state-ok'));
+  },
+
+  async test_input_required_result_capabilities(_, extra) {
+    // It asks for everything; who stands between knows what the client can do.
+    await Promise.allSettled(['user_name', 'greeting', 'client_roots'].map((key) => known(extra, key)));
+    return say(text('done'));
+  },
+
+  async test_missing_capability(_, extra) {
+    await known(extra, 'greeting');
+    return say(text('It is there.'));
+  },
+
+  async test_logging_tool(_, extra) {
+    const params = { level: 'info', data: 'only for those who asked for it' };
+    await extra.sendNotification({ method: 'notifications/message', params });
+    return say(text('It logged.'));
+  },
+
+  async test_streaming_elicitation(_, extra) {
+    await known(extra, 'user_name');
+    return say(text('done'));
+  },
+
+  async test_headers({ region }) {
+    return say(text(`In ${region}`));
   },
 
   async test_reconnection(_, extra) {
@@ -106,6 +113,9 @@ const TOOLS = {
     return say(text('You came back.'));
   },
 };
+
+// Comes and goes whenever a change is asked for.
+const visits = { tool: false, prompt: false };
 
 function build() {
   const server = new Server(
@@ -122,14 +132,34 @@ function build() {
   );
   const unknown = (what) => new types.McpError(types.ErrorCode.InvalidParams, `no such ${what}`);
 
-  server.setRequestHandler(types.ListToolsRequestSchema, async () => ({ tools: offer.HANDSHAKE_TOOLS }));
+  server.setRequestHandler(types.ListToolsRequestSchema, async () => ({
+    tools: [...offer.TOOLS, offer.RECONNECTION, ...(visits.tool ? [offer.VISITOR] : [])],
+  }));
   server.setRequestHandler(types.CallToolRequestSchema, async ({ params }, extra) => {
     if (offer.CONSTANT[params.name]) return offer.CONSTANT[params.name];
+    if (params.name === 'test_trigger_tool_change') {
+      visits.tool = !visits.tool;
+      await server.sendToolListChanged();
+      return say(text('It changed.'));
+    }
+    if (params.name === 'test_trigger_prompt_change') {
+      visits.prompt = !visits.prompt;
+      await server.sendPromptListChanged();
+      return say(text('It changed.'));
+    }
+    const form = offer.FORMS[params.name]?.(params.arguments ?? {});
+    if (form) return offer.filled(await asked(extra, { method: 'elicitation/create', params: form }));
     if (!TOOLS[params.name]) throw unknown('tool');
     return TOOLS[params.name](params.arguments ?? {}, extra);
   });
-  server.setRequestHandler(types.ListPromptsRequestSchema, async () => ({ prompts: offer.PROMPTS }));
-  server.setRequestHandler(types.GetPromptRequestSchema, async ({ params }) => {
+  server.setRequestHandler(types.ListPromptsRequestSchema, async () => ({
+    prompts: [...offer.PROMPTS, offer.INPUT_PROMPT, ...(visits.prompt ? [offer.VISITING_PROMPT] : [])],
+  }));
+  server.setRequestHandler(types.GetPromptRequestSchema, async ({ params }, extra) => {
+    if (params.name === offer.INPUT_PROMPT.name) {
+      const context = (await known(extra, 'user_context')).content?.context;
+      return { messages: [{ role: 'user', content: text(`In this context: ${context}`) }] };
+    }
     const found = offer.getPrompt(params.name, params.arguments);
     if (!found) throw unknown('prompt');
     return found;

@@ -53,20 +53,19 @@ const RICH_SCHEMA = {
 
 const tool = (name, inputSchema = object()) => ({ name, description: `What the suite calls ${name}`, inputSchema });
 
-export const COMMON_TOOLS = [
+const COMMON_TOOLS = [
   ...Object.keys(CONSTANT).map((name) => tool(name)),
   tool('test_tool_with_logging'),
   tool('test_tool_with_progress'),
   tool('json_schema_2020_12_tool', RICH_SCHEMA),
 ];
 
-export const HANDSHAKE_TOOLS = [
-  ...COMMON_TOOLS,
+// Tools that ask their client something: the one era by requests, the other by what a call is answered with.
+const ASKING_TOOLS = [
   tool('test_sampling', object({ prompt: string }, ['prompt'])),
   tool('test_elicitation', object({ message: string }, ['message'])),
   tool('test_elicitation_sep1034_defaults'),
   tool('test_elicitation_sep1330_enums'),
-  tool('test_reconnection'),
 ];
 
 const INPUT_REQUIRED = [
@@ -80,8 +79,8 @@ const INPUT_REQUIRED = [
   'capabilities',
 ];
 
-export const STATELESS_TOOLS = [
-  ...COMMON_TOOLS,
+// What the newer suite asks for besides.
+const NEWER_TOOLS = [
   ...INPUT_REQUIRED.map((name) => tool(`test_input_required_result_${name}`)),
   tool('test_missing_capability'),
   tool('test_logging_tool'),
@@ -90,6 +89,78 @@ export const STATELESS_TOOLS = [
   tool('test_trigger_prompt_change'),
   tool('test_headers', object({ region: { type: 'string', 'x-mcp-header': 'Region' } }, ['region'])),
 ];
+
+export const TOOLS = [...COMMON_TOOLS, ...ASKING_TOOLS, ...NEWER_TOOLS];
+export const RECONNECTION = tool('test_reconnection');
+
+const field = (description) => ({ type: 'string', description });
+const choices = (...names) => names.map((title, at) => ({ const: `value${at + 1}`, title }));
+const OPTIONS = ['option1', 'option2', 'option3'];
+
+// What they ask for, as the parameters of `elicitation/create`.
+export const FORMS = {
+  test_elicitation: ({ message }) => ({
+    mode: 'form',
+    message,
+    requestedSchema: object({ username: field("User's response"), email: field("User's email address") }, [
+      'username',
+      'email',
+    ]),
+  }),
+  test_elicitation_sep1034_defaults: () => ({
+    mode: 'form',
+    message: 'Please look through the defaults',
+    requestedSchema: object({
+      name: { type: 'string', description: 'Name', default: 'John Doe' },
+      age: { type: 'integer', description: 'Age', default: 30 },
+      score: { type: 'number', description: 'Score', default: 95.5 },
+      status: { type: 'string', enum: ['active', 'inactive', 'pending'], default: 'active' },
+      verified: { type: 'boolean', description: 'Verified', default: true },
+    }),
+  }),
+  test_elicitation_sep1330_enums: () => ({
+    mode: 'form',
+    message: 'Please choose',
+    requestedSchema: object({
+      untitledSingle: { type: 'string', enum: OPTIONS },
+      titledSingle: { type: 'string', oneOf: choices('First Option', 'Second Option', 'Third Option') },
+      legacyEnum: {
+        type: 'string',
+        enum: ['opt1', 'opt2', 'opt3'],
+        enumNames: ['Option One', 'Option Two', 'Option Three'],
+      },
+      untitledMulti: { type: 'array', items: { type: 'string', enum: OPTIONS } },
+      titledMulti: { type: 'array', items: { anyOf: choices('First Choice', 'Second Choice', 'Third Choice') } },
+    }),
+  }),
+};
+
+const form = (message, name, type = 'string') => ({
+  method: 'elicitation/create',
+  params: { mode: 'form', message, requestedSchema: object({ [name]: { type } }, [name]) },
+});
+export const sample = (words, maxTokens = 100) => ({
+  method: 'sampling/createMessage',
+  params: { messages: [{ role: 'user', content: text(words) }], maxTokens },
+});
+
+// What the suites want to be asked, by the names they know the questions by.
+export const QUESTIONS = {
+  user_name: form('What is your name?', 'name'),
+  capital_question: sample('What is the capital of France?'),
+  client_roots: { method: 'roots/list', params: {} },
+  confirm: form('Please confirm', 'ok', 'boolean'),
+  greeting: sample('Generate a greeting', 50),
+  step1: form('Step 1: What is your name?', 'name'),
+  step2: form('Step 2: What is your favorite color?', 'color'),
+  user_context: form('What context should the prompt use?', 'context'),
+};
+
+export const filled = ({ action, content }) =>
+  say(text(`User response: action=${action}, content=${JSON.stringify(content ?? {})}`));
+
+// Not always there: whoever lists may find the list changed.
+export const VISITOR = tool('test_visitor');
 
 const user = (content) => ({ role: 'user', content });
 
@@ -106,6 +177,7 @@ export const PROMPTS = [
   prompt('test_prompt_with_image'),
 ];
 
+export const VISITING_PROMPT = prompt('test_visiting_prompt');
 export const INPUT_PROMPT = prompt('test_input_required_result_prompt');
 
 // Undefined: there is no such prompt.

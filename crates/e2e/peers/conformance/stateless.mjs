@@ -14,19 +14,8 @@ const CAPABILITIES = 'io.modelcontextprotocol/clientCapabilities';
 
 const codec = sdk.createRequestStateCodec({ key: 'a key of this fixture, which guards nothing but tests' });
 
-const ask = (message, name, type = 'string') => ({
-  method: 'elicitation/create',
-  params: {
-    mode: 'form',
-    message,
-    requestedSchema: { type: 'object', properties: { [name]: { type } }, required: [name] },
-  },
-});
-const sample = (words, maxTokens = 100) => ({
-  method: 'sampling/createMessage',
-  params: { messages: [{ role: 'user', content: text(words) }], maxTokens },
-});
-const ROOTS = { method: 'roots/list', params: {} };
+const { sample, QUESTIONS } = offer;
+const about = (...keys) => Object.fromEntries(keys.map((key) => [key, QUESTIONS[key]]));
 
 const need = (inputRequests, requestState) => ({
   resultType: 'input_required',
@@ -49,7 +38,10 @@ const said = (request, key) => {
 
 const TOOLS = {
   async test_tool_with_logging(request) {
-    await request.log('info', 'Tool execution started');
+    for (const words of ['Tool execution started', 'Tool processing data', 'Tool execution completed']) {
+      await request.log('info', words);
+      await pause(20);
+    }
     return say(text('It logged.'));
   },
 
@@ -69,38 +61,38 @@ const TOOLS = {
     return say(text(JSON.stringify(args)));
   },
 
+  async test_sampling(request, { prompt }) {
+    const answer = said(request, 'sampled');
+    return answer ? say(text(`LLM response: ${answer}`)) : need({ sampled: sample(prompt) });
+  },
+
   async test_input_required_result_elicitation(request) {
     const name = accepted(request, 'user_name', 'name');
     return typeof name === 'string'
       ? say(text(`Hello, ${name}!`))
-      : need({ user_name: ask('What is your name?', 'name') });
+      : need(about('user_name'));
   },
 
   async test_input_required_result_sampling(request) {
     const answer = said(request, 'capital_question');
-    return answer ? say(text(answer)) : need({ capital_question: sample('What is the capital of France?') });
+    return answer ? say(text(answer)) : need(about('capital_question'));
   },
 
   async test_input_required_result_list_roots(request) {
     const roots = given(request, 'client_roots')?.roots;
-    return roots ? say(text(roots.map(({ uri }) => uri).join(' '))) : need({ client_roots: ROOTS });
+    return roots ? say(text(roots.map(({ uri }) => uri).join(' '))) : need(about('client_roots'));
   },
 
   async test_input_required_result_request_state(request) {
     if (given(request, 'confirm') && request.requestState()?.step === 'confirm') return say(text('state-ok'));
-    return need({ confirm: ask('Please confirm', 'ok', 'boolean') }, await codec.mint({ step: 'confirm' }));
+    return need(about('confirm'), await codec.mint({ step: 'confirm' }));
   },
 
   async test_input_required_result_multiple_inputs(request) {
     if (['user_name', 'greeting', 'client_roots'].every((key) => given(request, key))) {
       return say(text(`${said(request, 'greeting')} ${accepted(request, 'user_name', 'name')}`));
     }
-    const questions = {
-      user_name: ask('What is your name?', 'name'),
-      greeting: sample('Generate a greeting', 50),
-      client_roots: ROOTS,
-    };
-    return need(questions, await codec.mint({ step: 'all' }));
+    return need(about('user_name', 'greeting', 'client_roots'), await codec.mint({ step: 'all' }));
   },
 
   async test_input_required_result_multi_round(request) {
@@ -110,28 +102,20 @@ const TOOLS = {
     }
     if (state?.step === 1 && given(request, 'step1')) {
       const name = accepted(request, 'step1', 'name');
-      return need(
-        { step2: ask('Step 2: What is your favorite color?', 'color') },
-        await codec.mint({ step: 2, name }),
-      );
+      return need(about('step2'), await codec.mint({ step: 2, name }));
     }
-    return need({ step1: ask('Step 1: What is your name?', 'name') }, await codec.mint({ step: 1 }));
+    return need(about('step1'), await codec.mint({ step: 1 }));
   },
 
   async test_input_required_result_tampered_state(request) {
     if (given(request, 'confirm') && request.requestState()?.step === 'tamper') return say(text('state-ok'));
-    return need({ confirm: ask('Please confirm', 'ok', 'boolean') }, await codec.mint({ step: 'tamper' }));
+    return need(about('confirm'), await codec.mint({ step: 'tamper' }));
   },
 
   async test_input_required_result_capabilities(request) {
     const able = request.envelope?.[CAPABILITIES] ?? {};
-    const questions = {
-      ...(able.elicitation ? { name: ask('What is your name?', 'name') } : {}),
-      ...(able.sampling ? { greeting: sample('Generate a greeting') } : {}),
-      ...(able.roots ? { roots: ROOTS } : {}),
-    };
-    const keys = Object.keys(questions);
-    return keys.length > 0 && !keys.every((key) => given(request, key)) ? need(questions) : say(text('done'));
+    const keys = [able.elicitation && 'user_name', able.sampling && 'greeting', able.roots && 'client_roots'].filter(Boolean);
+    return keys.every((key) => given(request, key)) ? say(text('done')) : need(about(...keys));
   },
 
   async test_missing_capability(request) {
@@ -150,9 +134,12 @@ const TOOLS = {
 
   async test_streaming_elicitation(request) {
     if (given(request, 'user_name')) return say(text('done'));
-    return need({ user_name: ask('What is your name?', 'name') });
+    return need(about('user_name'));
   },
 };
+
+// Comes and goes whenever a change is asked for; of the whole process, as every request has a server of its own.
+const visits = { tool: false, prompt: false };
 
 function build(notify) {
   const server = new sdk.Server(
@@ -170,26 +157,41 @@ function build(notify) {
   );
   const unknown = (what) => new sdk.ProtocolError(sdk.ProtocolErrorCode.InvalidParams, `no such ${what}`);
   const TRIGGERS = {
-    test_trigger_tool_change: () => (notify ? notify.toolsChanged() : server.sendToolListChanged()),
-    test_trigger_prompt_change: () => (notify ? notify.promptsChanged() : server.sendPromptListChanged()),
+    test_trigger_tool_change() {
+      visits.tool = !visits.tool;
+      return notify ? notify.toolsChanged() : server.sendToolListChanged();
+    },
+    test_trigger_prompt_change() {
+      visits.prompt = !visits.prompt;
+      return notify ? notify.promptsChanged() : server.sendPromptListChanged();
+    },
   };
 
-  server.setRequestHandler('tools/list', async () => ({ tools: offer.STATELESS_TOOLS }));
+  server.setRequestHandler('tools/list', async () => ({
+    tools: [...offer.TOOLS, ...(visits.tool ? [offer.VISITOR] : [])],
+  }));
   server.setRequestHandler('tools/call', async ({ params }, { mcpReq }) => {
     if (offer.CONSTANT[params.name]) return offer.CONSTANT[params.name];
     if (TRIGGERS[params.name]) {
       await TRIGGERS[params.name]();
       return say(text('It changed.'));
     }
+    const form = offer.FORMS[params.name]?.(params.arguments ?? {});
+    if (form) {
+      const answer = given(mcpReq, 'form');
+      return answer ? offer.filled(answer) : need({ form: { method: 'elicitation/create', params: form } });
+    }
     if (!TOOLS[params.name]) throw unknown('tool');
     return TOOLS[params.name](mcpReq, params.arguments ?? {});
   });
-  server.setRequestHandler('prompts/list', async () => ({ prompts: [...offer.PROMPTS, offer.INPUT_PROMPT] }));
+  server.setRequestHandler('prompts/list', async () => ({
+    prompts: [...offer.PROMPTS, offer.INPUT_PROMPT, ...(visits.prompt ? [offer.VISITING_PROMPT] : [])],
+  }));
   server.setRequestHandler('prompts/get', async ({ params }, { mcpReq }) => {
     if (params.name === offer.INPUT_PROMPT.name) {
       const context = accepted(mcpReq, 'user_context', 'context');
       return context === undefined
-        ? need({ user_context: ask('What context should the prompt use?', 'context') })
+        ? need(about('user_context'))
         : { messages: [{ role: 'user', content: text(`In this context: ${context}`) }] };
     }
     const found = offer.getPrompt(params.name, params.arguments);

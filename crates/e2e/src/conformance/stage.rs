@@ -1,7 +1,7 @@
 //! Who takes part: the suites, the fixture servers, and the gateway in front of them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     env, fs,
     fs::File,
     io::{Read, Write},
@@ -80,24 +80,35 @@ impl Suite {
 pub enum Way {
     Stdio,
     Http,
+    /// Over stdio, in the other era: the gateway translates.
+    Translated,
 }
 
 impl Way {
+    pub const ALL: [Way; 3] = [Way::Stdio, Way::Http, Way::Translated];
+
     pub fn named(name: &str) -> Result<Way, String> {
-        let found = [Way::Stdio, Way::Http].into_iter().find(|way| way.name() == name);
-        found.ok_or_else(|| format!("no way `{name}`: there are stdio and http"))
+        let found = Way::ALL.into_iter().find(|way| way.name() == name);
+        found.ok_or_else(|| format!("no way `{name}`: there are {}", Way::ALL.map(Way::name).join(", ")))
     }
 
     pub fn name(self) -> &'static str {
         match self {
             Way::Stdio => "stdio",
             Way::Http => "http",
+            Way::Translated => "translated",
         }
     }
 }
 
-/// What one check said, and why if it did not pass; by scenario and check.
-pub type Checks = BTreeMap<String, Result<(), String>>;
+/// One run of a suite.
+#[derive(Default)]
+pub struct Checks {
+    /// What each check said, and why if it did not pass; by scenario and check.
+    pub said: BTreeMap<String, Result<(), String>>,
+    /// The scenarios that were played, whatever was checked in them.
+    pub played: BTreeSet<String>,
+}
 
 pub struct Stage {
     directory: TempDir,
@@ -158,11 +169,14 @@ impl Stage {
     pub fn front(&self, suite: Suite, way: Way, fixture: &Running) -> Result<Running, String> {
         let port = free_port()?;
         let backend = match way {
-            Way::Stdio => {
-                let script = self.directory.path().join(suite.fixture());
-                format!("command = {:?}\nargs = [{:?}, \"stdio\"]\n", self.node, script)
-            }
             Way::Http => format!("url = {:?}\n", fixture.url),
+            Way::Stdio | Way::Translated => {
+                let is_stateless = (suite == Suite::Stateless) == (way == Way::Stdio);
+                let (era, script) =
+                    if is_stateless { ("stateless", "stateless.mjs") } else { ("handshake", "handshake.mjs") };
+                let script = self.directory.path().join(script);
+                format!("command = {:?}\nargs = [{script:?}, \"stdio\"]\nera = {era:?}\n", self.node)
+            }
         };
         let name = format!("{}-{}", suite.name(), way.name());
         let folder = self.directory.path().join(&name);
@@ -222,7 +236,7 @@ impl Stage {
             thread::sleep(LOOK);
         }
         let checks = read_checks(&folder)?;
-        if checks.is_empty() {
+        if checks.said.is_empty() {
             return Err(format!("the suite checked nothing: {}", folder.join("log").display()));
         }
         Ok(checks)
@@ -285,15 +299,17 @@ fn is_ready(port: u16) -> bool {
 
 /// Each scenario has a folder, named after it and the time.
 fn read_checks(folder: &Path) -> Result<Checks, String> {
-    let mut checks = Checks::new();
+    let mut checks = Checks::default();
     for entry in fs::read_dir(folder).map_err(|error| error.to_string())?.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let Some(scenario) = scenario(&name) else { continue };
+        checks.played.insert(scenario.to_owned());
         let text = fs::read_to_string(entry.path().join("checks.json")).map_err(|error| format!("{name}: {error}"))?;
         let listed: Vec<Value> = serde_json::from_str(&text).map_err(|error| format!("{name}: {error}"))?;
         for check in listed {
             let status = check["status"].as_str().unwrap_or_default();
-            if status == "INFO" {
+            // What a server need not do and does not, or what was only looked at.
+            if matches!(status, "INFO" | "SKIPPED") {
                 continue;
             }
             let key = format!("{scenario}/{}", check["id"].as_str().unwrap_or("?"));
@@ -302,11 +318,11 @@ fn read_checks(folder: &Path) -> Result<Checks, String> {
                 _ => Err(format!("{status}: {}", check["errorMessage"].as_str().unwrap_or("without a word"))),
             };
             // One id may stand for several looks at the same thing; all of them must pass.
-            let both = match checks.remove(&key) {
+            let both = match checks.said.remove(&key) {
                 Some(Err(why)) => Err(why),
                 Some(Ok(())) | None => said,
             };
-            checks.insert(key, both);
+            checks.said.insert(key, both);
         }
     }
     Ok(checks)
