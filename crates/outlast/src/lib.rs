@@ -8,12 +8,14 @@ pub mod audit;
 pub mod base64;
 pub mod cli;
 pub mod commands;
+pub mod completions;
 pub mod control;
 pub mod cwd;
 pub mod demo;
 pub mod doctor;
 pub mod environment;
 pub mod frontmatter;
+pub mod help;
 pub mod history;
 pub mod home;
 pub mod inherit;
@@ -35,9 +37,10 @@ pub mod wrap;
 
 /// The whole program, callable from a test.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let cli = match cli::Cli::try_parse_from(args) {
+    let args: Vec<OsString> = args.into_iter().collect();
+    let cli = match cli::Cli::try_parse_from(&args) {
         Ok(cli) => cli,
-        Err(error) => return report::Report::of_arguments(error, &cli::Cli::command()).print(),
+        Err(error) => return report::Report::of_arguments(error, &cli::Cli::command(), &args).print(),
     };
     let result = match cli.command {
         cli::Command::Mcp(arguments) => commands::mcp(arguments),
@@ -56,6 +59,10 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         cli::Command::Unwrap(arguments) => wrap::unwrap(&arguments),
         cli::Command::Doctor(arguments) => doctor::doctor(&arguments),
         cli::Command::Demo(arguments) => demo::run(&arguments),
+        cli::Command::Help(arguments) => help::help(&arguments),
+        cli::Command::Completions(arguments) => completions::completions(&arguments),
+        cli::Command::Man(arguments) => completions::man(&arguments),
+        cli::Command::Ids => completions::ids(),
         cli::Command::DemoServer(arguments) => Ok(demo::serve(&arguments.file)),
     };
     result.unwrap_or_else(|report| report.print())

@@ -23,4 +23,6 @@ mod support;
 #[cfg(unix)]
 mod top;
 #[cfg(unix)]
+mod words;
+#[cfg(unix)]
 mod wrap;
