@@ -13,7 +13,16 @@ use crate::{config, history::Since, wrap::clients::Client};
 /// outlast owns the processes an AI agent depends on, so that a crash, a hang or a reload is a short pause and never
 /// an end.
 #[derive(Debug, Parser)]
-#[command(name = "outlast", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(
+    name = "outlast",
+    version,
+    max_term_width = 100,
+    arg_required_else_help = true,
+    disable_help_subcommand = true
+)]
+#[command(
+    after_help = "`outlast help TOPIC` explains concepts, crash, policies, watch, control, files, eras, clients and exit-codes."
+)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -45,6 +54,12 @@ pub enum Command {
     Unwrap(Unwrap),
     Doctor(Doctor),
     Demo(Demo),
+    Help(Help),
+    Completions(Completions),
+    Man(Man),
+    /// The ids of what runs, for completions.
+    #[command(hide = true)]
+    Ids,
     #[command(hide = true)]
     DemoServer(DemoServer),
 }
@@ -91,7 +106,7 @@ pub struct Mcp {
     pub policy: Policy,
 
     /// Give up after so many restarts in a row; 0 is never [default: the policy's]
-    #[arg(long, value_name = "N", help_heading = "Crashes")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>, help_heading = "Crashes")]
     pub max_restarts: Option<u32>,
 
     /// The first crash of a server that had been ready for 5 s: come back at once, or after the delay.
@@ -381,7 +396,7 @@ pub struct Logs {
     pub follow: bool,
 
     /// How many lines, from the end.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 100)]
+    #[arg(short = 'n', long, value_name = "N", value_parser = whole::<usize>, default_value_t = 100)]
     pub lines: usize,
 }
 
@@ -483,6 +498,37 @@ pub struct Demo {
     pub plain: bool,
 }
 
+/// Explain a command, or a topic of the book.
+///
+/// `outlast help topics` lists the topics.
+#[derive(Debug, Args)]
+pub struct Help {
+    /// A command or a topic [default: all commands]
+    #[arg(value_name = "COMMAND|TOPIC")]
+    pub words: Vec<String>,
+}
+
+/// Print a script that completes outlast's commands, options and instances in your shell.
+///
+///     bash        outlast completions bash > ~/.local/share/bash-completion/completions/outlast
+///     zsh         outlast completions zsh > "${fpath[1]}/_outlast"
+///     fish        outlast completions fish > ~/.config/fish/completions/outlast.fish
+///     PowerShell  outlast completions powershell >> $PROFILE
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub struct Completions {
+    #[arg(value_name = "SHELL", value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// Write the man pages of outlast and all its commands.
+#[derive(Debug, Args)]
+pub struct Man {
+    /// Where to; it is made if it is not there [default: outlast(1) alone, to stdout]
+    #[arg(value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+}
+
 /// The demo's own server.
 #[derive(Debug, Args)]
 pub struct DemoServer {
@@ -540,6 +586,10 @@ fn time(text: &str) -> Result<Duration, String> {
     };
     let number: f64 = number.parse().map_err(|_| "a time is wanted, such as 2, 500ms, 2s or 1m".to_owned())?;
     Duration::try_from_secs_f64(number * factor).map_err(|_| "a time cannot be negative".to_owned())
+}
+
+fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| "a whole number is wanted, and not too large a one".to_owned())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -9,6 +9,7 @@ pub mod audit;
 pub mod base64;
 pub mod cli;
 pub mod commands;
+pub mod completions;
 pub mod config;
 pub mod control;
 pub mod cwd;
@@ -17,6 +18,7 @@ pub mod doctor;
 pub mod environment;
 pub mod frontmatter;
 pub mod gateway;
+pub mod help;
 pub mod history;
 pub mod home;
 pub mod inherit;
@@ -40,10 +42,11 @@ pub mod wrap;
 
 /// The whole program, callable from a test.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let parsed = cli::Cli::command().try_get_matches_from(args);
+    let args: Vec<OsString> = args.into_iter().collect();
+    let parsed = cli::Cli::command().try_get_matches_from(&args);
     let (cli, given) = match parsed.and_then(|given| Ok((cli::Cli::from_arg_matches(&given)?, given))) {
         Ok(parsed) => parsed,
-        Err(error) => return report::Report::of_arguments(error, &cli::Cli::command()).print(),
+        Err(error) => return report::Report::of_arguments(error, &cli::Cli::command(), &args).print(),
     };
     let given = given.subcommand().map(|(_, given)| given);
     let result = match cli.command {
@@ -68,6 +71,10 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         cli::Command::Unwrap(arguments) => wrap::unwrap(&arguments),
         cli::Command::Doctor(arguments) => doctor::doctor(&arguments),
         cli::Command::Demo(arguments) => demo::run(&arguments),
+        cli::Command::Help(arguments) => help::help(&arguments),
+        cli::Command::Completions(arguments) => completions::completions(&arguments),
+        cli::Command::Man(arguments) => completions::man(&arguments),
+        cli::Command::Ids => completions::ids(),
         cli::Command::DemoServer(arguments) => Ok(demo::serve(&arguments.file)),
     };
     result.unwrap_or_else(|report| report.print())

@@ -37,4 +37,6 @@ mod top;
 #[cfg(target_os = "linux")]
 mod waiting;
 #[cfg(unix)]
+mod words;
+#[cfg(unix)]
 mod wrap;
