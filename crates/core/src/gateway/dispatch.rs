@@ -350,6 +350,10 @@ impl Gateway {
                     Target { owner, place: None, what: What::Other, shown: None, own: None, repeatable: false };
                 self.send(asked, target, now);
             }
+            _ if is_of_other_era(asked.method) => {
+                let words = format!("`{}` is not part of the revision of MCP that this client speaks", asked.method);
+                self.refused(&asked, None, &Failure::method_unknown(words));
+            }
             _ => {
                 let words = format!("the gateway does not know the method `{}`", words::cut(asked.method, 100));
                 self.refused(&asked, None, &Failure::method_unknown(words));
