@@ -48,7 +48,7 @@ pub enum How {
     HandshakeLate(Duration),
     HandshakeRefused(String),
     LineTooLong,
-    /// It said nothing for so long, though it was asked.
+    /// By us, because it was to say something, by its own account or because it was asked, and said nothing for so long.
     Hung(Duration),
     /// By us, because somebody asked for it.
     Stopped,
@@ -82,7 +82,7 @@ impl fmt::Display for How {
             How::HandshakeLate(limit) => write!(f, "did not finish its handshake in {} s", limit.as_secs_f64()),
             How::HandshakeRefused(why) => write!(f, "failed its handshake: {why}"),
             How::LineTooLong => f.write_str("wrote a line over 64 MiB"),
-            How::Hung(silence) => write!(f, "hung: not a word in {} s", silence.as_secs_f64()),
+            How::Hung(silence) => write!(f, "hung: silent for {} s", silence.as_secs_f64()),
             How::Stopped => f.write_str("was stopped"),
         }
     }
@@ -230,7 +230,7 @@ mod tests {
             (How::HandshakeLate(Duration::from_millis(1500)), "did not finish its handshake in 1.5 s",   r#"{"why":"did not finish its handshake in 1.5 s"}"#),
             (How::HandshakeRefused("another version".into()), "failed its handshake: another version",   r#"{"why":"failed its handshake: another version"}"#),
             (How::LineTooLong,                                "wrote a line over 64 MiB",                r#"{"why":"wrote a line over 64 MiB"}"#),
-            (How::Hung(Duration::from_secs(5)),               "hung: not a word in 5 s",                 r#"{"why":"hung: not a word in 5 s"}"#),
+            (How::Hung(Duration::from_secs(5)),               "hung: silent for 5 s",                 r#"{"why":"hung: silent for 5 s"}"#),
             (How::Stopped,                                    "was stopped",                             r#"{"why":"was stopped"}"#),
         ];
         for (how, words, json) in table {

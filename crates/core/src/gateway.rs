@@ -240,6 +240,26 @@ pub enum Outcome {
     Unknown,
 }
 
+impl Outcome {
+    /// For queries and metrics; these do not change.
+    pub fn name(self) -> &'static str {
+        match self {
+            Outcome::Answered => "answered",
+            Outcome::Failed => "failed",
+            Outcome::Lost => "lost",
+            Outcome::TimedOut => "timed_out",
+            Outcome::Cancelled => "cancelled",
+            Outcome::SwitchedOff => "switched_off",
+            Outcome::RateLimited => "rate_limited",
+            Outcome::Denied => "denied",
+            Outcome::BadArguments => "bad_arguments",
+            Outcome::CircuitOpen => "circuit_open",
+            Outcome::Unavailable => "unavailable",
+            Outcome::Unknown => "unknown",
+        }
+    }
+}
+
 /// What one backend offers, each list as its elements' own JSON, in the backend's order and under its own names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Offer {
