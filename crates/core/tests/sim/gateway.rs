@@ -311,6 +311,10 @@ impl World {
         }
         self.tell(">", &event);
         let time_passed = matches!(event, Event::TimePassed);
+        let dead = match &event {
+            Event::LinkDown { link, .. } => Some(link.serial),
+            _ => None,
+        };
         let actions = self.gateway.handle(event, self.now);
         for action in actions {
             self.act(action);
@@ -318,6 +322,10 @@ impl World {
         for (client, id) in std::mem::take(&mut self.due_now) {
             let open = self.clients.get(&client).is_some_and(|client| client.open.contains_key(&id));
             check!(self, !open, "client {client} still waits for {id}, though its backend is dead");
+        }
+        if let Some(dead) = dead {
+            let asked = self.clients.iter().find(|(_, client)| client.is_asked_by(dead)).map(|(client, _)| *client);
+            check!(self, asked.is_none(), "client {asked:?} is still asked by link {dead}, which is dead");
         }
         if let Some(due) = self.gateway.deadline().filter(|_| time_passed) {
             check!(self, due > self.now, "what is due at once was not done");

@@ -34,6 +34,10 @@ pub struct Request {
 }
 
 impl Client {
+    pub fn is_asked_by(&self, serial: u64) -> bool {
+        self.asked.iter().any(|(_, question)| question["by"] == serial)
+    }
+
     pub fn is_counted(&self) -> bool {
         self.called == self.countable || self.may_be_counted_more
     }
@@ -182,8 +186,13 @@ impl World {
                 }
             }
             10..=11 => drop(self.client_answers(client)),
-            12 => self
-                .client_says(client, &json!({"jsonrpc": "2.0", "id": self.next_number + 3, "result": {"q": "guess"}})),
+            12 => {
+                // Somebody else may have been asked this; nobody may answer for another.
+                let guess = json!(self.next_number + 3);
+                if !self.clients[&client].asked.iter().any(|(id, _)| *id == guess) {
+                    self.client_says(client, &json!({"jsonrpc": "2.0", "id": guess, "result": {"q": "guess"}}));
+                }
+            }
             _ if self.dice.one_in(3) => self.client_leaves(client),
             _ => {}
         }
@@ -207,8 +216,11 @@ impl World {
     }
 
     pub fn client_leaves(&mut self, client: u64) {
-        self.clients.remove(&client);
+        let Some(state) = self.clients.remove(&client) else { return };
         self.handle(Event::ClientLeft { client });
+        for request in state.open.values().filter(|request| request.number > 0 && !request.is_parked) {
+            check!(self, !self.is_worked_on(request.number), "{} goes on, though client {client} left", request.number);
+        }
     }
 
     pub fn client_hears(&mut self, client: u64, message: &[u8], about: Option<Id>) {
@@ -380,7 +392,7 @@ impl World {
             let is_its_own = self.clients[&client].open.values().any(|request| request.number == number);
             check!(self, is_its_own, "client {client} was asked {said}, and did not ask {number}");
         } else {
-            let is_its_own = own || works_for.is_empty() || works_for.contains(&client);
+            let is_its_own = own || works_for.iter().all(|other| *other == client);
             check!(self, is_its_own, "client {client} was asked {said}, which is for {works_for:?}");
         }
         let state = self.clients.get_mut(&client).expect("seen by the caller");

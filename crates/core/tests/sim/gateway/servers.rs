@@ -320,7 +320,13 @@ impl World {
         }
     }
 
-    /// Whether a client's calls are all that a link works on.
+    /// Whether any server that is not on its way out still works on a request.
+    pub fn is_worked_on(&self, number: u64) -> bool {
+        let servers = self.servers.values().filter(|server| !server.leaving);
+        servers.flat_map(|server| &server.open).any(|work| work.number == Some(number))
+    }
+
+    /// The clients whose calls a link works on.
     pub fn works_for(&self, serial: u64) -> BTreeSet<u64> {
         let Some(server) = self.servers.get(&serial) else { return BTreeSet::new() };
         let numbers: BTreeSet<u64> = server.open.iter().filter_map(|work| work.number).collect();
