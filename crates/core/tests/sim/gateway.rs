@@ -81,6 +81,9 @@ pub struct World {
     /// Events that the world owes the gateway, in order.
     owed: VecDeque<Event>,
     next_number: u64,
+    /// How often servers heard each request, and which of them never left.
+    heard: BTreeMap<u64, u32>,
+    unsent: BTreeSet<u64>,
     next_ticket: u64,
     tickets: BTreeSet<u64>,
     story: VecDeque<String>,
@@ -132,6 +135,8 @@ impl World {
             serials: BTreeSet::new(),
             owed: VecDeque::new(),
             next_number: 1,
+            heard: BTreeMap::new(),
+            unsent: BTreeSet::new(),
             next_ticket: 1,
             tickets: BTreeSet::new(),
             story: VecDeque::new(),
@@ -421,6 +426,10 @@ impl World {
         let held: u64 =
             status["backends"].as_array().into_iter().flatten().filter_map(|backend| backend["held"].as_u64()).sum();
         check!(self, held == 0, "something is held: {status}");
+        let links =
+            status["backends"].as_array().into_iter().flatten().filter_map(|backend| backend["links"].as_array());
+        let busy = links.flatten().any(|link| link["in_flight"] != 0);
+        check!(self, !busy, "a link works on nothing and is busy: {status}");
         // One subscription for each stateless link, and nothing else.
         let own = under_way["own_requests"].as_u64().unwrap_or(0);
         check!(self, own <= self.servers.len() as u64, "{own} requests of ours are open: {status}");

@@ -26,6 +26,7 @@ pub struct Client {
 #[derive(Clone)]
 pub struct Request {
     pub number: u64,
+    asked_at: Instant,
     method: String,
     params: Value,
     token: Option<Value>,
@@ -115,6 +116,7 @@ impl World {
         }
         let request = Request {
             number,
+            asked_at: self.now,
             method: method.to_owned(),
             params: params.clone(),
             token,
@@ -187,10 +189,12 @@ impl World {
             }
             10..=11 => drop(self.client_answers(client)),
             12 => {
-                // Somebody else may have been asked this; nobody may answer for another.
-                let guess = json!(self.next_number + 3);
-                if !self.clients[&client].asked.iter().any(|(id, _)| *id == guess) {
-                    self.client_says(client, &json!({"jsonrpc": "2.0", "id": guess, "result": {"q": "guess"}}));
+                // Nobody may answer for another.
+                let others = self.clients.iter().filter(|(other, _)| **other != client);
+                let asked: Vec<Value> = others.flat_map(|(_, other)| &other.asked).map(|(id, _)| id.clone()).collect();
+                if !asked.is_empty() {
+                    let theirs = self.dice.pick(&asked);
+                    self.client_says(client, &json!({"jsonrpc": "2.0", "id": theirs, "result": {"q": "theft"}}));
                 }
             }
             _ if self.dice.one_in(3) => self.client_leaves(client),
@@ -249,6 +253,15 @@ impl World {
         let numbers = [&said["result"]["n"], &said["error"]["data"]["n"]];
         for number in numbers.into_iter().filter_map(Value::as_u64) {
             check!(self, number == request.number, "client {client} asked {} and heard {said}", request.number);
+        }
+        // Only a crash fails a call at once: whatever is replaced has a minute to finish.
+        let failures = [&said["result"]["_meta"]["outlast/failure"], &said["error"]["data"]];
+        if failures
+            .into_iter()
+            .any(|failure| failure["exit"]["why"] == "was stopped" && failure["reason"] == "backend_ended")
+        {
+            let age = self.now.duration_since(request.asked_at);
+            check!(self, self.stopping || age >= Duration::from_secs(60), "{id} failed by a replacement after {age:?}");
         }
         if !state.handshake && said.get("result").is_some() && request.method != "initialize" {
             check!(self, said["result"]["resultType"].is_string(), "a stateless client heard {said}");
@@ -339,6 +352,7 @@ impl World {
         };
         let request = Request {
             number,
+            asked_at: self.now,
             method: method.into(),
             params: params.clone(),
             token: params["_meta"].get("progressToken").cloned(),
