@@ -8,6 +8,10 @@ mod audit;
 mod capi;
 #[cfg(unix)]
 mod control;
+#[cfg(target_os = "linux")]
+mod exact;
+#[cfg(target_os = "linux")]
+mod faults;
 #[cfg(unix)]
 mod matrix;
 #[cfg(target_os = "linux")]
