@@ -242,6 +242,7 @@ impl Waiting {
             }
             Some((first, at)) if first == stance => self.look_at = Some(at + LOOK_AGAIN),
             _ => {
+                self.is_settled = false;
                 self.candidate = Some((stance, now));
                 self.look_at = Some(now + LOOK_AGAIN);
             }

@@ -241,9 +241,9 @@ impl Terminal {
         for action in actions {
             match action {
                 waiting::Action::Look => {
-                    let look = self.screen.as_ref().map(Screen::look);
-                    let stance = look.as_ref().map(|look| self.agent.stance(&look.lines)).unwrap_or_default();
-                    let is_cursor_visible = look.is_none_or(|look| look.is_cursor_visible);
+                    let screen = self.screen.as_ref();
+                    let stance = screen.map(|screen| self.agent.stance(&screen.own_lines())).unwrap_or_default();
+                    let is_cursor_visible = screen.is_none_or(Screen::is_cursor_visible);
                     self.watch(waiting::Event::Looked { stance, is_cursor_visible });
                 }
                 waiting::Action::Answer { ticket, outcome } => self.answer_waiter(ticket, outcome),

@@ -2,6 +2,8 @@
 
 #[cfg(target_os = "linux")]
 mod agents;
+#[cfg(target_os = "linux")]
+mod attach;
 #[cfg(unix)]
 mod audit;
 #[cfg(target_os = "linux")]
@@ -26,3 +28,5 @@ mod run;
 mod send;
 #[cfg(unix)]
 mod support;
+#[cfg(target_os = "linux")]
+mod waiting;

@@ -27,7 +27,7 @@ use nix::{
 };
 use tokio::net::UnixStream;
 
-use super::{memory::give_back_code, outer};
+use super::{memory::give_back_code, outer, words::say};
 
 const LEFT: u8 = b'L';
 const ALTERNATE: u8 = b'A';
@@ -181,6 +181,7 @@ impl Waiter {
                     // What it last said may not have been heard.
                     self.listen()?;
                     outer::give_back_after(&self.before, self.is_alternate);
+                    say(&format!("[outlast] outlast itself was ended by {signal}"));
                     return Ok(Some(128 + signal as u8));
                 }
                 // It has given the terminal back itself. Both of us are one job to the shell.
