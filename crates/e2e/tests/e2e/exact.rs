@@ -8,7 +8,7 @@ const BENCH: &str = env!("CARGO_BIN_EXE_outlast-bench");
 
 /// So much without the picture of the screen and with it, which is slow in a program that is not built for speed; the
 /// benchmark does the same with a gigabyte.
-const MEGABYTES: &str = "64,8";
+const MEGABYTES: &str = "32,4";
 
 #[test]
 fn every_byte_arrives_as_it_was_written() {
