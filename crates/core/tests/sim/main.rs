@@ -3,6 +3,7 @@
 mod life;
 mod relay;
 mod restarts;
+mod send;
 mod session;
 mod terminal;
 mod waiting;
