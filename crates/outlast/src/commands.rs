@@ -126,12 +126,13 @@ pub fn run(arguments: cli::Run) -> Result<ExitCode, Report> {
             .hint("it works for claude and codex, without `--no-screen`"));
     }
     // Before the shell stands one who only waits for us, so that we can leave it.
-    let stand_in = match if arguments.detach { Ok(None) } else { os::stand_in() } {
-        Ok(Some(os::Standing::Over(code))) => return Ok(ExitCode::from(code)),
-        Ok(Some(os::Standing::Worker(stand_in))) => Some(stand_in),
-        Ok(None) => None,
-        Err(error) => return Err(Report::new(report::FAILURE, "cannot use the terminal").because(error)),
-    };
+    let standing = if arguments.detach { Ok(None) } else { os::stand_in() };
+    let stand_in =
+        match standing.map_err(|error| Report::new(report::FAILURE, "cannot use the terminal").because(error))? {
+            Some(os::Standing::Over(code)) => return Ok(ExitCode::from(code)),
+            Some(os::Standing::Worker(stand_in)) => Some(stand_in),
+            None => None,
+        };
     let claim = claim(&plan.id)?;
     let announce = if arguments.detach {
         let detached = os::detach()

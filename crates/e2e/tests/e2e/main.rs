@@ -12,6 +12,10 @@ mod capi;
 mod config;
 #[cfg(unix)]
 mod control;
+#[cfg(target_os = "linux")]
+mod exact;
+#[cfg(target_os = "linux")]
+mod faults;
 #[cfg(unix)]
 mod crowd;
 #[cfg(target_os = "linux")]

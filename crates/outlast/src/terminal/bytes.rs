@@ -54,6 +54,8 @@ impl Terminal {
             for key in self.viewers.take_drained() {
                 self.see(terminal::Event::Drained { key });
             }
+            // What came of it may have words of ours.
+            carried |= !self.fresh.is_empty();
             if !carried {
                 break;
             }
@@ -107,7 +109,7 @@ impl Terminal {
             return;
         }
         self.viewers.note_alternate(self.alternate.is_on);
-        let fresh = self.fresh.split();
+        let mut fresh = std::mem::take(&mut self.fresh);
         let mut answers = Vec::new();
         if let Some(screen) = &mut self.screen {
             let was_alternate = screen.modes().alternate;
@@ -129,10 +131,10 @@ impl Terminal {
                 self.seen_by_all(has_left);
             }
         }
-        // The buffer is used again.
-        let mut fresh = fresh;
+        // The buffer is used again; what came of all this may stand in it already.
         fresh.clear();
-        self.fresh.unsplit(fresh);
+        fresh.extend_from_slice(&self.fresh);
+        self.fresh = fresh;
         if let Some(child) = self.child.as_mut().filter(|child| !answers.is_empty() && child.stdin.is_some()) {
             child.typed.extend_from_slice(&answers);
         }
