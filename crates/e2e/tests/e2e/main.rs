@@ -12,14 +12,14 @@ mod capi;
 mod config;
 #[cfg(unix)]
 mod control;
-#[cfg(target_os = "linux")]
-mod exact;
-#[cfg(target_os = "linux")]
-mod faults;
 #[cfg(unix)]
 mod crowd;
 #[cfg(target_os = "linux")]
 mod doctor;
+#[cfg(target_os = "linux")]
+mod exact;
+#[cfg(target_os = "linux")]
+mod faults;
 #[cfg(target_os = "linux")]
 mod gateway;
 #[cfg(unix)]
