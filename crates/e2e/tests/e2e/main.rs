@@ -6,6 +6,7 @@ mod audit;
 mod control;
 #[cfg(unix)]
 mod crowd;
+mod docs;
 #[cfg(target_os = "linux")]
 mod doctor;
 #[cfg(unix)]
