@@ -14,6 +14,7 @@ mod config;
 mod control;
 #[cfg(unix)]
 mod crowd;
+mod docs;
 #[cfg(target_os = "linux")]
 mod doctor;
 #[cfg(target_os = "linux")]
