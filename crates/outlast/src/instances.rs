@@ -25,7 +25,7 @@ use crate::{
 /// How long `ps` waits for all answers together; who has not answered by then is called unresponsive.
 const SURVEY_MAX: Duration = Duration::from_secs(1);
 /// How long one instance may take for an answer that it has at hand.
-const ANSWER_MAX: Duration = Duration::from_secs(5);
+pub const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// The most that is typed at once; a frame holds it.
 const INJECT_MAX: u64 = 512 << 10;
 /// How much of a server's stderr stands in an error; the rest is in the log.
@@ -124,7 +124,7 @@ pub fn stop(arguments: &cli::Stop) -> Result<ExitCode, Report> {
     let since = Instant::now();
     let stopped = connect(&entry).and_then(|mut client| {
         client.ask("stop", json!({"graceful": !arguments.force}), Some(since + ANSWER_MAX))?;
-        client.wait_for_end()
+        client.wait_for_end(None)
     });
     stopped.map_err(|error| failed(&entry, "stop", &error))?;
     let took_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -215,19 +215,19 @@ fn names_of(entries: &[&Entry], last: &str) -> String {
 
 // ---- asking --------------------------------------------------------------------------------------------------
 
-fn connect(entry: &Entry) -> Result<Client, AskError> {
+pub fn connect(entry: &Entry) -> Result<Client, AskError> {
     Ok(Client::connect(&entry.socket, ANSWER_MAX)?)
 }
 
-fn ask_plainly(entry: &Entry, method: &str, params: Value, patience: Option<Duration>) -> Result<Value, AskError> {
+pub fn ask_plainly(entry: &Entry, method: &str, params: Value, patience: Option<Duration>) -> Result<Value, AskError> {
     connect(entry)?.ask(method, params, patience.map(|patience| Instant::now() + patience))
 }
 
-fn ask(entry: &Entry, method: &str, params: Value, patience: Option<Duration>) -> Result<Value, Report> {
+pub fn ask(entry: &Entry, method: &str, params: Value, patience: Option<Duration>) -> Result<Value, Report> {
     ask_plainly(entry, method, params, patience).map_err(|error| failed(entry, method, &error))
 }
 
-fn failed(entry: &Entry, method: &str, error: &AskError) -> Report {
+pub fn failed(entry: &Entry, method: &str, error: &AskError) -> Report {
     let id = &entry.id;
     let report = match method {
         "state" | "pid" => Report::new(report::FAILURE, format!("`{id}` does not say how it is")),
@@ -252,6 +252,24 @@ fn with_stderr(message: &str, data: &Value) -> String {
     let skipped = lines.len().saturating_sub(STDERR_LINES_MAX);
     let more = if skipped > 0 { format!("\n  … {skipped} lines before, in the log …") } else { String::new() };
     format!("{message}\nits stderr:{more}\n  {}", lines[skipped..].join("\n  "))
+}
+
+/// Does one thing to one instance, and says in a line how it went: for those who watch many at once.
+pub fn do_to(entry: &Entry, method: &str, params: Value) -> Result<String, String> {
+    let id = &entry.id;
+    let patience = (method == "stop").then_some(ANSWER_MAX);
+    match ask_plainly(entry, method, params, patience) {
+        Ok(report) if report["resumed"] == false => {
+            Ok(format!("nothing to resume: {id} is {}", report["state"].as_str().unwrap_or("running")))
+        }
+        Ok(_) if method == "stop" => Ok(format!("stopping {id}")),
+        Ok(report) => {
+            let words = restarted_in_words(id, &report);
+            Ok(words.lines().next().unwrap_or_default().to_owned())
+        }
+        Err(AskError::Refused(refusal)) => Err(format!("{id}: {}", refusal.message)),
+        Err(error) => Err(format!("the {method} of {id} failed: {error}")),
+    }
 }
 
 // ---- words ---------------------------------------------------------------------------------------------------
@@ -320,6 +338,10 @@ fn row_in_json(found: &Found) -> Value {
         "next_try_s": state["next_try_s"],
         "last_exit": state["last_exit"],
         "generation": state["generation"],
+        "in_flight": state["in_flight"],
+        "calls": state["calls"],
+        "calls_per_s": state["calls_per_s"],
+        "p50_ms": state["p50_ms"],
     });
     for member in ["id", "kind", "name", "cwd", "socket", "started", "command", "log", "audit"] {
         row[member] = about[member].clone();
@@ -425,7 +447,7 @@ fn state_in_words(state: &Value) -> String {
 }
 
 /// A time as it is read at a glance: `0.4s`, `12s`, `3m`, `5h`, `2d`.
-fn in_short(seconds: f64) -> String {
+pub fn in_short(seconds: f64) -> String {
     match seconds {
         s if s < 9.95 => format!("{s:.1}s"),
         s if s < 59.5 => format!("{s:.0}s"),
@@ -441,7 +463,7 @@ fn in_short(seconds: f64) -> String {
     }
 }
 
-fn from_home(path: &Path, home: Option<&Path>) -> String {
+pub fn from_home(path: &Path, home: Option<&Path>) -> String {
     match home.and_then(|home| path.strip_prefix(home).ok()) {
         Some(rest) if rest == Path::new("") => "~".to_owned(),
         Some(rest) => PathBuf::from("~").join(rest).display().to_string(),
@@ -449,7 +471,7 @@ fn from_home(path: &Path, home: Option<&Path>) -> String {
     }
 }
 
-fn pretty(value: &Value) -> String {
+pub fn pretty(value: &Value) -> String {
     serde_json::to_string_pretty(value).expect("a value is always JSON")
 }
 
