@@ -818,7 +818,7 @@ mod tests {
         let state = json!({"id": "night", "kind": "session", "state": "ready", "uptime_s": 61.0, "pid": 7, "restarts": 0,
             "outlast_pid": 4240, "columns": 101, "rows": 33, "attached": 2, "waiting_for_input": true,
             "stance": "dialog", "conversation": "11111111", "command": "claude"});
-        insta::assert_snapshot!(state_in_words(&state), @"
+        insta::assert_snapshot!(state_in_words(&state, None), @"
         night (session)
           state      ready for 1m, pid 7
           restarts   0
