@@ -16,6 +16,8 @@ use words::Failure;
 
 const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
 const FLAGS: [&str; 3] = ["toolsListChanged", "promptsListChanged", "resourcesListChanged"];
+/// How long after a backend ended our subscription it is opened again.
+const LISTEN_GAP: Duration = Duration::from_secs(30);
 /// How many subscriptions one client may have open; one more is refused.
 const LISTENS_MAX: usize = 64;
 
@@ -237,7 +239,8 @@ impl Gateway {
             }
             Era::Handshake => {}
             Era::Stateless => {
-                if (before != wanted || connection.listen.is_none()) && key.seat != Seat::Second {
+                let is_unheard = connection.listen.is_none() && connection.listen_again.is_none();
+                if (before != wanted || is_unheard) && !connection.is_deaf && key.seat != Seat::Second {
                     self.listen_to(serial, &wanted, now);
                 }
             }
@@ -254,10 +257,33 @@ impl Gateway {
         let params = format!(r#""notifications":{{{flags}{uris}}}"#);
         let new = self.ask_link(serial, Private::Listen, "subscriptions/listen", &params, Era::Stateless, now);
         let connection = self.links.get_mut(&serial).expect("asked by the caller");
+        connection.listen_again = None;
         // The old one goes when the new one is there, so that nothing falls between them.
         if let Some(old) = mem::replace(&mut connection.listen, new) {
             self.calls.remove(&old);
             self.cancel_on(serial, old, "replaced by another one");
+        }
+    }
+
+    /// Our subscription is over, and worth another try or not.
+    pub(super) fn listen_ended(&mut self, serial: u64, key: u64, again: bool, now: Instant) {
+        let Some(connection) = self.links.get_mut(&serial).filter(|connection| connection.listen == Some(key)) else {
+            return;
+        };
+        connection.listen = None;
+        connection.is_deaf = !again;
+        if again && connection.is_ready() {
+            connection.listen_again = Some(now + LISTEN_GAP);
+            self.wake_by(now + LISTEN_GAP);
+        }
+    }
+
+    /// What changed while nobody listened has to be asked for.
+    pub(super) fn listen_anew(&mut self, serial: u64, now: Instant) {
+        let watched = self.links[&serial].watched.clone();
+        self.listen_to(serial, &watched, now);
+        for family in Family::ALL {
+            self.refetch(serial, family, now);
         }
     }
 
