@@ -2,6 +2,7 @@
 
 use std::{
     env,
+    ffi::OsString,
     io::{self, IsTerminal, Read},
     path::PathBuf,
     process::ExitCode,
@@ -93,13 +94,14 @@ fn here() -> Result<PathBuf, Report> {
 fn show(arguments: &Show) -> Result<ExitCode, Report> {
     let cwd = here()?;
     Surroundings::with(&cwd, |around| {
-        let words = ["outlast"].into_iter().map(str::to_owned).chain(arguments.line.iter().cloned());
+        let line = arguments.line.iter().map(String::as_str);
+        let words: Vec<OsString> = ["outlast"].into_iter().chain(line).map(OsString::from).collect();
         let given = match arguments.line.is_empty() {
             true => None,
             false => Some(
                 cli::Cli::command()
-                    .try_get_matches_from(words)
-                    .map_err(|error| Report::of_arguments(error, &cli::Cli::command()))?,
+                    .try_get_matches_from(&words)
+                    .map_err(|error| Report::of_arguments(error, &cli::Cli::command(), &words))?,
             ),
         };
         let given = given.as_ref().and_then(clap::ArgMatches::subcommand);
