@@ -313,24 +313,16 @@ fn a_subscription_of_ours_that_a_backend_ends_is_opened_again_and_one_it_refuses
         let (link, text) =
             story.links.iter().find(|(_, text)| text.contains("subscriptions/listen")).cloned().expect("one");
         let id = parsed(&text)["id"].clone();
-        match how {
-            "result" => drop(story.answer(link, &id, json!({"resultType": "complete"}))),
-            "cancelled" => drop(story.link_says(
-                link,
-                json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}),
-            )),
-            "lost" => drop(story.event(Event::RequestLost {
-                link,
-                id: Id::parse(&id.to_string()).expect("an id"),
-                was_sent: true,
-                why: "cut".into(),
-            })),
-            _ => {
-                drop(story.link_says(
-                    link,
-                    json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32601, "message": "what?"}}),
-                ))
-            }
+        let said = match how {
+            "result" => json!({"jsonrpc": "2.0", "id": id, "result": {"resultType": "complete"}}),
+            "cancelled" => json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}),
+            _ => json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32601, "message": "what?"}}),
+        };
+        if how == "lost" {
+            let id = Id::parse(&id.to_string()).expect("an id");
+            story.event(Event::RequestLost { link, id, was_sent: true, why: "cut".into() });
+        } else {
+            story.link_says(link, said);
         }
         // What changed meanwhile is found out.
         story.maker("a").tools.push(tool("y"));
