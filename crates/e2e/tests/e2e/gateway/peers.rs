@@ -6,6 +6,7 @@ use std::{
     net::TcpListener,
     process::{Child, Command, Stdio},
     thread,
+    time::{Duration, Instant},
 };
 
 use nix::sys::signal::Signal;
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::world::outlast_in;
 use crate::{
-    mcp::client::{signal, until},
+    mcp::client::{PATIENCE, signal, until},
     support::{
         outlast,
         peers::{Client, Peer, Peers, Project, Server, text},
@@ -116,11 +117,18 @@ impl World {
     /// All answer; each child is killed in turn, and all answer again over the same connection.
     fn outlives_everything(&self, peer: &mut Peer) -> Result<(), String> {
         let questions = questions(&self.project);
-        let tools = peer.tools()?;
-        for (backend, tool, ..) in &questions {
-            let name = format!("{backend}__{tool}");
-            if !tools.contains(&name) {
-                return Err(format!("{name} is not offered: {tools:?}"));
+        // A list does not wait for a backend that takes its time; what comes later is announced.
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let tools = peer.tools()?;
+            let is_offered =
+                |(backend, tool, ..): &&(&str, &str, Value, &str)| tools.contains(&format!("{backend}__{tool}"));
+            match questions.iter().find(|question| !is_offered(question)) {
+                None => break,
+                Some((backend, tool, ..)) if deadline <= Instant::now() => {
+                    return Err(format!("{backend}__{tool} is not offered: {tools:?}"));
+                }
+                Some(_) => thread::sleep(Duration::from_millis(50)),
             }
         }
         let answers = |peer: &mut Peer, at: usize| {
