@@ -297,10 +297,10 @@ impl Gateway {
         let added;
         if whom.era == Era::Stateless
             && self.links.get(&serial).is_none_or(|connection| connection.era == Era::Handshake)
-            && let Some(result) = result
         {
-            added = words::complete(message, result, call.what);
+            added = result.and_then(|result| words::complete(message, result, call.what));
             edits.extend(added.as_ref().map(|(at, with)| (at.clone(), with.as_str())));
+            edits.extend(error.and_then(|error| words::error_for_stateless(message, error)));
         }
         let told = patch(message, &mut edits);
         self.answer(whom, told);

@@ -63,7 +63,13 @@ impl Gateway {
             "resources/subscribe" if is_handshake => self.watch_asked(&asked, true, now),
             "resources/unsubscribe" if is_handshake => self.watch_asked(&asked, false, now),
             "subscriptions/listen" if !is_handshake => self.listen_asked(&asked, now),
-            "tasks/get" | "tasks/result" | "tasks/cancel" | "tasks/update" => self.task_asked(asked, now),
+            "tasks/get" | "tasks/cancel" => self.task_asked(asked, now),
+            "tasks/result" if is_handshake => self.task_asked(asked, now),
+            "tasks/update" if !is_handshake => self.task_asked(asked, now),
+            "tasks/result" | "tasks/update" => {
+                let failure = Failure::method_unknown(format!("`{}` is of the other era", asked.method));
+                self.refuse(&asked.whom, false, &failure);
+            }
             "tasks/list" => self.tasks_asked(&asked),
             method => match List::ALL.into_iter().find(|kind| kind.method() == method) {
                 Some(kind) => self.list_asked(asked.whom, kind, asked.params.cursor(), now),

@@ -5,7 +5,7 @@ use std::{ops::Range, time::Duration};
 
 use serde_json::{Value, json};
 
-use super::{Era, Outcome, STATELESS_VERSION, calls::What, guests::Guest};
+use super::{Era, Outcome, STATELESS_VERSION, calls::What, guests::Guest, subscriptions::Level};
 use crate::{
     exit::How,
     message::{self, Params, Raw, pick, quote},
@@ -293,8 +293,13 @@ pub(super) fn meta_members(guest: Option<&Guest>) -> String {
         None => (None, None),
     };
     let own = info.is_none().then(self::info).unwrap_or_default();
+    // A client of the handshake era hears logs unless it said otherwise; in this era nobody does who did not ask.
+    let level = guest.map_or_else(String::new, |guest| {
+        let level = guest.level.map_or("debug", Level::word);
+        format!(r#","io.modelcontextprotocol/logLevel":"{level}""#)
+    });
     format!(
-        r#""io.modelcontextprotocol/protocolVersion":"{STATELESS_VERSION}","io.modelcontextprotocol/clientInfo":{},"io.modelcontextprotocol/clientCapabilities":{}"#,
+        r#""io.modelcontextprotocol/protocolVersion":"{STATELESS_VERSION}","io.modelcontextprotocol/clientInfo":{},"io.modelcontextprotocol/clientCapabilities":{}{level}"#,
         info.unwrap_or(&own),
         capabilities.unwrap_or("{}"),
     )
@@ -352,6 +357,15 @@ pub(super) fn error_words(error: Raw<'_>) -> String {
     let code = code.map_or_else(String::new, |code| format!(" ({})", cut(code.get(), 20)));
     let message = message.and_then(Raw::text).unwrap_or_else(|| "an error without a message".into());
     format!("{}{code}", cut(&message, 300))
+}
+
+/// A resource that is not there has another number in each era: this one, and that of wrong parameters.
+const RESOURCE_UNKNOWN: i64 = -32002;
+
+/// What an error of the handshake era is called in the stateless one, where that differs.
+pub(super) fn error_for_stateless(message: &[u8], error: Raw<'_>) -> Option<(Range<usize>, &'static str)> {
+    let code = pick(error, ["code"])?[0]?;
+    (error_code(error)? == RESOURCE_UNKNOWN).then(|| (message::place(message, code), "-32602"))
 }
 
 pub(super) fn error_code(error: Raw<'_>) -> Option<i64> {

@@ -58,10 +58,30 @@ fn a_stateless_request_must_say_what_it_is() {
         }
     }
     // What the other era has, this one does not.
-    for (index, method) in ["initialize", "ping", "logging/setLevel", "resources/subscribe"].into_iter().enumerate() {
+    let gone = ["initialize", "ping", "logging/setLevel", "resources/subscribe", "tasks/result"];
+    for (index, method) in gone.into_iter().enumerate() {
         let client = 30 + index as u64;
         story.post(client, json!(1), method, json!({"uri": "x", "level": "info"}));
         assert_eq!(story.heard(client).json()["error"]["code"], -32601, "{method}");
+    }
+}
+
+#[test]
+fn a_resource_that_is_not_there_has_the_number_of_the_clients_era() {
+    let mut a = maker(&[]);
+    a.resources = vec![json!({"uri": "file:///a", "name": "a"})];
+    let mut story = Story::simple(&[("a", a)]);
+    let gone = json!({"code": -32002, "message": "gone", "data": {"code": -32002}});
+    let gone_for_stateless = json!({"code": -32602, "message": "gone", "data": {"code": -32002}});
+    for (client, expected) in [(10, &gone_for_stateless), (1, &gone)] {
+        let params = json!({"uri": "file:///a"});
+        match client {
+            10 => story.post(client, json!(1), "resources/read", params),
+            _ => story.ask(client, json!(1), "resources/read", params),
+        };
+        let (link, told) = story.told("a");
+        story.link_says(link, json!({"jsonrpc": "2.0", "id": told["id"], "error": gone}));
+        assert_eq!(story.heard(client).json()["error"], *expected);
     }
 }
 
@@ -115,8 +135,17 @@ fn a_stateless_child_is_found_out_and_spoken_to_in_its_own_words() {
         told["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"],
         json!({"sampling": {}, "elicitation": {}, "roots": {}})
     );
+    let level = "io.modelcontextprotocol/logLevel";
+    assert_eq!(told["params"]["_meta"][level], "debug", "a client of the other era hears logs without asking");
     story.answer(link, &told["id"], json!({"content": [], "resultType": "complete"}));
     assert_eq!(story.heard(1).json()["id"], 7);
+    story.ask(1, json!(70), "logging/setLevel", json!({"level": "error"}));
+    story.heard(1);
+    story.call(1, 71, "a__echo");
+    let (link, told) = story.told("a");
+    assert_eq!(told["params"]["_meta"][level], "error");
+    story.answer(link, &told["id"], json!({"content": [], "resultType": "complete"}));
+    story.heard(1);
     // With what was in `_meta` already.
     story.ask(1, json!(8), "tools/call", json!({"name": "a__echo", "_meta": {"progressToken": "t"}}));
     let told = story.told("a").1;
