@@ -510,7 +510,7 @@ impl Gateway {
         }
         let mut call = self.calls.remove(&key).expect("found above");
         if let What::Private(private) = call.what {
-            return self.private_failed(link.serial, private, why, now);
+            return self.private_failed(link.serial, private, key, why, now);
         }
         self.drop_asks_of(key, "the call that this was for was lost");
         self.call_over(link.serial, now);

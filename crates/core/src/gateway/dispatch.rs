@@ -261,6 +261,14 @@ impl Gateway {
                 self.send(asked, target, now);
             }
             Err(mut failure) => {
+                // It may be of a backend that has not said yet what it has.
+                let unheard = |number: &&u32| self.owners[*number].standing == Standing::Unknown;
+                if failure.outcome == Outcome::Unknown
+                    && self.stopping.is_none()
+                    && let Some(owner) = self.order.iter().find(unheard).copied()
+                {
+                    return self.wait_for_offer(asked, owner, now);
+                }
                 // The older era has a code of its own for this.
                 if asked.whom.era == Era::Handshake && failure.outcome == Outcome::Unknown {
                     failure.code = -32002;
@@ -292,6 +300,10 @@ impl Gateway {
                     Err(Failure::denied(self.owner_name(owner), guest.who.role.as_deref(), &format!("`{uri}`")).into())
                 }
             };
+        }
+        // Who is the only one, nobody knows before all have spoken.
+        if self.owners.values().any(|owner| owner.standing == Standing::Unknown) {
+            return Err(Failure::unknown(format!("no backend lists the resource `{}`", words::cut(uri, 200))).into());
         }
         let mut with_any = self.order.iter().copied().filter(|number| {
             let owner = &self.owners[number];
