@@ -1,6 +1,6 @@
 //! What backends ask of clients: sampling, elicitation, roots.
 //!
-//! A link of its own belongs to one client; on a shared one a request can only be for the client whose calls it works on,
+//! A link of its own belongs to one client, as do all links where one client on lines is alone; on a shared one a request can only be for the client whose calls it works on,
 //! and if there are several, nobody can say which. Toward a client of the stateless era, which cannot be asked anything, the
 //! question is the answer to its call, and its next try brings the answers; the backend's call stays open meanwhile. The
 //! other way round a stateless backend's question becomes requests to the client, and then our own next try.
@@ -138,6 +138,9 @@ impl Gateway {
         let on_link = || self.calls.iter().filter(|(_, call)| call.link == Some(serial));
         let newest = |client: Client| on_link().filter(|(_, call)| call.is_of(client)).map(|(key, _)| *key).max();
         if let Seat::Session(client) = connection.place.seat {
+            return Ok((client, newest(client)));
+        }
+        if let Some(client) = self.only_client() {
             return Ok((client, newest(client)));
         }
         // One that is about a task says itself whose it is.

@@ -254,7 +254,13 @@ impl Gateway {
                 let target = Target { owner, place: None, what: What::Read, shown: None, own: None, repeatable };
                 self.send(asked, target, now);
             }
-            Err(failure) => self.refused(&asked, None, &failure),
+            Err(mut failure) => {
+                // The older era has a code of its own for this.
+                if asked.whom.era == Era::Handshake && failure.outcome == Outcome::Unknown {
+                    failure.code = -32002;
+                }
+                self.refused(&asked, None, &failure);
+            }
         }
     }
 
@@ -349,6 +355,10 @@ impl Gateway {
                 let target =
                     Target { owner, place: None, what: What::Other, shown: None, own: None, repeatable: false };
                 self.send(asked, target, now);
+            }
+            _ if is_of_other_era(asked.method) => {
+                let words = format!("`{}` is not part of the revision of MCP that this client speaks", asked.method);
+                self.refused(&asked, None, &Failure::method_unknown(words));
             }
             _ => {
                 let words = format!("the gateway does not know the method `{}`", words::cut(asked.method, 100));

@@ -409,3 +409,35 @@ pub(super) fn fits_template(template: &str, uri: &str) -> bool {
     }
     rest.ends_with(last)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_fits_a_template_by_what_stands_outside_of_the_braces() {
+        let table = [
+            ("file:///{path}", "file:///a/b", true),
+            ("file:///{path}", "http:///a", false),
+            ("log://{day}/x", "log://monday/x", true),
+            ("log://{day}/x", "log://monday/y", false),
+            ("r://{a}/{b}.txt", "r://1/2.txt", true),
+            ("r://{a}/{b}.txt", "r://12.txt", false),
+            ("r://fixed", "r://fixed", true),
+            ("r://fixed", "r://fixed/more", false),
+            ("{any}", "what:ever", true),
+            ("r://{broken", "r://x", true),
+        ];
+        for (template, uri, fits) in table {
+            assert_eq!(fits_template(template, uri), fits, "{template} {uri}");
+        }
+    }
+
+    #[test]
+    fn levels_rise() {
+        let levels: Vec<Level> = LEVELS.iter().filter_map(|word| Level::parse(word)).collect();
+        assert_eq!(levels.len(), LEVELS.len());
+        assert!(levels.is_sorted());
+        assert_eq!(Level::parse("loud"), None);
+    }
+}

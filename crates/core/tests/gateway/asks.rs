@@ -253,3 +253,29 @@ fn a_ping_is_answered_here_in_both_directions() {
     assert_eq!(story.told("a").1, json!({"jsonrpc": "2.0", "id": "p", "result": {}}));
     story.ask(1, json!("p"), "ping", json!({})).hears(1, json!({"jsonrpc": "2.0", "id": "p", "result": {}}));
 }
+
+#[test]
+fn one_client_on_lines_has_every_backend_to_itself() {
+    let mut story = Story::new(settings(vec![stdio("a")]), &[("a", maker(&["x"]))]);
+    story.came(1, Front::Lines, local());
+    let opening = parsed(&story.opened[0]);
+    assert_eq!(opening["params"]["capabilities"]["roots"], json!({"listChanged": true}), "{opening}");
+    let link = story.link("a");
+    let roots = json!({"jsonrpc": "2.0", "id": "r", "method": "roots/list"});
+    story.link_says(link, roots.clone());
+    assert_eq!(story.told("a").1["error"]["code"], -32601, "it has not said what it can do");
+    story.ask(1, json!(1), "initialize", json!({"protocolVersion": "2025-11-25", "capabilities": {"roots": {}}, "clientInfo": {"name": "c", "version": "1"}})).heard(1);
+    story.say(1, r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#);
+    assert_eq!(story.told("a").1["method"], "notifications/roots/list_changed");
+    // No call is under way, and still it can only be for this one.
+    story.link_says(link, roots.clone());
+    let asked = story.heard(1).json();
+    assert_eq!(asked["method"], "roots/list");
+    story.say(1, &json!({"jsonrpc": "2.0", "id": asked["id"], "result": {"roots": []}}).to_string());
+    assert_eq!(story.told("a").1, json!({"jsonrpc": "2.0", "id": "r", "result": {"roots": []}}));
+    story.say(1, r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#);
+    assert_eq!(story.told("a").1["method"], "notifications/roots/list_changed");
+    // Another one comes, and nobody can tell any more.
+    story.shake(2).link_says(link, roots);
+    assert_eq!(story.told("a").1["error"]["code"], 7020);
+}

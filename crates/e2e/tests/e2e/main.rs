@@ -16,6 +16,8 @@ mod control;
 mod crowd;
 #[cfg(target_os = "linux")]
 mod doctor;
+#[cfg(target_os = "linux")]
+mod gateway;
 #[cfg(unix)]
 mod http;
 #[cfg(unix)]

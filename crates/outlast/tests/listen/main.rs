@@ -1,5 +1,6 @@
 //! The HTTP front over real sockets, with a small machine behind it that answers as told.
 
+mod crowd;
 mod handshake;
 mod limits;
 mod pages;

@@ -84,10 +84,7 @@ impl Front {
     }
 
     pub fn connect(&self) -> Wire {
-        let tcp = TcpStream::connect(self.address).unwrap();
-        tcp.set_read_timeout(Some(PATIENCE)).unwrap();
-        tcp.set_nodelay(true).unwrap();
-        Wire { tcp, buffer: Vec::new() }
+        Wire::connect(self.address)
     }
 
     /// Waits until the machine heard this; what else it heard before is skipped.
@@ -183,6 +180,12 @@ impl Machine {
                     self.listen.publish(Some(page.ticket), "hello", "{}");
                 }
                 Heard::Page(page) if page.path == "/api/never" => {}
+                Heard::Page(page) if page.path == "/api/counts" => {
+                    let counts = self.listen.counts();
+                    let body = json!([counts.connections, counts.sessions, counts.requests]).to_string().into();
+                    let answer = PageAnswer { status: StatusCode::OK, kind: "application/json", headers: vec![], body };
+                    self.listen.answer_page(page.ticket, answer);
+                }
                 Heard::Page(page) => {
                     let body = format!("{} {}", page.path, String::from_utf8_lossy(&page.body));
                     let answer =
@@ -312,6 +315,13 @@ impl Answer {
 }
 
 impl Wire {
+    pub fn connect(address: SocketAddr) -> Wire {
+        let tcp = TcpStream::connect(address).unwrap();
+        tcp.set_read_timeout(Some(PATIENCE)).unwrap();
+        tcp.set_nodelay(true).unwrap();
+        Wire { tcp, buffer: Vec::new() }
+    }
+
     pub fn send(&mut self, text: &str) {
         self.tcp.write_all(text.as_bytes()).unwrap();
     }

@@ -19,6 +19,7 @@ use super::{Limits, house::Shared};
 /// A connection on which nothing was heard for so long is asked by the kernel whether it is still there.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
+const KEEPALIVE_TRIES: u32 = 3;
 
 /// What a connection is at. Only `Busy` may last: there the answer is ours to give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -128,8 +129,12 @@ impl Socket {
         // Each is a help and not a need: a system without one of them still has our own limits.
         let _ = tcp.set_nodelay(true);
         let socket = socket2::SockRef::from(&tcp);
-        let _ =
-            socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE_AFTER).with_interval(KEEPALIVE_EVERY));
+        let _ = socket.set_tcp_keepalive(
+            &TcpKeepalive::new()
+                .with_time(KEEPALIVE_AFTER)
+                .with_interval(KEEPALIVE_EVERY)
+                .with_retries(KEEPALIVE_TRIES),
+        );
         #[cfg(target_os = "linux")]
         let _ = socket.set_tcp_user_timeout(Some(house.borrow().limits.write_timeout));
         Socket { tcp: TokioIo::new(tcp), line, house }
