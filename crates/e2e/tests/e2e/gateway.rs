@@ -6,6 +6,7 @@ mod control;
 mod crash;
 mod ending;
 mod limits;
+mod page;
 mod peers;
 mod reload;
 mod serve;
