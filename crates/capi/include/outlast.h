@@ -74,6 +74,15 @@ outlast_status outlast_restart(
 /* Types bytes into the terminal of an agent, as they are. At most 512 KiB; `bytes` may be NULL if `count` is 0. */
 outlast_status outlast_inject(outlast_client *client, const uint8_t *bytes, size_t count, uint32_t timeout_ms);
 
+/*
+ * Sends a text to an agent: waits up to `timeout_ms` until there is an empty place to type, pastes it there, and, if `submit`
+ * is not 0, presses Enter and sees the text leave that place again. Then it is OUTLAST_OK, and `json`, which may be NULL,
+ * gets {"submitted", "presses", …}; else the word of outlast_last_code says how far it came. What was typed has up to a
+ * minute more, so a call may take as much longer than `timeout_ms`.
+ */
+outlast_status outlast_send(
+    outlast_client *client, const char *text, int32_t submit, uint32_t timeout_ms, char **json);
+
 /* Ends it, politely or (`force` is not 0) at once, and waits until it is gone. The client can then only be freed. */
 outlast_status outlast_stop(outlast_client *client, int32_t force, uint32_t timeout_ms);
 

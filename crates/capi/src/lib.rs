@@ -24,6 +24,9 @@ const FOREVER: u32 = u32::MAX;
 /// The most that is typed at once; a frame holds it.
 const INJECT_MAX: usize = 512 << 10;
 
+/// Once there is a place to type, a session needs no longer than this to know what came of a text.
+const ARRIVAL_MAX: Duration = Duration::from_secs(60);
+
 const CONTINUE: i32 = 0;
 const FRESH: i32 = 1;
 
@@ -79,11 +82,7 @@ pub unsafe extern "C" fn outlast_restart(
 ) -> Status {
     guard(|| {
         // SAFETY: the caller's promise is ours.
-        let place = unsafe { json.as_mut() };
-        let place = place.map(|place| {
-            *place = ptr::null_mut();
-            place
-        });
+        let place = unsafe { optional(json) };
         // SAFETY: as above.
         let (client, reason) = unsafe { (connected(client)?, text(reason, "reason")?) };
         let mode = match mode {
@@ -123,6 +122,31 @@ pub unsafe extern "C" fn outlast_inject(
             (false, count) => unsafe { slice::from_raw_parts(bytes, count) },
         };
         client.ask("inject", json!({"bytes": outlast::base64::encode(bytes)}), deadline(timeout_ms))?;
+        Ok(())
+    })
+}
+
+/// # Safety
+/// As for [`outlast_state`]; `text` is NULL or ends with a zero.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn outlast_send(
+    client: *mut Client,
+    text: *const c_char,
+    submit: i32,
+    timeout_ms: u32,
+    json: *mut *mut c_char,
+) -> Status {
+    guard(|| {
+        // SAFETY: the caller's promise is ours.
+        let place = unsafe { optional(json) };
+        // SAFETY: as above.
+        let (client, text) = unsafe { (connected(client)?, self::text(text, "text")?) };
+        let text = text.ok_or_else(|| Failure::argument("`text` is NULL"))?;
+        let params = json!({"text": text, "submit": submit != 0, "timeout_ms": timeout_ms});
+        let answer = client.ask("send", params, deadline(timeout_ms).map(|at| at + ARRIVAL_MAX))?;
+        if let Some(place) = place {
+            *place = owned(&answer.to_string());
+        }
         Ok(())
     })
 }
@@ -182,6 +206,17 @@ unsafe fn connected<'a>(client: *mut Client) -> Result<&'a Client, Failure> {
 unsafe fn place<'a, T>(place: *mut *mut T, name: &str) -> Result<&'a mut *mut T, Failure> {
     // SAFETY: the caller's promise.
     unsafe { place.as_mut() }.ok_or_else(|| Failure::argument(format!("`{name}` is NULL")))
+}
+
+/// A place that need not be there, emptied.
+///
+/// # Safety
+/// NULL, or a place that can be written to.
+unsafe fn optional<'a, T>(place: *mut *mut T) -> Option<&'a mut *mut T> {
+    // SAFETY: the caller's promise.
+    let place = unsafe { place.as_mut() }?;
+    *place = ptr::null_mut();
+    Some(place)
 }
 
 /// # Safety

@@ -1,7 +1,10 @@
 //! What is known of the agents people use: how a conversation is taken up again, how one sees that they are ready, and
 //! the words that send them away.
 
-use crate::session::Mode;
+use crate::{
+    session::Mode,
+    stance::{self, Signs, Stance},
+};
 
 /// The newest output that is looked through for what it says.
 pub const TAIL_MAX: usize = 4 << 10;
@@ -13,7 +16,7 @@ const CLAUDE_SIGNS: [&[u8]; 2] = [PASTE_ON, "❯".as_bytes()];
 const CODEX_SIGNS: [&[u8]; 2] = [PASTE_ON, "›".as_bytes()];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub enum Kind {
     Claude,
     Codex,
     /// Not known by name.
@@ -105,6 +108,10 @@ impl Agent {
         }
     }
 
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
     pub fn conversation(&self) -> Option<&str> {
         self.conversation.as_deref()
     }
@@ -148,6 +155,24 @@ impl Agent {
         match self.kind {
             Kind::Claude | Kind::Codex => &["/exit", "/quit", "exit", "quit"],
             Kind::Other | Kind::Errand => &["/exit", "/quit", "exit", "quit", "logout"],
+        }
+    }
+
+    /// Whether one can see on its screen what it is doing.
+    pub fn is_readable(&self) -> bool {
+        self.signs().is_some()
+    }
+
+    /// What its screen says it is doing.
+    pub fn stance(&self, lines: &[String]) -> Stance {
+        self.signs().map_or(Stance::Unclear, |signs| stance::of(&signs, lines))
+    }
+
+    fn signs(&self) -> Option<Signs> {
+        match self.kind {
+            Kind::Claude => Some(stance::CLAUDE),
+            Kind::Codex => Some(stance::CODEX),
+            Kind::Other | Kind::Errand => None,
         }
     }
 

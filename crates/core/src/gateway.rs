@@ -240,6 +240,26 @@ pub enum Outcome {
     Unknown,
 }
 
+impl Outcome {
+    /// For queries and metrics; these do not change.
+    pub fn name(self) -> &'static str {
+        match self {
+            Outcome::Answered => "answered",
+            Outcome::Failed => "failed",
+            Outcome::Lost => "lost",
+            Outcome::TimedOut => "timed_out",
+            Outcome::Cancelled => "cancelled",
+            Outcome::SwitchedOff => "switched_off",
+            Outcome::RateLimited => "rate_limited",
+            Outcome::Denied => "denied",
+            Outcome::BadArguments => "bad_arguments",
+            Outcome::CircuitOpen => "circuit_open",
+            Outcome::Unavailable => "unavailable",
+            Outcome::Unknown => "unknown",
+        }
+    }
+}
+
 /// What one backend offers, each list as its elements' own JSON, in the backend's order and under its own names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Offer {
@@ -429,7 +449,7 @@ impl Gateway {
             Event::Measured { link, rss } => self.measured(link, rss, now),
             Event::RestartAsked { ticket, backend, reason } => self.restart_asked(ticket, backend, &reason, now),
             Event::ResumeAsked { ticket, backend } => self.resume_asked(ticket, backend, now),
-            Event::SwitchAsked { ticket, what, off } => self.switch_asked(ticket, &what, off),
+            Event::SwitchAsked { ticket, what, off } => self.switch_asked(ticket, &what, off, now),
             Event::Configured(settings) => self.configured(*settings, now),
             Event::StopAsked => self.stop_asked(now),
             // Early or twice changes nothing.
@@ -454,6 +474,18 @@ impl Gateway {
     /// What the driver connects to for [`Action::Connect`].
     pub fn backend(&self, number: u32) -> Option<&Backend> {
         self.owners.get(&number).map(|owner| &owner.settings)
+    }
+
+    /// All that are configured, in the order of the file.
+    pub fn backends(&self) -> impl Iterator<Item = &Backend> {
+        self.settings.backends.iter()
+    }
+
+    /// What a client still waits for, subscriptions aside.
+    pub fn in_flight(&self, client: Client) -> usize {
+        let calls = self.calls.values().filter_map(|call| call.whom.as_ref());
+        let gathering = self.gathering.iter().map(|waiting| &waiting.whom);
+        calls.chain(gathering).filter(|whom| whom.client == client).count()
     }
 
     fn number(&mut self) -> u64 {

@@ -71,6 +71,12 @@ pub enum Event {
     Chosen(Choice),
     /// The terminal is gone: nobody is there to be asked.
     TerminalLost,
+    /// Somebody is there.
+    TerminalFound,
+    /// It is busy by its own account, and has shown nothing for so long.
+    Hung {
+        silent_for: Duration,
+    },
     TimePassed,
 }
 
@@ -87,6 +93,8 @@ pub enum Action {
     Stop,
     /// At once; `Event::Ended` follows.
     Kill,
+    /// Politely, because it hangs; `Event::Ended` follows, and says so.
+    StopHung(Duration),
     /// Ask the person at the terminal: once more, or not?
     Ask,
     Note(Note),
@@ -236,6 +244,12 @@ impl Session {
             Event::StopAsked { force } => self.stop_asked(force, &mut actions),
             Event::Chosen(choice) => self.chosen(choice, &mut actions),
             Event::TerminalLost => self.terminal_lost(&mut actions),
+            Event::TerminalFound => self.has_terminal = true,
+            Event::Hung { silent_for } => {
+                if let State::Running { wish: None, .. } = self.state {
+                    actions.push(Action::StopHung(silent_for));
+                }
+            }
             Event::TimePassed => self.time_passed(now, &mut actions),
         }
         self.note_health(now, &mut actions);
@@ -497,6 +511,7 @@ fn classify(how: &How, asked: bool, was_ready: bool, last: LastInput) -> (Cause,
     match how {
         _ if asked => (Cause::Asked, Class::Asked),
         How::CouldNotStart(_) => (Cause::NeverReady, Class::Transient),
+        How::Hung(_) => (Cause::Crashed, Class::Transient),
         _ if last == LastInput::Farewell && !is_violent(how) => (Cause::Clean, Class::User),
         // An agent that leaves in peace before it showed a prompt did not start at all.
         _ if !was_ready => (Cause::NeverReady, Class::Transient),

@@ -22,6 +22,10 @@ impl Paint {
         Paint { is_on: io::stdout().is_terminal() && !is_refused && !is_dumb }
     }
 
+    pub fn is_on(self) -> bool {
+        self.is_on
+    }
+
     pub fn red(self, text: &str) -> String {
         self.in_colour("31", text)
     }

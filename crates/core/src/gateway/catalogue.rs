@@ -199,14 +199,19 @@ impl Gateway {
         self.note(words);
     }
 
-    /// The view of everyone with this profile and role.
+    /// The view of everyone with this profile and role. Names that the configuration does not have share one, so that
+    /// there are never more views than it can tell apart.
     pub(super) fn view_of(&mut self, who: &Who) -> usize {
-        let profile = who.profile.as_ref().or(self.settings.default_profile.as_ref());
-        let fits = |view: &View| view.profile.as_ref() == profile && view.role == who.role;
+        const NOT_THERE: &str = "";
+        let profile = who.profile.as_deref().or(self.settings.default_profile.as_deref());
+        let profile = profile.map(|name| if self.settings.profiles.contains_key(name) { name } else { NOT_THERE });
+        let role = who.role.as_deref().filter(|_| !self.settings.roles.is_empty());
+        let role = role.map(|name| if self.settings.roles.contains_key(name) { name } else { NOT_THERE });
+        let fits = |view: &View| view.profile.as_deref() == profile && view.role.as_deref() == role;
         if let Some(index) = self.views.iter().position(fits) {
             return index;
         }
-        let view = self.look(profile.cloned(), who.role.clone());
+        let view = self.look(profile.map(str::to_owned), role.map(str::to_owned));
         self.views.push(view);
         self.views.len() - 1
     }

@@ -260,7 +260,13 @@ impl Gateway {
                 let target = Target { owner, place: None, what: What::Read, shown: None, own: None, repeatable };
                 self.send(asked, target, now);
             }
-            Err(failure) => self.refused(&asked, None, &failure),
+            Err(mut failure) => {
+                // The older era has a code of its own for this.
+                if asked.whom.era == Era::Handshake && failure.outcome == Outcome::Unknown {
+                    failure.code = -32002;
+                }
+                self.refused(&asked, None, &failure);
+            }
         }
     }
 

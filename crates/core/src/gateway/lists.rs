@@ -168,7 +168,8 @@ impl Gateway {
     fn offered(&mut self, serial: u64, now: Instant) {
         let Some(connection) = self.links.get_mut(&serial) else { return };
         let backend = connection.link.backend;
-        if !connection.fetch.is_over() || matches!(connection.phase, Phase::Stopping { .. }) {
+        // One that was replaced has nothing more to say about what there is.
+        if !connection.fetch.is_over() || connection.phase != Phase::Ready {
             return;
         }
         connection.last_used = connection.last_used.max(now);

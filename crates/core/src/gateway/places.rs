@@ -334,7 +334,9 @@ impl Gateway {
             };
             self.out.push(Action::Record(record));
         }
-        self.note(format!("{name}: {how}; {words}"));
+        if cause != Cause::Asked {
+            self.note(format!("{name}: {how}; {words}"));
+        }
         if let Some(due) = due {
             self.wake_by(due);
             self.starts_due |= due <= now;

@@ -305,6 +305,27 @@ pub(super) fn meta_members(guest: Option<&Guest>) -> String {
     )
 }
 
+/// A request's `_meta` without what only the stateless era has, and with our own progress token for the client's.
+pub(super) fn meta_of_handshake(meta: Raw<'_>, token: &str) -> Option<String> {
+    const ONLY_STATELESS: [&str; 4] = ["protocolVersion", "clientCapabilities", "clientInfo", "logLevel"];
+    let mut plain = String::from("{");
+    meta.for_each_member(|name, value| {
+        let text = message::text(name).unwrap_or_default();
+        let ours = text.strip_prefix("io.modelcontextprotocol/");
+        if ours.is_some_and(|ours| ONLY_STATELESS.contains(&ours)) {
+            return;
+        }
+        if plain.len() > 1 {
+            plain.push(',');
+        }
+        plain.push_str(name.get());
+        plain.push(':');
+        plain.push_str(if text == "progressToken" { token } else { value.get() });
+    })?;
+    plain.push('}');
+    Some(plain)
+}
+
 /// Puts members into a request's `_meta`, which may not be there yet.
 pub(super) fn add_meta(message: &[u8], params: &Params<'_>, members: &str) -> (Range<usize>, String) {
     let edit = match (params.meta(), params.whole()) {
@@ -354,4 +375,25 @@ pub(super) fn error_code(error: Raw<'_>) -> Option<i64> {
 /// A member with a string value.
 pub(super) fn member(name: &str, value: &str) -> String {
     format!("{}:{}", quote(name), quote(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_says_stateless_is_not_told_to_a_server_with_a_handshake() {
+        #[rustfmt::skip]
+        let table = [
+            (r#"{}"#, r#"{}"#),
+            (r#"{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}"#, r#"{}"#),
+            (r#"{"io.modelcontextprotocol/clientInfo":{"a":1},"own":[1, 2],"io.modelcontextprotocol/logLevel":"info"}"#, r#"{"own":[1, 2]}"#),
+            (r#"{"progressToken":"x","io.modelcontextprotocol\/protocolVersion":"2026-07-28"}"#, r#"{"progressToken":7}"#),
+            (r#"{"io.modelcontextprotocol/related-task":{"taskId":"t"}}"#, r#"{"io.modelcontextprotocol/related-task":{"taskId":"t"}}"#),
+        ];
+        for (meta, plain) in table {
+            let raw = Raw::parse(meta).expect("JSON");
+            assert_eq!(meta_of_handshake(raw, "7").as_deref(), Some(plain), "{meta}");
+        }
+    }
 }

@@ -134,7 +134,9 @@ fn resources_go_to_who_lists_them_then_to_who_has_a_template_then_to_the_only_on
     read(&mut story, "log://monday/x");
     story.told("b");
     read(&mut story, "who://knows");
-    assert_eq!(story.heard(1).json()["error"]["code"], -32602);
+    assert_eq!(story.heard(1).json()["error"]["code"], -32002);
+    story.post(10, json!(1), "resources/read", json!({"uri": "who://knows"}));
+    assert_eq!(story.heard(10).json()["error"]["code"], -32602);
 
     let mut lonely = maker(&[]);
     lonely.capabilities = json!({"tools": {}});

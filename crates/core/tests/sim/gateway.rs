@@ -81,6 +81,9 @@ pub struct World {
     /// Events that the world owes the gateway, in order.
     owed: VecDeque<Event>,
     next_number: u64,
+    /// How often servers heard each request, and which of them never left.
+    heard: BTreeMap<u64, u32>,
+    unsent: BTreeSet<u64>,
     next_ticket: u64,
     tickets: BTreeSet<u64>,
     story: VecDeque<String>,
@@ -132,6 +135,8 @@ impl World {
             serials: BTreeSet::new(),
             owed: VecDeque::new(),
             next_number: 1,
+            heard: BTreeMap::new(),
+            unsent: BTreeSet::new(),
             next_ticket: 1,
             tickets: BTreeSet::new(),
             story: VecDeque::new(),
@@ -311,6 +316,10 @@ impl World {
         }
         self.tell(">", &event);
         let time_passed = matches!(event, Event::TimePassed);
+        let dead = match &event {
+            Event::LinkDown { link, .. } => Some(link.serial),
+            _ => None,
+        };
         let actions = self.gateway.handle(event, self.now);
         for action in actions {
             self.act(action);
@@ -318,6 +327,10 @@ impl World {
         for (client, id) in std::mem::take(&mut self.due_now) {
             let open = self.clients.get(&client).is_some_and(|client| client.open.contains_key(&id));
             check!(self, !open, "client {client} still waits for {id}, though its backend is dead");
+        }
+        if let Some(dead) = dead {
+            let asked = self.clients.iter().find(|(_, client)| client.is_asked_by(dead)).map(|(client, _)| *client);
+            check!(self, asked.is_none(), "client {asked:?} is still asked by link {dead}, which is dead");
         }
         if let Some(due) = self.gateway.deadline().filter(|_| time_passed) {
             check!(self, due > self.now, "what is due at once was not done");
@@ -413,6 +426,10 @@ impl World {
         let held: u64 =
             status["backends"].as_array().into_iter().flatten().filter_map(|backend| backend["held"].as_u64()).sum();
         check!(self, held == 0, "something is held: {status}");
+        let links =
+            status["backends"].as_array().into_iter().flatten().filter_map(|backend| backend["links"].as_array());
+        let busy = links.flatten().any(|link| link["in_flight"] != 0);
+        check!(self, !busy, "a link works on nothing and is busy: {status}");
         // One subscription for each stateless link, and nothing else.
         let own = under_way["own_requests"].as_u64().unwrap_or(0);
         check!(self, own <= self.servers.len() as u64, "{own} requests of ours are open: {status}");

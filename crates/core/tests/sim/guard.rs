@@ -71,7 +71,7 @@ impl Crowd {
                 let nanos = (*to - *from).as_nanos() * u128::from(self.rate.per_minute);
                 let most = u128::from(self.rate.burst) + nanos / 60_000_000_000;
                 assert!(
-                    (last - first) as u128 + 1 <= most,
+                    ((last - first) as u128) < most,
                     "seed {}: {} in {:?}",
                     self.seed,
                     last - first + 1,

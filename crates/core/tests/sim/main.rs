@@ -6,6 +6,8 @@ mod life;
 mod relay;
 mod restarts;
 mod session;
+mod terminal;
+mod waiting;
 
 use std::time::{Duration, Instant};
 

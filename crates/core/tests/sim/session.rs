@@ -137,6 +137,8 @@ impl World {
             3 if self.dice.one_in(10) => Event::StopAsked { force: self.dice.one_in(2) },
             4 if self.dice.one_in(10) => Event::TerminalLost,
             5 => Event::TimePassed,
+            6 if self.dice.one_in(4) => Event::Hung { silent_for: ms(60_000) },
+            7 if self.dice.one_in(10) => Event::TerminalFound,
             _ => match self.agent {
                 Agent::Starting if self.dice.one_in(8) => {
                     self.agent = Agent::None;
@@ -193,7 +195,9 @@ impl World {
                     self.agent = Agent::Starting;
                     self.is_asking = false;
                 }
-                Action::Stop | Action::Kill => assert_ne!(self.agent, Agent::None, "seed {}", self.seed),
+                Action::Stop | Action::Kill | Action::StopHung(_) => {
+                    assert_ne!(self.agent, Agent::None, "seed {}", self.seed)
+                }
                 Action::Ask => self.is_asking = true,
                 Action::Note(Note::Ended { crashes, .. }) => assert!(crashes <= 5, "seed {}", self.seed),
                 Action::Note(_) => {}

@@ -104,6 +104,14 @@ int main(int argc, char **argv) {
     PROVE(outlast_inject(client, (const uint8_t *)typed, strlen(typed), PATIENCE) == OUTLAST_OK);
     PROVE(outlast_inject(client, NULL, 0, PATIENCE) == OUTLAST_OK);
     wait_until("typed");
+    PROVE(outlast_send(client, "sent from C", 1, PATIENCE, &json) == OUTLAST_OK);
+    PROVE(has(json, "\"submitted\":true") && has(json, "\"presses\":1"));
+    outlast_free_text(json);
+    PROVE(outlast_send(client, "two\nlines", 1, 100, &json) == OUTLAST_REFUSED);
+    PROVE(json == NULL && strcmp(outlast_last_code(), "no_paste") == 0);
+    PROVE(outlast_send(client, "", 1, PATIENCE, NULL) == OUTLAST_REFUSED);
+    PROVE(outlast_send(client, NULL, 1, PATIENCE, NULL) == OUTLAST_BAD_ARGUMENT);
+    PROVE(outlast_send(NULL, "x", 1, PATIENCE, NULL) == OUTLAST_BAD_ARGUMENT);
 
     PROVE(outlast_restart(by_socket, OUTLAST_FRESH, "C asks", PATIENCE, &json) == OUTLAST_OK);
     PROVE(has(json, "\"mode\":\"fresh\"") && has(json, "\"new_pid\":"));

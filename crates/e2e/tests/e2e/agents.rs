@@ -121,13 +121,18 @@ impl World {
     }
 
     fn start(&self) {
+        self.launch();
+        self.until_ready(1);
+    }
+
+    fn launch(&self) {
         let arguments = self.arguments();
         let mut words = vec!["new-session", "-d", "-x", "110", "-y", "40", OUTLAST, "run", "--session", "s", "--"];
         words.push(self.agent.name());
         words.extend(arguments.iter().map(String::as_str));
         let output = self.tmux(&words);
         assert!(output.status.success(), "{}", text(&output.stderr));
-        self.until_ready(1);
+        self.until("there", || !self.state().is_null());
     }
 
     fn tmux(&self, words: &[&str]) -> Output {
@@ -350,4 +355,36 @@ fn an_end_of_a_real_agent_means_what_it_should() {
         }
         assert!(world.outlast(&["stop", "s"]).status.success());
     }
+}
+
+/// Short, of two lines, and long: eight times each, every one seen by the service exactly once and as it was sent.
+fn prove_sending(agent: Agent, test: &str) {
+    let Some(world) = World::new(agent, test) else { return };
+    // The first is sent before there is anything to type into.
+    world.launch();
+    let long = "a dozen kilobytes of words that mean little\n".repeat(270);
+    for round in 0..8 {
+        for (name, body) in [("short", ""), ("lines", "\nand a second line"), ("long", &long)] {
+            let mark = format!("{name}-{round}-mark");
+            let words = format!("{mark}{body}");
+            let output = world.outlast(&["send", "s", words.trim_end(), "--submit", "--json", "--timeout", "60"]);
+            let answer: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+            assert_eq!(answer["submitted"], true, "{agent:?} {mark}: {answer}\n{}", world.screen());
+            world.until("heard", || world.service.turns_with(&mark) == 1);
+            let heard = world.service.longest();
+            let turn = heard.iter().find(|turn| turn.contains(&mark)).expect("it was heard");
+            assert!(turn.contains(words.trim_end()), "{agent:?} {mark}: not as it was sent");
+        }
+    }
+    assert!(world.outlast(&["stop", "s"]).status.success());
+}
+
+#[test]
+fn a_text_reaches_claude() {
+    prove_sending(Agent::Claude, "a_text_reaches_claude");
+}
+
+#[test]
+fn a_text_reaches_codex() {
+    prove_sending(Agent::Codex, "a_text_reaches_codex");
 }

@@ -101,6 +101,20 @@ pub fn claim_name(_path: &Path) -> io::Result<Option<Claim>> {
     Err(io::Error::new(ErrorKind::Unsupported, TERMINALS.expect_err("there are none here")))
 }
 
+/// One who stands in our place before the shell: not yet.
+#[derive(Debug)]
+pub enum StandIn {}
+
+#[derive(Debug)]
+pub enum Standing {
+    Over(u8),
+    Worker(StandIn),
+}
+
+pub fn stand_in() -> io::Result<Option<Standing>> {
+    Ok(None)
+}
+
 /// The terminal we are on, lent to a child: not yet.
 #[derive(Debug)]
 pub struct Outer {
@@ -110,8 +124,12 @@ pub struct Outer {
 }
 
 impl Outer {
-    pub fn begin() -> Option<io::Result<Outer>> {
-        None
+    pub fn begin(stand_in: StandIn) -> io::Result<Outer> {
+        match stand_in {}
+    }
+
+    pub fn leave(self, _words: &str) -> io::Result<()> {
+        match self.nobody {}
     }
 
     pub fn make_raw(&self) -> io::Result<()> {
@@ -137,10 +155,16 @@ impl Outer {
     pub fn note_alternate(&self, _is_alternate: bool) {
         match self.nobody {}
     }
+}
 
-    pub fn calm(&self) -> Vec<u8> {
-        match self.nobody {}
-    }
+pub fn outer_size() -> Size {
+    Size::default()
+}
+
+pub fn write_stdout(_words: &str) {}
+
+pub fn calm(_is_alternate: bool) -> Vec<u8> {
+    Vec::new()
 }
 
 /// The exit code of whoever is in a job that we end.
@@ -621,3 +645,30 @@ pub fn kill_hard(pid: u32) -> io::Result<()> {
 
 /// The system looks after our code by itself.
 pub fn give_back_code() {}
+
+/// Nothing is weighed here.
+pub fn weigh(_leaders: &[u32]) -> Option<Vec<u64>> {
+    None
+}
+
+/// There is no such thing here.
+pub fn suspend() {}
+
+/// Another program takes our place: no process can turn into another here, so we wait for it and end as it does. What
+/// comes back is why it could not be started.
+pub fn become_program(program: &Path, args: &[&str]) -> io::Error {
+    match std::process::Command::new(program).args(args).status() {
+        Ok(status) => std::process::exit(status.code().unwrap_or(1)),
+        Err(error) => error,
+    }
+}
+
+/// A job ends all that is in it, so there are none; and nobody shows us another's environment.
+pub fn strays() -> Option<Vec<crate::os::Stray>> {
+    None
+}
+
+/// Who owns what is not asked here: the directory lies below the user's own.
+pub fn is_ours(_path: &Path) -> bool {
+    true
+}

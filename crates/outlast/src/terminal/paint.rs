@@ -12,7 +12,7 @@ use alacritty_terminal::{
     vte::ansi::{CharsetIndex, Color, CursorShape, NamedColor, StandardCharset},
 };
 
-use super::screen::{Screen, keyboard, push_letters};
+use super::screen::{OLD, Screen, keyboard, push_letters};
 use crate::os::Size;
 
 /// Whatever was under way is broken off, and everything is as terminals usually are.
@@ -47,7 +47,9 @@ impl Screen {
         let (seen_rows, seen_columns) = (rows.min(size.rows.into()), columns.min(size.columns.into()));
         let cursor = &grid.cursor;
         let cursor_row = cursor.point.line.0.max(0) as usize;
-        let top = (rows - seen_rows).min(cursor_row);
+        // The end of what there is, and the cursor in any case.
+        let last = (0..rows).rev().find(|row| !grid[Line(*row as i32)].is_clear()).unwrap_or(0);
+        let top = (last.max(cursor_row) + 1).saturating_sub(seen_rows).min(cursor_row);
         for row in 0..usize::from(size.rows) {
             // Erasing takes the background along, so it comes with none.
             paint.dress(&Style::default());
@@ -72,7 +74,8 @@ impl Screen {
             paint.out.push_str("\x1b[?25h");
         }
         paint.out.push_str(END);
-        paint.out.into_bytes()
+        // Its end comes to everybody.
+        [paint.out.as_bytes(), self.unfinished.bytes()].concat()
     }
 
     fn paint_history(&self, size: Size, paint: &mut Paint) {
@@ -268,7 +271,8 @@ impl Default for Style {
 
 impl Style {
     fn of(cell: &Cell) -> Style {
-        let layout = Flags::WRAPLINE | Flags::WIDE_CHAR | Flags::WIDE_CHAR_SPACER | Flags::LEADING_WIDE_CHAR_SPACER;
+        let layout =
+            OLD | Flags::WRAPLINE | Flags::WIDE_CHAR | Flags::WIDE_CHAR_SPACER | Flags::LEADING_WIDE_CHAR_SPACER;
         Style {
             foreground: cell.fg,
             background: cell.bg,
@@ -359,6 +363,19 @@ mod tests {
     }
 
     #[test]
+    fn who_comes_in_the_middle_of_a_sequence_gets_its_beginning() {
+        let text = "one\x1b[1;31mtwo \x1b]2;title\x1b\\日本 \x1b(0q\x1b(B\x1b[?25lend";
+        for at in 0..text.len() {
+            let mut there = screen(&text.as_bytes()[..at]);
+            let mut here = screen(b"");
+            here.feed(&there.paint(size(20, 5), Extent::Screen), false);
+            there.feed(&text.as_bytes()[at..], false);
+            here.feed(&text.as_bytes()[at..], false);
+            assert_eq!(everything(&here), everything(&there), "cut at {at}");
+        }
+    }
+
+    #[test]
     fn what_left_the_screen_can_be_scrolled_back_to() {
         let lines: Vec<String> = (0..12).map(|n| format!("line {n}")).collect();
         let there = screen(lines.join("\r\n").as_bytes());
@@ -382,7 +399,12 @@ mod tests {
         here.feed(&there.paint(size(6, 2), Extent::Screen), false);
         assert_eq!(here.text(), "two\nthree");
         assert_eq!(here.look().cursor, (0, 1));
+        // As long as there is little, from the top.
+        let there = screen(b"one\r\ntwo");
+        here.feed(&there.paint(size(6, 2), Extent::Screen), false);
+        assert_eq!(here.text(), "one\ntwo");
         // And a larger one is empty around it.
+        let there = screen(b"one\r\ntwo\r\nthree\x1b[2;2H");
         let mut here = Screen::new(size(30, 8));
         here.feed(b"\x1b[8;1Hold", false);
         here.feed(&there.paint(size(30, 8), Extent::Screen), false);

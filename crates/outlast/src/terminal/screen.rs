@@ -15,7 +15,12 @@ use alacritty_terminal::{
     vte::ansi::{Processor, Rgb, Timeout},
 };
 
-use super::guard::{Guard, Watched};
+use outlast_core::composer::Seen;
+
+use super::{
+    guard::{Guard, Watched},
+    unfinished::Unfinished,
+};
 use crate::os::Size;
 
 /// Lines that have left the screen are kept up to so many,
@@ -29,6 +34,9 @@ const STRING_MAX: usize = 1 << 20;
 /// The smallest and the largest terminal that is kept; what is beyond is cut.
 const SIZE_MIN: u16 = 2;
 const SIZE_MAX: u16 = 1000;
+
+/// Carried by what an agent that is gone has left behind, until it is written over. The model has no use for this bit.
+pub(super) const OLD: Flags = Flags::from_bits_retain(1 << 15);
 
 /// What we answer when nobody's terminal can: light letters on a dark ground.
 const FOREGROUND: Rgb = Rgb { r: 0xd0, g: 0xd0, b: 0xd0 };
@@ -46,6 +54,7 @@ pub struct Screen {
     size: Size,
     title: Option<String>,
     asks: Asks,
+    pub(super) unfinished: Unfinished,
     /// So many bytes in a row changed nothing.
     without_effect: usize,
 }
@@ -89,6 +98,7 @@ impl Screen {
             size,
             title: None,
             asks: Asks::default(),
+            unfinished: Unfinished::default(),
             without_effect: 0,
         }
     }
@@ -111,6 +121,7 @@ impl Screen {
             rest = later;
         }
         self.take_in(rest, answers, &mut said);
+        self.unfinished.pass(bytes);
         said
     }
 
@@ -165,15 +176,36 @@ impl Screen {
         self.watched.region = None;
     }
 
+    /// Another agent begins: what is there is none of its doing.
+    pub fn begin_anew(&mut self) {
+        let grid = self.term.grid_mut();
+        // Also what has left the screen: a larger one brings it back.
+        for row in -(grid.history_size() as i32)..grid.screen_lines() as i32 {
+            for column in 0..grid.columns() {
+                grid[Line(row)][Column(column)].flags.insert(OLD);
+            }
+        }
+    }
+
+    /// The screen's lines as far as the agent that is there has written them.
+    pub fn own_lines(&self) -> Vec<String> {
+        let rows = 0..self.term.grid().screen_lines() as i32;
+        rows.map(|row| self.line(row, |cell| !cell.flags.contains(OLD))).collect()
+    }
+
     pub fn look(&self) -> Look {
         let grid = self.term.grid();
         let rows = 0..grid.screen_lines() as i32;
         let cursor = grid.cursor.point;
         Look {
-            lines: rows.map(|row| self.line(row)).collect(),
+            lines: rows.map(|row| self.line(row, |_| true)).collect(),
             cursor: (cursor.line.0.max(0) as usize, cursor.column.0),
-            is_cursor_visible: self.term.mode().contains(TermMode::SHOW_CURSOR),
+            is_cursor_visible: self.is_cursor_visible(),
         }
+    }
+
+    pub fn is_cursor_visible(&self) -> bool {
+        self.term.mode().contains(TermMode::SHOW_CURSOR)
     }
 
     /// The screen's lines, without the empty ones at its end.
@@ -186,7 +218,7 @@ impl Screen {
     /// What has left the screen at its top, the oldest first, up to so many lines of it.
     pub fn history(&self, max: usize) -> Vec<String> {
         let count = self.term.grid().history_size().min(max) as i32;
-        (-count..0).map(|row| self.line(row)).collect()
+        (-count..0).map(|row| self.line(row, |_| true)).collect()
     }
 
     pub fn title(&self) -> Option<&str> {
@@ -205,13 +237,42 @@ impl Screen {
         }
     }
 
+    /// The screen as one looks for a place to type: without what is faint, which is where nothing was typed yet.
+    pub fn seen(&self) -> Seen {
+        let grid = self.term.grid();
+        let row = |row: i32| {
+            let mut text = String::with_capacity(grid.columns());
+            for column in 0..grid.columns() {
+                let cell = &grid[Line(row)][Column(column)];
+                if cell.flags.contains(Flags::DIM) {
+                    text.push(' ');
+                } else {
+                    push_letters(&mut text, cell);
+                }
+            }
+            text
+        };
+        let Look { cursor, is_cursor_visible, .. } = self.look();
+        let mode = *self.term.mode();
+        Seen {
+            lines: (0..grid.screen_lines() as i32).map(row).collect(),
+            cursor,
+            is_cursor_visible,
+            takes_pastes: mode.contains(TermMode::BRACKETED_PASTE),
+            takes_sequences: mode.contains(TermMode::REPORT_ALL_KEYS_AS_ESC),
+        }
+    }
+
     /// One line, counted from the top of the screen; those that have left it are below 0.
-    fn line(&self, row: i32) -> String {
+    fn line(&self, row: i32, counts: impl Fn(&Cell) -> bool) -> String {
         let grid = self.term.grid();
         let line = &grid[Line(row)];
         let mut text = String::with_capacity(grid.columns());
         for column in 0..grid.columns() {
-            push_letters(&mut text, &line[Column(column)]);
+            match &line[Column(column)] {
+                cell if counts(cell) => push_letters(&mut text, cell),
+                _ => text.push(' '),
+            }
         }
         text.truncate(text.trim_end().len());
         text
@@ -364,6 +425,15 @@ mod tests {
     }
 
     #[test]
+    fn what_is_faint_was_not_typed() {
+        let mut screen = screen(20, 2);
+        screen.feed("› \x1b[2mAsk anything\x1b[22m\x1b[1;3H\x1b[?2004h\x1b[>8u".as_bytes(), false);
+        let seen = screen.seen();
+        assert_eq!((seen.lines[0].trim_end(), seen.cursor), ("›", (0, 2)));
+        assert!(seen.is_cursor_visible && seen.takes_pastes && seen.takes_sequences);
+    }
+
+    #[test]
     fn modes_are_known() {
         let mut screen = screen(10, 3);
         assert_eq!(screen.modes(), Modes::default());
@@ -408,6 +478,22 @@ mod tests {
         let said: Vec<u8> = b"\x1b[>0q".iter().flat_map(|byte| screen.feed(&[*byte], true)).collect();
         assert_eq!(String::from_utf8(said).unwrap(), named);
         assert_eq!(screen.feed(b"\x1b[6n\x1b[>q\x1b[c\x1b]11;?\x07", false), b"");
+    }
+
+    #[test]
+    fn what_an_agent_before_has_left_is_not_the_next_one_s() {
+        let mut screen = screen(20, 4);
+        screen.feed(b"esc to interrupt\r\nold", false);
+        screen.begin_anew();
+        assert_eq!(screen.own_lines(), ["", "", "", ""]);
+        screen.feed(b" new\r\nmore\r\n\r\nlast", false);
+        assert_eq!(screen.own_lines(), ["    new", "more", "", "last"]);
+        assert_eq!(screen.text(), "old new\nmore\n\nlast");
+        screen.feed(b"\x1b[2J\x1b[Hall its own", false);
+        assert_eq!(screen.own_lines()[0], "all its own");
+        screen.begin_anew();
+        screen.resize(Size { columns: 30, rows: 6, width: 0, height: 0 });
+        assert_eq!(screen.own_lines().concat(), "");
     }
 
     #[test]

@@ -58,6 +58,15 @@ impl Backups {
         files
     }
 
+    /// The directories whose file is gone.
+    pub fn without_a_file(&self) -> Vec<PathBuf> {
+        let dirs = fs::read_dir(&self.0).into_iter().flatten().flatten().map(|dir| dir.path());
+        let is_stale = |dir: &PathBuf| {
+            read_record(dir).is_none_or(|record| record["file"].as_str().is_none_or(|file| !Path::new(file).is_file()))
+        };
+        dirs.filter(is_stale).collect()
+    }
+
     /// Before the file itself is changed.
     pub fn keep(&self, file: &Path, original: &[u8], wrapped: &[u8]) -> io::Result<()> {
         let dir = self.dir_of(file);

@@ -45,9 +45,9 @@ fn a_star_stands_for_anything() {
 #[test]
 fn lists_let_in_and_keep_out() {
     #[rustfmt::skip]
-    let table: [(&[&str], &[&str], &str, bool, bool); 7] = [
+    let table = [
         // allow       deny        name     a list  a role
-        (&[],          &[],        "read",  true,   false),
+        (&[][..],      &[][..],    "read",  true,   false),
         (&["*"],       &[],        "read",  true,   true),
         (&["read"],    &[],        "read",  true,   true),
         (&["read"],    &[],        "write", false,  false),

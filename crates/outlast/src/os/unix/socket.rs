@@ -4,7 +4,7 @@ use std::{
     fs::{self, Permissions},
     io::{self, ErrorKind, Read, Write},
     os::{
-        fd::OwnedFd,
+        fd::{AsFd, OwnedFd},
         unix::{
             fs::{FileTypeExt, MetadataExt, PermissionsExt},
             net,
@@ -18,6 +18,7 @@ use std::{
 use bytes::BytesMut;
 use nix::{
     fcntl::{FcntlArg, FdFlag, fcntl},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
         socket::{
             AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, bind, connect as connect_to, listen, send,
@@ -84,6 +85,19 @@ impl Drop for Listener {
 pub struct Peer(UnixStream);
 
 impl Peer {
+    /// To somebody's control socket, as a part of the runtime we are in. The patience is for connecting.
+    pub fn of(line: Line) -> io::Result<Peer> {
+        line.0.set_nonblocking(true)?;
+        Ok(Peer(UnixStream::from_std(line.0)?))
+    }
+
+    /// It has closed its end altogether, and hears nothing any more.
+    pub fn is_gone(&self) -> bool {
+        let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::empty())];
+        let gone = PollFlags::POLLHUP | PollFlags::POLLERR;
+        poll(&mut fds, PollTimeout::ZERO).is_ok() && fds[0].revents().is_some_and(|found| found.intersects(gone))
+    }
+
     /// Appends what there is. Ready with 0 at the end.
     pub fn poll_read(&mut self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
         loop {
@@ -169,6 +183,11 @@ pub fn claim_dir(dir: &Path) -> io::Result<()> {
         fs::set_permissions(dir, Permissions::from_mode(0o700))?;
     }
     Ok(())
+}
+
+/// Whether somebody else could have put this here. What is not there is nobody's.
+pub fn is_ours(path: &Path) -> bool {
+    fs::symlink_metadata(path).map_or(true, |found| found.uid() == geteuid().as_raw())
 }
 
 /// Where sockets go when the user's own directory is too deep for them: short, and named by the user.
