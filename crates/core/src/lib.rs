@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod composer;
 pub mod debounce;
 pub mod exit;
 pub mod gateway;
@@ -9,9 +10,11 @@ pub mod json;
 pub mod keys;
 pub mod life;
 pub mod message;
+pub mod pace;
 pub mod record;
 pub mod relay;
 pub mod restarts;
+pub mod send;
 pub mod session;
 pub mod stance;
 pub mod terminal;

@@ -6,14 +6,23 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use outlast_core::keys::DetachKey;
 
-use crate::history::Since;
+use crate::{config, history::Since, wrap::clients::Client};
 
 /// The connection outlasts the process.
 ///
 /// outlast owns the processes an AI agent depends on, so that a crash, a hang or a reload is a short pause and never
 /// an end.
 #[derive(Debug, Parser)]
-#[command(name = "outlast", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(
+    name = "outlast",
+    version,
+    max_term_width = 100,
+    arg_required_else_help = true,
+    disable_help_subcommand = true
+)]
+#[command(
+    after_help = "`outlast help TOPIC` explains concepts, crash, policies, watch, control, files, eras, clients and exit-codes."
+)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -24,12 +33,14 @@ pub enum Command {
     Mcp(Mcp),
     Run(Run),
     Ps(Ps),
+    Top(Top),
     /// Say how one instance is: its server, its restarts, its last words.
     State(Which),
     /// Print the process id of an instance's server.
     Pid(Which),
     Restart(Restart),
     Inject(Inject),
+    Send(Send),
     Screen(Screen),
     WaitFor(WaitFor),
     Attach(Attach),
@@ -38,7 +49,17 @@ pub enum Command {
     Resume(Which),
     Logs(Logs),
     Audit(Audit),
+    Config(config::commands::Arguments),
+    Wrap(Wrap),
+    Unwrap(Unwrap),
+    Doctor(Doctor),
     Demo(Demo),
+    Help(Help),
+    Completions(Completions),
+    Man(Man),
+    /// The ids of what runs, for completions.
+    #[command(hide = true)]
+    Ids,
     #[command(hide = true)]
     DemoServer(DemoServer),
 }
@@ -85,7 +106,7 @@ pub struct Mcp {
     pub policy: Policy,
 
     /// Give up after so many restarts in a row; 0 is never [default: the policy's]
-    #[arg(long, value_name = "N", help_heading = "Crashes")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>, help_heading = "Crashes")]
     pub max_restarts: Option<u32>,
 
     /// The first crash of a server that had been ready for 5 s: come back at once, or after the delay.
@@ -119,6 +140,10 @@ pub struct Mcp {
     /// Where the restart marker is written [default: .outlast/restart_marker]
     #[arg(long, value_name = "PATH")]
     pub marker: Option<PathBuf>,
+
+    /// The file that sets what no option here does, in its table `[mcp]` [default: the nearest outlast.toml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
 
     /// Hand our own stdin and stdout to the server and only restart it: nothing is read, replayed or answered. Only
     /// for servers that need no handshake.
@@ -157,6 +182,10 @@ pub struct Run {
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     pub env_pass: Vec<String>,
 
+    /// The file that sets what no option here does, in its table `[run]` [default: the nearest outlast.toml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
     /// Run in the background, without a terminal, and print the session's id. `outlast attach` shows it.
     #[arg(short, long)]
     pub detach: bool,
@@ -188,6 +217,17 @@ pub struct Ps {
     /// An array of objects, for programs.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Watch everything that runs under outlast, live: states, calls, waits and crashes.
+///
+/// Keys restart, stop and resume, show logs and filter; `?` lists them. Where there is no terminal, one plain table is
+/// printed instead.
+#[derive(Debug, Args)]
+pub struct Top {
+    /// Print one table and end, as when stdout is not a terminal.
+    #[arg(long)]
+    pub once: bool,
 }
 
 /// Which instance is meant.
@@ -240,6 +280,37 @@ pub struct Inject {
     /// Press Enter after it.
     #[arg(long)]
     pub enter: bool,
+
+    /// JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Send an agent a text, and see that it arrives.
+///
+/// Waits until the agent shows an empty place to type, pastes the text there, and waits until it is to be seen. With
+/// `--submit` Enter is pressed, and the text has arrived when it has left that place again. The exit code is 0 only then.
+#[derive(Debug, Args)]
+pub struct Send {
+    /// The session's id, the beginning of it, or its name.
+    #[arg(value_name = "ID")]
+    pub id: String,
+
+    /// The text, of one line or many [default: what comes on stdin]
+    #[arg(value_name = "TEXT")]
+    pub text: Option<String>,
+
+    /// Press Enter after it; without this it stands there for somebody else to send.
+    #[arg(long)]
+    pub submit: bool,
+
+    /// How long to wait for a place to type.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "30")]
+    pub timeout: Duration,
+
+    /// What was sent under this key is not sent again; then the first answer is given once more.
+    #[arg(long, value_name = "TEXT")]
+    pub key: Option<String>,
 
     /// JSON, for programs.
     #[arg(long)]
@@ -325,7 +396,7 @@ pub struct Logs {
     pub follow: bool,
 
     /// How many lines, from the end.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 100)]
+    #[arg(short = 'n', long, value_name = "N", value_parser = whole::<usize>, default_value_t = 100)]
     pub lines: usize,
 }
 
@@ -349,6 +420,70 @@ pub struct Audit {
     pub json: bool,
 }
 
+/// Put outlast in front of every stdio server in your clients' configurations.
+///
+/// Finds the configurations of Claude Code, Claude Desktop, VS Code, Cursor, Codex and Gemini CLI, here and in your home
+/// directory, shows what would change, and asks. Comments, order and layout stay; a backup is kept, and `outlast unwrap`
+/// restores the file byte for byte.
+#[derive(Debug, Args)]
+pub struct Wrap {
+    #[command(flatten)]
+    pub which: WhichFiles,
+
+    /// How outlast is called there [default: its whole path; in a project's file `outlast`, if PATH has it]
+    #[arg(long, value_name = "COMMAND")]
+    pub command: Option<String>,
+}
+
+/// Take outlast out of your clients' configurations again.
+///
+/// A file that nobody changed since is restored byte for byte; in any other, only what `wrap` has put in is taken out.
+#[derive(Debug, Args)]
+pub struct Unwrap {
+    #[command(flatten)]
+    pub which: WhichFiles,
+}
+
+/// Which configurations are meant, and how.
+#[derive(Debug, Args)]
+pub struct WhichFiles {
+    /// Only these files [default: all that are found]
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+
+    /// Only the files of this client; may be given more than once.
+    #[arg(long, value_name = "NAME", value_enum, conflicts_with = "files")]
+    pub client: Vec<Client>,
+
+    /// Do not ask.
+    #[arg(short, long)]
+    pub yes: bool,
+
+    /// Show what would be done, and do nothing.
+    #[arg(long, conflicts_with = "yes")]
+    pub dry_run: bool,
+}
+
+/// Look for what is wrong with your clients, their servers and outlast itself, and say how to mend it.
+///
+/// Reads the configurations that `outlast wrap` knows, starts each stdio server in them once to shake hands with it, and
+/// looks for instances that hang, for processes that an outlast left behind, and at the state directory. Nothing is
+/// changed. The exit code is 1 if there is a problem.
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Start no servers: only look.
+    #[arg(long)]
+    pub no_start: bool,
+
+    /// How long each server may take to answer.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "20", conflicts_with = "no_start")]
+    pub timeout: Duration,
+
+    /// JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Watch a connection outlast its server, in ten seconds: a reload, a broken reload, a kill -9.
 ///
 /// Starts `outlast mcp` with a small server of its own in a temporary directory, and calls the server without a pause
@@ -361,6 +496,37 @@ pub struct Demo {
     /// Plain lines instead of a picture, as when stdout is not a terminal.
     #[arg(long)]
     pub plain: bool,
+}
+
+/// Explain a command, or a topic of the book.
+///
+/// `outlast help topics` lists the topics.
+#[derive(Debug, Args)]
+pub struct Help {
+    /// A command or a topic [default: all commands]
+    #[arg(value_name = "COMMAND|TOPIC")]
+    pub words: Vec<String>,
+}
+
+/// Print a script that completes outlast's commands, options and instances in your shell.
+///
+///     bash        outlast completions bash > ~/.local/share/bash-completion/completions/outlast
+///     zsh         outlast completions zsh > "${fpath[1]}/_outlast"
+///     fish        outlast completions fish > ~/.config/fish/completions/outlast.fish
+///     PowerShell  outlast completions powershell >> $PROFILE
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub struct Completions {
+    #[arg(value_name = "SHELL", value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// Write the man pages of outlast and all its commands.
+#[derive(Debug, Args)]
+pub struct Man {
+    /// Where to; it is made if it is not there [default: outlast(1) alone, to stdout]
+    #[arg(value_name = "DIR")]
+    pub dir: Option<PathBuf>,
 }
 
 /// The demo's own server.
@@ -420,6 +586,10 @@ fn time(text: &str) -> Result<Duration, String> {
     };
     let number: f64 = number.parse().map_err(|_| "a time is wanted, such as 2, 500ms, 2s or 1m".to_owned())?;
     Duration::try_from_secs_f64(number * factor).map_err(|_| "a time cannot be negative".to_owned())
+}
+
+fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| "a whole number is wanted, and not too large a one".to_owned())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -365,7 +365,7 @@ fn name_of(words: &[String]) -> String {
 }
 
 /// A command for logs and listings: what looks like a secret in it is left out.
-fn without_secrets(words: &[String]) -> Vec<String> {
+pub fn without_secrets(words: &[String]) -> Vec<String> {
     const TELLING: [&str; 9] =
         ["key", "token", "secret", "password", "passwd", "credential", "auth", "bearer", "cookie"];
     const HIDDEN: &str = "…";

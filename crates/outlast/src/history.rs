@@ -65,6 +65,11 @@ pub fn logs(arguments: &cli::Logs) -> Result<ExitCode, Report> {
     }
 }
 
+/// The end of a log, for those who show it elsewhere.
+pub fn last_lines(path: &Path, count: usize) -> io::Result<String> {
+    Tail::open(path)?.last_lines(count)
+}
+
 struct LogFile {
     path: PathBuf,
     /// It still runs, and more will come.
@@ -136,7 +141,7 @@ impl Follow {
                     let mut client = Client::connect(&socket, PATIENCE).map_err(AskError::Os);
                     // An instance that cannot be reached is followed until somebody stops us.
                     if let Ok(client) = &mut client
-                        && client.wait_for_end().is_ok()
+                        && client.wait_for_end(None).is_ok()
                     {
                         let _ = tell.send(false);
                     }

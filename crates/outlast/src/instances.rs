@@ -124,7 +124,7 @@ pub fn stop(arguments: &cli::Stop) -> Result<ExitCode, Report> {
     let since = Instant::now();
     let stopped = connect(&entry).and_then(|mut client| {
         client.ask("stop", json!({"graceful": !arguments.force}), Some(since + ANSWER_MAX))?;
-        client.wait_for_end()
+        client.wait_for_end(None)
     });
     stopped.map_err(|error| failed(&entry, "stop", &error))?;
     let took_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -254,6 +254,24 @@ fn with_stderr(message: &str, data: &Value) -> String {
     format!("{message}\nits stderr:{more}\n  {}", lines[skipped..].join("\n  "))
 }
 
+/// Does one thing to one instance, and says in a line how it went: for those who watch many at once.
+pub fn do_to(entry: &Entry, method: &str, params: Value) -> Result<String, String> {
+    let id = &entry.id;
+    let patience = (method == "stop").then_some(ANSWER_MAX);
+    match ask_plainly(entry, method, params, patience) {
+        Ok(report) if report["resumed"] == false => {
+            Ok(format!("nothing to resume: {id} is {}", report["state"].as_str().unwrap_or("running")))
+        }
+        Ok(_) if method == "stop" => Ok(format!("stopping {id}")),
+        Ok(report) => {
+            let words = restarted_in_words(id, &report);
+            Ok(words.lines().next().unwrap_or_default().to_owned())
+        }
+        Err(AskError::Refused(refusal)) => Err(format!("{id}: {}", refusal.message)),
+        Err(error) => Err(format!("the {method} of {id} failed: {error}")),
+    }
+}
+
 // ---- words ---------------------------------------------------------------------------------------------------
 
 fn say_restarted(
@@ -320,6 +338,10 @@ fn row_in_json(found: &Found) -> Value {
         "next_try_s": state["next_try_s"],
         "last_exit": state["last_exit"],
         "generation": state["generation"],
+        "in_flight": state["in_flight"],
+        "calls": state["calls"],
+        "calls_per_s": state["calls_per_s"],
+        "p50_ms": state["p50_ms"],
     });
     for member in ["id", "kind", "name", "cwd", "socket", "started", "command", "log", "audit"] {
         row[member] = about[member].clone();
@@ -434,7 +456,7 @@ fn state_in_words(state: &Value) -> String {
 }
 
 /// A time as it is read at a glance: `0.4s`, `12s`, `3m`, `5h`, `2d`.
-fn in_short(seconds: f64) -> String {
+pub fn in_short(seconds: f64) -> String {
     match seconds {
         s if s < 9.95 => format!("{s:.1}s"),
         s if s < 59.5 => format!("{s:.0}s"),
@@ -450,7 +472,7 @@ fn in_short(seconds: f64) -> String {
     }
 }
 
-fn from_home(path: &Path, home: Option<&Path>) -> String {
+pub fn from_home(path: &Path, home: Option<&Path>) -> String {
     match home.and_then(|home| path.strip_prefix(home).ok()) {
         Some(rest) if rest == Path::new("") => "~".to_owned(),
         Some(rest) => PathBuf::from("~").join(rest).display().to_string(),

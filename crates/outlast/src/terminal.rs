@@ -11,6 +11,7 @@ mod paint;
 mod people;
 mod plan;
 mod screen;
+mod sending;
 mod unfinished;
 mod viewers;
 
@@ -29,6 +30,7 @@ use outlast_core::{
     life::{self, Life},
     record::Record,
     restarts::State as Health,
+    send::Sends,
     session::{Action, Event, Session},
     terminal,
     typing::Typing,
@@ -61,6 +63,7 @@ pub struct Terminal {
     session: Session,
     agent: Agent,
     typing: Typing,
+    sends: Sends,
     waiting: Waiting,
     household: Household,
     hooks: Hooks,
@@ -125,6 +128,7 @@ impl Terminal {
         let reads_screen = parts.keeps_screen && parts.agent.is_readable();
         Terminal {
             typing: Typing::new(parts.agent.farewells()),
+            sends: Sends::new(parts.agent.kind()),
             waiting: Waiting::new(reads_screen, parts.plan.hang_timeout, now),
             hooks: Hooks::new(parts.plan.notify.clone()),
             plan: parts.plan,
@@ -180,6 +184,7 @@ impl Terminal {
             moved |= self.poll_control(cx);
             moved |= self.hooks.poll(cx);
             moved |= self.carry(cx);
+            moved |= self.tend_sends();
             if let Some((code, until)) = self.ending {
                 let is_said = self.fresh.is_empty() && self.viewers.are_drained();
                 let is_quiet = is_said && self.stdout.as_ref().is_none_or(Pipe::is_empty) && self.lives.is_empty();
@@ -219,6 +224,7 @@ impl Terminal {
             Action::Note(note) => self.note(note),
             Action::Answer { ticket, result } => self.answer(ticket, result),
             Action::End(code) => {
+                self.end_sends(true);
                 if let Some(announce) = self.announce.take() {
                     let words =
                         self.complaint.take().map_or_else(|| "it ended at once".to_owned(), |it| it.to_string());
@@ -286,7 +292,8 @@ impl Terminal {
     fn poll_time(&mut self, cx: &mut Context<'_>) -> bool {
         let lives = self.lives.values().filter_map(Life::deadline);
         let machines = [self.session.deadline(), self.viewers.deadline(), self.waiting.deadline()];
-        let own = [self.ending.map(|(_, until)| until), self.hooks.deadline(), self.catches_up_at()];
+        let own =
+            [self.ending.map(|(_, until)| until), self.hooks.deadline(), self.catches_up_at(), self.sends.deadline()];
         let Some(at) = lives.chain(machines.into_iter().chain(own).flatten()).min() else {
             self.timer = None;
             return false;
@@ -304,6 +311,7 @@ impl Terminal {
             self.tell(Event::TimePassed);
             self.see(terminal::Event::TimePassed);
             self.watch(waiting::Event::TimePassed);
+            self.tend_sends();
             return true;
         }
         if self.timer.as_ref().is_none_or(|(set, _)| *set != at) {

@@ -22,7 +22,7 @@ fn for_every_lifetime_it_stays_healthy_or_halts_in_bounded_time() {
         let mut session = Session::new(Policy::session(), half_seconds, true);
         session.begin();
         let halted = (1..=200).find_map(|pid| {
-            session.handle(Event::Started { pid }, now);
+            session.handle(Event::Started { pid, mode: Mode::Fresh }, now);
             session.handle(Event::PromptShown, now);
             now += life;
             session.handle(Event::TimePassed, now);
@@ -109,7 +109,7 @@ impl World {
                 Agent::Starting => {
                     self.agent = Agent::Running;
                     self.pid += 1;
-                    self.say(Event::Started { pid: self.pid });
+                    self.say(Event::Started { pid: self.pid, mode: Mode::Fresh });
                 }
                 Agent::Running => self.end(),
                 Agent::None => {}
@@ -147,7 +147,7 @@ impl World {
                 Agent::Starting => {
                     self.agent = Agent::Running;
                     self.pid += 1;
-                    Event::Started { pid: self.pid }
+                    Event::Started { pid: self.pid, mode }
                 }
                 Agent::Running if self.dice.one_in(2) => Event::PromptShown,
                 Agent::Running => {

@@ -44,7 +44,7 @@ while read -r word rest; do
         stop) kill -STOP $$ ;;
         much) head -c 28000 /dev/zero | tr '\0' '#'; printf 'END'; exit 0 ;;
         stray) setsid sleep 300 & printf 'stray=%s\n' "$!" ;;
-        deaf) trap '' HUP TERM; printf 'deaf\n'; sleep 300 ;;
+        deaf) trap '' HUP TERM; stty -icanon -echo; printf 'deaf\n'; sleep 300 ;;
         *) printf 'heard %s\n' "$word" ;;
     esac
     printf 'ready> '
@@ -570,8 +570,9 @@ fn who_sends_the_agent_away_saw_no_crash() {
 #[test]
 fn a_known_agent_keeps_its_conversation() {
     let world = World::new();
-    // A claude that shows the signs of its prompt, and fails to resume once.
+    // A claude that keeps what was said, shows the signs of its prompt, and fails to resume once.
     let script = "#!/bin/sh\necho \"$*\" >> args.log\n\
+        mkdir -p $HOME/.claude/projects/p; echo '{\"type\":\"user\"}' > $HOME/.claude/projects/p/$2.jsonl\n\
         case \"$*\" in *--resume*) [ -f broken ] && { echo 'No conversation found'; exit 1; } ;; esac\n\
         printf '\\033[?2004h\\n ❯ '\nread -r line\nexit 1\n";
     let claude = world.path().join("claude");

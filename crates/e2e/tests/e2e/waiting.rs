@@ -16,6 +16,7 @@ use crate::run::{OUTLAST, PATIENCE, World, answer, text};
 /// It acts like claude: a composer, a spinner, a dialog, and a hang. What it does is told by a line.
 const CLAUDE: &str = r#"#!/bin/bash
 echo "$*" >> args.log
+mkdir -p "$HOME/.claude/projects/p"; echo '{"type":"user"}' > "$HOME/.claude/projects/p/$2.jsonl"
 composer() { printf '\r\n──────\r\n❯ '; }
 printf '\033[?2004h'
 composer

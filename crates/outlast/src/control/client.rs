@@ -14,6 +14,9 @@ use super::{
 };
 use crate::os;
 
+/// Whoever is late with listening still hears what was said in time.
+const LAST_LOOK: Duration = Duration::from_millis(1);
+
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// It answered, and would not.
@@ -84,11 +87,8 @@ impl Client {
                 Ok(None) => {}
                 Err(_) => return Err(AskError::Nonsense),
             }
-            let patience = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
-                Some(Duration::ZERO) => return Err(AskError::TooLate),
-                patience => patience,
-            };
-            self.line.set_patience(patience)?;
+            let patience = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            self.line.set_patience(patience.map(|patience| patience.max(LAST_LOOK)))?;
             let mut bytes = [0; 8 << 10];
             match self.line.read(&mut bytes) {
                 Ok(0) => return Err(AskError::Ended),
@@ -99,10 +99,10 @@ impl Client {
         }
     }
 
-    /// Waits until the instance is gone.
-    pub fn wait_for_end(&mut self) -> Result<(), AskError> {
+    /// Waits until the instance is gone: until the deadline, or for as long as it takes.
+    pub fn wait_for_end(&mut self, deadline: Option<Instant>) -> Result<(), AskError> {
         loop {
-            match self.hear(None) {
+            match self.hear(deadline) {
                 Ok(_) => {}
                 Err(AskError::Ended) => return Ok(()),
                 Err(AskError::Os(error)) if error.kind() == ErrorKind::ConnectionReset => return Ok(()),

@@ -23,7 +23,7 @@ use crate::{
     home,
     os::{self, News, Order, Sink, Size, Source, Stdio, Window},
     report::{self, Report},
-    rollout,
+    rollout, transcript,
 };
 
 /// The agent there is, and its terminal.
@@ -54,6 +54,12 @@ impl Terminal {
         }
         self.generation += 1;
         let key = self.generation;
+        if mode == Mode::Continue
+            && let (Some(id), Some(home)) = (self.agent.kept_as(), self.agents_home("CLAUDE_CONFIG_DIR", ".claude"))
+        {
+            let kept = transcript::look(&home, id);
+            self.agent.has_kept(kept);
+        }
         let start = self.agent.start(mode, &home::new_uuid());
         self.journal.event(
             "cwd_resolved",
@@ -173,7 +179,7 @@ impl Terminal {
         if let Some(announce) = self.announce.take() {
             announce.say(&json!({"id": self.plan.id, "pid": std::process::id()}).to_string());
         }
-        self.tell(Event::Started { pid });
+        self.tell(Event::Started { pid, mode });
         if let Some(screen) = self.screen() {
             screen.begin_anew();
         }
@@ -189,9 +195,10 @@ impl Terminal {
 
     fn ended(&mut self, key: u64, gone: life::Gone) {
         let Some(child) = self.child.take_if(|child| child.key == key) else { return };
+        self.end_sends(false);
         self.agent.said_last(&child.tail);
         if self.agent.is_without_conversation()
-            && let Some(home) = self.codex_home()
+            && let Some(home) = self.agents_home("CODEX_HOME", ".codex")
             && let Some(id) = rollout::find(&home, &self.place.cwd.path, child.since)
         {
             self.agent.learned(id);
@@ -211,10 +218,10 @@ impl Terminal {
     }
 
     /// Where the agent keeps its conversations, as it sees it itself.
-    fn codex_home(&self) -> Option<PathBuf> {
+    fn agents_home(&self, variable: &str, by_default: &str) -> Option<PathBuf> {
         let value =
             |name: &str| self.place.env.iter().find(|(known, _)| known == name).map(|(_, value)| PathBuf::from(value));
-        value("CODEX_HOME").or_else(|| value("HOME").map(|home| home.join(".codex")))
+        value(variable).or_else(|| value("HOME").map(|home| home.join(by_default)))
     }
 
     pub(super) fn note(&mut self, note: Note) {

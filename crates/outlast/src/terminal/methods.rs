@@ -23,8 +23,8 @@ use crate::{
 };
 
 /// What every session understands.
-const METHODS: [&str; 10] =
-    ["state", "pid", "restart", "inject", "screen", "wait_for", "attach", "resume", "stop", "subscribe"];
+const METHODS: [&str; 11] =
+    ["state", "pid", "restart", "inject", "send", "screen", "wait_for", "attach", "resume", "stop", "subscribe"];
 /// What is injected beyond this is refused.
 const TYPED_MAX: usize = 1 << 20;
 /// Who wants to wait when so many do is refused.
@@ -52,6 +52,10 @@ impl Terminal {
                 return true;
             }
             "inject" => self.inject(&params),
+            "send" => {
+                self.send(ticket, &params);
+                return true;
+            }
             "screen" => self.look(&params),
             "wait_for" => return self.wait_for(ticket, &params),
             "attach" => return self.attach_asked(ticket, &params),
@@ -86,18 +90,14 @@ impl Terminal {
     pub(super) fn answer(&mut self, ticket: u64, result: Result<Answer, Refused>) {
         let took = self.asked_at.remove(&ticket).map(|at| self.now.saturating_duration_since(at)).unwrap_or_default();
         let result = match result {
-            Ok(Answer::Started { old_pid, pid, mode }) => {
-                // What came of it may be less than was asked for.
-                let mode = self.child.as_ref().map_or(mode, |child| child.mode);
-                Ok(json!({
-                    "pid": pid,
-                    "old_pid": old_pid,
-                    "new_pid": pid,
-                    "mode": mode.to_string(),
-                    "generation": self.generation,
-                    "took_ms": u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
-                }))
-            }
+            Ok(Answer::Started { old_pid, pid, mode }) => Ok(json!({
+                "pid": pid,
+                "old_pid": old_pid,
+                "new_pid": pid,
+                "mode": mode.to_string(),
+                "generation": self.generation,
+                "took_ms": u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
+            })),
             Ok(Answer::NothingToResume) => Ok(json!({"resumed": false, "state": self.session.state()})),
             Err(refused) => {
                 let code = match refused {
@@ -283,7 +283,7 @@ impl Terminal {
     }
 }
 
-fn no_screen() -> Refusal {
+pub(super) fn no_screen() -> Refusal {
     Refusal::new("no_screen", "this session does not keep its screen, because it was started with `--no-screen`")
 }
 

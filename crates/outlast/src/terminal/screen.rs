@@ -15,6 +15,8 @@ use alacritty_terminal::{
     vte::ansi::{Processor, Rgb, Timeout},
 };
 
+use outlast_core::composer::Seen;
+
 use super::{
     guard::{Guard, Watched},
     unfinished::Unfinished,
@@ -250,6 +252,32 @@ impl Screen {
         }
     }
 
+    /// The screen as one looks for a place to type: without what is faint, which is where nothing was typed yet.
+    pub fn seen(&self) -> Seen {
+        let grid = self.term.grid();
+        let row = |row: i32| {
+            let mut text = String::with_capacity(grid.columns());
+            for column in 0..grid.columns() {
+                let cell = &grid[Line(row)][Column(column)];
+                if cell.flags.contains(Flags::DIM) {
+                    text.push(' ');
+                } else {
+                    push_letters(&mut text, cell);
+                }
+            }
+            text
+        };
+        let Look { cursor, is_cursor_visible, .. } = self.look();
+        let mode = *self.term.mode();
+        Seen {
+            lines: (0..grid.screen_lines() as i32).map(row).collect(),
+            cursor,
+            is_cursor_visible,
+            takes_pastes: mode.contains(TermMode::BRACKETED_PASTE),
+            takes_sequences: mode.contains(TermMode::REPORT_ALL_KEYS_AS_ESC),
+        }
+    }
+
     /// One line, counted from the top of the screen; those that have left it are below 0.
     fn line(&self, row: i32, counts: impl Fn(&Cell) -> bool) -> String {
         let grid = self.term.grid();
@@ -409,6 +437,15 @@ mod tests {
         assert_eq!(screen.text(), "four");
         assert_eq!(screen.history(2), ["two     x", "日本 e\u{301}"]);
         assert_eq!(screen.history(99).len(), 3);
+    }
+
+    #[test]
+    fn what_is_faint_was_not_typed() {
+        let mut screen = screen(20, 2);
+        screen.feed("› \x1b[2mAsk anything\x1b[22m\x1b[1;3H\x1b[?2004h\x1b[>8u".as_bytes(), false);
+        let seen = screen.seen();
+        assert_eq!((seen.lines[0].trim_end(), seen.cursor), ("›", (0, 2)));
+        assert!(seen.is_cursor_visible && seen.takes_pastes && seen.takes_sequences);
     }
 
     #[test]

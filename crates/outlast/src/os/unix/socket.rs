@@ -21,8 +21,8 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
         socket::{
-            AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect as connect_to, listen, setsockopt,
-            socket, sockopt,
+            AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, bind, connect as connect_to, listen, send,
+            setsockopt, socket, sockopt,
         },
         time::{TimeVal, TimeValLike},
     },
@@ -152,8 +152,14 @@ impl Read for Line {
 }
 
 impl Write for Line {
+    /// Whoever is gone is an error and never a signal: in somebody else's process nobody has turned SIGPIPE off.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes)
+        #[cfg(not(target_vendor = "apple"))]
+        let flags = MsgFlags::MSG_NOSIGNAL;
+        // There it is a property of the socket.
+        #[cfg(target_vendor = "apple")]
+        let flags = MsgFlags::empty();
+        Ok(send(std::os::fd::AsRawFd::as_raw_fd(&self.0), bytes, flags)?)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -177,6 +183,11 @@ pub fn claim_dir(dir: &Path) -> io::Result<()> {
         fs::set_permissions(dir, Permissions::from_mode(0o700))?;
     }
     Ok(())
+}
+
+/// Whether somebody else could have put this here. What is not there is nobody's.
+pub fn is_ours(path: &Path) -> bool {
+    fs::symlink_metadata(path).map_or(true, |found| found.uid() == geteuid().as_raw())
 }
 
 /// Where sockets go when the user's own directory is too deep for them: short, and named by the user.
@@ -217,7 +228,21 @@ fn new_socket() -> io::Result<OwnedFd> {
     #[cfg(not(target_os = "linux"))]
     let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None)?;
     fcntl(&fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+    #[cfg(target_vendor = "apple")]
+    without_signal(&fd)?;
     Ok(fd)
+}
+
+#[cfg(target_vendor = "apple")]
+#[expect(unsafe_code, reason = "nix does not know this option")]
+fn without_signal(fd: &OwnedFd) -> io::Result<()> {
+    let (on, length) = (1 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the descriptor is ours and open, and the option is read from an int that lives through the call.
+    let set = unsafe {
+        let fd = std::os::fd::AsRawFd::as_raw_fd(fd);
+        libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_NOSIGPIPE, (&raw const on).cast(), length)
+    };
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn is_abandoned(path: &Path) -> bool {
