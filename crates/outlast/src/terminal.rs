@@ -215,7 +215,12 @@ impl Terminal {
             Action::Start(mode) => self.start(mode),
             Action::Stop => self.live(self.generation, life::Event::StopAsked(How::Stopped)),
             Action::Kill => self.live(self.generation, life::Event::KillAsked),
-            Action::StopHung(silent_for) => self.live(self.generation, life::Event::StopAsked(How::Hung(silent_for))),
+            Action::StopHung(silent_for) => {
+                // No more exactly than people would say it.
+                let tenths = u64::try_from(silent_for.as_millis() / 100).unwrap_or(u64::MAX);
+                let how = How::Hung(Duration::from_millis(tenths.saturating_mul(100)));
+                self.live(self.generation, life::Event::StopAsked(how));
+            }
             Action::Ask => self.say(&format!(
                 "{} left ({}). Enter: go on with the conversation, f: a fresh one, q: quit",
                 self.plan.program,
