@@ -1,5 +1,6 @@
 //! The chores of the house: `cargo xtask COMMAND`. Plain std, so that it builds before anything else does.
 
+mod capi;
 mod peers;
 mod report;
 
@@ -19,7 +20,11 @@ Commands:
                                   ARGS go to `cargo test`
   sim --seeds N [--from SEED]     Run the simulated worlds of the core, N seeds from SEED (0) on
   cross                           Type-check for Windows and macOS, where the cross tools are at hand
-  bench [ARGS…]                   Build for speed and run the benchmark; ARGS go to it
+  bench [mcp|gateway] [ARGS…]     Build for speed and run the benchmark; ARGS go to it
+  conformance [ARGS…]             Run the conformance suites against a server, directly and through
+                                  the gateway; ARGS go to outlast-conformance
+  capi                            Build the library for C, shared and static, with its header,
+                                  into `capi` in the target folder, and link a program with each
   peers                           Fetch the real peers and print where they are
 
 Environment:
@@ -39,6 +44,8 @@ fn main() -> ExitCode {
         "sim" => sim(rest),
         "cross" => none(rest).and_then(|()| cross()),
         "bench" => bench(rest),
+        "conformance" => conformance(rest),
+        "capi" => none(rest).and_then(|()| capi::build()),
         "peers" => {
             none(rest).and_then(|()| peers::provide(peers::FOR_TESTS)).map(|folder| println!("{}", folder.display()))
         }
@@ -114,10 +121,18 @@ fn cross() -> Result<(), Failure> {
 fn bench(arguments: &[String]) -> Result<(), Failure> {
     let peers = peers::provide(peers::FOR_BENCH)?;
     must(cargo(["build", "--release", "-p", "outlast", "-p", "outlast-e2e"]), "the release build failed")?;
-    let target = env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from);
-    let mut command = Command::new(target.join("release").join(format!("outlast-bench{}", env::consts::EXE_SUFFIX)));
+    let mut command = Command::new(target().join("release").join(format!("outlast-bench{}", env::consts::EXE_SUFFIX)));
     command.args(arguments).env(peers::VARIABLE, peers).current_dir(root());
     must(command, "the benchmark failed")
+}
+
+fn conformance(arguments: &[String]) -> Result<(), Failure> {
+    let peers = peers::provide(peers::FOR_CONFORMANCE)?;
+    must(cargo(["build", "-p", "outlast", "-p", "outlast-e2e", "--bins"]), "the build failed")?;
+    let name = format!("outlast-conformance{}", env::consts::EXE_SUFFIX);
+    let mut command = Command::new(target().join("debug").join(name));
+    command.args(arguments).env(peers::VARIABLE, peers).current_dir(root());
+    must(command, "not all is as expected")
 }
 
 /// What the test binaries said of themselves, summed up.
@@ -168,6 +183,10 @@ fn none(arguments: &[String]) -> Result<(), Failure> {
 fn root() -> PathBuf {
     let xtask = env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     xtask.parent().expect("xtask lies in the workspace").to_owned()
+}
+
+fn target() -> PathBuf {
+    env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
 fn cargo<const N: usize>(arguments: [&str; N]) -> Command {

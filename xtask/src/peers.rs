@@ -4,7 +4,9 @@
 //! <cache>/outlast-peers/<pins>/       named after the pins, so changed pins mean another folder
 //!     python-1/  python-2/            virtual environments
 //!     node/                           node_modules, with a Node of its own
-//!     mcpmon/                         a rival, for the benchmark alone
+//!     agents/                         claude and codex, run by that Node
+//!     conformance/                    the conformance suites, run by that Node
+//!     mcpmon/  rivals/  rivals-py/    rivals, for the benchmarks alone
 //! ```
 //!
 //! Each part is made under another name and moved into place when it works, so a part that is there is whole. A
@@ -21,12 +23,32 @@ use std::process::{Command, Stdio};
 /// Tells the tests and the benchmark where the peers are; set by a person, where they shall be.
 pub const VARIABLE: &str = "OUTLAST_PEERS";
 
-pub const FOR_TESTS: &[Part] = &[Part::Python("python-1"), Part::Python("python-2"), Part::Node];
-pub const FOR_BENCH: &[Part] =
-    &[Part::Python("python-1"), Part::Python("python-2"), Part::Node, Part::Python("mcpmon")];
+pub const FOR_TESTS: &[Part] = &[Part::Python("python-1"), Part::Python("python-2"), Part::Node, Part::Agents];
+pub const FOR_CONFORMANCE: &[Part] = &[Part::Node, Part::Packages("conformance")];
+pub const FOR_BENCH: &[Part] = &[
+    Part::Python("python-1"),
+    Part::Python("python-2"),
+    Part::Node,
+    Part::Python("mcpmon"),
+    Part::Python("rivals-py"),
+    Part::Packages("rivals"),
+];
 
 /// The files in `crates/e2e/peers` that decide what is fetched.
-const PINS: [&str; 5] = ["package.json", "package-lock.json", "python-1.txt", "python-2.txt", "mcpmon.txt"];
+const PINS: [&str; 12] = [
+    "package.json",
+    "package-lock.json",
+    "python-1.txt",
+    "python-2.txt",
+    "mcpmon.txt",
+    "agents/package.json",
+    "agents/package-lock.json",
+    "conformance/package.json",
+    "conformance/package-lock.json",
+    "rivals/package.json",
+    "rivals/package-lock.json",
+    "rivals-py.txt",
+];
 
 /// The stamp in a finished folder: which pins it was made from.
 const STAMP: &str = "pins";
@@ -89,13 +111,18 @@ pub enum Part {
     /// A virtual environment, named like the list of what it holds.
     Python(&'static str),
     Node,
+    /// The command lines that people run under `outlast run`, and the terminal they run it in.
+    Agents,
+    /// Programs for that Node, named like the folder that lists them.
+    Packages(&'static str),
 }
 
 impl Part {
     fn name(self) -> &'static str {
         match self {
-            Part::Python(name) => name,
+            Part::Python(name) | Part::Packages(name) => name,
             Part::Node => "node",
+            Part::Agents => "agents",
         }
     }
 
@@ -104,16 +131,16 @@ impl Part {
         let program = match self {
             Part::Python(_) => venv_python(place),
             Part::Node => node(place),
+            Part::Agents => return check_agents(place),
+            // Moved into place when all of it was there, and nothing in it is built for this machine.
+            Part::Packages(_) => {
+                let is_there = place.join("node_modules").is_dir();
+                return if is_there { Ok(()) } else { Err(format!("nothing in {}", place.display())) };
+            }
         };
-        let output = Command::new(&program)
-            .arg("--version")
-            .stdin(Stdio::null())
-            .output()
-            .map_err(|error| format!("{}: {error}", program.display()))?;
-        let version = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+        let version = version_of(&mut Command::new(&program))?;
         match self {
             Part::Node if !version.starts_with(NODE) => Err(format!("{} is Node {version}", program.display())),
-            _ if !output.status.success() => Err(format!("{}: {}", program.display(), output.status)),
             _ => Ok(()),
         }
     }
@@ -131,25 +158,71 @@ impl Part {
                 .map_err(|cause| failed().because(cause).hint("pip's own words are above; is its index in reach?"))
             }
             Part::Node => {
-                let npm = npm()?;
-                for file in ["package.json", "package-lock.json"] {
-                    fs::copy(pins_folder().join(file), place.join(file)).map_err(|error| failed().because(error))?;
-                }
-                let mut command = Command::new(npm);
-                command
-                    .args(["ci", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"])
-                    .current_dir(place);
-                run(&mut command).map_err(|cause| {
-                    failed().because(cause).hint("npm's own words are above; is its registry in reach?")
-                })?;
+                fetch(self.name(), &pins_folder(), place, &[])?;
                 self.check(place).map_err(|cause| {
                     failed().because(cause).hint(
                         "the package `node` puts the program there from its install script: let npm run install scripts",
                     )
                 })
             }
+            Part::Packages(name) => fetch(name, &pins_folder().join(name), place, &["--ignore-scripts"]),
+            Part::Agents => {
+                tmux()?;
+                // Their install scripts wait for somebody's consent; the one that is needed is run here, by name.
+                fetch(self.name(), &pins_folder().join("agents"), place, &["--ignore-scripts"])?;
+                let script = place.join("node_modules/@anthropic-ai/claude-code/install.cjs");
+                run(Command::new(node(&beside(place))).arg(script)).map_err(|cause| failed().because(cause))?;
+                self.check(place).map_err(|cause| failed().because(cause))
+            }
         }
     }
+}
+
+/// What a lock file lists, into a folder.
+fn fetch(what: &str, pins: &Path, place: &Path, options: &[&str]) -> Result<(), Failure> {
+    let failed = || Failure::new(format!("cannot fetch {what}"));
+    let npm = npm()?;
+    for file in ["package.json", "package-lock.json"] {
+        fs::copy(pins.join(file), place.join(file)).map_err(|error| failed().because(error))?;
+    }
+    let mut command = Command::new(npm);
+    command.args(["ci", "--no-audit", "--no-fund", "--no-update-notifier", "--loglevel=error"]).args(options);
+    run(command.current_dir(place))
+        .map_err(|cause| failed().because(cause).hint("npm's own words are above; is its registry in reach?"))
+}
+
+fn version_of(command: &mut Command) -> Result<String, String> {
+    let name = command.get_program().display().to_string();
+    let output = command.arg("--version").stdin(Stdio::null()).output().map_err(|error| format!("{name}: {error}"))?;
+    if !output.status.success() {
+        return Err(format!("{name}: {}", output.status));
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
+}
+
+/// Both start, and are those that the tests were written for.
+fn check_agents(place: &Path) -> Result<(), String> {
+    let program = |name| place.join("node_modules/.bin").join(name);
+    let mut codex = Command::new(node(&beside(place)));
+    codex.arg(program("codex"));
+    let agents = [(Command::new(program("claude")), "2.1.325 (Claude Code)"), (codex, "codex-cli 0.166.0")];
+    for (mut agent, expected) in agents {
+        // A home of its own: whatever they write at their first start is not for ours.
+        let version = version_of(agent.env("HOME", place.join("home")).env("DISABLE_AUTOUPDATER", "1"))?;
+        if version != expected {
+            return Err(format!("{} is {version}, not {expected}", agent.get_program().display()));
+        }
+    }
+    Ok(())
+}
+
+/// The Node that was fetched before.
+fn beside(place: &Path) -> PathBuf {
+    place.parent().unwrap_or(place).join(Part::Node.name())
+}
+
+fn tmux() -> Result<(), Failure> {
+    install_unless(|| quietly(Command::new("tmux").arg("-V")), &["tmux"], "tmux, the terminal around the agents")
 }
 
 /// The major version the Inspector needs; the system's Node may be older.

@@ -1,7 +1,10 @@
 //! What is known of the agents people use: how a conversation is taken up again, how one sees that they are ready, and
 //! the words that send them away.
 
-use crate::session::Mode;
+use crate::{
+    session::Mode,
+    stance::{self, Signs, Stance},
+};
 
 /// The newest output that is looked through for what it says.
 pub const TAIL_MAX: usize = 4 << 10;
@@ -13,7 +16,7 @@ const CLAUDE_SIGNS: [&[u8]; 2] = [PASTE_ON, "❯".as_bytes()];
 const CODEX_SIGNS: [&[u8]; 2] = [PASTE_ON, "›".as_bytes()];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+pub enum Kind {
     Claude,
     Codex,
     /// Not known by name.
@@ -32,6 +35,19 @@ pub struct Agent {
     /// It was the person's own choice, and has not begun yet.
     is_given: bool,
     has_begun: bool,
+    kept: Kept,
+}
+
+/// What an agent has written of its conversation, as far as it can be taken up.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Kept {
+    /// Nothing yet: there is nothing to take up, and the id is still free.
+    Nothing,
+    /// Its id, and no turn: there is nothing to take up, and the id is gone.
+    NoTurn,
+    /// A turn or more; or so it is hoped where it cannot be looked up.
+    #[default]
+    Turns,
 }
 
 /// How the next agent is started.
@@ -51,17 +67,23 @@ impl Agent {
             "codex" => codex(&args),
             _ => (Kind::Other, None),
         };
-        Agent { kind, args, is_given: given.is_some(), conversation: given, has_begun: false }
+        Agent { kind, args, is_given: given.is_some(), conversation: given, has_begun: false, kept: Kept::Turns }
     }
 
     /// `new_id` is for an agent that takes the id of its conversation from us.
     pub fn start(&mut self, mode: Mode, new_id: &str) -> Start {
         let has_begun = std::mem::replace(&mut self.has_begun, true);
+        let kept = std::mem::take(&mut self.kept);
         match (self.kind, mode, &self.conversation) {
             (Kind::Errand, ..) => self.as_given(Mode::Fresh),
             // As the person wrote it, the first time.
             (_, _, Some(_)) if self.is_given && !has_begun => self.as_given(Mode::Fresh),
-            (Kind::Claude, Mode::Continue, Some(id)) => {
+            // To resume what was never written fails; to begin it under its id does not.
+            (Kind::Claude, Mode::Continue, Some(id)) if kept == Kept::Nothing => {
+                let args = [vec!["--session-id".to_owned(), id.clone()], self.without_given()].concat();
+                Start { args, mode: Mode::Fresh }
+            }
+            (Kind::Claude, Mode::Continue, Some(id)) if kept == Kept::Turns => {
                 let args = [vec!["--resume".to_owned(), id.clone()], self.without_given()].concat();
                 Start { args, mode }
             }
@@ -86,8 +108,22 @@ impl Agent {
         }
     }
 
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
     pub fn conversation(&self) -> Option<&str> {
         self.conversation.as_deref()
+    }
+
+    /// The conversation, if it is kept in a file under this name from the first turn on.
+    pub fn kept_as(&self) -> Option<&str> {
+        self.conversation.as_deref().filter(|id| self.kind == Kind::Claude && is_uuid(id.as_bytes()))
+    }
+
+    /// What was found there. It holds for the next start.
+    pub fn has_kept(&mut self, kept: Kept) {
+        self.kept = kept;
     }
 
     /// Whether its last output tells the id of its conversation, so that the output is worth keeping.
@@ -119,6 +155,24 @@ impl Agent {
         match self.kind {
             Kind::Claude | Kind::Codex => &["/exit", "/quit", "exit", "quit"],
             Kind::Other | Kind::Errand => &["/exit", "/quit", "exit", "quit", "logout"],
+        }
+    }
+
+    /// Whether one can see on its screen what it is doing.
+    pub fn is_readable(&self) -> bool {
+        self.signs().is_some()
+    }
+
+    /// What its screen says it is doing.
+    pub fn stance(&self, lines: &[String]) -> Stance {
+        self.signs().map_or(Stance::Unclear, |signs| stance::of(&signs, lines))
+    }
+
+    fn signs(&self) -> Option<Signs> {
+        match self.kind {
+            Kind::Claude => Some(stance::CLAUDE),
+            Kind::Codex => Some(stance::CODEX),
+            Kind::Other | Kind::Errand => None,
         }
     }
 
@@ -335,6 +389,32 @@ mod tests {
             }
             assert_eq!(shown(&last.unwrap()), expected, "{program} {starts:?}");
         }
+    }
+
+    #[test]
+    fn what_was_never_written_is_begun_under_its_own_id() {
+        let mut claude = Agent::new("claude", words("--model x"));
+        claude.start(Mode::Fresh, NEW);
+        assert_eq!(claude.kept_as(), Some(NEW));
+        #[rustfmt::skip]
+        let table = [
+            (Kept::Nothing, Mode::Continue, "fresh: --session-id NEW --model x"),
+            // It was said once.
+            (Kept::Turns,   Mode::Continue, "continue: --resume NEW --model x"),
+            (Kept::NoTurn,  Mode::Continue, "fresh: --session-id OLD --model x"),
+            (Kept::Nothing, Mode::Fresh,    "fresh: --session-id OLD --model x"),
+        ];
+        for (kept, mode, expected) in table {
+            if kept != Kept::Turns {
+                claude.has_kept(kept);
+            }
+            assert_eq!(shown(&claude.start(mode, OLD)), expected, "{kept:?}");
+        }
+        // What a person calls by a name may well be written, and codex tells what it has.
+        let mut named = Agent::new("claude", words("--resume parser"));
+        named.start(Mode::Fresh, NEW);
+        assert_eq!(named.kept_as(), None);
+        assert_eq!(Agent::new("codex", words("resume OLD")).kept_as(), None);
     }
 
     #[test]

@@ -2,15 +2,21 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod composer;
 pub mod debounce;
 pub mod exit;
 pub mod gateway;
 pub mod json;
+pub mod keys;
 pub mod life;
 pub mod message;
 pub mod pace;
 pub mod record;
 pub mod relay;
 pub mod restarts;
+pub mod send;
 pub mod session;
+pub mod stance;
+pub mod terminal;
 pub mod typing;
+pub mod waiting;

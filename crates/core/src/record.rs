@@ -31,10 +31,17 @@ pub enum Event {
     AuditDegraded,
     /// A server or client did something odd that was put up with.
     ProtocolNoted,
+    /// One call through the gateway left it, one way or another.
+    CallEnded,
+    /// A tool or a backend was turned off by hand, or on again.
+    Switched,
+    /// Another configuration is in force, or one that was refused is not.
+    Configured,
+    ConfigRefused,
 }
 
 impl Event {
-    pub const ALL: [Event; 14] = [
+    pub const ALL: [Event; 18] = [
         Event::InstanceStarted,
         Event::InstanceEnded,
         Event::ServerRestartRequested,
@@ -49,6 +56,10 @@ impl Event {
         Event::ServerRestartVerified,
         Event::AuditDegraded,
         Event::ProtocolNoted,
+        Event::CallEnded,
+        Event::Switched,
+        Event::Configured,
+        Event::ConfigRefused,
     ];
 
     /// The `event_type` that queries look for.
@@ -81,6 +92,10 @@ impl Event {
             Event::ServerRestartVerified  => ("server_restart_verified",  "INFO",    "Server restart verified"),
             Event::AuditDegraded          => ("audit_degraded",           "WARNING", "Audit records were lost"),
             Event::ProtocolNoted          => ("protocol_noted",           "WARNING", "Something odd in the protocol"),
+            Event::CallEnded              => ("call_ended",               "INFO",    "Call ended"),
+            Event::Switched               => ("switched",                 "WARNING", "Switched off or on"),
+            Event::Configured             => ("configured",               "INFO",    "Configuration in force"),
+            Event::ConfigRefused          => ("config_refused",           "ERROR",   "Configuration refused"),
         }
     }
 }
@@ -108,6 +123,15 @@ pub struct Record {
     pub took: Option<Duration>,
     /// Records that never reached the log.
     pub lost: Option<u64>,
+    /// Of a gateway's backend, by name.
+    pub backend: Option<String>,
+    /// Who called, as authentication found out, and by which right.
+    pub who: Option<String>,
+    pub role: Option<String>,
+    pub method: Option<String>,
+    /// As clients see it. Arguments are in no record.
+    pub tool: Option<String>,
+    pub outcome: Option<&'static str>,
 }
 
 impl Record {
@@ -129,6 +153,12 @@ impl Record {
             uptime: None,
             took: None,
             lost: None,
+            backend: None,
+            who: None,
+            role: None,
+            method: None,
+            tool: None,
+            outcome: None,
         }
     }
 
@@ -168,6 +198,12 @@ impl Record {
                 uptime_ms: self.uptime.map(millis),
                 took_ms: self.took.map(millis),
                 lost: self.lost,
+                backend: self.backend.as_deref().map(cut),
+                who: self.who.as_deref().map(cut),
+                role: self.role.as_deref().map(cut),
+                method: self.method.as_deref().map(cut),
+                tool: self.tool.as_deref().map(cut),
+                outcome: self.outcome,
             },
         };
         let mut text = serde_json::to_string(&line).expect("text and numbers are always JSON");
@@ -220,6 +256,18 @@ struct Props<'a> {
     took_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     lost: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backend: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    who: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    method: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome: Option<&'static str>,
 }
 
 fn cut(text: &str) -> String {

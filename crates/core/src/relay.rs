@@ -28,7 +28,7 @@ mod client;
 mod compare;
 mod ends;
 mod listens;
-mod lists;
+pub(crate) mod lists;
 mod restart;
 mod server;
 mod tools;

@@ -40,8 +40,10 @@ pub enum LastInput {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
+    /// The mode is what came of the wish: there may have been no conversation to go on with.
     Started {
         pid: u32,
+        mode: Mode,
     },
     /// No process came to be; the code is what a shell would say of it.
     StartFailed {
@@ -69,6 +71,12 @@ pub enum Event {
     Chosen(Choice),
     /// The terminal is gone: nobody is there to be asked.
     TerminalLost,
+    /// Somebody is there.
+    TerminalFound,
+    /// It is busy by its own account, and has shown nothing for so long.
+    Hung {
+        silent_for: Duration,
+    },
     TimePassed,
 }
 
@@ -85,6 +93,8 @@ pub enum Action {
     Stop,
     /// At once; `Event::Ended` follows.
     Kill,
+    /// Politely, because it hangs; `Event::Ended` follows, and says so.
+    StopHung(Duration),
     /// Ask the person at the terminal: once more, or not?
     Ask,
     Note(Note),
@@ -225,7 +235,7 @@ impl Session {
     pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
         match event {
-            Event::Started { pid } => self.started(pid, now, &mut actions),
+            Event::Started { pid, mode } => self.started(pid, mode, now, &mut actions),
             Event::StartFailed { why, code } => self.start_failed(why, code, now, &mut actions),
             Event::PromptShown => self.prompt_shown(now),
             Event::Ended { how, last_input } => self.ended(how, last_input, now, &mut actions),
@@ -234,6 +244,12 @@ impl Session {
             Event::StopAsked { force } => self.stop_asked(force, &mut actions),
             Event::Chosen(choice) => self.chosen(choice, &mut actions),
             Event::TerminalLost => self.terminal_lost(&mut actions),
+            Event::TerminalFound => self.has_terminal = true,
+            Event::Hung { silent_for } => {
+                if let State::Running { wish: None, .. } = self.state {
+                    actions.push(Action::StopHung(silent_for));
+                }
+            }
             Event::TimePassed => self.time_passed(now, &mut actions),
         }
         self.note_health(now, &mut actions);
@@ -305,8 +321,8 @@ impl Session {
         &self.restarts
     }
 
-    fn started(&mut self, pid: u32, now: Instant, actions: &mut Vec<Action>) {
-        let State::Starting { mode, asked, wish } = self.state else { return };
+    fn started(&mut self, pid: u32, mode: Mode, now: Instant, actions: &mut Vec<Action>) {
+        let State::Starting { asked, wish, .. } = self.state else { return };
         self.has_run = true;
         if asked {
             self.restarts.replaced(now);
@@ -495,6 +511,7 @@ fn classify(how: &How, asked: bool, was_ready: bool, last: LastInput) -> (Cause,
     match how {
         _ if asked => (Cause::Asked, Class::Asked),
         How::CouldNotStart(_) => (Cause::NeverReady, Class::Transient),
+        How::Hung(_) => (Cause::Crashed, Class::Transient),
         _ if last == LastInput::Farewell && !is_violent(how) => (Cause::Clean, Class::User),
         // An agent that leaves in peace before it showed a prompt did not start at all.
         _ if !was_ready => (Cause::NeverReady, Class::Transient),
@@ -581,7 +598,8 @@ mod tests {
         fn start(&mut self) -> Vec<Action> {
             self.pid += 1;
             let pid = self.pid;
-            self.say(Event::Started { pid })
+            let State::Starting { mode, .. } = self.session.state else { panic!("nothing is being started") };
+            self.say(Event::Started { pid, mode })
         }
 
         /// The agent shows its prompt, lives on for so long, and ends.
@@ -743,6 +761,17 @@ mod tests {
         assert_eq!(story.wait(), Mode::Fresh);
         story.ready_and_end(10, code(1));
         assert_eq!(story.wait(), Mode::Continue);
+    }
+
+    #[test]
+    fn a_conversation_that_had_to_begin_anew_was_not_taken_up() {
+        let mut story = Story::new(true);
+        story.ready_and_end(10, code(1));
+        story.now = story.session.deadline().unwrap();
+        assert_eq!(story.say(Event::TimePassed), [Action::Start(Mode::Continue)]);
+        story.say(Event::Started { pid: 2, mode: Mode::Fresh });
+        story.ready_and_end(1, signal(9));
+        assert_eq!(story.wait(), Mode::Continue, "no attempt to take it up has failed");
     }
 
     #[test]

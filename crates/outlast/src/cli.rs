@@ -4,7 +4,9 @@ use std::{ffi::OsString, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::{history::Since, wrap::clients::Client};
+use outlast_core::keys::DetachKey;
+
+use crate::{config, history::Since, wrap::clients::Client};
 
 /// The connection outlasts the process.
 ///
@@ -38,11 +40,16 @@ pub enum Command {
     Pid(Which),
     Restart(Restart),
     Inject(Inject),
+    Send(Send),
+    Screen(Screen),
+    WaitFor(WaitFor),
+    Attach(Attach),
     Stop(Stop),
     /// Start a server or an agent again that was given up on.
     Resume(Which),
     Logs(Logs),
     Audit(Audit),
+    Config(config::commands::Arguments),
     Wrap(Wrap),
     Unwrap(Unwrap),
     Doctor(Doctor),
@@ -134,6 +141,10 @@ pub struct Mcp {
     #[arg(long, value_name = "PATH")]
     pub marker: Option<PathBuf>,
 
+    /// The file that sets what no option here does, in its table `[mcp]` [default: the nearest outlast.toml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
     /// Hand our own stdin and stdout to the server and only restart it: nothing is read, replayed or answered. Only
     /// for servers that need no handshake.
     #[arg(long, conflicts_with_all = ["watch", "build", "reload", "drain", "retry", "hold", "start_timeout", "no_tools",
@@ -171,9 +182,33 @@ pub struct Run {
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     pub env_pass: Vec<String>,
 
-    /// Run in the background, without a terminal, and print the session's id.
+    /// The file that sets what no option here does, in its table `[run]` [default: the nearest outlast.toml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
+    /// Run in the background, without a terminal, and print the session's id. `outlast attach` shows it.
     #[arg(short, long)]
     pub detach: bool,
+
+    /// Leaves the agent to itself in the background: a key with Ctrl, perhaps another after it, or `none`.
+    #[arg(long, value_name = "KEY", value_parser = DetachKey::parse, default_value = "ctrl-\\", help_heading = "Terminal")]
+    pub detach_key: DetachKey,
+
+    /// What a lost terminal means: the agent and outlast end too, or go on in the background.
+    #[arg(long, value_enum, default_value_t = OnHangup::End, help_heading = "Terminal")]
+    pub on_hangup: OnHangup,
+
+    /// Do not keep the screen: nobody can attach, read it or wait for it.
+    #[arg(long, help_heading = "Terminal")]
+    pub no_screen: bool,
+
+    /// Run this in a shell, with the event as JSON on its stdin, when the agent waits for input, crashes or hangs.
+    #[arg(long, value_name = "COMMAND", help_heading = "Attention")]
+    pub notify: Option<String>,
+
+    /// Restart an agent that is busy by its own account and has shown nothing for so long [default: never]
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Attention")]
+    pub hang_timeout: Option<Duration>,
 }
 
 /// List everything that runs under outlast, in every project.
@@ -249,6 +284,92 @@ pub struct Inject {
     /// JSON, for programs.
     #[arg(long)]
     pub json: bool,
+}
+
+/// Send an agent a text, and see that it arrives.
+///
+/// Waits until the agent shows an empty place to type, pastes the text there, and waits until it is to be seen. With
+/// `--submit` Enter is pressed, and the text has arrived when it has left that place again. The exit code is 0 only then.
+#[derive(Debug, Args)]
+pub struct Send {
+    /// The session's id, the beginning of it, or its name.
+    #[arg(value_name = "ID")]
+    pub id: String,
+
+    /// The text, of one line or many [default: what comes on stdin]
+    #[arg(value_name = "TEXT")]
+    pub text: Option<String>,
+
+    /// Press Enter after it; without this it stands there for somebody else to send.
+    #[arg(long)]
+    pub submit: bool,
+
+    /// How long to wait for a place to type.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "30")]
+    pub timeout: Duration,
+
+    /// What was sent under this key is not sent again; then the first answer is given once more.
+    #[arg(long, value_name = "TEXT")]
+    pub key: Option<String>,
+
+    /// JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Print what an agent's terminal shows.
+#[derive(Debug, Args)]
+pub struct Screen {
+    #[command(flatten)]
+    pub which: Which,
+
+    /// With so many lines of what has left the screen at its top.
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, default_value_t = 0)]
+    pub history: usize,
+}
+
+/// Wait until an agent's terminal shows something, is quiet, or waits for input.
+///
+/// The exit code is 0 when it does, 124 when the time is over, and 1 when it cannot any more.
+#[derive(Debug, Args)]
+#[command(group(clap::ArgGroup::new("what").required(true)))]
+pub struct WaitFor {
+    #[command(flatten)]
+    pub which: Which,
+
+    /// Until these words are on the screen.
+    #[arg(long, value_name = "TEXT", group = "what")]
+    pub text: Option<String>,
+
+    /// Until nothing was written or typed for so long: 2, 0.5s, 1m.
+    #[arg(long, value_name = "TIME", value_parser = time, group = "what")]
+    pub quiet: Option<Duration>,
+
+    /// Until it waits for input.
+    #[arg(long, group = "what")]
+    pub prompt: bool,
+
+    /// No longer than this [default: as long as it takes]
+    #[arg(long, value_name = "TIME", value_parser = time)]
+    pub timeout: Option<Duration>,
+}
+
+/// Show an agent's terminal here, and type into it. Several may do so at once.
+///
+/// Its size is that of whoever typed last.
+#[derive(Debug, Args)]
+pub struct Attach {
+    /// The session's id, the beginning of it, or its name [default: the only one in this directory]
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+
+    /// Only look: nothing that is typed reaches the agent, and its size stays as it is.
+    #[arg(long)]
+    pub watch: bool,
+
+    /// Leaves the agent to itself: a key with Ctrl, perhaps another after it, or `none`.
+    #[arg(long, value_name = "KEY", value_parser = DetachKey::parse, default_value = "ctrl-\\")]
+    pub detach_key: DetachKey,
 }
 
 /// End an instance: its server, and outlast itself.
@@ -440,10 +561,31 @@ pub enum First {
     Delay,
 }
 
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnHangup {
+    End,
+    Detach,
+}
+
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub enum OnCleanExit {
     End,
     Restart,
+}
+
+/// Seconds, or with a unit: 500ms, 2s, 1.5m, 1h.
+fn time(text: &str) -> Result<Duration, String> {
+    let split = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(split);
+    let factor = match unit {
+        "ms" => 0.001,
+        "" | "s" => 1.0,
+        "m" => 60.0,
+        "h" => 3600.0,
+        _ => return Err("a time is wanted, such as 2, 500ms, 2s or 1m".to_owned()),
+    };
+    let number: f64 = number.parse().map_err(|_| "a time is wanted, such as 2, 500ms, 2s or 1m".to_owned())?;
+    Duration::try_from_secs_f64(number * factor).map_err(|_| "a time cannot be negative".to_owned())
 }
 
 fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {

@@ -118,6 +118,20 @@ pub fn run(arguments: cli::Run) -> Result<ExitCode, Report> {
     let plan = plan(&arguments, here)?;
     // What is wrong is said before there is anything to clean up.
     let place = plan.place()?;
+    if arguments.hang_timeout.is_some()
+        && (arguments.no_screen || !Agent::new(&plan.program, plan.args.clone()).is_readable())
+    {
+        return Err(Report::new(report::USAGE, format!("a hang of `{}` cannot be seen", plan.program))
+            .because("`--hang-timeout` needs an agent whose screen says that it is busy")
+            .hint("it works for claude and codex, without `--no-screen`"));
+    }
+    // Before the shell stands one who only waits for us, so that we can leave it.
+    let stand_in = match if arguments.detach { Ok(None) } else { os::stand_in() } {
+        Ok(Some(os::Standing::Over(code))) => return Ok(ExitCode::from(code)),
+        Ok(Some(os::Standing::Worker(stand_in))) => Some(stand_in),
+        Ok(None) => None,
+        Err(error) => return Err(Report::new(report::FAILURE, "cannot use the terminal").because(error)),
+    };
     let claim = claim(&plan.id)?;
     let announce = if arguments.detach {
         let detached = os::detach()
@@ -134,13 +148,20 @@ pub fn run(arguments: cli::Run) -> Result<ExitCode, Report> {
         None
     };
     let (keeper, runtime) = settle_in()?;
-    let code = runtime.block_on(own(plan, place, keeper, announce));
+    let code = runtime.block_on(own(plan, place, keeper, announce, stand_in, !arguments.no_screen));
     runtime.shutdown_timeout(Duration::from_millis(100));
     drop(claim);
     code.map(ExitCode::from)
 }
 
-async fn own(plan: terminal::Plan, place: Place, keeper: Keeper, announce: Option<os::Announce>) -> Result<u8, Report> {
+async fn own(
+    plan: terminal::Plan,
+    place: Place,
+    keeper: Keeper,
+    announce: Option<os::Announce>,
+    stand_in: Option<os::StandIn>,
+    keeps_screen: bool,
+) -> Result<u8, Report> {
     let failed = |what: &'static str| move |error: io::Error| Report::new(report::FAILURE, what).because(error);
     let stops = os::Stops::begin().map_err(failed("cannot listen for signals"))?;
     let household = keeper.attach().map_err(failed("cannot reach the process that keeps the children"))?;
@@ -167,7 +188,7 @@ async fn own(plan: terminal::Plan, place: Place, keeper: Keeper, announce: Optio
     if let Some(complaint) = complaint {
         journal.note(&complaint);
     }
-    let outer = Outer::begin().transpose().map_err(failed("cannot use the terminal"))?;
+    let outer = stand_in.map(Outer::begin).transpose().map_err(failed("cannot use the terminal"))?;
     let stdout = match outer {
         Some(_) => None,
         None if announce.is_some() => None,
@@ -175,7 +196,20 @@ async fn own(plan: terminal::Plan, place: Place, keeper: Keeper, announce: Optio
     };
     let session = Session::new(Policy::session(), home::random(), outer.is_some());
     let agent = Agent::new(&plan.program, plan.args.clone());
-    let parts = Parts { plan, place, session, agent, household, stops, outer, stdout, journal, control, announce };
+    let parts = Parts {
+        plan,
+        place,
+        session,
+        agent,
+        household,
+        stops,
+        outer,
+        stdout,
+        keeps_screen,
+        journal,
+        control,
+        announce,
+    };
     Terminal::new(parts).run().await
 }
 
@@ -213,6 +247,10 @@ fn plan(arguments: &cli::Run, here: PathBuf) -> Result<terminal::Plan, Report> {
         env_pass: arguments.env_pass.clone(),
         here,
         grace: Grace::default(),
+        detach_key: arguments.detach_key.clone(),
+        outlives_terminal: arguments.on_hangup == cli::OnHangup::Detach,
+        notify: arguments.notify.clone(),
+        hang_timeout: arguments.hang_timeout,
     })
 }
 

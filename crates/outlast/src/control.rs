@@ -15,7 +15,7 @@ pub mod wire;
 
 use self::{
     registry::{Entry, Registration, Registry},
-    server::{Asked, Server},
+    server::{Asked, Server, Taken},
     wire::Refusal,
 };
 use crate::os;
@@ -114,6 +114,23 @@ impl Control {
     pub fn subscribe(&mut self, ticket: u64) {
         if let Some(open) = &mut self.open {
             open.server.subscribe(ticket);
+        }
+    }
+
+    /// Answers, and hands over the connection of whoever asked. None if they are gone.
+    pub fn take(&mut self, ticket: u64, result: &Result<Value, Refusal>) -> Option<Taken> {
+        self.open.as_mut()?.server.take(ticket, result)
+    }
+
+    /// Whether somebody is still there for the answer.
+    pub fn is_waited_for(&self, ticket: u64) -> bool {
+        self.open.as_ref().is_some_and(|open| open.server.is_waited_for(ticket))
+    }
+
+    /// Something that happened, to those who subscribed.
+    pub fn event(&mut self, about: &Value) {
+        if let Some(open) = &mut self.open {
+            open.server.event(about);
         }
     }
 

@@ -141,7 +141,7 @@ impl Follow {
                     let mut client = Client::connect(&socket, PATIENCE).map_err(AskError::Os);
                     // An instance that cannot be reached is followed until somebody stops us.
                     if let Ok(client) = &mut client
-                        && client.wait_for_end().is_ok()
+                        && client.wait_for_end(None).is_ok()
                     {
                         let _ = tell.send(false);
                     }

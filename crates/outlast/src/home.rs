@@ -137,6 +137,11 @@ pub fn new_uuid() -> String {
 }
 
 /// A number nobody can guess who does not share our process.
+/// Seconds since 1970.
+pub fn epoch() -> f64 {
+    std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
 pub fn random() -> u64 {
     RandomState::new().hash_one(SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos())
 }

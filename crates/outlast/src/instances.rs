@@ -25,7 +25,7 @@ use crate::{
 /// How long `ps` waits for all answers together; who has not answered by then is called unresponsive.
 const SURVEY_MAX: Duration = Duration::from_secs(1);
 /// How long one instance may take for an answer that it has at hand.
-const ANSWER_MAX: Duration = Duration::from_secs(5);
+pub const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// The most that is typed at once; a frame holds it.
 const INJECT_MAX: u64 = 512 << 10;
 /// How much of a server's stderr stands in an error; the rest is in the log.
@@ -124,7 +124,7 @@ pub fn stop(arguments: &cli::Stop) -> Result<ExitCode, Report> {
     let since = Instant::now();
     let stopped = connect(&entry).and_then(|mut client| {
         client.ask("stop", json!({"graceful": !arguments.force}), Some(since + ANSWER_MAX))?;
-        client.wait_for_end()
+        client.wait_for_end(None)
     });
     stopped.map_err(|error| failed(&entry, "stop", &error))?;
     let took_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -215,19 +215,19 @@ fn names_of(entries: &[&Entry], last: &str) -> String {
 
 // ---- asking --------------------------------------------------------------------------------------------------
 
-fn connect(entry: &Entry) -> Result<Client, AskError> {
+pub fn connect(entry: &Entry) -> Result<Client, AskError> {
     Ok(Client::connect(&entry.socket, ANSWER_MAX)?)
 }
 
-fn ask_plainly(entry: &Entry, method: &str, params: Value, patience: Option<Duration>) -> Result<Value, AskError> {
+pub fn ask_plainly(entry: &Entry, method: &str, params: Value, patience: Option<Duration>) -> Result<Value, AskError> {
     connect(entry)?.ask(method, params, patience.map(|patience| Instant::now() + patience))
 }
 
-fn ask(entry: &Entry, method: &str, params: Value, patience: Option<Duration>) -> Result<Value, Report> {
+pub fn ask(entry: &Entry, method: &str, params: Value, patience: Option<Duration>) -> Result<Value, Report> {
     ask_plainly(entry, method, params, patience).map_err(|error| failed(entry, method, &error))
 }
 
-fn failed(entry: &Entry, method: &str, error: &AskError) -> Report {
+pub fn failed(entry: &Entry, method: &str, error: &AskError) -> Report {
     let id = &entry.id;
     let report = match method {
         "state" | "pid" => Report::new(report::FAILURE, format!("`{id}` does not say how it is")),
@@ -471,7 +471,7 @@ pub fn from_home(path: &Path, home: Option<&Path>) -> String {
     }
 }
 
-fn pretty(value: &Value) -> String {
+pub fn pretty(value: &Value) -> String {
     serde_json::to_string_pretty(value).expect("a value is always JSON")
 }
 

@@ -1,105 +1,60 @@
-//! Drives a session: `outlast run`. One loop carries bytes between the person's terminal and the agent's, and carries
-//! out what the machine decides. Nothing in it waits, and no byte is looked at on its way but for what must be known.
+//! Drives a session: `outlast run`. One loop carries bytes between the agent's terminal and those who look at it, and
+//! carries out what the machines decide. Nothing in it waits, and no byte is changed on its way.
+
+mod alternate;
+mod bytes;
+mod child;
+mod guard;
+mod hooks;
+mod methods;
+mod paint;
+mod people;
+mod plan;
+mod screen;
+mod sending;
+mod unfinished;
+mod viewers;
 
 use std::{
     collections::BTreeMap,
-    ffi::OsString,
     future::Future,
-    io::IoSlice,
-    path::{Path, PathBuf},
     pin::Pin,
     task::{Context, Poll},
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, Instant},
 };
 
-use bytes::{Buf, BytesMut};
+use ::bytes::BytesMut;
 use outlast_core::{
-    agent::{Agent, Prompt, TAIL_MAX},
-    exit::{self, How},
-    life::{self, Grace, Life},
-    record::{self, Record},
+    agent::Agent,
+    exit::How,
+    life::{self, Life},
+    record::Record,
     restarts::State as Health,
-    session::{Action, Answer, Choice, Class, Event, LastInput, Mode, Note, Refused, Session},
+    send::Sends,
+    session::{Action, Event, Session},
+    terminal,
     typing::Typing,
+    waiting::{self, Waiting},
 };
-use serde_json::{Value, json};
+use serde_json::json;
 use tokio::time::{Sleep, sleep_until};
 
+pub use self::{
+    alternate::Alternate,
+    paint::Extent,
+    plan::{Place, Plan},
+    screen::Screen,
+};
+use self::{bytes::Pipe, child::Child, hooks::Hooks, people::Tally, viewers::Viewers};
 use crate::{
-    base64,
-    control::{self, Control, server::Asked, wire::Refusal},
-    cwd::{self, Cwd},
-    environment, frontmatter, home,
+    control::Control,
     journal::Journal,
-    os::{self, Household, News, Order, Outer, OuterEvent, Sink, Size, Source, Stdio, Window},
-    report::{self, Report},
-    rollout,
+    os::{self, Household, Outer, Sink},
+    report::Report,
 };
 
-/// Room made for one read of the agent's terminal, which hands over no more than this.
-const READ_ROOM: usize = 64 << 10;
-/// Room made for one read of what is typed; a terminal hands over no more than this.
-const KEYS_ROOM: usize = 4 << 10;
-/// So much is read before it is shown, if it is there; above this the agent is not listened to.
-const SHOWN_HIGH: usize = 16 << 10;
-/// Above this the person is not listened to: the agent does not read.
-const TYPED_HIGH: usize = 64 << 10;
-/// What is injected beyond this is refused.
-const TYPED_MAX: usize = 1 << 20;
-/// So often bytes are carried before anything else is looked at.
-const ROUNDS_MAX: usize = 16;
 /// How long the last words and the sweeping may take once all is over.
 const FAREWELL_MAX: Duration = Duration::from_secs(1);
-
-const ALTERNATE: &[u8] = b"\x1b[?1049";
-const CTRL_C: u8 = 0x03;
-const CTRL_D: u8 = 0x04;
-
-/// What every session understands.
-const METHODS: [&str; 7] = ["state", "pid", "restart", "inject", "resume", "stop", "subscribe"];
-
-/// What is fixed before the loop begins.
-pub struct Plan {
-    pub id: String,
-    pub program: String,
-    pub args: Vec<String>,
-    pub document: Option<PathBuf>,
-    pub cwd: Option<PathBuf>,
-    pub env_pass: Vec<String>,
-    /// Where outlast was started.
-    pub here: PathBuf,
-    pub grace: Grace,
-}
-
-/// What is looked up anew at each start.
-pub struct Place {
-    pub cwd: Cwd,
-    pub env: Vec<(OsString, OsString)>,
-}
-
-impl Plan {
-    pub fn place(&self) -> Result<Place, Report> {
-        let wrong = |error: &dyn std::error::Error, hint| Report::of(error, hint, report::USAGE);
-        let said = match &self.document {
-            Some(document) => {
-                frontmatter::read(&self.here.join(document)).map_err(|error| wrong(&error, error.hint()))?
-            }
-            None => frontmatter::Frontmatter::default(),
-        };
-        let wish = cwd::Wish {
-            flag: self.cwd.as_deref(),
-            frontmatter: said.cwd.as_deref(),
-            document: self.document.as_deref(),
-            here: &self.here,
-        };
-        let cwd = cwd::resolve(wish).map_err(|error| wrong(&error, error.hint()))?;
-        let document = self.document.as_deref().and_then(|document| self.here.join(document).canonicalize().ok());
-        let about = environment::About { session: &self.id, document: document.as_deref(), cwd: &cwd.path };
-        let env = environment::build(environment::ours(), &self.env_pass, &said.env, about)
-            .map_err(|error| wrong(&error, None))?;
-        Ok(Place { cwd, env })
-    }
-}
 
 /// Everything around one session.
 pub struct Terminal {
@@ -108,23 +63,27 @@ pub struct Terminal {
     session: Session,
     agent: Agent,
     typing: Typing,
+    sends: Sends,
+    waiting: Waiting,
     household: Household,
+    hooks: Hooks,
     stops: os::Stops,
-    stopped_once: bool,
+    stops_heard: Tally,
+    suspends_heard: Tally,
 
-    outer: Option<Outer>,
-    /// Where the next keys are read to; empty in between.
-    keys: BytesMut,
-    /// Where the agent's output goes when there is no terminal.
-    stdout: Option<Sink>,
-    shown: BytesMut,
+    viewers: Viewers,
+    /// Where the agent's output goes when we have no terminal.
+    stdout: Option<Pipe>,
+    /// What was just shown: on its way to everybody, and not yet in the model.
+    fresh: BytesMut,
+    /// None if it is not kept.
+    screen: Option<Screen>,
     alternate: Alternate,
-    size: Size,
 
     child: Option<Child>,
     lives: BTreeMap<u64, Life>,
     generation: u64,
-    /// Since when, and with which reason, somebody waits for the next agent.
+    /// Since when somebody waits for an answer.
     asked_at: BTreeMap<u64, Instant>,
 
     journal: Journal,
@@ -138,23 +97,6 @@ pub struct Terminal {
     ending: Option<(u8, Instant)>,
 }
 
-/// The agent there is, and its terminal.
-struct Child {
-    key: u64,
-    pid: u32,
-    mode: Mode,
-    since: SystemTime,
-    stdin: Option<Sink>,
-    typed: BytesMut,
-    stdout: Option<Source>,
-    window: Option<Window>,
-    /// Until it was seen.
-    prompt: Option<Prompt>,
-    tail: Vec<u8>,
-    /// The exit was seen: what it wrote is read however slow the person's terminal is.
-    is_ending: bool,
-}
-
 /// What the parts are made of, before they meet.
 pub struct Parts {
     pub plan: Plan,
@@ -165,6 +107,8 @@ pub struct Parts {
     pub stops: os::Stops,
     pub outer: Option<Outer>,
     pub stdout: Option<Sink>,
+    /// Whether the screen is kept.
+    pub keeps_screen: bool,
     pub journal: Journal,
     pub control: Control,
     pub announce: Option<os::Announce>,
@@ -172,22 +116,31 @@ pub struct Parts {
 
 impl Terminal {
     pub fn new(parts: Parts) -> Terminal {
+        let now = Instant::now();
         let size = parts.outer.as_ref().map(Outer::size).unwrap_or_default();
+        let mut viewers = Viewers::new(size);
+        if let Some(outer) = parts.outer {
+            viewers.begin(outer, &parts.plan.detach_key, now);
+        }
+        let reads_screen = parts.keeps_screen && parts.agent.is_readable();
         Terminal {
             typing: Typing::new(parts.agent.farewells()),
+            sends: Sends::new(parts.agent.kind()),
+            waiting: Waiting::new(reads_screen, parts.plan.hang_timeout, now),
+            hooks: Hooks::new(parts.plan.notify.clone()),
             plan: parts.plan,
             place: parts.place,
             session: parts.session,
             agent: parts.agent,
             household: parts.household,
             stops: parts.stops,
-            stopped_once: false,
-            outer: parts.outer,
-            keys: BytesMut::new(),
-            stdout: parts.stdout,
-            shown: BytesMut::new(),
+            stops_heard: Tally::default(),
+            suspends_heard: Tally::default(),
+            viewers,
+            stdout: parts.stdout.map(Pipe::new),
+            fresh: BytesMut::new(),
+            screen: parts.keeps_screen.then(|| Screen::new(size)),
             alternate: Alternate::default(),
-            size,
             child: None,
             lives: BTreeMap::new(),
             generation: 0,
@@ -196,7 +149,7 @@ impl Terminal {
             control: parts.control,
             announce: parts.announce,
             complaint: None,
-            now: Instant::now(),
+            now,
             timer: None,
             ending: None,
         }
@@ -208,11 +161,11 @@ impl Terminal {
         self.act_all(actions);
         let code = std::future::poll_fn(|cx| self.poll(cx)).await;
         self.journal.event("session_end", &[("code", &code)]);
-        let Terminal { journal, mut control, outer, complaint, household, .. } = self;
+        let Terminal { journal, mut control, viewers, complaint, household, .. } = self;
         let line = journal.end(code);
         control.record(&line);
         control.end();
-        drop(outer);
+        drop(viewers);
         household.close().await;
         complaint.map_or(Ok(code), Err)
     }
@@ -222,11 +175,14 @@ impl Terminal {
             self.now = Instant::now();
             let mut moved = self.poll_stops(cx);
             moved |= self.poll_news(cx);
-            moved |= self.poll_outer(cx);
+            moved |= self.poll_viewers(cx);
             moved |= self.poll_control(cx);
+            moved |= self.hooks.poll(cx);
             moved |= self.carry(cx);
+            moved |= self.tend_sends();
             if let Some((code, until)) = self.ending {
-                let is_quiet = self.shown.is_empty() && self.lives.is_empty();
+                let is_said = self.fresh.is_empty() && self.viewers.are_drained();
+                let is_quiet = is_said && self.stdout.as_ref().is_none_or(Pipe::is_empty) && self.lives.is_empty();
                 if is_quiet || until <= Instant::now() {
                     return Poll::Ready(code);
                 }
@@ -254,6 +210,7 @@ impl Terminal {
             Action::Start(mode) => self.start(mode),
             Action::Stop => self.live(self.generation, life::Event::StopAsked(How::Stopped)),
             Action::Kill => self.live(self.generation, life::Event::KillAsked),
+            Action::StopHung(silent_for) => self.live(self.generation, life::Event::StopAsked(How::Hung(silent_for))),
             Action::Ask => self.say(&format!(
                 "{} left ({}). Enter: go on with the conversation, f: a fresh one, q: quit",
                 self.plan.program,
@@ -262,471 +219,75 @@ impl Terminal {
             Action::Note(note) => self.note(note),
             Action::Answer { ticket, result } => self.answer(ticket, result),
             Action::End(code) => {
+                self.end_sends(true);
                 if let Some(announce) = self.announce.take() {
                     let words =
                         self.complaint.take().map_or_else(|| "it ended at once".to_owned(), |it| it.to_string());
                     announce.say(&json!({"error": words, "code": code}).to_string());
                 }
+                self.viewers.end(code);
                 self.ending = Some((code, Instant::now() + FAREWELL_MAX));
             }
         }
     }
 
-    // ---- the agent ----------------------------------------------------------------------------------------
-
-    fn start(&mut self, mode: Mode) {
-        // The first place was looked up before there was anything to log it in.
-        if self.generation > 0 {
-            match self.plan.place() {
-                Ok(place) => self.place = place,
-                Err(report) => return self.start_failed(&report),
-            }
-        }
-        self.generation += 1;
-        let key = self.generation;
-        let start = self.agent.start(mode, &home::new_uuid());
-        self.journal.event(
-            "cwd_resolved",
-            &[("source", &self.place.cwd.source.tag()), ("path", &self.place.cwd.path.display())],
-        );
-        let order = Order {
-            program: self.plan.program.clone().into(),
-            args: start.args.into_iter().map(OsString::from).collect(),
-            cwd: self.place.cwd.path.clone(),
-            env: self.place.env.clone(),
-            tag: format!("{}.{key}", self.plan.id),
-            stdio: Stdio::Terminal(self.size),
-        };
-        match self.household.spawn(key, &order) {
-            Ok(pipes) => {
-                let Size { columns, rows, .. } = self.size;
-                self.journal.event("pty_allocated", &[("columns", &columns), ("rows", &rows)]);
-                self.typing.interrupted();
-                self.lives.insert(key, Life::new(self.plan.grace));
-                self.child = Some(Child {
-                    key,
-                    pid: 0,
-                    mode: start.mode,
-                    since: SystemTime::now(),
-                    stdin: pipes.stdin,
-                    typed: BytesMut::new(),
-                    stdout: pipes.stdout,
-                    window: pipes.window,
-                    prompt: Some(self.agent.prompt()),
-                    tail: Vec::new(),
-                    is_ending: false,
-                });
-            }
-            Err(error) => self.start_failed(&report::cannot_start(&self.plan.program, &error)),
-        }
+    /// Tells the one who knows whether the agent waits, and carries out what it decides.
+    fn watch(&mut self, event: waiting::Event) {
+        let actions = self.waiting.handle(event, self.now);
+        self.act_on_watch(actions);
     }
 
-    fn start_failed(&mut self, report: &Report) {
-        let why = [Some(&report.sentence), report.because.as_ref()].into_iter().flatten();
-        let why = why.map(String::as_str).collect::<Vec<_>>().join(": ");
-        self.journal.event("agent_start_failed", &[("why", &why)]);
-        if self.session.restarts().recent().next().is_none() && self.session.restarts().restarts() == 0 {
-            self.complaint = Some(report.clone());
-        }
-        self.tell(Event::StartFailed { why, code: report.code });
-    }
-
-    fn poll_news(&mut self, cx: &mut Context<'_>) -> bool {
-        let Poll::Ready(news) = self.household.poll_news(cx) else { return false };
-        match news {
-            News::Started { key, pid } => {
-                if let Some(child) = self.child.as_mut().filter(|child| child.key == key) {
-                    child.pid = pid;
-                }
-                self.live(key, life::Event::Started { pid });
-            }
-            News::StartFailed { key, error } => {
-                self.lives.remove(&key);
-                self.child = None;
-                self.start_failed(&report::cannot_start(&self.plan.program, &error));
-            }
-            News::Exited { key, exit } => {
-                if let Some(child) = self.child.as_mut().filter(|child| child.key == key) {
-                    child.is_ending = true;
-                }
-                let exit = match exit {
-                    os::Exit::Code(code) => exit::Exit::Code(code),
-                    os::Exit::Signal(signal) => exit::Exit::Signal(signal),
-                };
-                self.live(key, life::Event::Exited(exit));
-            }
-            News::Swept { key } => self.live(key, life::Event::Swept),
-            News::Stopped { key } => self.stopped(key),
-            News::KeeperLost => {
-                self.journal.note("the process that keeps the children is gone; no agent can be started any more");
-                self.lives.clear();
-                self.ending.get_or_insert((report::FAILURE, Instant::now() + FAREWELL_MAX));
-            }
-        }
-        true
-    }
-
-    /// Tells a life what happened, and carries out what it decides.
-    fn live(&mut self, key: u64, event: life::Event) {
-        let Some(life) = self.lives.get_mut(&key) else { return };
-        for action in life.handle(event, self.now) {
+    fn act_on_watch(&mut self, actions: Vec<waiting::Action>) {
+        for action in actions {
             match action {
-                // A terminal that is closed hangs up; this says so while it can still be listened to.
-                life::Action::CloseStdin => self.household.signal(key, os::Signal::HangUp),
-                life::Action::Terminate => self.household.signal(key, os::Signal::Terminate),
-                life::Action::Kill => self.household.signal(key, os::Signal::Kill),
-                life::Action::Sweep => self.household.sweep(key),
-                life::Action::DropStdout => {
-                    if let Some(child) = self.child.as_mut().filter(|child| child.key == key) {
-                        child.stdout = None;
-                    }
+                waiting::Action::Look => {
+                    let screen = self.screen.as_ref();
+                    let stance = screen.map(|screen| self.agent.stance(&screen.own_lines())).unwrap_or_default();
+                    let is_cursor_visible = screen.is_none_or(Screen::is_cursor_visible);
+                    self.watch(waiting::Event::Looked { stance, is_cursor_visible });
                 }
-                life::Action::ReportStarted => self.started(key),
-                life::Action::Report(gone) => self.ended(key, gone),
-            }
-        }
-        if self.lives.get(&key).is_some_and(Life::is_over) {
-            self.lives.remove(&key);
-        }
-    }
-
-    fn started(&mut self, key: u64) {
-        let Some(child) = self.child.as_ref().filter(|child| child.key == key) else { return };
-        let (pid, mode) = (child.pid, child.mode);
-        self.journal.event("agent_spawn", &[("pid", &pid), ("mode", &mode), ("generation", &key)]);
-        if let Some(announce) = self.announce.take() {
-            announce.say(&json!({"id": self.plan.id, "pid": std::process::id()}).to_string());
-        }
-        self.tell(Event::Started { pid });
-        self.record(Record {
-            pid: Some(pid),
-            generation: Some(key),
-            restarts: Some(self.session.restarts().restarts()),
-            reason: Some(mode.to_string()),
-            ..Record::new(record::Event::ServerStarted)
-        });
-    }
-
-    fn ended(&mut self, key: u64, gone: life::Gone) {
-        let Some(child) = self.child.take_if(|child| child.key == key) else { return };
-        self.agent.said_last(&child.tail);
-        if self.agent.is_without_conversation()
-            && let Some(home) = self.codex_home()
-            && let Some(id) = rollout::find(&home, &self.place.cwd.path, child.since)
-        {
-            self.agent.learned(id);
-        }
-        let last_input = self.typing.last(self.now);
-        if let Some(outer) = &self.outer {
-            outer.note_alternate(self.alternate.is_on);
-            self.alternate = Alternate::default();
-            self.shown.extend_from_slice(&outer.calm());
-        }
-        if last_input == LastInput::Farewell {
-            self.journal.event("user_action", &[("action", &"farewell")]);
-        }
-        let how = match gone.how {
-            // What counts is what ended it, not who told of it.
-            How::Exited(exit) => How::Exited(exit.folded()),
-            how => how,
-        };
-        self.tell(Event::Ended { how, last_input });
-    }
-
-    /// Where the agent keeps its conversations, as it sees it itself.
-    fn codex_home(&self) -> Option<PathBuf> {
-        let value =
-            |name: &str| self.place.env.iter().find(|(known, _)| known == name).map(|(_, value)| PathBuf::from(value));
-        value("CODEX_HOME").or_else(|| value("HOME").map(|home| home.join(".codex")))
-    }
-
-    fn note(&mut self, note: Note) {
-        match note {
-            Note::Ended { how, class, mode, pid, uptime, crashes, delay } => {
-                let pid_in_words = pid.map_or_else(|| "none".to_owned(), |pid| pid.to_string());
-                let delay_s = delay.map_or_else(|| "none".to_owned(), |delay| delay.as_secs().to_string());
-                self.journal.event(
-                    "agent_exit",
-                    &[
-                        ("pid", &pid_in_words),
-                        ("exit", &how),
-                        ("class", &class),
-                        ("mode", &mode),
-                        ("uptime_s", &format!("{:.1}", uptime.as_secs_f64())),
-                        ("crashes", &crashes),
-                        ("delay_s", &delay_s),
-                    ],
-                );
-                let event = match class {
-                    Class::Asked | Class::Clean | Class::User => record::Event::ServerStopped,
-                    Class::Transient | Class::Flapping | Class::Halted => record::Event::ServerCrashed,
-                };
-                let obituary = Record::new(event).ended(&how);
-                let generation = Some(self.generation);
-                self.record(Record {
-                    pid,
-                    generation,
-                    crashes: Some(crashes),
-                    delay,
-                    uptime: Some(uptime),
-                    ..obituary
-                });
-                let program = &self.plan.program;
-                match class {
-                    Class::Transient | Class::Flapping => {
-                        let delay = delay.unwrap_or_default().as_secs();
-                        self.say(&format!(
-                            "{program} ended ({how}), failure {crashes}; again in {delay} s (Ctrl-C ends)"
-                        ));
-                    }
-                    Class::Halted => {
-                        let words = format!("{program} failed {crashes} times and is halted");
-                        self.record(Record { detail: Some(words.clone()), ..Record::new(record::Event::GaveUp) });
-                        self.say(&format!(
-                            "{words} ({how}). `outlast resume {}` tries again, Ctrl-C ends",
-                            self.plan.id
-                        ));
-                    }
-                    Class::Asked | Class::Clean | Class::User => {}
+                waiting::Action::Answer { ticket, outcome } => self.answer_waiter(ticket, outcome),
+                waiting::Action::Changed { is_waiting, stance } => {
+                    let about: [(&str, &dyn std::fmt::Display); 2] = [("is", &is_waiting), ("stance", &stance.word())];
+                    self.journal.event("waiting_for_input", &about);
+                    self.notify(
+                        "waiting_for_input",
+                        json!({"waiting": is_waiting, "stance": stance.word()}),
+                        is_waiting,
+                    );
+                }
+                waiting::Action::Hung { silent_for } => {
+                    self.journal.event("agent_hung", &[("silent_s", &silent_for.as_secs())]);
+                    self.notify("hung", json!({"silent_s": silent_for.as_secs_f64()}), true);
+                    self.tell(Event::Hung { silent_for });
                 }
             }
-            Note::Health { from, to } => {
-                self.journal.event("state_change", &[("from", &health_word(from)), ("to", &health_word(to))]);
-            }
         }
     }
 
-    // ---- the person ---------------------------------------------------------------------------------------
-
-    fn poll_stops(&mut self, cx: &mut Context<'_>) -> bool {
-        let Poll::Ready(stop) = self.stops.poll_next(cx) else { return false };
-        self.journal.event("user_action", &[("action", &"signal"), ("signal", &stop.name)]);
-        let force = std::mem::replace(&mut self.stopped_once, true);
-        self.tell(Event::StopAsked { force });
-        true
-    }
-
-    fn poll_outer(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(outer) = &mut self.outer else { return false };
-        if let Poll::Ready(event) = outer.poll_event(cx) {
-            self.heard_outer(event);
-            return true;
-        }
-        if self.child.as_ref().is_some_and(|child| child.typed.len() >= TYPED_HIGH) {
-            return false; // Freed room wakes us.
-        }
-        self.keys.reserve(KEYS_ROOM);
-        let Poll::Ready(read) = outer.source.poll_read(cx, &mut self.keys) else { return false };
-        let keys = self.keys.split();
-        if !read.is_ok_and(|count| count > 0) {
-            self.journal.event("user_action", &[("action", &"hangup")]);
-            self.outer = None;
-            self.shown.clear();
-            self.tell(Event::TerminalLost);
-            self.tell(Event::StopAsked { force: false });
-            return true;
-        }
-        match &mut self.child {
-            Some(child) if child.stdin.is_some() => {
-                self.typing.typed(&keys, self.now);
-                // The first bytes are the usual case, and become the buffer.
-                child.typed.unsplit(keys);
-            }
-            _ => self.pressed(&keys),
-        }
-        true
-    }
-
-    /// The agent stopped itself, as at Ctrl-Z. Then so do we, and both go on together; where there is no shell to call
-    /// us back, it goes on at once.
-    fn stopped(&mut self, key: u64) {
-        if let Some(outer) = self.outer.as_ref().filter(|outer| outer.is_job()) {
-            self.journal.event("user_action", &[("action", &"suspend")]);
-            outer.note_alternate(self.alternate.is_on);
-            outer.suspend();
-        } else {
-            self.redraw();
-        }
-        self.household.signal(key, os::Signal::Continue);
-    }
-
-    /// What is on the screen is somebody else's: a change of size, and back, has the agent draw anew.
-    fn redraw(&self) {
-        if let Some(window) = self.child.as_ref().and_then(|child| child.window.as_ref()) {
-            let other = Size { rows: self.size.rows.saturating_sub(1).max(1), ..self.size };
-            // One that has just ended needs no size.
-            let _ = window.resize(other).and_then(|()| window.resize(self.size));
-        }
-    }
-
-    fn heard_outer(&mut self, event: OuterEvent) {
-        let Some(outer) = &self.outer else { return };
-        match event {
-            OuterEvent::Resized => self.resize(),
-            OuterEvent::SuspendAsked => {
-                outer.note_alternate(self.alternate.is_on);
-                outer.suspend();
-            }
-            OuterEvent::Continued => {
-                if let Err(error) = outer.make_raw() {
-                    self.journal.note(&format!("the terminal cannot be made raw again ({error})"));
-                }
-                if self.alternate.is_on {
-                    self.shown.extend_from_slice(ALTERNATE);
-                    self.shown.extend_from_slice(b"h");
-                }
-                self.redraw();
-                self.resize();
-            }
-        }
-    }
-
-    fn resize(&mut self) {
-        let Some(size) = self.outer.as_ref().map(Outer::size).filter(|size| *size != self.size) else { return };
-        self.size = size;
-        self.journal.event("resize", &[("columns", &size.columns), ("rows", &size.rows)]);
-        // Without an agent the next one gets it.
-        if let Some(window) = self.child.as_ref().and_then(|child| child.window.as_ref())
-            && let Err(error) = window.resize(size)
-        {
-            self.journal.note(&format!("the agent's terminal cannot be resized ({error})"));
-        }
-    }
-
-    /// Keys while there is no agent to have them.
-    fn pressed(&mut self, keys: &[u8]) {
-        if !self.session.is_asking() {
-            if keys.contains(&CTRL_C) {
-                self.journal.event("user_action", &[("action", &"quit")]);
-                self.tell(Event::StopAsked { force: false });
-            }
+    /// An event for those who subscribed and, if it calls for a person, for the command that notifies.
+    fn notify(&mut self, event: &str, mut about: serde_json::Value, calls: bool) {
+        about["event"] = event.into();
+        about["session"] = self.plan.id.as_str().into();
+        self.control.event(&about);
+        if !calls || !self.hooks.are_wanted() {
             return;
         }
-        let choice = keys.iter().find_map(|key| match key {
-            b'\r' | b'\n' => Some((Choice::Start(Mode::Continue), "restart")),
-            b'f' | b'F' => Some((Choice::Start(Mode::Fresh), "fresh")),
-            b'q' | b'Q' | &CTRL_C | &CTRL_D => Some((Choice::Quit, "quit")),
-            _ => None,
-        });
-        if let Some((choice, action)) = choice {
-            self.journal.event("user_action", &[("action", &action)]);
-            self.tell(Event::Chosen(choice));
+        about["cwd"] = self.place.cwd.path.to_string_lossy().into();
+        about["program"] = self.plan.program.as_str().into();
+        about["title"] = self.screen.as_ref().and_then(Screen::title).into();
+        about["attached"] = self.viewers.count().into();
+        about["timestamp"] = crate::home::epoch().into();
+        if let Some(complaint) = self.hooks.run(&about, &self.plan, &self.place, &mut self.household, self.now) {
+            self.journal.note(&complaint);
         }
     }
-
-    /// A line of our own on the person's terminal.
-    fn say(&mut self, words: &str) {
-        if self.outer.is_some() {
-            self.shown.extend_from_slice(format!("\r\n[outlast] {words}\r\n").as_bytes());
-        }
-    }
-
-    // ---- bytes --------------------------------------------------------------------------------------------
-
-    fn carry(&mut self, cx: &mut Context<'_>) -> bool {
-        let mut moved = false;
-        for _ in 0..ROUNDS_MAX {
-            let mut carried = self.type_to_agent(cx);
-            // A terminal hands over little at a time; several reads make one write.
-            while self.listen_to_agent(cx) {
-                carried = true;
-            }
-            carried |= self.show(cx);
-            if !carried {
-                break;
-            }
-            moved = true;
-        }
-        moved
-    }
-
-    fn listen_to_agent(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(child) = &mut self.child else { return false };
-        // What it says before we heard that it started waits until then. What one that ended has written is taken in
-        // whole: its terminal goes with it.
-        if child.pid == 0 || (self.shown.len() >= SHOWN_HIGH && !child.is_ending) {
-            return false; // Freed room wakes us.
-        }
-        let Some(stdout) = &mut child.stdout else { return false };
-        if self.shown.capacity() - self.shown.len() < READ_ROOM {
-            self.shown.reserve(READ_ROOM);
-        }
-        let before = self.shown.len();
-        let Poll::Ready(read) = stdout.poll_read(cx, &mut self.shown) else { return false };
-        let key = child.key;
-        // The end of a terminal is an error on some systems.
-        if !read.is_ok_and(|count| count > 0) {
-            child.stdout = None;
-            self.live(key, life::Event::StdoutClosed);
-            return true;
-        }
-        let new = &self.shown[before..];
-        self.alternate.pass(new);
-        if self.agent.tells_its_conversation() {
-            keep_tail(&mut child.tail, new);
-        }
-        let is_ready = child.prompt.as_mut().is_some_and(|prompt| prompt.is_in(new));
-        if self.outer.is_none() && self.stdout.is_none() {
-            self.shown.clear();
-        }
-        if is_ready {
-            child.prompt = None;
-            self.tell(Event::PromptShown);
-        }
-        true
-    }
-
-    fn type_to_agent(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(child) = &mut self.child else { return false };
-        if child.typed.is_empty() {
-            return false;
-        }
-        let Some(stdin) = &mut child.stdin else {
-            child.typed.clear();
-            return false;
-        };
-        match stdin.poll_write(cx, &[IoSlice::new(&child.typed)]) {
-            Poll::Pending => return false,
-            Poll::Ready(Ok(count)) => child.typed.advance(count),
-            Poll::Ready(Err(_)) => {
-                // It hung up; its end is about to show.
-                child.stdin = None;
-                child.typed.clear();
-            }
-        }
-        true
-    }
-
-    fn show(&mut self, cx: &mut Context<'_>) -> bool {
-        if self.shown.is_empty() {
-            return false;
-        }
-        let sink = match &mut self.outer {
-            Some(outer) => Some(&mut outer.sink),
-            None => self.stdout.as_mut(),
-        };
-        let Some(sink) = sink else {
-            self.shown.clear();
-            return false;
-        };
-        match sink.poll_write(cx, &[IoSlice::new(&self.shown)]) {
-            Poll::Pending => return false,
-            Poll::Ready(Ok(count)) => self.shown.advance(count),
-            Poll::Ready(Err(_)) => {
-                // Nobody looks any more; the agent goes on.
-                self.stdout = None;
-                self.shown.clear();
-            }
-        }
-        true
-    }
-
-    // ---- time and control ---------------------------------------------------------------------------------
 
     fn poll_time(&mut self, cx: &mut Context<'_>) -> bool {
         let lives = self.lives.values().filter_map(Life::deadline);
-        let own = [self.session.deadline(), self.ending.map(|(_, until)| until)];
-        let Some(at) = lives.chain(own.into_iter().flatten()).min() else {
+        let machines = [self.session.deadline(), self.viewers.deadline(), self.waiting.deadline()];
+        let own = [self.ending.map(|(_, until)| until), self.hooks.deadline(), self.sends.deadline()];
+        let Some(at) = lives.chain(machines.into_iter().chain(own).flatten()).min() else {
             self.timer = None;
             return false;
         };
@@ -736,7 +297,11 @@ impl Terminal {
             for key in keys {
                 self.live(key, life::Event::TimePassed);
             }
+            self.hooks.pass_time(self.now, &mut self.household);
             self.tell(Event::TimePassed);
+            self.see(terminal::Event::TimePassed);
+            self.watch(waiting::Event::TimePassed);
+            self.tend_sends();
             return true;
         }
         if self.timer.as_ref().is_none_or(|(set, _)| *set != at) {
@@ -745,184 +310,10 @@ impl Terminal {
         self.timer.as_mut().is_some_and(|(_, timer)| timer.as_mut().poll(cx).is_ready())
     }
 
-    fn poll_control(&mut self, cx: &mut Context<'_>) -> bool {
-        let Poll::Ready(Asked { ticket, method, params }) = self.control.poll(cx) else { return false };
-        let answer = match method.as_str() {
-            "state" => Ok(self.state()),
-            "pid" => Ok(json!({"pid": self.session.pid()})),
-            "restart" => match params["mode"].as_str() {
-                None | Some("continue") => return self.restart(ticket, Mode::Continue, &params),
-                Some("fresh") => return self.restart(ticket, Mode::Fresh, &params),
-                Some(mode) => {
-                    Err(Refusal::new("bad_request", format!("there is no mode `{mode}`; there are fresh and continue")))
-                }
-            },
-            "resume" => {
-                self.journal.event("user_action", &[("action", &"resume"), ("by", &"control")]);
-                self.asked_at.insert(ticket, self.now);
-                self.tell(Event::ResumeAsked { ticket });
-                return true;
-            }
-            "inject" => self.inject(&params),
-            "stop" => {
-                let graceful = params["graceful"].as_bool().unwrap_or(true);
-                self.journal.event("user_action", &[("action", &"stop"), ("by", &"control"), ("graceful", &graceful)]);
-                self.tell(Event::StopAsked { force: !graceful });
-                Ok(json!({"stopping": true}))
-            }
-            "subscribe" => {
-                self.control.subscribe(ticket);
-                return true;
-            }
-            method => Err(control::unknown_method(method, &METHODS)),
-        };
-        self.control.answer(ticket, &answer);
-        true
-    }
-
-    fn restart(&mut self, ticket: u64, mode: Mode, params: &Value) -> bool {
-        let reason = params["reason"].as_str().unwrap_or("asked for from outside");
-        self.journal
-            .event("user_action", &[("action", &"restart"), ("by", &"control"), ("mode", &mode), ("reason", &reason)]);
-        let record = Record::new(record::Event::ServerRestartRequested);
-        let (reason, pid) = (Some(reason.to_owned()), self.session.pid());
-        self.record(Record { pid, reason, detail: Some("control".into()), ..record });
-        self.asked_at.insert(ticket, self.now);
-        self.tell(Event::RestartAsked { ticket, mode });
-        true
-    }
-
-    fn answer(&mut self, ticket: u64, result: Result<Answer, Refused>) {
-        let took = self.asked_at.remove(&ticket).map(|at| self.now.saturating_duration_since(at)).unwrap_or_default();
-        let result = match result {
-            Ok(Answer::Started { old_pid, pid, mode }) => {
-                // What came of it may be less than was asked for.
-                let mode = self.child.as_ref().map_or(mode, |child| child.mode);
-                Ok(json!({
-                    "pid": pid,
-                    "old_pid": old_pid,
-                    "new_pid": pid,
-                    "mode": mode.to_string(),
-                    "generation": self.generation,
-                    "took_ms": u64::try_from(took.as_millis()).unwrap_or(u64::MAX),
-                }))
-            }
-            Ok(Answer::NothingToResume) => Ok(json!({"resumed": false, "state": self.session.state()})),
-            Err(refused) => {
-                let code = match refused {
-                    Refused::Halted => "halted",
-                    Refused::Stopping => "stopping",
-                    Refused::Failed(_) => "restart_failed",
-                };
-                Err(Refusal::new(code, refused.to_string()))
-            }
-        };
-        self.control.answer(ticket, &result);
-    }
-
-    fn inject(&mut self, params: &Value) -> Result<Value, Refusal> {
-        let Some(bytes) = params["bytes"].as_str().and_then(base64::decode) else {
-            return Err(Refusal::new("bad_request", "`inject` wants `bytes`, as base64"));
-        };
-        let child = self.child.as_mut().filter(|child| child.pid > 0 && child.stdin.is_some() && !child.is_ending);
-        let Some(child) = child else {
-            let state = self.session.state();
-            let code = if state == "halted" { "halted" } else { "not_running" };
-            return Err(Refusal::new(code, format!("there is no agent to type to; the session is {state}")));
-        };
-        if child.typed.len() + bytes.len() > TYPED_MAX {
-            return Err(Refusal::new("not_reading", "the agent does not read what it was sent before"));
-        }
-        child.typed.extend_from_slice(&bytes);
-        self.typing.interrupted();
-        self.journal.event("inject", &[("bytes", &bytes.len())]);
-        Ok(json!({"n": bytes.len()}))
-    }
-
-    fn state(&self) -> Value {
-        let now = Instant::now();
-        let restarts = self.session.restarts();
-        let last_code = self.session.last_exit().and_then(How::exit);
-        let mut state = json!({
-            "state": self.session.state(),
-            "health": health_word(self.session.health()),
-            "running": self.session.pid().is_some(),
-            "pid": self.session.pid(),
-            "generation": self.generation,
-            "uptime_s": self.session.uptime(now).map(|uptime| uptime.as_secs_f64()),
-            "restarts": restarts.restarts(),
-            "restart_count": restarts.restarts(),
-            "crashes": restarts.crashes(now),
-            "next_try_s": self.session.next_try(now).map(|left| left.as_secs_f64()),
-            "last_exit": self.session.last_exit().map(ToString::to_string),
-            "last_exits": restarts.recent().map(|past| past.to_json(now)).collect::<Vec<_>>(),
-            "last_exit_code": last_code.map(|exit| match exit {
-                exit::Exit::Code(code) => *code,
-                exit::Exit::Signal(signal) => 128 + signal,
-            }),
-            "session": self.plan.id,
-            "mode": self.child.as_ref().map(|child| child.mode.to_string()),
-            "conversation": self.agent.conversation(),
-            "cwd": self.place.cwd.path.to_string_lossy(),
-            "cwd_source": self.place.cwd.source.tag(),
-            "document": self.plan.document.as_deref().map(Path::to_string_lossy),
-            "attached": u8::from(self.outer.is_some()),
-            "columns": self.size.columns,
-            "rows": self.size.rows,
-        });
-        self.control.complete(&mut state);
-        state
-    }
-
     fn record(&mut self, record: Record) {
         let line = self.journal.record(record);
         self.control.record(&line);
     }
-}
-
-/// Whether what passes has gone to the alternate screen. It is left when an agent dies there.
-#[derive(Debug, Default)]
-struct Alternate {
-    is_on: bool,
-    /// The end of what passed: the sequence may be cut in two.
-    tail: Vec<u8>,
-}
-
-impl Alternate {
-    fn pass(&mut self, bytes: &[u8]) {
-        let across = ALTERNATE.len();
-        if !self.tail.is_empty() {
-            let joint = [&self.tail, &bytes[..bytes.len().min(across)]].concat();
-            self.look(&joint);
-        }
-        self.look(bytes);
-        if bytes.len() >= across {
-            self.tail.clear();
-        }
-        keep_last(&mut self.tail, bytes, across);
-    }
-
-    fn look(&mut self, bytes: &[u8]) {
-        for at in memchr::memmem::find_iter(bytes, ALTERNATE) {
-            match bytes.get(at + ALTERNATE.len()) {
-                Some(b'h') => self.is_on = true,
-                Some(b'l') => self.is_on = false,
-                _ => {}
-            }
-        }
-    }
-}
-
-fn keep_tail(tail: &mut Vec<u8>, bytes: &[u8]) {
-    keep_last(tail, bytes, TAIL_MAX);
-}
-
-/// Appends, and forgets all but the last `max`.
-fn keep_last(kept: &mut Vec<u8>, bytes: &[u8], max: usize) {
-    let bytes = &bytes[bytes.len().saturating_sub(max)..];
-    let excess = (kept.len() + bytes.len()).saturating_sub(max);
-    kept.drain(..excess.min(kept.len()));
-    kept.extend_from_slice(bytes);
 }
 
 fn health_word(health: Health) -> &'static str {
@@ -930,34 +321,5 @@ fn health_word(health: Health) -> &'static str {
         Health::Healthy => "healthy",
         Health::Degraded => "degraded",
         Health::Halted => "halted",
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_alternate_screen_is_noticed_however_it_is_cut() {
-        let on = b"text\x1b[?1049h more \x1b[?25l and more of it";
-        let off = [&on[..], b"\x1b[?1049l\x1b[?25h"].concat();
-        for size in 1..on.len() {
-            for (bytes, expected) in [(&on[..], true), (&off[..], false)] {
-                let mut alternate = Alternate::default();
-                for piece in bytes.chunks(size) {
-                    alternate.pass(piece);
-                }
-                assert_eq!(alternate.is_on, expected, "cut by {size}");
-            }
-        }
-    }
-
-    #[test]
-    fn the_last_bytes_are_kept() {
-        let mut kept = Vec::new();
-        for piece in [&b"abc"[..], b"", b"defgh", b"i"] {
-            keep_last(&mut kept, piece, 4);
-        }
-        assert_eq!(kept, b"fghi");
     }
 }

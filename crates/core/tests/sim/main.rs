@@ -1,9 +1,13 @@
 //! Seeded worlds around the machines: each owns time and dice, and checks its promises after every step.
 
+mod gateway;
+mod guard;
 mod life;
 mod relay;
 mod restarts;
 mod session;
+mod terminal;
+mod waiting;
 
 use std::time::{Duration, Instant};
 

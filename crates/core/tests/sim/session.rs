@@ -22,7 +22,7 @@ fn for_every_lifetime_it_stays_healthy_or_halts_in_bounded_time() {
         let mut session = Session::new(Policy::session(), half_seconds, true);
         session.begin();
         let halted = (1..=200).find_map(|pid| {
-            session.handle(Event::Started { pid }, now);
+            session.handle(Event::Started { pid, mode: Mode::Fresh }, now);
             session.handle(Event::PromptShown, now);
             now += life;
             session.handle(Event::TimePassed, now);
@@ -109,7 +109,7 @@ impl World {
                 Agent::Starting => {
                     self.agent = Agent::Running;
                     self.pid += 1;
-                    self.say(Event::Started { pid: self.pid });
+                    self.say(Event::Started { pid: self.pid, mode: Mode::Fresh });
                 }
                 Agent::Running => self.end(),
                 Agent::None => {}
@@ -137,6 +137,8 @@ impl World {
             3 if self.dice.one_in(10) => Event::StopAsked { force: self.dice.one_in(2) },
             4 if self.dice.one_in(10) => Event::TerminalLost,
             5 => Event::TimePassed,
+            6 if self.dice.one_in(4) => Event::Hung { silent_for: ms(60_000) },
+            7 if self.dice.one_in(10) => Event::TerminalFound,
             _ => match self.agent {
                 Agent::Starting if self.dice.one_in(8) => {
                     self.agent = Agent::None;
@@ -145,7 +147,7 @@ impl World {
                 Agent::Starting => {
                     self.agent = Agent::Running;
                     self.pid += 1;
-                    Event::Started { pid: self.pid }
+                    Event::Started { pid: self.pid, mode }
                 }
                 Agent::Running if self.dice.one_in(2) => Event::PromptShown,
                 Agent::Running => {
@@ -193,7 +195,9 @@ impl World {
                     self.agent = Agent::Starting;
                     self.is_asking = false;
                 }
-                Action::Stop | Action::Kill => assert_ne!(self.agent, Agent::None, "seed {}", self.seed),
+                Action::Stop | Action::Kill | Action::StopHung(_) => {
+                    assert_ne!(self.agent, Agent::None, "seed {}", self.seed)
+                }
                 Action::Ask => self.is_asking = true,
                 Action::Note(Note::Ended { crashes, .. }) => assert!(crashes <= 5, "seed {}", self.seed),
                 Action::Note(_) => {}

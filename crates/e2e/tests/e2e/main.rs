@@ -1,7 +1,15 @@
 //! The proof: the real program, as a client and a server would meet it.
 
+#[cfg(target_os = "linux")]
+mod agents;
+#[cfg(target_os = "linux")]
+mod attach;
 #[cfg(unix)]
 mod audit;
+#[cfg(target_os = "linux")]
+mod capi;
+#[cfg(target_os = "linux")]
+mod config;
 #[cfg(unix)]
 mod control;
 #[cfg(unix)]
@@ -9,6 +17,8 @@ mod crowd;
 mod docs;
 #[cfg(target_os = "linux")]
 mod doctor;
+#[cfg(unix)]
+mod http;
 #[cfg(unix)]
 mod matrix;
 #[cfg(target_os = "linux")]
@@ -19,10 +29,14 @@ mod puppet;
 mod race;
 #[cfg(target_os = "linux")]
 mod run;
+#[cfg(target_os = "linux")]
+mod send;
 #[cfg(unix)]
 mod support;
 #[cfg(unix)]
 mod top;
+#[cfg(target_os = "linux")]
+mod waiting;
 #[cfg(unix)]
 mod words;
 #[cfg(unix)]

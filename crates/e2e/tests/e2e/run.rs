@@ -23,9 +23,9 @@ use nix::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-const OUTLAST: &str = env!("CARGO_BIN_EXE_outlast-under-test");
+pub const OUTLAST: &str = env!("CARGO_BIN_EXE_outlast-under-test");
 /// Nothing here takes long; who waits longer waits for ever.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub const PATIENCE: Duration = Duration::from_secs(20);
 
 /// It says how it was started, then does as it is told, a line at a time.
 const AGENT: &str = r#"#!/bin/sh
@@ -53,13 +53,13 @@ exit 9
 "#;
 
 /// A user with a home and a project that has an agent.
-struct World {
-    home: TempDir,
-    project: TempDir,
+pub struct World {
+    pub home: TempDir,
+    pub project: TempDir,
 }
 
 impl World {
-    fn new() -> World {
+    pub fn new() -> World {
         let world = World { home: tempfile::tempdir().unwrap(), project: tempfile::tempdir().unwrap() };
         let agent = world.path().join("agent");
         fs::write(&agent, AGENT).unwrap();
@@ -67,36 +67,36 @@ impl World {
         world
     }
 
-    fn path(&self) -> PathBuf {
+    pub fn path(&self) -> PathBuf {
         self.project.path().canonicalize().unwrap()
     }
 
-    fn environment<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+    pub fn environment<'a>(&self, command: &'a mut Command) -> &'a mut Command {
         command.current_dir(self.path()).env("HOME", self.home.path()).env("TERM", "xterm").env("SECRET", "hidden")
     }
 
-    fn outlast(&self, args: &[&str]) -> Output {
+    pub fn outlast(&self, args: &[&str]) -> Output {
         self.environment(&mut Command::new(OUTLAST)).args(args).stdin(Stdio::null()).output().unwrap()
     }
 
-    fn run(&self, args: &[&str]) -> Session {
+    pub fn run(&self, args: &[&str]) -> Session {
         Session::start(self, Winsize { ws_row: 33, ws_col: 101, ws_xpixel: 0, ws_ypixel: 0 }, args)
     }
 
     /// The usual: a session called `s`.
-    fn session(&self) -> Session {
+    pub fn session(&self) -> Session {
         let mut session = self.run(&["--session", "s", "--", "./agent"]);
         session.shows("ready> ");
         session
     }
 
-    fn state(&self) -> Value {
+    pub fn state(&self) -> Value {
         let output = self.outlast(&["state", "s", "--json"]);
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)))
     }
 
     /// Waits until the session can be worked with.
-    fn until_there(&self) {
+    pub fn until_there(&self) {
         let deadline = Instant::now() + PATIENCE;
         while !self.outlast(&["state", "s", "--json"]).status.success() {
             assert!(Instant::now() < deadline, "it does not come up");
@@ -106,7 +106,7 @@ impl World {
     }
 
     /// Waits until the state has this value.
-    fn until(&self, member: &str, value: Value) -> Value {
+    pub fn until(&self, member: &str, value: Value) -> Value {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let state = self.state();
@@ -118,32 +118,32 @@ impl World {
         }
     }
 
-    fn log(&self, session: &str) -> String {
+    pub fn log(&self, session: &str) -> String {
         fs::read_to_string(self.path().join(format!(".outlast/logs/{session}.log"))).unwrap()
     }
 
-    fn starts(&self) -> Vec<String> {
+    pub fn starts(&self) -> Vec<String> {
         fs::read_to_string(self.path().join("args.log")).unwrap().lines().map(str::to_owned).collect()
     }
 }
 
 /// An `outlast run` and the terminal around it.
-struct Session {
-    child: Child,
-    master: File,
+pub struct Session {
+    pub child: Child,
+    pub master: File,
     /// Kept, so that the settings can be looked at and the terminal does not hang up before outlast does.
-    slave: OwnedFd,
-    before: Termios,
-    shown: Receiver<Vec<u8>>,
-    unread: Vec<u8>,
+    pub slave: OwnedFd,
+    pub before: Termios,
+    pub shown: Receiver<Vec<u8>>,
+    pub unread: Vec<u8>,
 }
 
 impl Session {
-    fn start(world: &World, size: Winsize, args: &[&str]) -> Session {
+    pub fn start(world: &World, size: Winsize, args: &[&str]) -> Session {
         Session::start_command(world, size, &[&[OUTLAST, "run"], args].concat())
     }
 
-    fn start_command(world: &World, size: Winsize, words: &[&str]) -> Session {
+    pub fn start_command(world: &World, size: Winsize, words: &[&str]) -> Session {
         let pair = openpty(Some(&size), None).unwrap();
         keep_from_children(&pair);
         let before = tcgetattr(&pair.slave).unwrap();
@@ -166,11 +166,11 @@ impl Session {
         Session { child, master, slave: pair.slave, before, shown, unread: Vec::new() }
     }
 
-    fn type_keys(&mut self, keys: &[u8]) {
+    pub fn type_keys(&mut self, keys: &[u8]) {
         self.master.write_all(keys).unwrap();
     }
 
-    fn more(&mut self, deadline: Instant) -> bool {
+    pub fn more(&mut self, deadline: Instant) -> bool {
         match self.shown.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(bytes) => self.unread.extend(bytes),
             Err(RecvTimeoutError::Timeout) => panic!("only this was shown: {}", text(&self.unread)),
@@ -180,7 +180,7 @@ impl Session {
     }
 
     /// Waits for these words; what was shown up to them.
-    fn shows(&mut self, words: &str) -> String {
+    pub fn shows(&mut self, words: &str) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let found = self.unread.windows(words.len()).position(|window| window == words.as_bytes());
@@ -193,25 +193,25 @@ impl Session {
     }
 
     /// What follows these words in their line.
-    fn after(&mut self, words: &str) -> String {
+    pub fn after(&mut self, words: &str) -> String {
         self.shows(words);
         self.shows("\r\n").trim_end().to_owned()
     }
 
     /// Gives an order at the prompt, and waits for the next one; what follows these words in the answer.
-    fn ask(&mut self, order: &str, words: &str) -> String {
+    pub fn ask(&mut self, order: &str, words: &str) -> String {
         self.type_keys(format!("{order}\r").as_bytes());
         let answer = self.after(&format!("\n{words}"));
         self.shows("ready> ");
         answer
     }
 
-    fn is_raw(&self) -> bool {
+    pub fn is_raw(&self) -> bool {
         tcgetattr(&self.slave).unwrap().local_flags != self.before.local_flags
     }
 
     /// Waits for the end: its code, and all that was shown.
-    fn ended(mut self) -> (Option<i32>, String) {
+    pub fn ended(mut self) -> (Option<i32>, String) {
         let deadline = Instant::now() + PATIENCE;
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -232,21 +232,21 @@ impl Session {
 }
 
 /// Whoever held the other end of its own terminal would never see it close.
-fn keep_from_children(pair: &OpenptyResult) {
+pub fn keep_from_children(pair: &OpenptyResult) {
     for end in [&pair.master, &pair.slave] {
         fcntl(end, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
     }
 }
 
-fn text(bytes: &[u8]) -> String {
+pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-fn is_alive(pid: u64) -> bool {
+pub fn is_alive(pid: u64) -> bool {
     Path::new(&format!("/proc/{pid}/stat")).exists()
 }
 
-fn until_gone(pid: u64) {
+pub fn until_gone(pid: u64) {
     let deadline = Instant::now() + PATIENCE;
     while is_alive(pid) {
         assert!(Instant::now() < deadline, "{pid} is left");
@@ -282,7 +282,8 @@ fn the_size_is_right_from_the_first_byte_and_follows() {
 fn bytes_pass_unchanged_both_ways() {
     let world = World::new();
     // What is typed comes back, and nothing else does.
-    let mut session = world.run(&["--session", "s", "--", "sh", "-c", "stty raw -echo; printf R; exec cat"]);
+    let cat = "stty raw -echo; printf R; exec cat";
+    let mut session = world.run(&["--session", "s", "--detach-key", "none", "--", "sh", "-c", cat]);
     session.shows("R");
     let mut seed = 1u32;
     let bytes: Vec<u8> = std::iter::repeat_with(|| {
@@ -569,8 +570,9 @@ fn who_sends_the_agent_away_saw_no_crash() {
 #[test]
 fn a_known_agent_keeps_its_conversation() {
     let world = World::new();
-    // A claude that shows the signs of its prompt, and fails to resume once.
+    // A claude that keeps what was said, shows the signs of its prompt, and fails to resume once.
     let script = "#!/bin/sh\necho \"$*\" >> args.log\n\
+        mkdir -p $HOME/.claude/projects/p; echo '{\"type\":\"user\"}' > $HOME/.claude/projects/p/$2.jsonl\n\
         case \"$*\" in *--resume*) [ -f broken ] && { echo 'No conversation found'; exit 1; } ;; esac\n\
         printf '\\033[?2004h\\n ❯ '\nread -r line\nexit 1\n";
     let claude = world.path().join("claude");
@@ -691,7 +693,7 @@ fn a_closed_terminal_ends_the_agent_too() {
 }
 
 /// A session that is ready, with a terminal that only the caller reads and holds.
-fn unread(world: &World) -> (Child, File) {
+pub fn unread(world: &World) -> (Child, File) {
     let pair = openpty(None, None).unwrap();
     keep_from_children(&pair);
     let stdio = || Stdio::from(pair.slave.try_clone().unwrap());
@@ -735,7 +737,7 @@ fn who_asks_badly_disturbs_nobody() {
     assert!(!socket.exists());
 }
 
-fn answer(stream: &mut UnixStream) -> Value {
+pub fn answer(stream: &mut UnixStream) -> Value {
     let mut head = [0; 4];
     stream.read_exact(&mut head).unwrap();
     let mut answer = vec![0; u32::from_be_bytes(head) as usize];
@@ -766,7 +768,7 @@ fn a_session_is_had_by_one_at_a_time() {
     let second = world.outlast(&["run", "--session", "s", "--", "./agent"]);
     assert_eq!(second.status.code(), Some(1));
     let words = text(&second.stderr);
-    assert!(words.contains(&format!("the session `s` runs already (pid {})", first.child.id())), "{words}");
+    assert!(words.contains(&format!("the session `s` runs already (pid {})", world.state()["outlast_pid"])), "{words}");
     // The first one did not notice.
     first.type_keys(b"hello\r");
     first.shows("heard hello");

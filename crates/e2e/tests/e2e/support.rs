@@ -1,12 +1,15 @@
 //! What the stories share.
 
 pub mod peers;
+pub mod service;
 
 use std::path::PathBuf;
 
 /// The program under test, and the server that does as it is told.
 pub const OUTLAST: &str = named(option_env!("CARGO_BIN_EXE_outlast-under-test"));
 pub const PUPPET: &str = named(option_env!("CARGO_BIN_EXE_outlast-puppet"));
+/// The agent that has a composer and nothing else.
+pub const COMPOSER: &str = named(option_env!("CARGO_BIN_EXE_outlast-composer"));
 
 /// A check for another system does not build the programs, and has no names for them; nothing is run there.
 const fn named(name: Option<&'static str>) -> &'static str {

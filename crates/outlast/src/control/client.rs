@@ -45,6 +45,11 @@ impl Client {
         Ok(Client { line: os::Line::connect(socket, patience)?, frames: Frames::default(), next_id: 1 })
     }
 
+    /// The connection itself, for one who has asked for another use of it, and what came on it already.
+    pub fn into_parts(self) -> (os::Line, Frames) {
+        (self.line, self.frames)
+    }
+
     /// Asks, and waits for the answer: until the deadline, or for as long as it takes.
     pub fn ask(&mut self, method: &str, params: Value, deadline: Option<Instant>) -> Result<Value, AskError> {
         let id = self.send(method, params)?;
@@ -94,10 +99,10 @@ impl Client {
         }
     }
 
-    /// Waits until the instance is gone.
-    pub fn wait_for_end(&mut self) -> Result<(), AskError> {
+    /// Waits until the instance is gone: until the deadline, or for as long as it takes.
+    pub fn wait_for_end(&mut self, deadline: Option<Instant>) -> Result<(), AskError> {
         loop {
-            match self.hear(None) {
+            match self.hear(deadline) {
                 Ok(_) => {}
                 Err(AskError::Ended) => return Ok(()),
                 Err(AskError::Os(error)) if error.kind() == ErrorKind::ConnectionReset => return Ok(()),

@@ -30,6 +30,16 @@ pub struct Asked {
     pub params: Value,
 }
 
+/// A connection that is taken out: from now on it speaks of something else.
+#[derive(Debug)]
+pub struct Taken {
+    pub peer: Peer,
+    /// What came and was not read.
+    pub frames: Frames,
+    /// What is still to be sent.
+    pub outbox: BytesMut,
+}
+
 #[derive(Debug)]
 pub struct Server {
     listener: Listener,
@@ -110,6 +120,22 @@ impl Server {
         }
     }
 
+    /// Answers, and hands over the connection of whoever asked. None if they are gone.
+    pub fn take(&mut self, ticket: u64, result: &Result<Value, Refusal>) -> Option<Taken> {
+        let key = self.tickets.get(&ticket).map(|(key, _)| *key);
+        self.answer(ticket, result);
+        let at = self.clients.iter().position(|client| Some(client.key) == key)?;
+        let client = self.clients.remove(at)?;
+        self.tickets.retain(|_, (key, _)| *key != client.key);
+        Some(Taken { peer: client.peer, frames: client.frames, outbox: client.outbox })
+    }
+
+    /// Whether somebody is still there for the answer.
+    pub fn is_waited_for(&self, ticket: u64) -> bool {
+        let key = self.tickets.get(&ticket).map(|(key, _)| *key);
+        self.clients.iter().any(|client| Some(client.key) == key && !client.is_gone())
+    }
+
     /// From now on whoever asked under this ticket hears of every record.
     pub fn subscribe(&mut self, ticket: u64) {
         let key = self.tickets.get(&ticket).map(|(key, _)| *key);
@@ -121,12 +147,25 @@ impl Server {
 
     /// An audit record, as its line, for those who subscribed.
     pub fn record(&mut self, line: &str) {
-        if !self.clients.iter().any(|client| client.is_subscribed) {
-            return;
+        if self.clients.iter().any(|client| client.is_subscribed)
+            && let Some(frame) = wire::record(line)
+        {
+            self.tell_all(&frame);
         }
-        let Some(frame) = wire::record(line) else { return };
+    }
+
+    /// Something else that happened, for the same.
+    pub fn event(&mut self, about: &Value) {
+        if self.clients.iter().any(|client| client.is_subscribed)
+            && let Some(frame) = wire::event(about)
+        {
+            self.tell_all(&frame);
+        }
+    }
+
+    fn tell_all(&mut self, frame: &[u8]) {
         for client in self.clients.iter_mut().filter(|client| client.is_subscribed) {
-            client.put(&frame);
+            client.put(frame);
         }
     }
 
@@ -146,6 +185,10 @@ impl Server {
             let Poll::Ready(Ok(peer)) = self.listener.poll_accept(cx) else { return accepted > 0 };
             let mut client = Client::new(self.next_client, peer);
             self.next_client += 1;
+            if self.clients.len() == CLIENTS_MAX {
+                // Who left while it waited for an answer need not have one.
+                self.clients.retain(|client| !client.is_gone());
+            }
             if self.clients.len() < CLIENTS_MAX {
                 self.clients.push_back(client);
             } else {
@@ -178,6 +221,11 @@ impl Client {
             is_subscribed: false,
             hearing: Hearing::Open,
         }
+    }
+
+    /// It says no more, and listens no more either.
+    fn is_gone(&self) -> bool {
+        self.hearing != Hearing::Open && self.peer.is_gone()
     }
 
     fn is_over(&self) -> bool {

@@ -7,6 +7,8 @@
 use bytes::{Buf, Bytes, BytesMut};
 use serde_json::{Value, json};
 
+use crate::os::Size;
+
 /// The version of the requests we send and understand.
 pub const VERSION: u64 = 1;
 /// A longer frame is refused before there is room made for it.
@@ -178,6 +180,29 @@ pub fn answer(id: Option<u64>, result: &Result<Value, Refusal>) -> Vec<u8> {
     })
 }
 
+/// Something that happened, for those who subscribed: it has an `event`.
+pub fn event(about: &Value) -> Option<Vec<u8>> {
+    frame(&about.to_string())
+}
+
+/// The beginning of a frame to or from one who looks at a terminal: its length, and the letter that says what it is.
+pub fn viewer_head(kind: u8, length: usize) -> [u8; HEAD + 1] {
+    let [a, b, c, d] = u32::try_from(length + 1).unwrap_or(u32::MAX).to_be_bytes();
+    [a, b, c, d, kind]
+}
+
+/// Columns, rows, width and height of a terminal, each as two bytes.
+pub fn viewer_size(bytes: &[u8]) -> Option<Size> {
+    let mut numbers = bytes.chunks_exact(2).map(|pair| u16::from_be_bytes([pair[0], pair[1]]));
+    let (columns, rows) = (numbers.next()?, numbers.next()?);
+    let (width, height) = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
+    (columns > 0 && rows > 0).then_some(Size { columns, rows, width, height })
+}
+
+pub fn viewer_size_in_bytes(size: Size) -> Vec<u8> {
+    [size.columns, size.rows, size.width, size.height].iter().flat_map(|number| number.to_be_bytes()).collect()
+}
+
 /// An audit record, as its finished line, as an event. Records are short.
 pub fn record(line: &str) -> Option<Vec<u8>> {
     frame(&format!(r#"{{"event":"record","record":{}}}"#, line.trim_end()))
@@ -201,6 +226,19 @@ mod tests {
             heard.extend(feed(&mut frames, &[byte]).unwrap());
         }
         assert_eq!(heard, [&b"{}"[..], br#"{"a":1}"#]);
+    }
+
+    #[test]
+    fn a_size_is_read_as_it_was_written() {
+        let size = Size { columns: 101, rows: 33, width: 909, height: 600 };
+        assert_eq!(viewer_size(&viewer_size_in_bytes(size)), Some(size));
+        assert_eq!(viewer_size(&[0, 80, 0, 24]), Some(Size { columns: 80, rows: 24, width: 0, height: 0 }));
+        for bytes in [&[][..], &[0, 80], &[0, 80, 0], &[0, 0, 0, 24], &[0, 80, 0, 0]] {
+            assert_eq!(viewer_size(bytes), None, "{bytes:?}");
+        }
+        let mut frames = Frames::default();
+        let head = viewer_head(b'i', 3);
+        assert_eq!(feed(&mut frames, &[&head[..], b"abc"].concat()).unwrap().unwrap(), &b"iabc"[..]);
     }
 
     #[test]

@@ -5,6 +5,8 @@
 
 use std::{ffi::OsString, io, path::PathBuf};
 
+pub use outlast_core::terminal::Size;
+
 mod threaded;
 #[cfg(unix)]
 mod unix;
@@ -18,12 +20,26 @@ use windows as platform;
 
 pub use platform::{
     Announce, Claim, Hangups, Household, Keeper, Line, Listener, Outer, Peer, SOCKET_PATH_MAX, SOCKETS, Sink, Source,
-    Stops, TERMINALS, Window, become_program, born, claim_dir, claim_name, detach, finish_saying, give_back_code,
-    is_ours, kill_hard, remove_socket, say, short_dirs, stdin, stdout, strays, suspend, terminal_size,
+    StandIn, Standing, Stops, TERMINALS, Window, become_program, born, calm, claim_dir, claim_name, detach,
+    finish_saying, give_back_code, is_ours, kill_hard, outer_size, remove_socket, say, short_dirs, stand_in, stdin,
+    stdout, strays, suspend, terminal_size, write_stdout,
 };
 
 /// The environment variable by which a child's descendants are known, wherever they went.
 pub const CHILD_TAG: &str = "OUTLAST_CHILD";
+
+/// Whether a file belongs to us or to the administrator, so that nobody else decides what we do by it.
+#[cfg(unix)]
+pub fn is_trusted(file: &std::fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    file.uid() == nix::unistd::geteuid().as_raw() || file.uid() == 0
+}
+
+/// Directories that others may write to are rare here, and owners are not told by the standard library.
+#[cfg(windows)]
+pub fn is_trusted(_: &std::fs::Metadata) -> bool {
+    true
+}
 
 /// What to start, and how.
 #[derive(Clone, Debug)]
@@ -53,21 +69,6 @@ pub enum Stdio {
     Terminal(Size),
 }
 
-/// Of a terminal: in letters, and in pixels where that is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Size {
-    pub columns: u16,
-    pub rows: u16,
-    pub width: u16,
-    pub height: u16,
-}
-
-impl Default for Size {
-    fn default() -> Size {
-        Size { columns: 80, rows: 24, width: 0, height: 0 }
-    }
-}
-
 /// Two of us, where there was one.
 #[derive(Debug)]
 pub enum Detached {
@@ -85,6 +86,14 @@ pub enum OuterEvent {
     SuspendAsked,
     /// We go on; the terminal may have been somebody else's.
     Continued,
+    /// Whoever stands in for us was told to stop; so were we, if it was meant for both.
+    StopPassed,
+    /// The same of a terminal that is gone.
+    HangupPassed,
+    /// The same of `SuspendAsked`.
+    SuspendPassed,
+    /// Whoever stood in for us is gone. The terminal has been given back.
+    Abandoned,
 }
 
 /// Our ends of a child's pipes.

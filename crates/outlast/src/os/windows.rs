@@ -101,6 +101,20 @@ pub fn claim_name(_path: &Path) -> io::Result<Option<Claim>> {
     Err(io::Error::new(ErrorKind::Unsupported, TERMINALS.expect_err("there are none here")))
 }
 
+/// One who stands in our place before the shell: not yet.
+#[derive(Debug)]
+pub enum StandIn {}
+
+#[derive(Debug)]
+pub enum Standing {
+    Over(u8),
+    Worker(StandIn),
+}
+
+pub fn stand_in() -> io::Result<Option<Standing>> {
+    Ok(None)
+}
+
 /// The terminal we are on, lent to a child: not yet.
 #[derive(Debug)]
 pub struct Outer {
@@ -110,8 +124,12 @@ pub struct Outer {
 }
 
 impl Outer {
-    pub fn begin() -> Option<io::Result<Outer>> {
-        None
+    pub fn begin(stand_in: StandIn) -> io::Result<Outer> {
+        match stand_in {}
+    }
+
+    pub fn leave(self, _words: &str) -> io::Result<()> {
+        match self.nobody {}
     }
 
     pub fn make_raw(&self) -> io::Result<()> {
@@ -137,10 +155,16 @@ impl Outer {
     pub fn note_alternate(&self, _is_alternate: bool) {
         match self.nobody {}
     }
+}
 
-    pub fn calm(&self) -> Vec<u8> {
-        match self.nobody {}
-    }
+pub fn outer_size() -> Size {
+    Size::default()
+}
+
+pub fn write_stdout(_words: &str) {}
+
+pub fn calm(_is_alternate: bool) -> Vec<u8> {
+    Vec::new()
 }
 
 /// The exit code of whoever is in a job that we end.

@@ -43,19 +43,27 @@ impl Peers {
         None
     }
 
-    fn python(&self, environment: &str) -> PathBuf {
+    pub fn python(&self, environment: &str) -> PathBuf {
         self.0.join(environment).join("bin/python")
     }
 
-    fn node(&self) -> PathBuf {
+    pub fn node(&self) -> PathBuf {
         self.0.join("node/node_modules/node/bin/node")
     }
 
-    fn package(&self, file: &str) -> PathBuf {
+    /// The folders of `claude`, of `codex`, and of the Node that runs it.
+    pub fn agents_path(&self) -> String {
+        let agents = self.0.join("agents/node_modules/.bin");
+        assert!(agents.join("claude").exists(), "no agents in {}: `cargo xtask peers` fetches them", self.0.display());
+        let node = self.node().parent().expect("it is in a folder").to_owned();
+        format!("{}:{}:/usr/local/bin:/usr/bin:/bin", text(&agents), text(&node))
+    }
+
+    pub fn package(&self, file: &str) -> PathBuf {
         self.0.join("node/node_modules/@modelcontextprotocol").join(file)
     }
 
-    fn script(file: &str) -> PathBuf {
+    pub fn script(file: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(file)
     }
 }

@@ -25,16 +25,21 @@ use nix::{
         signal::{Signal as Number, kill},
         termios::{SetArg, Termios, cfmakeraw, tcgetattr, tcsetattr},
     },
-    unistd::{getpgrp, getpid, getppid, getsid, isatty, tcgetpgrp, write},
+    unistd::{dup2_stderr, dup2_stdin, dup2_stdout, getpgrp, getpid, isatty, setsid, tcgetpgrp, write},
 };
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-use super::stream::{self, Sink, Source, terminal_stream};
+use super::{
+    stand_in::{Attached, Passed, StandIn},
+    stream::{self, Sink, Source, terminal_stream},
+};
 use crate::os::{OuterEvent, Size};
 
 /// Turns off what an agent turns on and, when it is killed, leaves on: paste marks, mouse and focus reports, special
 /// keys, a hidden cursor, colours. What was not on stays as it is.
 const CALM: &[u8] = b"\x1b[?2004l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2026l\x1b[<9u\x1b[>4m\x1b[?1l\x1b>\x1b[?25h\x1b[0m";
+/// The beginning of it. A shell that has its prompt back may have turned these on again.
+const PASTE_OFF: &[u8] = b"\x1b[?2004l";
 /// Leaves the alternate screen. Only for one who is there: elsewhere it moves the cursor.
 const LEAVE_ALTERNATE: &[u8] = b"\x1b[?1049l";
 
@@ -51,15 +56,16 @@ pub struct Outer {
     pub source: Source,
     pub sink: Sink,
     signals: Vec<(Signal, OuterEvent)>,
+    stand_in: Attached,
+    is_job: bool,
+    is_abandoned: bool,
 }
 
 impl Outer {
-    /// None if stdin and stdout are not both a terminal.
-    pub fn begin() -> Option<io::Result<Outer>> {
-        [libc::STDIN_FILENO, libc::STDOUT_FILENO].iter().all(|number| is_terminal(*number)).then(Outer::take)
-    }
-
-    fn take() -> io::Result<Outer> {
+    /// There is a stand-in only where stdin and stdout are both a terminal.
+    pub fn begin(stand_in: StandIn) -> io::Result<Outer> {
+        let is_job = stand_in.is_job;
+        let stand_in = stand_in.attach()?;
         let (source, sink) = match (reopen(libc::STDIN_FILENO), reopen(libc::STDOUT_FILENO)) {
             // A description of our own: not to block is then nobody else's business.
             (Ok(read), Ok(write)) => terminal_stream(read, write)?,
@@ -83,7 +89,7 @@ impl Outer {
                 next(panic);
             }));
         });
-        let outer = Outer { source, sink, signals };
+        let outer = Outer { source, sink, signals, stand_in, is_job, is_abandoned: false };
         outer.make_raw()?;
         Ok(outer)
     }
@@ -109,8 +115,22 @@ impl Outer {
 
     /// Whether somebody would continue us if we stopped: a shell that has us as one of its jobs.
     pub fn is_job(&self) -> bool {
-        let ours = getsid(None);
-        getsid(Some(getppid())) == ours && ours != Ok(getpid())
+        self.is_job
+    }
+
+    /// Gives the terminal back, and the shell its prompt. We go on without either, in a session of our own.
+    /// The words are the last that is written there.
+    pub fn leave(self, words: &str) -> io::Result<()> {
+        give_back();
+        write_stdout(words);
+        let null = std::fs::File::options().read(true).write(true).open("/dev/null")?;
+        dup2_stdin(&null)?;
+        dup2_stdout(&null)?;
+        dup2_stderr(&null)?;
+        // Already so if the terminal is gone and took the session with it.
+        let _ = setsid();
+        self.stand_in.leave();
+        Ok(())
     }
 
     /// What happened to the terminal. Cancel-safe.
@@ -120,28 +140,31 @@ impl Outer {
                 return Poll::Ready(*event);
             }
         }
-        Poll::Pending
+        if self.is_abandoned {
+            return Poll::Pending;
+        }
+        self.stand_in.poll_passed(cx).map(|passed| match passed {
+            Passed::Stop => OuterEvent::StopPassed,
+            Passed::Hangup => OuterEvent::HangupPassed,
+            Passed::Suspend => OuterEvent::SuspendPassed,
+            Passed::Gone => {
+                self.is_abandoned = true;
+                take_back();
+                OuterEvent::Abandoned
+            }
+        })
     }
 
     /// As it is now; something usual if it does not know.
     pub fn size(&self) -> Size {
-        let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
-        // SAFETY: the request writes one `winsize`, which is there and ours; a failure leaves the zeros.
-        unsafe { libc::ioctl(libc::STDIN_FILENO, libc::TIOCGWINSZ, &raw mut size) };
-        if size.ws_col == 0 || size.ws_row == 0 {
-            return Size::default();
-        }
-        Size { columns: size.ws_col, rows: size.ws_row, width: size.ws_xpixel, height: size.ws_ypixel }
+        outer_size()
     }
 
     /// Whether whatever writes to it has gone to the alternate screen, which must be left in the end.
     pub fn note_alternate(&self, is_alternate: bool) {
-        IS_ALTERNATE.store(is_alternate, Ordering::Relaxed);
-    }
-
-    /// What calms the terminal after an agent that cannot do it any more.
-    pub fn calm(&self) -> Vec<u8> {
-        calm()
+        if IS_ALTERNATE.swap(is_alternate, Ordering::Relaxed) != is_alternate {
+            self.stand_in.note_alternate(is_alternate);
+        }
     }
 }
 
@@ -157,6 +180,58 @@ pub(super) fn settings() -> Option<Termios> {
     BEFORE.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone()
 }
 
+/// We have no place before the shell any more, so that the terminal is not ours by its rules; but it is as we made it,
+/// and nobody else will mend it.
+fn take_back() {
+    let before = BEFORE.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).clone();
+    if IS_RAW.swap(false, Ordering::Relaxed)
+        && let Some(before) = before
+    {
+        give_back_after(&before, IS_ALTERNATE.swap(false, Ordering::Relaxed));
+    }
+}
+
+/// As it was, after one who cannot do it any more. If somebody has changed it since, it is theirs, and only what no shell
+/// mends is mended.
+pub(super) fn give_back_after(before: &Termios, is_alternate: bool) {
+    // SAFETY: only says that to write from the background is not to stop us.
+    unsafe { libc::signal(libc::SIGTTOU, libc::SIG_IGN) };
+    let mut raw = before.clone();
+    cfmakeraw(&mut raw);
+    let is_ours = tcgetattr(stdin()).is_ok_and(|now| now.local_flags == raw.local_flags);
+    let leave = if is_alternate { LEAVE_ALTERNATE } else { b"" };
+    let calm = if is_ours { CALM } else { CALM.strip_prefix(PASTE_OFF).unwrap_or(CALM) };
+    // SAFETY: std opens /dev/null in place of closed standard descriptors at start, and we never close them.
+    let stdout = unsafe { BorrowedFd::borrow_raw(libc::STDOUT_FILENO) };
+    // Whoever hung up does not need it.
+    let _ = write(stdout, &[calm, leave].concat());
+    if is_ours {
+        let _ = tcsetattr(stdin(), SetArg::TCSANOW, before);
+    }
+}
+
+/// Of the terminal we are on, as it is now; something usual if it does not know.
+pub fn outer_size() -> Size {
+    let mut size = libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
+    // SAFETY: the request writes one `winsize`, which is there and ours; a failure leaves the zeros.
+    unsafe { libc::ioctl(libc::STDIN_FILENO, libc::TIOCGWINSZ, &raw mut size) };
+    if size.ws_col == 0 || size.ws_row == 0 {
+        return Size::default();
+    }
+    Size { columns: size.ws_col, rows: size.ws_row, width: size.ws_xpixel, height: size.ws_ypixel }
+}
+
+/// A few words to our stdout, at once. Whoever hung up does not need them.
+pub fn write_stdout(words: &str) {
+    // SAFETY: std opens /dev/null in place of closed standard descriptors at start, and we never close them.
+    let stdout = unsafe { BorrowedFd::borrow_raw(libc::STDOUT_FILENO) };
+    let _ = write(stdout, words.as_bytes());
+}
+
+pub(super) fn is_on_terminal() -> bool {
+    [libc::STDIN_FILENO, libc::STDOUT_FILENO].iter().all(|number| is_terminal(*number))
+}
+
 /// As it was. Quick, and safe to do twice.
 fn give_back() {
     if !IS_RAW.swap(false, Ordering::Relaxed) || !is_ours() {
@@ -165,7 +240,7 @@ fn give_back() {
     // SAFETY: std opens /dev/null in place of closed standard descriptors at start, and we never close them.
     let stdout = unsafe { BorrowedFd::borrow_raw(libc::STDOUT_FILENO) };
     // Whoever hung up does not need it.
-    let _ = write(stdout, &calm());
+    let _ = write(stdout, &calm(IS_ALTERNATE.swap(false, Ordering::Relaxed)));
     // Somebody who panics may hold the lock.
     if let Ok(before) = BEFORE.try_lock()
         && let Some(before) = before.as_ref()
@@ -174,8 +249,9 @@ fn give_back() {
     }
 }
 
-fn calm() -> Vec<u8> {
-    let leave = if IS_ALTERNATE.swap(false, Ordering::Relaxed) { LEAVE_ALTERNATE } else { b"" };
+/// What calms a terminal after an agent that cannot do it any more.
+pub fn calm(is_alternate: bool) -> Vec<u8> {
+    let leave = if is_alternate { LEAVE_ALTERNATE } else { b"" };
     [CALM, leave].concat()
 }
 
@@ -184,7 +260,7 @@ fn is_ours() -> bool {
     tcgetpgrp(stdin()).is_ok_and(|group| group == getpgrp())
 }
 
-fn stdin() -> BorrowedFd<'static> {
+pub(super) fn stdin() -> BorrowedFd<'static> {
     // SAFETY: std opens /dev/null in place of closed standard descriptors at start, and we never close them.
     unsafe { BorrowedFd::borrow_raw(libc::STDIN_FILENO) }
 }

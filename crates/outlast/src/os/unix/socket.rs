@@ -4,7 +4,7 @@ use std::{
     fs::{self, Permissions},
     io::{self, ErrorKind, Read, Write},
     os::{
-        fd::OwnedFd,
+        fd::{AsFd, OwnedFd},
         unix::{
             fs::{FileTypeExt, MetadataExt, PermissionsExt},
             net,
@@ -18,10 +18,11 @@ use std::{
 use bytes::BytesMut;
 use nix::{
     fcntl::{FcntlArg, FdFlag, fcntl},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
         socket::{
-            AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, connect as connect_to, listen, setsockopt,
-            socket, sockopt,
+            AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, bind, connect as connect_to, listen, send,
+            setsockopt, socket, sockopt,
         },
         time::{TimeVal, TimeValLike},
     },
@@ -84,6 +85,19 @@ impl Drop for Listener {
 pub struct Peer(UnixStream);
 
 impl Peer {
+    /// To somebody's control socket, as a part of the runtime we are in. The patience is for connecting.
+    pub fn of(line: Line) -> io::Result<Peer> {
+        line.0.set_nonblocking(true)?;
+        Ok(Peer(UnixStream::from_std(line.0)?))
+    }
+
+    /// It has closed its end altogether, and hears nothing any more.
+    pub fn is_gone(&self) -> bool {
+        let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::empty())];
+        let gone = PollFlags::POLLHUP | PollFlags::POLLERR;
+        poll(&mut fds, PollTimeout::ZERO).is_ok() && fds[0].revents().is_some_and(|found| found.intersects(gone))
+    }
+
     /// Appends what there is. Ready with 0 at the end.
     pub fn poll_read(&mut self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
         loop {
@@ -138,8 +152,14 @@ impl Read for Line {
 }
 
 impl Write for Line {
+    /// Whoever is gone is an error and never a signal: in somebody else's process nobody has turned SIGPIPE off.
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.write(bytes)
+        #[cfg(not(target_vendor = "apple"))]
+        let flags = MsgFlags::MSG_NOSIGNAL;
+        // There it is a property of the socket.
+        #[cfg(target_vendor = "apple")]
+        let flags = MsgFlags::empty();
+        Ok(send(std::os::fd::AsRawFd::as_raw_fd(&self.0), bytes, flags)?)
     }
 
     fn flush(&mut self) -> io::Result<()> {
@@ -208,7 +228,21 @@ fn new_socket() -> io::Result<OwnedFd> {
     #[cfg(not(target_os = "linux"))]
     let fd = socket(AddressFamily::Unix, SockType::Stream, SockFlag::empty(), None)?;
     fcntl(&fd, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC))?;
+    #[cfg(target_vendor = "apple")]
+    without_signal(&fd)?;
     Ok(fd)
+}
+
+#[cfg(target_vendor = "apple")]
+#[expect(unsafe_code, reason = "nix does not know this option")]
+fn without_signal(fd: &OwnedFd) -> io::Result<()> {
+    let (on, length) = (1 as libc::c_int, size_of::<libc::c_int>() as libc::socklen_t);
+    // SAFETY: the descriptor is ours and open, and the option is read from an int that lives through the call.
+    let set = unsafe {
+        let fd = std::os::fd::AsRawFd::as_raw_fd(fd);
+        libc::setsockopt(fd, libc::SOL_SOCKET, libc::SO_NOSIGPIPE, (&raw const on).cast(), length)
+    };
+    if set == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 fn is_abandoned(path: &Path) -> bool {

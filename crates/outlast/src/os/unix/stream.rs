@@ -130,7 +130,7 @@ impl Sink {
             match fd.get_ref().write(slices) {
                 Ok(count) => {
                     // Less than was offered means full, and the reader's next step raises a new edge.
-                    let offered = slices.iter().map(|slice| slice.len()).sum();
+                    let offered: usize = slices.iter().map(|slice| slice.len()).sum();
                     if 0 < count && count < offered && !fd.get_ref().is_terminal {
                         readiness.clear_ready();
                     }

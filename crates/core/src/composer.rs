@@ -1,0 +1,149 @@
+//! Where one types to an agent, as it is to be seen on its screen: whether it is there, and what stands in it.
+
+use crate::agent::Kind;
+
+/// A line of at least so many strokes, and of little else, is one.
+const RULE_MIN: usize = 10;
+/// So much of the end of a text is looked for; more may have been scrolled out of a small composer.
+const END_MAX: usize = 12;
+/// A text of more letters than this may have been broken, and only the rest of it stands in the last line.
+const LINE_MIN: usize = 40;
+/// What both put in the place of a long text.
+const STANDS_FOR_A_PASTE: &str = "[Pasted";
+
+/// A screen, as far as it matters here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Seen {
+    /// Row by row; letters that are faint are blank, as they are nobody's words but the agent's.
+    pub lines: Vec<String>,
+    /// Row and column.
+    pub cursor: (usize, usize),
+    pub is_cursor_visible: bool,
+    /// It tells a paste from typing.
+    pub takes_pastes: bool,
+    /// It wants even Enter as a sequence.
+    pub takes_sequences: bool,
+}
+
+/// What stands in a composer, if there is one to be seen; without a profile, what stands before the cursor.
+pub fn draft(kind: Kind, seen: &Seen) -> Option<String> {
+    match kind {
+        Kind::Claude => between_rules(seen),
+        Kind::Codex => at_the_cursor(seen),
+        Kind::Other | Kind::Errand => before_the_cursor(seen),
+    }
+}
+
+/// Whether a text is in a draft: its end, as its beginning may be out of sight, or what stands for it.
+pub fn holds(draft: &str, text: &str) -> bool {
+    let (draft, text) = (without_blanks(draft), without_blanks(text));
+    let end = text.char_indices().rev().nth(END_MAX - 1).map_or(0, |(at, _)| at);
+    let is_rest = || !draft.is_empty() && text.chars().count() > LINE_MIN && text.ends_with(&draft);
+    draft.contains(STANDS_FOR_A_PASTE) || draft.ends_with(&text[end..]) || is_rest()
+}
+
+/// claude: a line that begins with `❯` under a rule, up to the next rule.
+fn between_rules(seen: &Seen) -> Option<String> {
+    let is_first =
+        |at: &usize| seen.lines[*at].starts_with('❯') && seen.lines[at - 1..*at].iter().all(|above| is_rule(above));
+    let first = (1..seen.lines.len()).rev().find(is_first)?;
+    let length = seen.lines[first..].iter().position(|line| is_rule(line))?;
+    // In a dialog with such a line the cursor is elsewhere.
+    let rows = first..first + length;
+    rows.contains(&seen.cursor.0).then(|| joined(&seen.lines[rows], '❯'))
+}
+
+fn is_rule(line: &str) -> bool {
+    let strokes = line.chars().filter(|letter| *letter == '─').count();
+    strokes >= RULE_MIN && strokes * 2 > line.trim().chars().count()
+}
+
+/// codex: a line that begins with `›`, and those below it down to the cursor and to the next blank one.
+fn at_the_cursor(seen: &Seen) -> Option<String> {
+    let row = seen.cursor.0.min(seen.lines.len().checked_sub(1)?);
+    let first = (0..=row).rev().find(|at| seen.lines[*at].starts_with('›'))?;
+    let below = seen.lines[row..].iter().position(|line| line.trim().is_empty()).map_or(row + 1, |blank| row + blank);
+    seen.is_cursor_visible.then(|| joined(&seen.lines[first..below.max(row + 1)], '›'))
+}
+
+fn before_the_cursor(seen: &Seen) -> Option<String> {
+    let line = seen.lines.get(seen.cursor.0)?;
+    Some(line.chars().take(seen.cursor.1).collect::<String>().trim_end().to_owned())
+}
+
+fn joined(lines: &[String], sign: char) -> String {
+    let lines = lines.iter().map(|line| line.trim_start_matches(sign).trim_matches(is_blank));
+    lines.collect::<Vec<_>>().join("\n").trim().to_owned()
+}
+
+fn without_blanks(text: &str) -> String {
+    text.chars().filter(|letter| !is_blank(*letter)).collect()
+}
+
+fn is_blank(letter: char) -> bool {
+    letter.is_whitespace() || letter == '\u{a0}'
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn seen(cursor: (usize, usize), text: &str) -> Seen {
+        let lines = text.lines().map(str::to_owned).collect();
+        Seen { lines, cursor, is_cursor_visible: true, takes_pastes: true, takes_sequences: false }
+    }
+
+    #[test]
+    fn a_composer_is_known_when_it_is_seen() {
+        const RULE: &str = "────────────────────                                        ";
+        let claude = |inside: &str| format!("❯ an old question\n● an answer\n{RULE}\n{inside}\n{RULE}\n  auto mode on");
+        #[rustfmt::skip]
+        let table = [
+            // who          cursor   the screen                                       the draft
+            (Kind::Claude, (3, 2),  claude("❯\u{a0}"),                               Some("")),
+            (Kind::Claude, (3, 2),  claude("❯ hello"),                               Some("hello")),
+            (Kind::Claude, (4, 6),  claude("❯ two\n  lines"),                        Some("two\nlines")),
+            // A choice, not a composer.
+            (Kind::Claude, (0, 0),  format!("{RULE}\n Trust this folder?\n ❯ 1. Yes\n   2. No"), None),
+            (Kind::Claude, (0, 0),  claude("❯ 1. Yes"),                              None),
+            (Kind::Claude, (0, 2),  "❯ an old question".to_owned(),                  None),
+            (Kind::Claude, (1, 2),  format!("{RULE}\n❯ half drawn"),                 None),
+            (Kind::Codex,  (3, 2),  "› an old one\n\n• answer\n›\n\n  model · ~".to_owned(), Some("")),
+            (Kind::Codex,  (1, 7),  "› two\n  lines\n\n  model · ~".to_owned(),      Some("two\nlines")),
+            (Kind::Codex,  (0, 2),  "› two\n  lines\n\n  model · ~".to_owned(),      Some("two\nlines")),
+            (Kind::Codex,  (0, 0),  "  loading".to_owned(),                          None),
+            (Kind::Other,  (1, 9),  "hello\nready> ab   and more".to_owned(),        Some("ready> ab")),
+            (Kind::Other,  (7, 0),  "hello".to_owned(),                              None),
+        ];
+        for (kind, cursor, screen, expected) in table {
+            assert_eq!(draft(kind, &seen(cursor, &screen)).as_deref(), expected, "{kind:?}\n{screen}");
+        }
+        let hidden = Seen { is_cursor_visible: false, ..seen((0, 2), "› 1. Yes, proceed") };
+        assert_eq!(draft(Kind::Codex, &hidden), None, "a choice, not a composer");
+        for kind in [Kind::Claude, Kind::Codex, Kind::Other] {
+            assert_eq!(draft(kind, &Seen::default()), None);
+        }
+    }
+
+    #[test]
+    fn a_text_is_known_by_its_end() {
+        let long = format!("{}the very end of it", "x ".repeat(6000));
+        #[rustfmt::skip]
+        let table = [
+            ("hello there",                     "hello there",      true),
+            ("hello\nthere",                    "hello  there\n",   true),
+            ("ready> hello",                    "hello",            true),
+            ("",                                "hello",            false),
+            ("hell",                            "hello",            false),
+            ("… the very end of\u{a0}it",       &long,              true),
+            ("of it",                           &long,              true),
+            ("it",                              "exit",             false),
+            ("[Pasted text #1 +120 lines]",     &long,              true),
+            ("[Pasted Content 12120 chars]",    &long,              true),
+            ("é日本",                            "日本",              true),
+        ];
+        for (draft, text, expected) in table {
+            assert_eq!(holds(draft, text), expected, "{draft:?}");
+        }
+    }
+}

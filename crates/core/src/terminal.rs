@@ -1,0 +1,442 @@
+//! One agent's terminal and those who look at it: whose size it has, who gets its bytes as they are, and who gets a
+//! picture of it instead.
+//!
+//! Bytes are meant for a terminal of the agent's size. Whoever has that size gets them unchanged; for everybody else, and
+//! for those who are too slow, the screen is painted from what is known of it. The size is that of whoever typed last.
+
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// A picture is painted no more often than this.
+pub const PAINT_EVERY: Duration = Duration::from_millis(33);
+
+/// Of a terminal: in letters, and in pixels where that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    pub columns: u16,
+    pub rows: u16,
+    pub width: u16,
+    pub height: u16,
+}
+
+impl Default for Size {
+    fn default() -> Size {
+        Size { columns: 80, rows: 24, width: 0, height: 0 }
+    }
+}
+
+impl Size {
+    /// As far as letters go.
+    pub fn holds_as_much_as(self, other: Size) -> bool {
+        (self.columns, self.rows) == (other.columns, other.rows)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// `on_alternate`: the agent is on the alternate screen, and what is below it cannot be shown.
+    Attached {
+        key: u64,
+        role: Role,
+        size: Size,
+        on_alternate: bool,
+    },
+    Left {
+        key: u64,
+    },
+    Resized {
+        key: u64,
+        size: Size,
+    },
+    /// A key, which no terminal says by itself.
+    Typed {
+        key: u64,
+    },
+    /// So much waits for it that no more may.
+    FellBehind {
+        key: u64,
+    },
+    /// All that waited for it is on its way.
+    Drained {
+        key: u64,
+    },
+    /// Its window was somebody else's for a while.
+    PaintAsked {
+        key: u64,
+    },
+    /// The agent wrote something.
+    Shown,
+    /// The agent is back on the usual screen.
+    LeftAlternate,
+    TimePassed,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The terminal that outlast itself was started from. Alone with the agent, it sets the pace, as a terminal does.
+    Owner,
+    Guest,
+    /// Looks, and touches nothing.
+    Watcher,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// The agent's terminal is to have this size.
+    Resize(Size),
+    Paint {
+        key: u64,
+        /// With what has left the screen.
+        with_history: bool,
+    },
+}
+
+/// What somebody is shown.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// Every byte as it is.
+    Exact,
+    /// A picture from time to time.
+    Painted,
+    /// Nothing, until what waits is on its way; then a picture.
+    Behind,
+}
+
+#[derive(Clone, Debug)]
+struct Viewer {
+    role: Role,
+    size: Size,
+    way: Way,
+    /// Who was active last has the largest.
+    active: u64,
+    /// There is something to see that it has not been shown. Only of one who is painted for.
+    is_dirty: bool,
+    /// A picture is still on its way.
+    is_busy: bool,
+    painted: Option<Instant>,
+    /// It has never seen the screen below the alternate one.
+    misses_below: bool,
+}
+
+#[derive(Clone, Debug)]
+pub struct Terminal {
+    size: Size,
+    viewers: BTreeMap<u64, Viewer>,
+    activity: u64,
+}
+
+impl Terminal {
+    pub fn new(size: Size) -> Terminal {
+        Terminal { size, viewers: BTreeMap::new(), activity: 0 }
+    }
+
+    pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Action> {
+        let mut actions = Vec::new();
+        match event {
+            Event::Attached { key, role, size, on_alternate } => {
+                self.attached(key, role, size, on_alternate, now, &mut actions);
+            }
+            Event::Left { key } => {
+                self.viewers.remove(&key);
+                self.fit(None, now, &mut actions);
+            }
+            Event::Resized { key, size } => self.resized(key, size, now, &mut actions),
+            Event::Typed { key } => self.typed(key, now, &mut actions),
+            Event::FellBehind { key } => {
+                if let Some(viewer) = self.viewers.get_mut(&key) {
+                    viewer.way = Way::Behind;
+                }
+            }
+            Event::PaintAsked { key } => self.paint(key, false, now, &mut actions),
+            Event::Drained { key } => self.drained(key, now, &mut actions),
+            Event::Shown => {
+                for viewer in self.viewers.values_mut().filter(|viewer| viewer.way == Way::Painted) {
+                    viewer.is_dirty = true;
+                }
+                self.paint_due(now, &mut actions);
+            }
+            Event::LeftAlternate => {
+                for (key, viewer) in &mut self.viewers {
+                    if std::mem::take(&mut viewer.misses_below) && viewer.way == Way::Exact {
+                        actions.push(Action::Paint { key: *key, with_history: false });
+                    }
+                }
+            }
+            Event::TimePassed => self.paint_due(now, &mut actions),
+        }
+        actions
+    }
+
+    /// When to say `TimePassed`.
+    pub fn deadline(&self) -> Option<Instant> {
+        let waiting = self.viewers.values().filter(|viewer| viewer.is_dirty && !viewer.is_busy);
+        waiting.filter_map(|viewer| viewer.painted).map(|painted| painted + PAINT_EVERY).min()
+    }
+
+    pub fn size(&self) -> Size {
+        self.size
+    }
+
+    pub fn count(&self) -> usize {
+        self.viewers.len()
+    }
+
+    pub fn way(&self, key: u64) -> Option<Way> {
+        self.viewers.get(&key).map(|viewer| viewer.way)
+    }
+
+    /// Somebody is there who can be asked something.
+    pub fn has_person(&self) -> bool {
+        self.leader().is_some()
+    }
+
+    /// Whether what this one's terminal says by itself is for the agent. Only one is asked, as it were: several would
+    /// give several answers to one question.
+    pub fn answers(&self, key: u64) -> bool {
+        self.leader() == Some(key)
+    }
+
+    /// Whether the agent is to wait while this one is slow: it is alone with it, at its own terminal.
+    pub fn sets_the_pace(&self, key: u64) -> bool {
+        self.viewers.len() == 1 && self.viewers.get(&key).is_some_and(|viewer| viewer.role == Role::Owner)
+    }
+
+    pub fn may_type(&self, key: u64) -> bool {
+        self.viewers.get(&key).is_some_and(|viewer| viewer.role != Role::Watcher)
+    }
+
+    /// The one who was active last, of those who may be.
+    fn leader(&self) -> Option<u64> {
+        let able = self.viewers.iter().filter(|(_, viewer)| viewer.role != Role::Watcher);
+        able.max_by_key(|(_, viewer)| viewer.active).map(|(key, _)| *key)
+    }
+
+    fn attached(
+        &mut self,
+        key: u64,
+        role: Role,
+        size: Size,
+        on_alternate: bool,
+        now: Instant,
+        actions: &mut Vec<Action>,
+    ) {
+        self.activity += 1;
+        let viewer = Viewer {
+            role,
+            size,
+            // Its first picture makes it what it is to be.
+            way: Way::Exact,
+            active: self.activity,
+            is_dirty: false,
+            is_busy: false,
+            painted: None,
+            misses_below: on_alternate,
+        };
+        self.viewers.insert(key, viewer);
+        self.fit(Some(key), now, actions);
+        // The owner was there before anything was shown.
+        if role != Role::Owner {
+            actions.retain(|action| !matches!(action, Action::Paint { key: painted, .. } if *painted == key));
+            self.paint(key, true, now, actions);
+        }
+    }
+
+    fn resized(&mut self, key: u64, size: Size, now: Instant, actions: &mut Vec<Action>) {
+        let Some(viewer) = self.viewers.get_mut(&key) else { return };
+        viewer.size = size;
+        self.fit(Some(key), now, actions);
+    }
+
+    fn typed(&mut self, key: u64, now: Instant, actions: &mut Vec<Action>) {
+        self.activity += 1;
+        let Some(viewer) = self.viewers.get_mut(&key).filter(|viewer| viewer.role != Role::Watcher) else { return };
+        viewer.active = self.activity;
+        self.fit(None, now, actions);
+    }
+
+    /// Gives the terminal the size of the leader, and everybody the way that follows from it. `moved`: this one's own
+    /// window is what changed, so that the agent draws anew for it.
+    fn fit(&mut self, moved: Option<u64>, now: Instant, actions: &mut Vec<Action>) {
+        let wanted = self.leader().and_then(|leader| self.viewers.get(&leader)).map(|viewer| viewer.size);
+        if let Some(size) = wanted.filter(|size| *size != self.size) {
+            self.size = size;
+            actions.push(Action::Resize(size));
+        }
+        let keys: Vec<u64> = self.viewers.keys().copied().collect();
+        for key in keys {
+            let Some(viewer) = self.viewers.get_mut(&key) else { continue };
+            let fits = viewer.size.holds_as_much_as(self.size);
+            match (viewer.way, fits) {
+                // It comes back to one of the others by itself.
+                (Way::Behind, _) | (Way::Exact, true) => {}
+                (Way::Painted, true) => {
+                    viewer.way = Way::Exact;
+                    viewer.is_dirty = false;
+                    self.paint(key, false, now, actions);
+                }
+                (Way::Exact, false) => {
+                    viewer.way = Way::Painted;
+                    self.paint(key, false, now, actions);
+                }
+                (Way::Painted, false) if moved == Some(key) => self.paint(key, false, now, actions),
+                (Way::Painted, false) => {
+                    viewer.is_dirty = true;
+                    self.paint_due(now, actions);
+                }
+            }
+        }
+    }
+
+    fn drained(&mut self, key: u64, now: Instant, actions: &mut Vec<Action>) {
+        let size = self.size;
+        let Some(viewer) = self.viewers.get_mut(&key) else { return };
+        viewer.is_busy = false;
+        if viewer.way == Way::Behind {
+            viewer.way = if viewer.size.holds_as_much_as(size) { Way::Exact } else { Way::Painted };
+            return self.paint(key, false, now, actions);
+        }
+        self.paint_due(now, actions);
+    }
+
+    fn paint_due(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        let due = |viewer: &Viewer| {
+            let has_rested = viewer.painted.is_none_or(|painted| painted + PAINT_EVERY <= now);
+            viewer.is_dirty && !viewer.is_busy && has_rested
+        };
+        let keys: Vec<u64> = self.viewers.iter().filter(|(_, viewer)| due(viewer)).map(|(key, _)| *key).collect();
+        for key in keys {
+            self.paint(key, false, now, actions);
+        }
+    }
+
+    fn paint(&mut self, key: u64, with_history: bool, now: Instant, actions: &mut Vec<Action>) {
+        if let Some(viewer) = self.viewers.get_mut(&key) {
+            viewer.is_dirty = false;
+            viewer.is_busy = viewer.way == Way::Painted;
+            viewer.painted = Some(now);
+            actions.push(Action::Paint { key, with_history });
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[expect(clippy::disallowed_methods, reason = "a test needs some instant to count from")]
+    fn birth() -> Instant {
+        Instant::now()
+    }
+
+    fn size(columns: u16, rows: u16) -> Size {
+        Size { columns, rows, width: 0, height: 0 }
+    }
+
+    fn came(key: u64, role: Role, size: Size) -> Event {
+        Event::Attached { key, role, size, on_alternate: false }
+    }
+
+    const LARGE: (u16, u16) = (100, 40);
+    const SMALL: (u16, u16) = (60, 20);
+
+    fn large() -> Size {
+        size(LARGE.0, LARGE.1)
+    }
+
+    fn small() -> Size {
+        size(SMALL.0, SMALL.1)
+    }
+
+    fn painted(key: u64) -> Action {
+        Action::Paint { key, with_history: false }
+    }
+
+    #[test]
+    fn the_size_is_that_of_whoever_was_active_last() {
+        let now = birth();
+        let mut terminal = Terminal::new(large());
+        assert_eq!(terminal.handle(came(1, Role::Owner, large()), now), []);
+        let first = Action::Paint { key: 2, with_history: true };
+        // The newcomer's picture comes after the size, and the owner is painted for from now on.
+        let actions = terminal.handle(came(2, Role::Guest, small()), now);
+        assert_eq!(actions, [Action::Resize(small()), painted(1), first]);
+        assert_eq!((terminal.way(1), terminal.way(2)), (Some(Way::Painted), Some(Way::Exact)));
+        assert_eq!(terminal.handle(Event::Typed { key: 2 }, now), []);
+        let actions = terminal.handle(Event::Typed { key: 1 }, now);
+        assert_eq!(actions, [Action::Resize(large()), painted(1), painted(2)]);
+        assert_eq!((terminal.way(1), terminal.way(2)), (Some(Way::Exact), Some(Way::Painted)));
+        // Who is not the last one decides nothing.
+        assert_eq!(terminal.handle(Event::Resized { key: 2, size: size(61, 20) }, now), [painted(2)]);
+        assert_eq!(terminal.size(), large());
+        let actions = terminal.handle(Event::Left { key: 1 }, now);
+        assert_eq!(actions[0], Action::Resize(size(61, 20)));
+        // Nobody is left, and it stays as it is.
+        assert_eq!(terminal.handle(Event::Left { key: 2 }, now), []);
+        assert_eq!(terminal.size(), size(61, 20));
+    }
+
+    #[test]
+    fn a_watcher_decides_nothing() {
+        let now = birth();
+        let mut terminal = Terminal::new(large());
+        terminal.handle(came(1, Role::Watcher, small()), now);
+        assert_eq!((terminal.size(), terminal.way(1)), (large(), Some(Way::Painted)));
+        terminal.handle(Event::Typed { key: 1 }, now);
+        assert!(!terminal.has_person() && !terminal.answers(1) && !terminal.may_type(1));
+        terminal.handle(came(2, Role::Guest, large()), now);
+        assert!(terminal.has_person() && terminal.answers(2) && terminal.may_type(2));
+    }
+
+    #[test]
+    fn only_the_owner_alone_sets_the_pace() {
+        let now = birth();
+        let mut terminal = Terminal::new(large());
+        terminal.handle(came(1, Role::Owner, large()), now);
+        assert!(terminal.sets_the_pace(1));
+        terminal.handle(came(2, Role::Watcher, large()), now);
+        assert!(!terminal.sets_the_pace(1));
+        terminal.handle(Event::Left { key: 1 }, now);
+        assert!(!terminal.sets_the_pace(2));
+    }
+
+    #[test]
+    fn who_falls_behind_gets_a_picture_when_it_can_take_one() {
+        let now = birth();
+        let mut terminal = Terminal::new(large());
+        terminal.handle(came(1, Role::Guest, large()), now);
+        terminal.handle(Event::FellBehind { key: 1 }, now);
+        assert_eq!(terminal.way(1), Some(Way::Behind));
+        assert_eq!(terminal.handle(Event::Shown, now), []);
+        assert_eq!(terminal.handle(Event::Drained { key: 1 }, now), [painted(1)]);
+        assert_eq!(terminal.way(1), Some(Way::Exact));
+    }
+
+    #[test]
+    fn pictures_come_neither_too_often_nor_too_late() {
+        let now = birth();
+        let mut terminal = Terminal::new(large());
+        terminal.handle(came(1, Role::Guest, large()), now);
+        terminal.handle(came(2, Role::Watcher, small()), now);
+        assert_eq!(terminal.deadline(), None);
+        assert_eq!(terminal.handle(Event::Shown, now), []);
+        assert_eq!(terminal.handle(Event::Drained { key: 2 }, now), []);
+        assert_eq!(terminal.deadline(), Some(now + PAINT_EVERY));
+        assert_eq!(terminal.handle(Event::TimePassed, now), []);
+        let later = now + PAINT_EVERY;
+        assert_eq!(terminal.handle(Event::TimePassed, later), [painted(2)]);
+        // The last one is still on its way.
+        assert_eq!(terminal.handle(Event::Shown, later + PAINT_EVERY), []);
+        assert_eq!(terminal.handle(Event::Drained { key: 2 }, later + PAINT_EVERY), [painted(2)]);
+        assert_eq!(terminal.deadline(), None);
+    }
+
+    #[test]
+    fn what_is_below_the_alternate_screen_is_shown_when_it_appears() {
+        let now = birth();
+        let mut terminal = Terminal::new(large());
+        terminal.handle(came(1, Role::Owner, large()), now);
+        terminal.handle(Event::Attached { key: 2, role: Role::Guest, size: large(), on_alternate: true }, now);
+        assert_eq!(terminal.handle(Event::LeftAlternate, now), [painted(2)]);
+        assert_eq!(terminal.handle(Event::LeftAlternate, now), []);
+    }
+}

@@ -1,0 +1,15 @@
+//! A stand-in agent with a place to type.
+
+#[cfg(unix)]
+#[path = "../composer.rs"]
+mod composer;
+
+#[cfg(unix)]
+fn main() {
+    composer::run(&std::env::args().skip(1).collect::<Vec<_>>());
+}
+
+#[cfg(not(unix))]
+fn main() {
+    eprintln!("the composer needs a Unix");
+}

@@ -1,0 +1,168 @@
+//! A stand-in for the services that claude and codex speak to, which cannot be had here: it listens on loopback and answers
+//! each turn with words of its own. Everything else about the agents is real.
+
+use serde_json::{Value, json};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::thread;
+
+/// Stands in every answer.
+pub const ANSWER: &str = "SERVICE-ANSWER";
+
+pub struct Service {
+    port: u16,
+    heard: Arc<Mutex<Vec<Vec<String>>>>,
+}
+
+impl Service {
+    /// Serves until the test's process ends.
+    pub fn start() -> Service {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("it is bound").port();
+        let heard: Arc<Mutex<Vec<Vec<String>>>> = Arc::default();
+        let hearing = Arc::clone(&heard);
+        thread::spawn(move || {
+            for stream in listener.incoming().flatten() {
+                let heard = Arc::clone(&hearing);
+                thread::spawn(move || while serve(&stream, &heard).is_some() {});
+            }
+        });
+        Service { port, heard }
+    }
+
+    pub fn url(&self) -> String {
+        format!("http://127.0.0.1:{}", self.port)
+    }
+
+    /// In how many of a person's turns these words stand, in the longest conversation that was heard.
+    pub fn turns_with(&self, words: &str) -> usize {
+        let heard = self.heard.lock().expect("nobody panics with it");
+        heard.iter().map(|turns| turns.iter().filter(|turn| turn.contains(words)).count()).max().unwrap_or_default()
+    }
+
+    /// What a person said, word for word, in the longest conversation that was heard.
+    pub fn longest(&self) -> Vec<String> {
+        let heard = self.heard.lock().expect("nobody panics with it");
+        heard.iter().max_by_key(|turns| turns.len()).cloned().unwrap_or_default()
+    }
+}
+
+/// One request of a connection; nothing when there is none any more.
+fn serve(stream: &TcpStream, heard: &Mutex<Vec<Vec<String>>>) -> Option<()> {
+    let mut reader = BufReader::new(stream);
+    let mut first = String::new();
+    reader.read_line(&mut first).ok().filter(|count| *count > 0)?;
+    let path = first.split(' ').nth(1)?.to_owned();
+    let (mut length, mut is_chunked, mut is_expected) = (0, false, false);
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok().filter(|count| *count > 0)?;
+        let line = line.trim().to_ascii_lowercase();
+        match line.split_once(": ") {
+            _ if line.is_empty() => break,
+            Some(("content-length", value)) => length = value.parse().ok()?,
+            Some(("transfer-encoding", value)) => is_chunked = value.contains("chunked"),
+            Some(("expect", _)) => is_expected = true,
+            _ => {}
+        }
+    }
+    let mut writer = stream;
+    if is_expected {
+        writer.write_all(b"HTTP/1.1 100 Continue\r\n\r\n").ok()?;
+    }
+    let mut body = Vec::new();
+    if is_chunked {
+        loop {
+            let mut size = String::new();
+            reader.read_line(&mut size).ok()?;
+            let size = u64::from_str_radix(size.trim(), 16).ok()?;
+            reader.by_ref().take(size).read_to_end(&mut body).ok()?;
+            reader.read_line(&mut String::new()).ok()?;
+            if size == 0 {
+                break;
+            }
+        }
+    } else {
+        reader.by_ref().take(length).read_to_end(&mut body).ok()?;
+    }
+    let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let turns = turns_in(&asked);
+    if !turns.is_empty() {
+        heard.lock().expect("nobody panics with it").push(turns);
+    }
+    let (status, kind, answer) = answer(&path, &asked);
+    let head = format!("HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n", answer.len());
+    writer.write_all(head.as_bytes()).ok()?;
+    writer.write_all(answer.as_bytes()).ok()
+}
+
+/// What stands in a request as said by the person, oldest first.
+fn turns_in(asked: &Value) -> Vec<String> {
+    let messages = asked["messages"].as_array().or_else(|| asked["input"].as_array());
+    let by_person = messages.into_iter().flatten().filter(|message| message["role"] == "user");
+    let text = |message: &Value| match &message["content"] {
+        Value::String(text) => text.clone(),
+        content => content.as_array().into_iter().flatten().filter_map(|part| part["text"].as_str()).collect(),
+    };
+    by_person.map(text).collect()
+}
+
+fn answer(path: &str, asked: &Value) -> (&'static str, &'static str, String) {
+    const STREAM: &str = "text/event-stream";
+    const JSON: &str = "application/json";
+    if path.contains("count_tokens") {
+        return ("200 OK", JSON, json!({"input_tokens": 1}).to_string());
+    }
+    if path.contains("/messages") {
+        let usage = json!({"input_tokens": 1, "output_tokens": 1});
+        let message = |content: Value, stop: Value| {
+            json!({"id": "msg_1", "type": "message", "role": "assistant", "model": asked["model"], "content": content,
+                "stop_reason": stop, "stop_sequence": null, "usage": usage})
+        };
+        if asked["stream"] != true {
+            let whole = message(json!([{"type": "text", "text": ANSWER}]), json!("end_turn"));
+            return ("200 OK", JSON, whole.to_string());
+        }
+        let text = json!({"type": "text", "text": ""});
+        let delta = json!({"type": "text_delta", "text": ANSWER});
+        let stop = json!({"stop_reason": "end_turn", "stop_sequence": null});
+        let events = [
+            ("message_start", json!({"message": message(json!([]), Value::Null)})),
+            ("content_block_start", json!({"index": 0, "content_block": text})),
+            ("content_block_delta", json!({"index": 0, "delta": delta})),
+            ("content_block_stop", json!({"index": 0})),
+            ("message_delta", json!({"delta": stop, "usage": {"output_tokens": 1}})),
+            ("message_stop", json!({})),
+        ];
+        return ("200 OK", STREAM, stream(events));
+    }
+    if path.contains("/responses") {
+        let content = json!([{"type": "output_text", "text": ANSWER, "annotations": []}]);
+        let item = |content: Value| json!({"type": "message", "id": "m1", "role": "assistant", "status": "completed", "content": content});
+        let usage = json!({"input_tokens": 1, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 1,
+            "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 2});
+        let response = |status: &str, output: Value| {
+            json!({"id": "r1", "object": "response", "created_at": 0, "status": status, "model": asked["model"],
+                "output": output, "usage": usage})
+        };
+        let delta = json!({"item_id": "m1", "output_index": 0, "content_index": 0, "delta": ANSWER});
+        let events = [
+            ("response.created", json!({"response": response("in_progress", json!([]))})),
+            ("response.output_item.added", json!({"output_index": 0, "item": item(json!([]))})),
+            ("response.output_text.delta", delta),
+            ("response.output_item.done", json!({"output_index": 0, "item": item(content.clone())})),
+            ("response.completed", json!({"response": response("completed", json!([item(content)]))})),
+        ];
+        return ("200 OK", STREAM, stream(events));
+    }
+    ("404 Not Found", JSON, "{}".to_owned())
+}
+
+fn stream<const N: usize>(events: [(&str, Value); N]) -> String {
+    let event = |(name, mut data): (&str, Value)| {
+        data["type"] = json!(name);
+        format!("event: {name}\ndata: {data}\n\n")
+    };
+    events.map(event).concat()
+}

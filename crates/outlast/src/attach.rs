@@ -1,0 +1,272 @@
+//! `outlast attach`: somebody's terminal as one more window on an agent's.
+
+use std::{
+    collections::VecDeque,
+    io::IoSlice,
+    process::ExitCode,
+    task::{Context, Poll},
+    time::Instant,
+};
+
+use bytes::{Buf, BytesMut};
+use outlast_core::keys::Leaving;
+use serde_json::{Value, json};
+
+use crate::{
+    cli,
+    control::{
+        client::{AskError, Client},
+        registry::Entry,
+        wire::{self, Frames},
+    },
+    instances::{ANSWER_MAX, connect, failed},
+    os::{self, Outer, OuterEvent, Peer, StandIn, Standing},
+    report::{self, Report},
+    sessions::find_session,
+    terminal::Alternate,
+};
+
+/// Above this the session is not listened to, which then knows that we are slow.
+const SHOWN_HIGH: usize = 256 << 10;
+/// Above this the person is not listened to.
+const TYPED_HIGH: usize = 64 << 10;
+/// Room made for one read of what is typed.
+const KEYS_ROOM: usize = 4 << 10;
+/// As a shell has it: more than this is a signal.
+const SIGNALLED: u8 = 128;
+
+pub fn run(arguments: &cli::Attach) -> Result<ExitCode, Report> {
+    let entry = find_session(arguments.id.as_deref())?;
+    let wrong = |error| Report::new(report::FAILURE, "cannot use the terminal").because(error);
+    let stand_in = match os::stand_in().map_err(wrong)? {
+        Some(Standing::Over(code)) => return Ok(ExitCode::from(code)),
+        Some(Standing::Worker(stand_in)) => stand_in,
+        None => {
+            return Err(Report::new(report::USAGE, "only a terminal can be attached")
+                .because("stdin and stdout are not both one")
+                .hint(format!("`outlast screen {}` prints what it shows", entry.id)));
+        }
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_io()
+        .build()
+        .map_err(|error| Report::new(report::FAILURE, "cannot start").because(error))?;
+    let end = runtime.block_on(look(&entry, arguments, stand_in))?;
+    let id = &entry.id;
+    Ok(match end {
+        End::Detached => {
+            os::say(&format!("[outlast] detached from {id}"));
+            ExitCode::SUCCESS
+        }
+        End::Over(code) => {
+            os::say(&format!("[outlast] {id} ended with exit code {code}"));
+            ExitCode::from(code)
+        }
+        End::Lost => {
+            return Err(Report::new(report::FAILURE, format!("`{id}` is gone"))
+                .because("outlast ended without a word, and its agent with it")
+                .hint(format!("`outlast logs {id}` may say why")));
+        }
+        End::Stopped(code) => ExitCode::from(code),
+    })
+}
+
+enum End {
+    Detached,
+    /// The session ended, with this exit code.
+    Over(u8),
+    /// It ended without a word.
+    Lost,
+    /// We were told to.
+    Stopped(u8),
+}
+
+async fn look(entry: &Entry, arguments: &cli::Attach, stand_in: StandIn) -> Result<End, Report> {
+    let wrong = |error| Report::new(report::FAILURE, "cannot use the terminal").because(error);
+    let stops = os::Stops::begin().map_err(wrong)?;
+    let size = os::outer_size();
+    let params = json!({
+        "columns": size.columns,
+        "rows": size.rows,
+        "width": size.width,
+        "height": size.height,
+        "watch": arguments.watch,
+    });
+    let ask = |mut client: Client| {
+        client.ask("attach", params, Some(Instant::now() + ANSWER_MAX))?;
+        Ok(client)
+    };
+    let client = connect(entry).and_then(ask).map_err(|error: AskError| failed(entry, "attach", &error))?;
+    let (line, frames) = client.into_parts();
+    let peer = Peer::of(line).map_err(|error| Report::new(report::FAILURE, "cannot attach").because(error))?;
+    let outer = Outer::begin(stand_in).map_err(wrong)?;
+    let mut window = Window {
+        stops,
+        outer,
+        peer,
+        frames,
+        leaving: Leaving::new(arguments.detach_key.clone()),
+        shown: BytesMut::new(),
+        typed: BytesMut::new(),
+        alternate: Alternate::default(),
+        last_words: VecDeque::new(),
+    };
+    let end = std::future::poll_fn(|cx| window.poll(cx)).await;
+    window.close();
+    Ok(end)
+}
+
+struct Window {
+    stops: os::Stops,
+    outer: Outer,
+    peer: Peer,
+    frames: Frames,
+    leaving: Leaving,
+    shown: BytesMut,
+    typed: BytesMut,
+    alternate: Alternate,
+    /// What ends it, once all is shown.
+    last_words: VecDeque<End>,
+}
+
+impl Window {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
+        loop {
+            if let Poll::Ready(stop) = self.stops.poll_next(cx) {
+                return Poll::Ready(End::Stopped(SIGNALLED + u8::try_from(stop.number).unwrap_or_default()));
+            }
+            let mut moved = false;
+            match self.outer.poll_event(cx) {
+                Poll::Ready(OuterEvent::StopPassed) => return Poll::Ready(End::Stopped(SIGNALLED + 15)),
+                Poll::Ready(OuterEvent::HangupPassed | OuterEvent::Abandoned) => {
+                    return Poll::Ready(End::Stopped(SIGNALLED + 1));
+                }
+                Poll::Ready(event) => {
+                    self.heard(event);
+                    moved = true;
+                }
+                Poll::Pending => {}
+            }
+            if let Some(end) = self.poll_keys(cx, &mut moved) {
+                return Poll::Ready(end);
+            }
+            moved |= self.poll_session(cx);
+            moved |= self.show(cx);
+            if self.shown.is_empty()
+                && let Some(end) = self.last_words.pop_front()
+            {
+                return Poll::Ready(end);
+            }
+            if !moved {
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn heard(&mut self, event: OuterEvent) {
+        match event {
+            OuterEvent::Resized => self.say(b's', &wire::viewer_size_in_bytes(self.outer.size())),
+            OuterEvent::SuspendAsked | OuterEvent::SuspendPassed => {
+                self.outer.note_alternate(self.alternate.is_on);
+                self.outer.suspend();
+            }
+            OuterEvent::Continued => {
+                // If it fails the next key shows it.
+                let _ = self.outer.make_raw();
+                self.say(b's', &wire::viewer_size_in_bytes(self.outer.size()));
+                self.say(b'p', b"");
+            }
+            OuterEvent::StopPassed | OuterEvent::HangupPassed | OuterEvent::Abandoned => {}
+        }
+    }
+
+    fn poll_keys(&mut self, cx: &mut Context<'_>, moved: &mut bool) -> Option<End> {
+        if self.typed.len() >= TYPED_HIGH {
+            return None; // Freed room wakes us.
+        }
+        let mut keys = BytesMut::with_capacity(KEYS_ROOM);
+        let Poll::Ready(read) = self.outer.source.poll_read(cx, &mut keys) else { return None };
+        if !read.is_ok_and(|count| count > 0) {
+            return Some(End::Stopped(SIGNALLED + 1));
+        }
+        *moved = true;
+        let passed = self.leaving.pass(&keys);
+        if passed.leaves {
+            return Some(End::Detached);
+        }
+        if !passed.bytes.is_empty() {
+            self.say(b'i', &passed.bytes);
+        }
+        None
+    }
+
+    fn say(&mut self, kind: u8, bytes: &[u8]) {
+        self.typed.extend_from_slice(&wire::viewer_head(kind, bytes.len()));
+        self.typed.extend_from_slice(bytes);
+    }
+
+    fn poll_session(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut moved = false;
+        while !self.typed.is_empty() {
+            match self.peer.poll_write(cx, &self.typed) {
+                Poll::Pending => break,
+                Poll::Ready(Ok(count)) => self.typed.advance(count),
+                // What it said before it went is still to be read.
+                Poll::Ready(Err(_)) => self.typed.clear(),
+            }
+            moved = true;
+        }
+        while self.shown.len() < SHOWN_HIGH && self.last_words.is_empty() {
+            match self.frames.next_frame() {
+                Ok(Some(frame)) => self.said(&frame),
+                Ok(None) => match self.peer.poll_read(cx, self.frames.room()) {
+                    Poll::Pending => break,
+                    Poll::Ready(Ok(count)) if count > 0 => {}
+                    Poll::Ready(_) => self.last_words.push_back(End::Lost),
+                },
+                Err(_) => self.last_words.push_back(End::Lost),
+            }
+            moved = true;
+        }
+        moved
+    }
+
+    fn said(&mut self, frame: &[u8]) {
+        match frame.split_first() {
+            Some((b'o', bytes)) => {
+                self.alternate.pass(bytes);
+                self.outer.note_alternate(self.alternate.is_on);
+                self.shown.extend_from_slice(bytes);
+            }
+            Some((b'e', about)) => {
+                let about: Value = serde_json::from_slice(about).unwrap_or_default();
+                let code = about["code"].as_u64().and_then(|code| u8::try_from(code).ok());
+                self.last_words.push_back(End::Over(code.unwrap_or(report::FAILURE)));
+            }
+            // Refused, or of a later version.
+            _ => {}
+        }
+    }
+
+    fn show(&mut self, cx: &mut Context<'_>) -> bool {
+        if self.shown.is_empty() {
+            return false;
+        }
+        match self.outer.sink.poll_write(cx, &[IoSlice::new(&self.shown)]) {
+            Poll::Pending => return false,
+            Poll::Ready(Ok(count)) => self.shown.advance(count),
+            // That it is gone shows where keys are read.
+            Poll::Ready(Err(_)) => self.shown.clear(),
+        }
+        true
+    }
+
+    /// Gives the terminal back. What the agent shows stays above what comes next.
+    fn close(self) {
+        let is_alternate = self.alternate.is_on;
+        drop(self.outer);
+        if !is_alternate {
+            os::write_stdout("\x1b[999;1H\r\n");
+        }
+    }
+}

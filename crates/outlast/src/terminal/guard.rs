@@ -1,0 +1,211 @@
+//! Stands before the model of the screen: what would make it grow without bound is cut, and what it keeps to itself but
+//! a repaint needs is noted.
+
+use alacritty_terminal::{
+    Term,
+    event::{Event, EventListener},
+    term::TermMode,
+    vte::ansi::{
+        Attr, CharsetIndex, ClearMode, CursorShape, CursorStyle, Handler, Hyperlink, KeyboardModes,
+        KeyboardModesApplyBehavior, LineClearMode, Mode, PrivateMode, Rgb, StandardCharset, TabulationClearMode,
+    },
+};
+use unicode_width::UnicodeWidthChar;
+
+use super::screen::Ears;
+
+/// Marks on one letter; further ones are dropped.
+const MARKS_MAX: usize = 16;
+/// Titles and keyboard modes that are put aside for later; one more takes the place of the last.
+const ASIDE_MAX: usize = 32;
+const TITLE_MAX: usize = 1024;
+/// A longer link is shown as plain text.
+const LINK_MAX: usize = 2048;
+
+/// What passes by and is not to be had from the model.
+#[derive(Debug)]
+pub(super) struct Watched {
+    /// Something was done since this was last cleared.
+    pub has_effect: bool,
+    /// The lines that scroll, from 1, if they are not all.
+    pub region: Option<(usize, usize)>,
+    pub charset: CharsetIndex,
+    marks: usize,
+    titles: usize,
+    /// On the usual screen and on the alternate one.
+    keyboards: [usize; 2],
+}
+
+impl Default for Watched {
+    fn default() -> Watched {
+        Watched { has_effect: false, region: None, charset: CharsetIndex::G0, marks: 0, titles: 0, keyboards: [0; 2] }
+    }
+}
+
+pub(super) struct Guard<'a> {
+    pub term: &'a mut Term<Ears>,
+    pub ears: &'a Ears,
+    pub watched: &'a mut Watched,
+}
+
+impl Guard<'_> {
+    fn keyboards(&mut self) -> &mut usize {
+        &mut self.watched.keyboards[usize::from(self.term.mode().contains(TermMode::ALT_SCREEN))]
+    }
+}
+
+/// Passed on as they are.
+macro_rules! pass {
+    ($($name:ident($($argument:ident: $kind:ty),*);)*) => {
+        $(
+            #[inline]
+            fn $name(&mut self, $($argument: $kind),*) {
+                self.watched.has_effect = true;
+                self.term.$name($($argument),*);
+            }
+        )*
+    };
+}
+
+impl Handler for Guard<'_> {
+    #[inline]
+    fn input(&mut self, letter: char) {
+        self.watched.has_effect = true;
+        if !letter.is_ascii() && letter.width() == Some(0) {
+            self.watched.marks += 1;
+            if self.watched.marks > MARKS_MAX {
+                return;
+            }
+        } else {
+            self.watched.marks = 0;
+        }
+        self.term.input(letter);
+    }
+
+    fn set_title(&mut self, title: Option<String>) {
+        self.watched.has_effect = true;
+        self.term.set_title(title.map(|title| title.chars().take(TITLE_MAX).collect()));
+    }
+
+    fn push_title(&mut self) {
+        self.watched.has_effect = true;
+        if self.watched.titles < ASIDE_MAX {
+            self.watched.titles += 1;
+            self.term.push_title();
+        }
+    }
+
+    fn pop_title(&mut self) {
+        self.watched.has_effect = true;
+        self.watched.titles = self.watched.titles.saturating_sub(1);
+        self.term.pop_title();
+    }
+
+    fn set_hyperlink(&mut self, link: Option<Hyperlink>) {
+        self.watched.has_effect = true;
+        let length = |link: &Hyperlink| link.uri.len() + link.id.as_ref().map_or(0, String::len);
+        self.term.set_hyperlink(link.filter(|link| length(link) <= LINK_MAX));
+    }
+
+    fn identify_terminal(&mut self, intermediate: Option<char>) {
+        self.watched.has_effect = true;
+        let words = match intermediate {
+            None => "\x1b[?62;22c",
+            Some('>') => "\x1b[>1;10;0c",
+            Some(_) => return,
+        };
+        self.ears.send_event(Event::PtyWrite(words.to_owned()));
+    }
+
+    fn push_keyboard_mode(&mut self, mode: KeyboardModes) {
+        self.watched.has_effect = true;
+        if *self.keyboards() >= ASIDE_MAX {
+            self.term.pop_keyboard_modes(1);
+        } else {
+            *self.keyboards() += 1;
+        }
+        self.term.push_keyboard_mode(mode);
+    }
+
+    fn pop_keyboard_modes(&mut self, count: u16) {
+        self.watched.has_effect = true;
+        *self.keyboards() = self.keyboards().saturating_sub(usize::from(count));
+        self.term.pop_keyboard_modes(count);
+    }
+
+    fn reset_state(&mut self) {
+        *self.watched = Watched { has_effect: true, ..Watched::default() };
+        self.term.reset_state();
+    }
+
+    fn set_scrolling_region(&mut self, top: usize, bottom: Option<usize>) {
+        self.watched.has_effect = true;
+        self.watched.region = bottom.map(|bottom| (top, bottom)).filter(|(top, bottom)| top < bottom);
+        self.term.set_scrolling_region(top, bottom);
+    }
+
+    fn set_active_charset(&mut self, charset: CharsetIndex) {
+        self.watched.has_effect = true;
+        self.watched.charset = charset;
+        self.term.set_active_charset(charset);
+    }
+
+    pass! {
+        set_cursor_style(a: Option<CursorStyle>);
+        set_cursor_shape(a: CursorShape);
+        goto(a: i32, b: usize);
+        goto_line(a: i32);
+        goto_col(a: usize);
+        insert_blank(a: usize);
+        move_up(a: usize);
+        move_down(a: usize);
+        device_status(a: usize);
+        move_forward(a: usize);
+        move_backward(a: usize);
+        move_down_and_cr(a: usize);
+        move_up_and_cr(a: usize);
+        put_tab(a: u16);
+        backspace();
+        carriage_return();
+        linefeed();
+        bell();
+        substitute();
+        newline();
+        set_horizontal_tabstop();
+        scroll_up(a: usize);
+        scroll_down(a: usize);
+        insert_blank_lines(a: usize);
+        delete_lines(a: usize);
+        erase_chars(a: usize);
+        delete_chars(a: usize);
+        move_backward_tabs(a: u16);
+        move_forward_tabs(a: u16);
+        save_cursor_position();
+        restore_cursor_position();
+        clear_line(a: LineClearMode);
+        clear_screen(a: ClearMode);
+        clear_tabs(a: TabulationClearMode);
+        set_tabs(a: u16);
+        reverse_index();
+        terminal_attribute(a: Attr);
+        set_mode(a: Mode);
+        unset_mode(a: Mode);
+        report_mode(a: Mode);
+        set_private_mode(a: PrivateMode);
+        unset_private_mode(a: PrivateMode);
+        report_private_mode(a: PrivateMode);
+        set_keypad_application_mode();
+        unset_keypad_application_mode();
+        configure_charset(a: CharsetIndex, b: StandardCharset);
+        set_color(a: usize, b: Rgb);
+        dynamic_color_sequence(a: String, b: usize, c: &str);
+        reset_color(a: usize);
+        clipboard_store(a: u8, b: &[u8]);
+        clipboard_load(a: u8, b: &str);
+        decaln();
+        text_area_size_pixels();
+        text_area_size_chars();
+        report_keyboard_mode();
+        set_keyboard_mode(a: KeyboardModes, b: KeyboardModesApplyBehavior);
+    }
+}

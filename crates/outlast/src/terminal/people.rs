@@ -1,0 +1,325 @@
+//! What people do: they type, resize, leave, come back, and tell us to stop.
+
+use std::task::{Context, Poll};
+
+use bytes::BytesMut;
+use outlast_core::{
+    keys,
+    session::{Choice, Event, Mode},
+    terminal::{self, Action, Role},
+    waiting,
+};
+
+use super::{
+    Terminal,
+    paint::Extent,
+    viewers::{Heard, OWNER},
+};
+use crate::{
+    control::server::Taken,
+    os::{self, OuterEvent, Size},
+};
+
+/// Above this nobody is listened to: the agent does not read.
+const TYPED_HIGH: usize = 64 << 10;
+
+const CTRL_C: u8 = 0x03;
+const CTRL_D: u8 = 0x04;
+
+/// A wish that may have been told to us, to the one who stands in for us, or to both. Told to both it counts once.
+#[derive(Debug, Default)]
+pub(super) struct Tally {
+    ours: u32,
+    passed: u32,
+}
+
+impl Tally {
+    fn counts(&mut self, was_passed: bool) -> bool {
+        let before = self.ours.max(self.passed);
+        *if was_passed { &mut self.passed } else { &mut self.ours } += 1;
+        self.ours.max(self.passed) > before
+    }
+
+    fn is_repeated(&self) -> bool {
+        self.ours.max(self.passed) > 1
+    }
+}
+
+impl Terminal {
+    pub(super) fn poll_stops(&mut self, cx: &mut Context<'_>) -> bool {
+        let Poll::Ready(stop) = self.stops.poll_next(cx) else { return false };
+        self.journal.event("user_action", &[("action", &"signal"), ("signal", &stop.name)]);
+        if stop.name == "SIGHUP" && self.plan.outlives_terminal {
+            self.lose_owner();
+        } else {
+            self.stop_heard(false);
+        }
+        true
+    }
+
+    fn stop_heard(&mut self, was_passed: bool) {
+        if self.stops_heard.counts(was_passed) {
+            self.tell(Event::StopAsked { force: self.stops_heard.is_repeated() });
+        }
+    }
+
+    pub(super) fn poll_viewers(&mut self, cx: &mut Context<'_>) -> bool {
+        // Freed room wakes us.
+        let listens = self.child.as_ref().is_none_or(|child| child.typed.len() < TYPED_HIGH);
+        let Poll::Ready((key, heard)) = self.viewers.poll(cx, listens) else { return false };
+        match heard {
+            Heard::Typed(keys) => self.typed(key, keys),
+            Heard::Resized(size) => self.see(terminal::Event::Resized { key, size }),
+            Heard::Blank => self.see(terminal::Event::PaintAsked { key }),
+            Heard::Leaves => self.detach(),
+            Heard::Lost if key == OWNER => {
+                self.journal.event("user_action", &[("action", &"hangup")]);
+                self.hung_up();
+            }
+            Heard::Lost => self.left(key),
+            Heard::Refused => self.viewers.refuse(key, "read_only", "who only watches cannot type"),
+            Heard::Outer(event) => self.heard_outer(event),
+        }
+        true
+    }
+
+    fn typed(&mut self, key: u64, keys: BytesMut) {
+        if keys.is_empty() {
+            return;
+        }
+        if keys::has_key(&keys) {
+            self.see(terminal::Event::Typed { key });
+            let enter = keys.contains(&b'\r') || keys.contains(&b'\n');
+            self.watch(waiting::Event::Input { enter });
+        }
+        match &mut self.child {
+            Some(child) if child.stdin.is_some() => {
+                self.typing.typed(&keys, self.now);
+                // The first bytes are the usual case, and become the buffer.
+                child.typed.unsplit(keys);
+            }
+            _ => self.pressed(&keys),
+        }
+    }
+
+    // ---- coming and going ---------------------------------------------------------------------------------
+
+    /// Tells the one who knows who looks, and carries out what it decides.
+    pub(super) fn see(&mut self, event: terminal::Event) {
+        let had_person = self.viewers.has_person();
+        for action in self.viewers.handle(event, self.now) {
+            match action {
+                Action::Resize(size) => self.resize(size),
+                Action::Paint { key, with_history } => {
+                    let extent = if with_history { Extent::WithHistory } else { Extent::Screen };
+                    if let Some(screen) = &self.screen {
+                        let picture = screen.paint(self.viewers.size_of(key), extent);
+                        self.viewers.show(key, &picture);
+                    }
+                }
+            }
+        }
+        match (had_person, self.viewers.has_person()) {
+            (false, true) => self.tell(Event::TerminalFound),
+            (true, false) => self.tell(Event::TerminalLost),
+            _ => {}
+        }
+    }
+
+    /// Somebody asked over the socket to be shown the terminal.
+    pub(super) fn attach(&mut self, taken: Taken, role: Role, size: Size) {
+        let key = self.viewers.attach(taken, size);
+        let word = if role == Role::Watcher { "watch" } else { "attach" };
+        let (columns, rows) = (size.columns, size.rows);
+        self.journal.event(word, &[("viewer", &key), ("columns", &columns), ("rows", &rows)]);
+        let on_alternate = self.screen().is_some_and(|screen| screen.modes().alternate);
+        self.see(terminal::Event::Attached { key, role, size, on_alternate });
+    }
+
+    fn left(&mut self, key: u64) {
+        self.viewers.remove(key);
+        self.journal.event("detach", &[("viewer", &key)]);
+        self.see(terminal::Event::Left { key });
+    }
+
+    /// The person at our own terminal leaves it to the shell. We go on.
+    fn detach(&mut self) {
+        self.journal.event("user_action", &[("action", &"detach")]);
+        let id = &self.plan.id;
+        let words = format!("[outlast] detached; `outlast attach {id}` comes back, `outlast stop {id}` ends it\r\n");
+        self.leave(&words);
+    }
+
+    /// Our own terminal is gone, or nobody stands before the shell for us any more.
+    fn hung_up(&mut self) {
+        if self.plan.outlives_terminal {
+            return self.lose_owner();
+        }
+        self.viewers.remove(OWNER);
+        self.see(terminal::Event::Left { key: OWNER });
+        self.tell(Event::StopAsked { force: false });
+    }
+
+    fn lose_owner(&mut self) {
+        if self.viewers.outer().is_some() {
+            self.journal.event("user_action", &[("action", &"hangup"), ("goes_on", &true)]);
+            self.leave("");
+        }
+    }
+
+    fn leave(&mut self, words: &str) {
+        let Some(outer) = self.viewers.remove(OWNER) else { return };
+        outer.note_alternate(self.alternate.is_on);
+        // Below what the agent shows, which stays there.
+        let place = if self.alternate.is_on { "" } else { "\x1b[999;1H\r\n" };
+        let words = if words.is_empty() { String::new() } else { format!("{place}{words}") };
+        if let Err(error) = outer.leave(&words) {
+            self.journal.note(&format!("the terminal could not be left in order ({error})"));
+        }
+        self.see(terminal::Event::Left { key: OWNER });
+    }
+
+    // ---- our own terminal ---------------------------------------------------------------------------------
+
+    fn heard_outer(&mut self, event: OuterEvent) {
+        let Some(outer) = self.viewers.outer() else { return };
+        match event {
+            OuterEvent::Resized => {
+                let size = outer.size();
+                self.see(terminal::Event::Resized { key: OWNER, size });
+            }
+            OuterEvent::SuspendAsked => self.suspend(false),
+            OuterEvent::SuspendPassed => self.suspend(true),
+            OuterEvent::Continued => {
+                if let Err(error) = outer.make_raw() {
+                    self.journal.note(&format!("the terminal cannot be made raw again ({error})"));
+                }
+                let size = outer.size();
+                self.redraw();
+                self.see(terminal::Event::Resized { key: OWNER, size });
+            }
+            OuterEvent::StopPassed => self.stop_heard(true),
+            OuterEvent::HangupPassed if self.plan.outlives_terminal => self.lose_owner(),
+            OuterEvent::HangupPassed => self.stop_heard(true),
+            OuterEvent::Abandoned => {
+                self.journal.event("user_action", &[("action", &"abandoned")]);
+                self.hung_up();
+            }
+        }
+    }
+
+    fn suspend(&mut self, was_passed: bool) {
+        if !self.suspends_heard.counts(was_passed) {
+            return;
+        }
+        if let Some(outer) = self.viewers.outer() {
+            outer.note_alternate(self.alternate.is_on);
+            outer.suspend();
+        }
+    }
+
+    /// The agent stopped itself, as at Ctrl-Z. Then so do we, and both go on together; where there is no shell to call
+    /// us back, or somebody else looks too, it goes on at once.
+    pub(super) fn stopped(&mut self, key: u64) {
+        let is_alone = self.viewers.count() == 1;
+        if let Some(outer) = self.viewers.outer().filter(|outer| is_alone && outer.is_job()) {
+            self.journal.event("user_action", &[("action", &"suspend")]);
+            outer.note_alternate(self.alternate.is_on);
+            outer.suspend();
+        } else {
+            self.redraw();
+        }
+        self.household.signal(key, os::Signal::Continue);
+    }
+
+    /// What is on our terminal is somebody else's: it is painted, where that can be done; else a change of size, and back,
+    /// has the agent draw anew.
+    fn redraw(&mut self) {
+        if let (Some(screen), true) = (&self.screen, self.viewers.outer().is_some()) {
+            let picture = screen.paint(self.viewers.size_of(OWNER), Extent::Screen);
+            self.viewers.show(OWNER, &picture);
+        }
+        if let Some(window) = self.child.as_ref().and_then(|child| child.window.as_ref()) {
+            let size = self.viewers.size();
+            let other = Size { rows: size.rows.saturating_sub(1).max(1), ..size };
+            // One that has just ended needs no size.
+            let _ = window.resize(other).and_then(|()| window.resize(size));
+        }
+    }
+
+    fn resize(&mut self, size: Size) {
+        if let Some(screen) = &mut self.screen {
+            screen.resize(size);
+        }
+        self.journal.event("resize", &[("columns", &size.columns), ("rows", &size.rows)]);
+        // Without an agent the next one gets it.
+        if let Some(window) = self.child.as_ref().and_then(|child| child.window.as_ref())
+            && let Err(error) = window.resize(size)
+        {
+            self.journal.note(&format!("the agent's terminal cannot be resized ({error})"));
+        }
+    }
+
+    // ---- while there is no agent --------------------------------------------------------------------------
+
+    /// Keys while there is no agent to have them.
+    fn pressed(&mut self, keys: &[u8]) {
+        if !self.session.is_asking() {
+            if keys.contains(&CTRL_C) {
+                self.journal.event("user_action", &[("action", &"quit")]);
+                self.tell(Event::StopAsked { force: false });
+            }
+            return;
+        }
+        let choice = keys.iter().find_map(|key| match key {
+            b'\r' | b'\n' => Some((Choice::Start(Mode::Continue), "restart")),
+            b'f' | b'F' => Some((Choice::Start(Mode::Fresh), "fresh")),
+            b'q' | b'Q' | &CTRL_C | &CTRL_D => Some((Choice::Quit, "quit")),
+            _ => None,
+        });
+        if let Some((choice, action)) = choice {
+            self.journal.event("user_action", &[("action", &action)]);
+            self.tell(Event::Chosen(choice));
+        }
+    }
+
+    /// A line of our own on everybody's terminal. A stdout that is none gets what the agent shows, and nothing else.
+    pub(super) fn say(&mut self, words: &str) {
+        self.add(format!("\r\n[outlast] {words}\r\n").as_bytes());
+    }
+
+    /// Turns off what an agent that is gone has left on.
+    pub(super) fn calm(&mut self) {
+        let was_alternate = std::mem::take(&mut self.alternate).is_on;
+        let calm = os::calm(was_alternate);
+        self.add(&calm);
+    }
+
+    /// Something of ours, to be shown as what the agent shows is.
+    fn add(&mut self, bytes: &[u8]) {
+        self.fresh.extend_from_slice(bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_both_are_told_counts_once() {
+        let table = [
+            // ours and theirs, in this order     counts                      repeated
+            (&[false][..], &[true][..], false),
+            (&[true], &[true], false),
+            (&[false, true], &[true, false], false),
+            (&[true, false], &[true, false], false),
+            (&[false, false], &[true, true], true),
+            (&[false, true, true, false], &[true, false, true, false], true),
+        ];
+        for (told, expected, is_repeated) in table {
+            let mut tally = Tally::default();
+            let counts: Vec<bool> = told.iter().map(|passed| tally.counts(*passed)).collect();
+            assert_eq!((&counts[..], tally.is_repeated()), (expected, is_repeated), "{told:?}");
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! What is fixed before an agent is started, and what is looked up anew at each start.
+
+use std::{ffi::OsString, path::PathBuf, time::Duration};
+
+use outlast_core::{keys::DetachKey, life::Grace};
+
+use crate::{
+    cwd::{self, Cwd},
+    environment, frontmatter,
+    report::{self, Report},
+};
+
+/// What is fixed before the loop begins.
+pub struct Plan {
+    pub id: String,
+    pub program: String,
+    pub args: Vec<String>,
+    pub document: Option<PathBuf>,
+    pub cwd: Option<PathBuf>,
+    pub env_pass: Vec<String>,
+    /// Where outlast was started.
+    pub here: PathBuf,
+    pub grace: Grace,
+    /// What leaves the terminal outlast was started from.
+    pub detach_key: DetachKey,
+    /// A lost terminal is no reason to end.
+    pub outlives_terminal: bool,
+    /// Run with each event on its stdin.
+    pub notify: Option<String>,
+    pub hang_timeout: Option<Duration>,
+}
+
+/// What is looked up anew at each start.
+pub struct Place {
+    pub cwd: Cwd,
+    pub env: Vec<(OsString, OsString)>,
+}
+
+impl Plan {
+    pub fn place(&self) -> Result<Place, Report> {
+        let wrong = |error: &dyn std::error::Error, hint| Report::of(error, hint, report::USAGE);
+        let said = match &self.document {
+            Some(document) => {
+                frontmatter::read(&self.here.join(document)).map_err(|error| wrong(&error, error.hint()))?
+            }
+            None => frontmatter::Frontmatter::default(),
+        };
+        let wish = cwd::Wish {
+            flag: self.cwd.as_deref(),
+            frontmatter: said.cwd.as_deref(),
+            document: self.document.as_deref(),
+            here: &self.here,
+        };
+        let cwd = cwd::resolve(wish).map_err(|error| wrong(&error, error.hint()))?;
+        let document = self.document.as_deref().and_then(|document| self.here.join(document).canonicalize().ok());
+        let about = environment::About { session: &self.id, document: document.as_deref(), cwd: &cwd.path };
+        let env = environment::build(environment::ours(), &self.env_pass, &said.env, about)
+            .map_err(|error| wrong(&error, None))?;
+        Ok(Place { cwd, env })
+    }
+}

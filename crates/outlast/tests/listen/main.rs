@@ -1,0 +1,8 @@
+//! The HTTP front over real sockets, with a small machine behind it that answers as told.
+
+mod handshake;
+mod limits;
+mod pages;
+mod stateless;
+mod streams;
+mod support;
