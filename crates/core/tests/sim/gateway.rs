@@ -331,6 +331,11 @@ impl World {
         if let Some(dead) = dead {
             let asked = self.clients.iter().find(|(_, client)| client.is_asked_by(dead)).map(|(client, _)| *client);
             check!(self, asked.is_none(), "client {asked:?} is still asked by link {dead}, which is dead");
+            let status = self.gateway.status(self.now);
+            let links =
+                status["backends"].as_array().into_iter().flatten().filter_map(|backend| backend["links"].as_array());
+            let waits = links.flatten().any(|link| link["state"] == "given_up" && link["held"] != 0);
+            check!(self, !waits, "something waits for what was given up: {status}");
         }
         if let Some(due) = self.gateway.deadline().filter(|_| time_passed) {
             check!(self, due > self.now, "what is due at once was not done");

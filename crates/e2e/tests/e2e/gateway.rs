@@ -7,6 +7,7 @@ mod crash;
 mod ending;
 mod guards;
 mod limits;
+mod page;
 mod peers;
 mod reload;
 mod serve;
