@@ -129,7 +129,12 @@ fn bench(arguments: &[String]) -> Result<(), Failure> {
     let is_pty = arguments.first().is_some_and(|word| word == "pty");
     // The rivals of a terminal are the system's own; those that are not to be had are said to be missing.
     let peers = if is_pty { peers::terminals() } else { peers::provide(peers::FOR_BENCH)? };
-    must(cargo(["build", "--release", "-p", "outlast", "-p", "outlast-e2e"]), "the release build failed")?;
+    let mut build = cargo(["build", "--release", "-p", "outlast", "-p", "outlast-e2e"]);
+    // Only those: each is optimised as a whole, which takes its time.
+    for program in ["outlast", "outlast-bench", "outlast-echo", "outlast-hop"] {
+        build.args(["--bin", program]);
+    }
+    must(build, "the release build failed")?;
     let mut command = Command::new(target().join("release").join(format!("outlast-bench{}", env::consts::EXE_SUFFIX)));
     command.args(arguments).env(peers::VARIABLE, peers).current_dir(root());
     must(command, "the benchmark failed")
