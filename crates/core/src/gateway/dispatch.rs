@@ -112,17 +112,14 @@ impl Gateway {
             return self.unknown(&asked, format!("there is no tool `{shown}`"), Some(&shown));
         }
         let entry = self.catalogue.entry(List::Tools, index);
-        let definition = std::str::from_utf8(&entry.json).ok().and_then(Raw::parse);
-        let picked = definition.and_then(|raw| pick(raw, ["inputSchema", "annotations"]));
-        let [schema, annotations] = picked.unwrap_or_default();
         let arguments = asked.params.arguments().map_or(b"{}" as &[u8], |raw| raw.get().as_bytes());
-        if let Some(schema) = schema
-            && let Err(why) = self.schemas.0.check(schema.get().as_bytes(), arguments)
+        if let Some(schema) = &entry.schema
+            && let Err(why) = self.schemas.0.check(schema, arguments)
         {
             let failure = Failure::bad_arguments(name, &shown, &why);
             return self.refused(&asked, Some(&target), &failure);
         }
-        let repeatable = owner.settings.retry_annotated && annotations.is_some_and(is_safe);
+        let repeatable = owner.settings.retry_annotated && entry.is_safe;
         self.send(asked, Target { repeatable, ..target }, now);
     }
 
@@ -474,12 +471,6 @@ fn text(raw: Raw<'_>) -> std::borrow::Cow<'_, str> {
         Some(plain) => plain.into(),
         None => raw.text().unwrap_or_default().into(),
     }
-}
-
-/// Whether a tool's annotations say that calling it twice does no harm.
-fn is_safe(annotations: Raw<'_>) -> bool {
-    let hints = pick(annotations, ["readOnlyHint", "idempotentHint"]).unwrap_or_default();
-    hints.into_iter().any(|hint| hint.is_some_and(|hint| hint.get() == "true"))
 }
 
 /// Methods that a client of the one era has and a backend of the other does not: never passed on by accident.

@@ -156,6 +156,14 @@ impl World {
             for _ in 0..STEPS {
                 self.step();
             }
+            if seed % 3 == 0 {
+                // In the middle of everything: whoever waits is answered all the same.
+                self.stop();
+                let waits = self.clients.iter().find(|(_, client)| !client.open.is_empty()).map(|(client, _)| *client);
+                check!(self, waits.is_none(), "client {waits:?} waits for a gateway that is over");
+                check!(self, self.tickets.is_empty(), "an operator waits for a gateway that is over");
+                return;
+            }
             self.rest();
             self.quiet();
             self.stop();
@@ -443,10 +451,11 @@ impl World {
     }
 
     fn stop(&mut self) {
+        self.resting = true;
         self.stopping = true;
         self.handle(Event::StopAsked);
-        for _ in 0..1_000 {
-            if self.over {
+        for _ in 0..5_000 {
+            if self.over && self.owed.is_empty() {
                 break;
             }
             match self.owed.pop_front() {

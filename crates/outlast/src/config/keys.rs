@@ -114,6 +114,14 @@ pub const GATEWAY: &[Key] = &[
     key("session_idle", Shape::Span, "\"1h\"", "A session that nobody has used for so long is ended."),
     key("connections_max", SOME, "1024", "Open connections at a time. One more is told so and closed."),
     key("body_max", Shape::Size, "\"32MiB\"", "The largest message that is accepted."),
+    key(
+        "no_watch",
+        Shape::Truth,
+        "false",
+        "The file is not read again when it changes, but on SIGHUP and by `outlast reload`.",
+    ),
+    key("stdin_grace", Shape::Span, "\"1s\"", "How long a backend may take to end after its stdin is closed."),
+    key("term_grace", Shape::Span, "\"2s\"", "How long it may take after SIGTERM."),
 ];
 
 pub const BACKEND: &[Key] = &[

@@ -448,6 +448,22 @@ fn every_option_has_its_key() {
             assert!(options.contains(&key.name), "[{command}] {} has no option", key.name);
         }
     }
+    let cli = cli::Cli::command();
+    for option in cli.find_subcommand("gateway").unwrap().get_arguments().map(|argument| argument.get_id().as_str()) {
+        let has_key = keys::GATEWAY.iter().any(|key| key.name == option);
+        let has_reason = flags::WITHOUT_KEY.iter().any(|(name, _)| *name == option);
+        assert!(has_key != has_reason, "gateway --{option}: a key, or a reason why there is none");
+    }
+}
+
+#[test]
+fn the_file_sets_how_a_gateway_ends() {
+    let world = World::new(&[(NAME, "[gateway]\nno_watch = true\nstdin_grace = 7\nterm_grace = \"9s\"\n")]);
+    let given = cli::Cli::command().get_matches_from(["outlast", "gateway", "--term-grace", "3"]);
+    let cli::Command::Gateway(mut got) = cli::Cli::from_arg_matches(&given).unwrap().command else { panic!() };
+    world.around(|around| flags::fill_gateway(&mut got, given.subcommand().unwrap().1, around)).unwrap();
+    assert!(got.no_watch);
+    assert_eq!((got.stdin_grace, got.term_grace), (Duration::from_secs(7), Duration::from_secs(3)));
 }
 
 fn mcp(world: &World, line: &str) -> Result<cli::Mcp, Mistakes> {

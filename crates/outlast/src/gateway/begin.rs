@@ -88,7 +88,7 @@ async fn serve(arguments: &cli::Gateway, source: Source, config: Config, keeper:
     };
     let (control, complaint) = Control::begin(instance, env::home_dir().as_deref());
     complaint.into_iter().for_each(|complaint| journal.note(&complaint));
-    let (reload, complaint) = Reload::new(source, &config.watched, !arguments.no_watch);
+    let (reload, complaint) = Reload::new(source, &config, !arguments.no_watch);
     complaint.into_iter().for_each(|complaint| journal.note(&complaint));
     // Who hears this can already ask us anything.
     if let Some(listen) = &listen {
