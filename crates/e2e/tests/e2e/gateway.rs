@@ -5,6 +5,7 @@ mod broken;
 mod control;
 mod crash;
 mod ending;
+mod guards;
 mod limits;
 mod page;
 mod peers;

@@ -3,6 +3,7 @@
 use std::{env, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgMatches, ValueEnum, parser::ValueSource};
+use outlast_core::keys::DetachKey;
 
 use super::{
     Config, Surroundings, Want,
@@ -87,6 +88,15 @@ pub fn fill_run(arguments: &mut cli::Run, given: &ArgMatches, around: &Surroundi
         arguments.env_pass = filler.file.values("env_pass");
     }
     filler.truth("detach", &mut arguments.detach);
+    if let Some(key) = check_run(&filler.file)?.filter(|_| filler.is_new("detach_key")) {
+        arguments.detach_key = key;
+    }
+    filler.choice("on_hangup", &mut arguments.on_hangup);
+    filler.truth("no_screen", &mut arguments.no_screen);
+    filler.optional_text("notify", &mut arguments.notify);
+    if let Some(span) = filler.is_new("hang_timeout").then(|| filler.file.span("hang_timeout")).flatten() {
+        arguments.hang_timeout = Some(span);
+    }
     Ok(())
 }
 
@@ -109,6 +119,15 @@ pub fn check_mcp(file: &Section) -> Result<(), Mistakes> {
         }
     }
     mistakes.check()
+}
+
+/// The key that the file names.
+pub fn check_run(file: &Section) -> Result<Option<DetachKey>, Mistakes> {
+    let Some(text) = file.the_text("detach_key") else { return Ok(None) };
+    DetachKey::parse(&text.value).map(Some).map_err(|why| {
+        let what = format!("`{}` cannot be that key", text.written);
+        super::mistake::Mistake::new(text.at.clone(), "run.detach_key", what).hint(why).into()
+    })
 }
 
 struct Filler<'a> {

@@ -389,4 +389,29 @@ pub const RUN: &[Key] = &[
         "Variables of our own environment that pass to the agent; `NAME*` stands for all that begin so.",
     ),
     key("detach", Shape::Truth, "false", "It runs in the background, without a terminal."),
+    key(
+        "detach_key",
+        Shape::Text,
+        "'ctrl-\\'",
+        "Leaves the agent to itself in the background: a key with Ctrl, perhaps another after it, or `none`.",
+    ),
+    key(
+        "on_hangup",
+        Shape::Choice(&["end", "detach"]),
+        "\"end\"",
+        "What a lost terminal means: the agent and outlast end too, or go on in the background.",
+    ),
+    key("no_screen", Shape::Truth, "false", "The screen is not kept: nobody can attach, read it or wait for it."),
+    key(
+        "notify",
+        Shape::Text,
+        "",
+        "This is run in a shell, with the event as JSON on its stdin, when the agent waits for input, crashes or hangs.",
+    ),
+    key(
+        "hang_timeout",
+        Shape::Span,
+        "",
+        "An agent that is busy by its own account and has shown nothing for so long is restarted. Otherwise never.",
+    ),
 ];

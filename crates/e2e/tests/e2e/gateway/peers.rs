@@ -6,6 +6,7 @@ use std::{
     net::TcpListener,
     process::{Child, Command, Stdio},
     thread,
+    time::{Duration, Instant},
 };
 
 use nix::sys::signal::Signal;
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::world::outlast_in;
 use crate::{
-    mcp::client::{signal, until},
+    mcp::client::{PATIENCE, signal, until},
     support::{
         outlast,
         peers::{Client, Peer, Peers, Project, Server, text},
@@ -101,26 +102,32 @@ impl World {
         World { project, fast }
     }
 
-    fn state(&self) -> Value {
-        let output = outlast_in(&self.project.path(), &["state", "--json"]);
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)))
-    }
-
+    /// The child of a backend that is ready, in the newest gateway: some clients start one to look at it first.
     fn child(&self, name: &str) -> Option<u32> {
-        let state = self.state();
-        let backend = state["backends"].as_array()?.iter().find(|backend| backend["name"] == name)?.clone();
-        (backend["state"] == "ready").then_some(())?;
-        backend["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
+        let output = outlast_in(&self.project.path(), &["ps", "--json"]);
+        let rows: Vec<Value> = serde_json::from_slice(&output.stdout).expect("an array of rows");
+        let is_it = |row: &&Value| row["kind"] == "backend" && row["name"] == name;
+        let newest = |row: &&Value| row["started"].as_f64().map(f64::to_bits);
+        let row = rows.iter().filter(is_it).max_by_key(newest)?;
+        (row["state"] == "ready").then_some(())?;
+        row["child_pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
     }
 
     /// All answer; each child is killed in turn, and all answer again over the same connection.
     fn outlives_everything(&self, peer: &mut Peer) -> Result<(), String> {
         let questions = questions(&self.project);
-        let tools = peer.tools()?;
-        for (backend, tool, ..) in &questions {
-            let name = format!("{backend}__{tool}");
-            if !tools.contains(&name) {
-                return Err(format!("{name} is not offered: {tools:?}"));
+        // A list does not wait for a backend that takes its time; what comes later is announced.
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let tools = peer.tools()?;
+            let is_offered =
+                |(backend, tool, ..): &&(&str, &str, Value, &str)| tools.contains(&format!("{backend}__{tool}"));
+            match questions.iter().find(|question| !is_offered(question)) {
+                None => break,
+                Some((backend, tool, ..)) if deadline <= Instant::now() => {
+                    return Err(format!("{backend}__{tool} is not offered: {tools:?}"));
+                }
+                Some(_) => thread::sleep(Duration::from_millis(50)),
             }
         }
         let answers = |peer: &mut Peer, at: usize| {
