@@ -52,6 +52,8 @@ pub enum How {
     StoppedReading,
     /// Of a server that is no child: it cannot be spoken to any more.
     Lost(String),
+    /// Of a server that is no child: it is there, and does not know us any more.
+    Forgot(String),
     /// By us, because it was to say something, by its own account or because it was asked, and said nothing for so long.
     Hung(Duration),
     /// By us, because somebody asked for it.
@@ -88,6 +90,7 @@ impl fmt::Display for How {
             How::LineTooLong => f.write_str("wrote a line over 64 MiB"),
             How::StoppedReading => f.write_str("stopped reading its stdin"),
             How::Lost(why) => write!(f, "was lost: {why}"),
+            How::Forgot(why) => write!(f, "has to be met anew: {why}"),
             How::Hung(silence) => write!(f, "hung: silent for {} s", silence.as_secs_f64()),
             How::Stopped => f.write_str("was stopped"),
         }
@@ -103,6 +106,8 @@ pub enum Cause {
     Clean,
     /// It asked to be started again.
     RestartRequested,
+    /// Nothing broke but the acquaintance.
+    Forgot,
     /// It had served and broke.
     Crashed,
     /// It broke before it could serve: a crash too, and the likelier to repeat itself.
@@ -118,6 +123,7 @@ pub fn classify(how: &How, asked: bool, was_ready: bool) -> Cause {
         // Leaving in peace before the handshake is no peace to the client who waits for it.
         _ if !was_ready => Cause::NeverReady,
         How::Exited(Exit::Code(0)) => Cause::Clean,
+        How::Forgot(_) => Cause::Forgot,
         How::Exited(_) | How::ClosedStdout | How::ClosedStdin | How::LineTooLong => Cause::Crashed,
         How::StoppedReading | How::Lost(_) | How::Hung(_) => Cause::Crashed,
     }
@@ -206,6 +212,8 @@ mod tests {
             (How::LineTooLong,                   false, false, NeverReady),
             (How::StoppedReading,                false, true,  Crashed),
             (How::Lost("no answer".into()),      false, true,  Crashed),
+            (How::Forgot("404".into()),          false, true,  Forgot),
+            (How::Forgot("404".into()),          false, false, NeverReady),
             (How::Lost("no answer".into()),      false, false, NeverReady),
             (How::Hung(Duration::from_secs(5)),  false, true,  Crashed),
             (How::CouldNotStart("no".into()),    false, false, NeverReady),

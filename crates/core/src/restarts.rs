@@ -14,6 +14,8 @@ use crate::exit::{Cause, How};
 
 /// How many endings are remembered; the oldest is forgotten first.
 pub const RECENT_MAX: usize = 10;
+/// Who forgets us again and again is met anew no more often than this.
+const FORGOT_GAP: Duration = Duration::from_secs(1);
 
 /// All that distinguishes one way of starting again from another. Any mix is allowed.
 #[derive(Clone, Debug, PartialEq)]
@@ -289,7 +291,9 @@ impl Restarts {
         if counted {
             self.crashed(ready_for, now)
         } else if cause == Cause::RestartRequested {
-            self.requested(now)
+            self.requested(self.policy.request_gap.unwrap_or(Duration::ZERO), now)
+        } else if cause == Cause::Forgot {
+            self.requested(FORGOT_GAP, now)
         } else {
             Verdict::Left
         }
@@ -338,7 +342,7 @@ impl Restarts {
 
     fn is_crash(&self, cause: Cause) -> bool {
         match cause {
-            Cause::Asked => false,
+            Cause::Asked | Cause::Forgot => false,
             Cause::Clean => !self.policy.clean_leaves,
             Cause::RestartRequested => self.policy.request_gap.is_none(),
             Cause::Crashed | Cause::NeverReady => true,
@@ -368,9 +372,8 @@ impl Restarts {
         Verdict::StartAt { at: now + delay, delay, why: Why::Backoff }
     }
 
-    fn requested(&mut self, now: Instant) -> Verdict {
+    fn requested(&mut self, gap: Duration, now: Instant) -> Verdict {
         self.place = Place::Empty { requested: true };
-        let gap = self.policy.request_gap.unwrap_or(Duration::ZERO);
         match self.last_requested.map(|last| last + gap) {
             Some(at) if now < at => Verdict::StartAt { at, delay: at - now, why: Why::Throttled },
             _ => Verdict::StartAt { at: now, delay: Duration::ZERO, why: Why::Requested },
@@ -527,6 +530,22 @@ mod tests {
             (42, Some(4_000), Why::Requested, 0),
             (1,  NEVER,       Why::Backoff,   5_000),
         ]);
+    }
+
+    #[test]
+    fn who_forgets_us_is_met_anew_at_once_and_then_once_a_second() {
+        let mut restarts = Restarts::new(Policy::exponential(), 1);
+        let forgot = || How::Forgot("404".into());
+        let mut now = birth();
+        for expected in [Duration::ZERO, secs(1), secs(1)] {
+            restarts.child_started(now);
+            restarts.child_ready(now);
+            let verdict = restarts.child_ended(Cause::Forgot, forgot(), now);
+            let Verdict::StartAt { at, delay, .. } = verdict else { panic!("{verdict:?}") };
+            assert_eq!(delay, expected);
+            now = at;
+        }
+        assert_eq!(restarts.crashes(now), 0, "nothing crashed");
     }
 
     #[test]

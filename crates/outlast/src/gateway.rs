@@ -600,9 +600,10 @@ impl Driver {
                         self.journal.note(&text);
                     }
                 }
-                http::Heard::Down { why, .. } => {
+                http::Heard::Down { why, is_forgotten } => {
                     self.links.remove(&serial);
-                    return self.tell(Event::LinkDown { link, how: How::Lost(why), stderr_tail: String::new() });
+                    let how = if is_forgotten { How::Forgot(why) } else { How::Lost(why) };
+                    return self.tell(Event::LinkDown { link, how, stderr_tail: String::new() });
                 }
             }
         }

@@ -327,7 +327,7 @@ impl Inherit {
         self.last_exit = Some(how.to_string());
         let event = match cause {
             Cause::Asked | Cause::Clean => record::Event::ServerStopped,
-            Cause::RestartRequested => record::Event::ServerExiting,
+            Cause::RestartRequested | Cause::Forgot => record::Event::ServerExiting,
             Cause::Crashed | Cause::NeverReady => record::Event::ServerCrashed,
         };
         let mut obituary =

@@ -292,10 +292,10 @@ impl Gateway {
             crashes: Some(place.restarts.crashes(now)),
             restarts: Some(place.restarts.restarts()),
             uptime: connection.ready.map(|ready| now.saturating_duration_since(ready)),
-            ..Record::new(if cause == Cause::Asked {
-                record::Event::ServerStopped
-            } else {
-                record::Event::ServerCrashed
+            ..Record::new(match cause {
+                Cause::Asked => record::Event::ServerStopped,
+                Cause::Forgot => record::Event::ServerExiting,
+                _ => record::Event::ServerCrashed,
             })
         };
         let mut record = record.ended(&how);

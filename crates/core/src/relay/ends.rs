@@ -69,7 +69,7 @@ impl Relay {
         let verdict = self.restarts.child_ended(cause, how.clone(), now);
         let event = match cause {
             Cause::Asked | Cause::Clean => record::Event::ServerStopped,
-            Cause::RestartRequested => record::Event::ServerExiting,
+            Cause::RestartRequested | Cause::Forgot => record::Event::ServerExiting,
             Cause::Crashed | Cause::NeverReady => record::Event::ServerCrashed,
         };
         let mut obituary = self.obituary(event, generation, child, how, now);

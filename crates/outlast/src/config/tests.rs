@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, fs, time::Duration};
 
 use clap::{CommandFactory, FromArgMatches};
 use outlast_core::{
-    gateway::{Children, EraChoice, Kind, Pattern, Rate, Switch},
+    gateway::{Called, Children, EraChoice, Kind, Outcome, Pattern, Rate, Switch},
     restarts::{Delays, First},
 };
 
@@ -623,6 +623,34 @@ fn the_example_of_the_book_is_right() {
     let world =
         World { environment: [("GITHUB_TOKEN", "x"), ("DOCS_TOKEN", "y")].into(), ..World::new(&[(NAME, example)]) };
     assert_eq!(world.gateway(&[]).unwrap().settings.backends.len(), 2);
+}
+
+#[test]
+fn what_the_book_says_of_guards_is_right() {
+    let page = include_str!("../../../../docs/guards.md");
+    let examples = page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let mut count = 0;
+    for example in examples {
+        let mut world = World::new(&[(NAME, example), ("keys.json", include_str!("fixtures/jwks.json"))]);
+        world.environment.insert("OUTLAST_SIGNING", SECRET);
+        world.gateway(&[]).unwrap_or_else(|mistakes| panic!("{}", Report::from(mistakes)));
+        count += 1;
+    }
+    assert_eq!(count, 2);
+    let row = |name: &str| page.lines().any(|line| line.starts_with(&format!("| `{name}`")));
+    // What was never counted is not told.
+    let mut metrics = crate::gateway::metrics::Metrics::new();
+    for outcome in [Outcome::Answered, Outcome::RateLimited] {
+        let (backend, tool) = (Some("one".to_owned()), Some("one__echo".to_owned()));
+        let (who, method) = ("ann".to_owned(), "tools/call".to_owned());
+        metrics.called(&Called { client: 1, who, role: None, method, tool, backend, outcome, took: Duration::ZERO });
+    }
+    let metrics = metrics.text(&serde_json::json!({ "backends": [{ "name": "one" }] }));
+    let names: Vec<&str> = metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+    assert_eq!(names.len(), 7);
+    for name in names {
+        assert!(row(name) || row(&format!("{name}_total")), "{name} is not in the book");
+    }
 }
 
 #[test]

@@ -40,7 +40,7 @@ pub async fn turn(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Opti
             answer.headers.push(("content-security-policy", POLICY.clone()));
             answer.headers.push(("cross-origin-opener-policy", "same-origin".into()));
         }
-        // Of two that say the same the first counts; a stream has its own.
+        // Nothing here is true for long. A stream says so by itself.
         if !matches!(answer.content, Content::Events(..)) {
             answer.headers.push(("cache-control", "no-store".into()));
         }
