@@ -5,7 +5,8 @@
 //!     python-1/  python-2/            virtual environments
 //!     node/                           node_modules, with a Node of its own
 //!     agents/                         claude and codex, run by that Node
-//!     mcpmon/                         a rival, for the benchmark alone
+//!     conformance/                    the conformance suites, run by that Node
+//!     mcpmon/  rivals/  rivals-py/    rivals, for the benchmarks alone
 //! ```
 //!
 //! Each part is made under another name and moved into place when it works, so a part that is there is whole. A
@@ -23,11 +24,18 @@ use std::process::{Command, Stdio};
 pub const VARIABLE: &str = "OUTLAST_PEERS";
 
 pub const FOR_TESTS: &[Part] = &[Part::Python("python-1"), Part::Python("python-2"), Part::Node, Part::Agents];
-pub const FOR_BENCH: &[Part] =
-    &[Part::Python("python-1"), Part::Python("python-2"), Part::Node, Part::Python("mcpmon")];
+pub const FOR_CONFORMANCE: &[Part] = &[Part::Node, Part::Packages("conformance")];
+pub const FOR_BENCH: &[Part] = &[
+    Part::Python("python-1"),
+    Part::Python("python-2"),
+    Part::Node,
+    Part::Python("mcpmon"),
+    Part::Python("rivals-py"),
+    Part::Packages("rivals"),
+];
 
 /// The files in `crates/e2e/peers` that decide what is fetched.
-const PINS: [&str; 7] = [
+const PINS: [&str; 12] = [
     "package.json",
     "package-lock.json",
     "python-1.txt",
@@ -35,6 +43,11 @@ const PINS: [&str; 7] = [
     "mcpmon.txt",
     "agents/package.json",
     "agents/package-lock.json",
+    "conformance/package.json",
+    "conformance/package-lock.json",
+    "rivals/package.json",
+    "rivals/package-lock.json",
+    "rivals-py.txt",
 ];
 
 /// The stamp in a finished folder: which pins it was made from.
@@ -100,12 +113,14 @@ pub enum Part {
     Node,
     /// The command lines that people run under `outlast run`, and the terminal they run it in.
     Agents,
+    /// Programs for that Node, named like the folder that lists them.
+    Packages(&'static str),
 }
 
 impl Part {
     fn name(self) -> &'static str {
         match self {
-            Part::Python(name) => name,
+            Part::Python(name) | Part::Packages(name) => name,
             Part::Node => "node",
             Part::Agents => "agents",
         }
@@ -117,6 +132,11 @@ impl Part {
             Part::Python(_) => venv_python(place),
             Part::Node => node(place),
             Part::Agents => return check_agents(place),
+            // Moved into place when all of it was there, and nothing in it is built for this machine.
+            Part::Packages(_) => {
+                let is_there = place.join("node_modules").is_dir();
+                return if is_there { Ok(()) } else { Err(format!("nothing in {}", place.display())) };
+            }
         };
         let version = version_of(&mut Command::new(&program))?;
         match self {
@@ -145,6 +165,7 @@ impl Part {
                     )
                 })
             }
+            Part::Packages(name) => fetch(name, &pins_folder().join(name), place, &["--ignore-scripts"]),
             Part::Agents => {
                 tmux()?;
                 // Their install scripts wait for somebody's consent; the one that is needed is run here, by name.
@@ -215,6 +236,20 @@ pub fn terminals() -> PathBuf {
         }
     }
     PathBuf::new()
+}
+
+/// Says to the tests that there must be a browser.
+pub const BROWSER: &str = "OUTLAST_BROWSER";
+
+/// For the gateway's status page: a Chromium or Chrome, and the driver that goes with it.
+pub fn browser() -> Result<(), Failure> {
+    let works = || {
+        let browsers = ["chromium", "google-chrome", "chromium-browser"];
+        let is_mac_app = Path::new("/Applications/Google Chrome.app").exists();
+        quietly(Command::new("chromedriver").arg("--version"))
+            && (is_mac_app || browsers.iter().any(|browser| quietly(Command::new(browser).arg("--version"))))
+    };
+    install_unless(works, &["chromium", "chromium-driver"], "a browser with its driver, for the status page")
 }
 
 /// The major version the Inspector needs; the system's Node may be older.

@@ -4,11 +4,50 @@
 //! knows both eras on both sides and translates between them. Payloads pass through unread; ids, progress tokens, cursors
 //! and names are swapped on the way in and restored on the way out, types included.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    mem,
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
+use rustc_hash::FxHashMap;
 
-use crate::{exit::How, message::Id, record::Record, restarts::Policy};
+use crate::{
+    exit::How,
+    message::Id,
+    record::{self, Record},
+    relay::lists::{Family, Kind as List},
+};
+
+mod asks;
+mod calls;
+mod catalogue;
+mod change;
+mod dispatch;
+pub mod guard;
+mod guests;
+mod links;
+mod lists;
+mod opening;
+mod places;
+mod search;
+mod settings;
+mod status;
+mod subscriptions;
+mod tasks;
+mod words;
+
+use asks::Ask;
+use calls::{Call, Whom};
+use catalogue::{Catalogue, View};
+use guard::{Breaker, Buckets, Roles, Switches};
+use guests::{Guest, Says};
+use links::Connection;
+use lists::Gathering;
+use places::{Place, PlaceKey, Seat};
+pub use settings::*;
 
 /// A client, numbered by the front. Never used again.
 pub type Client = u64;
@@ -121,13 +160,15 @@ pub enum Switch {
     Backend(String),
 }
 
+/// Every message in it is one line, its line feed included and no other in it. What comes in may have any white space.
 #[derive(Debug)]
 pub enum Action {
     TellClient {
         client: Client,
         message: Bytes,
         /// The client's own request that this is about: its answer, or a notification or request on its behalf. Without
-        /// it the message goes to the general stream of a session.
+        /// it the message goes to the general stream of a session. The answers to a batch come together, as one array
+        /// about the first request in it.
         about: Option<Id>,
     },
     /// The front ends the conversation: a session is forgotten, a connection closed.
@@ -199,6 +240,26 @@ pub enum Outcome {
     Unknown,
 }
 
+impl Outcome {
+    /// For queries and metrics; these do not change.
+    pub fn name(self) -> &'static str {
+        match self {
+            Outcome::Answered => "answered",
+            Outcome::Failed => "failed",
+            Outcome::Lost => "lost",
+            Outcome::TimedOut => "timed_out",
+            Outcome::Cancelled => "cancelled",
+            Outcome::SwitchedOff => "switched_off",
+            Outcome::RateLimited => "rate_limited",
+            Outcome::Denied => "denied",
+            Outcome::BadArguments => "bad_arguments",
+            Outcome::CircuitOpen => "circuit_open",
+            Outcome::Unavailable => "unavailable",
+            Outcome::Unknown => "unknown",
+        }
+    }
+}
+
 /// What one backend offers, each list as its elements' own JSON, in the backend's order and under its own names.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Offer {
@@ -211,134 +272,271 @@ pub struct Offer {
     pub instructions: Option<String>,
 }
 
-/// All that was configured, checked: nobody downstream sees raw text.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Settings {
-    /// In the order of the file. Names are unique.
-    pub backends: Vec<Backend>,
-    /// Views of the catalogue, by name.
-    pub profiles: BTreeMap<String, Profile>,
-    /// What clients get that name no profile.
-    pub default_profile: Option<String>,
-    /// By role; empty: everything is allowed to everyone.
-    pub roles: BTreeMap<String, Role>,
-    pub rates: Rates,
-    pub switched_off: Vec<Switch>,
-    pub limits: Limits,
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub struct Backend {
-    pub name: String,
-    pub kind: Kind,
-    /// Before the name of every tool and prompt; `name__` unless it was configured.
-    pub prefix: String,
-    pub allow: Vec<Pattern>,
-    pub deny: Vec<Pattern>,
-    pub children: Children,
-    pub era: EraChoice,
-    pub policy: Policy,
-    /// A call that takes longer is cancelled and fails; progress begins it anew, up to `call_max` in all.
-    pub call_timeout: Duration,
-    pub call_max: Duration,
-    pub start_timeout: Duration,
-    /// A child nobody has called for so long is stopped, and started again by the next call.
-    pub idle_stop: Option<Duration>,
-    /// In bytes; a child above it is replaced.
-    pub memory_max: Option<u64>,
-    /// Failures in a row that open the circuit, and how long it then stays open before one probe.
-    pub breaker_failures: u32,
-    pub breaker_open: Duration,
-    /// Whether a call in flight at a crash is asked again if its tool is annotated as safe.
-    pub retry_annotated: bool,
-}
-
-/// What the driver connects to. The machine only compares it: a change replaces the link.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Kind {
-    Stdio {
-        command: String,
-        args: Vec<String>,
-        env: BTreeMap<String, String>,
-        cwd: Option<String>,
-    },
-    Http {
-        url: String,
-        headers: BTreeMap<String, String>,
-        /// The old transport with two endpoints.
-        is_sse: bool,
-    },
-}
-
-/// How many processes a stdio backend has.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Children {
-    Shared,
-    PerSession,
-    Pool(u32),
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EraChoice {
-    /// A child is asked for a handshake, and a stateless one that refuses gets a `server/discover` instead. An HTTP backend
-    /// is asked once which it knows; then each client's own era is spoken to it where it can be.
-    Auto,
-    Handshake,
-    Stateless,
-}
-
-/// A name, where `*` stands for anything.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Pattern(pub String);
-
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Profile {
-    /// Backends by name; empty: all.
-    pub backends: Vec<Pattern>,
-    /// Tools as clients see them; empty: all.
-    pub allow: Vec<Pattern>,
-    pub deny: Vec<Pattern>,
-    /// Three tools to search, describe and call instead of the whole list.
-    pub search: bool,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Role {
-    pub allow: Vec<Pattern>,
-    pub deny: Vec<Pattern>,
-}
-
-/// Token buckets, for each client and tool.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Rates {
-    pub default: Option<Rate>,
-    /// By tool as clients see it; the first pattern that fits counts.
-    pub tools: Vec<(Pattern, Rate)>,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Rate {
-    pub per_minute: u32,
-    pub burst: u32,
-}
-
-/// Bounds of the whole gateway; what happens at each is said where it is used.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Limits {
-    /// How long a call waits for a backend that is down before it fails with the time of the next try.
-    pub hold: Duration,
-    /// Calls held for one backend; more fail at once.
-    pub held_max: usize,
-    /// Calls in flight for one client; more fail at once.
-    pub in_flight_max: usize,
-    /// Elements on one page of a merged list.
-    pub page: usize,
-    /// A backend that gave up is tried again this often.
-    pub retry_given_up: Duration,
-}
-
 /// Whether arguments fit a tool's schema; pure, given at birth.
 pub trait Schemas {
     /// Both as JSON. An error is one sentence that names the place.
     fn check(&mut self, schema: &[u8], arguments: &[u8]) -> Result<(), String>;
+}
+
+/// The two kinds of MCP: sessions that begin with a handshake, and requests that stand for themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+enum Era {
+    Handshake,
+    Stateless,
+}
+
+/// The revisions of the handshake era, newest first. A client that asks for another one is offered the first.
+const HANDSHAKE_VERSIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
+const STATELESS_VERSION: &str = "2026-07-28";
+
+/// How long a list waits for backends that nothing is known of yet, counted from their first start; then it is served
+/// without them.
+const GATHER_MAX: Duration = Duration::from_secs(5);
+/// How long a replaced link may finish its calls; then they fail.
+const DRAIN_MAX: Duration = Duration::from_secs(60);
+/// How long calls in flight may still be answered when the gateway stops; then they fail.
+const STOP_MAX: Duration = Duration::from_secs(1);
+/// How long a backend has for any word at all after a call was late; then it is taken for hung and replaced.
+const HANG_MAX: Duration = Duration::from_secs(5);
+/// How long after a child was found too large it is looked at again.
+const REPLACE_GAP: Duration = Duration::from_secs(60);
+/// How many pages of a backend's list are fetched; what comes after is left out, and that is noted.
+const LIST_PAGES_MAX: usize = 100;
+/// How large one backend's four lists may be together; what comes after is left out, and that is noted.
+const OFFER_BYTES_MAX: usize = 16 << 20;
+/// How many messages one batch may hold; a longer one is refused.
+const BATCH_MAX: usize = 256;
+/// How many requests of backends may wait for one client's answer; one more is refused.
+const ASKS_MAX: usize = 64;
+/// How large a request may be to be kept for a second try while it is in flight; a larger one fails at a crash.
+const KEPT_BYTES_MAX: usize = 1 << 20;
+/// How many resources one client may be subscribed to; one more is refused.
+const SUBSCRIPTIONS_MAX: usize = 1024;
+/// How much of a dead backend's stderr is kept.
+const STDERR_BYTES_MAX: usize = 64 << 10;
+
+/// One backend, through all its connections.
+#[derive(Debug)]
+struct Owner {
+    settings: Backend,
+    offer: Offer,
+    standing: Standing,
+    breaker: Breaker,
+    /// Which eras it knows, once it was asked.
+    eras: Option<Eras>,
+    /// When lists stop waiting for it, counted from its first start.
+    gather_until: Option<Instant>,
+    /// The next pool place to be used, where several are equally busy.
+    turn: u32,
+}
+
+/// What is known of a backend's offer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Standing {
+    /// Nothing yet.
+    Unknown,
+    /// It was there in an earlier run.
+    Stale,
+    Confirmed,
+    /// Nothing, and its first try to connect failed.
+    Failed,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Eras {
+    handshake: bool,
+    stateless: bool,
+}
+
+/// Many backends, many clients.
+#[derive(Debug)]
+pub struct Gateway {
+    settings: Settings,
+    schemas: Checker,
+    seed: u64,
+    /// By number; [`Gateway::order`] is the order of the file.
+    owners: BTreeMap<u32, Owner>,
+    order: Vec<u32>,
+    /// Every name that ever had a number.
+    numbers: BTreeMap<String, u32>,
+    places: BTreeMap<PlaceKey, Place>,
+    links: FxHashMap<u64, Connection>,
+    guests: FxHashMap<Client, Guest>,
+    /// Requests under way, ours and the clients', by the id that a backend knows them by.
+    calls: FxHashMap<u64, Box<Call>>,
+    /// Requests of backends that wait for a client's answer, by the id that the client knows them by.
+    asks: FxHashMap<u64, Ask>,
+    batches: FxHashMap<u64, calls::Batch>,
+    gathering: Vec<Gathering>,
+    tasks: tasks::Tasks,
+    /// What operators asked for and wait to hear the end of.
+    errands: FxHashMap<Ticket, change::Errand>,
+    catalogue: Catalogue,
+    views: Vec<View>,
+    switches: Switches,
+    buckets: Buckets,
+    roles: Roles,
+    /// For calls, asks, links and all else that needs a number of its own. Ids of one kind never come twice.
+    next: u64,
+    /// Nothing is due before; something may be due then.
+    wake: Option<Instant>,
+    /// The first event was heard, and so what time it is.
+    begun: bool,
+    /// Some place may be due to be filled.
+    starts_due: bool,
+    stopping: Option<Instant>,
+    over: bool,
+    out: Vec<Action>,
+}
+
+struct Checker(Box<dyn Schemas>);
+
+impl std::fmt::Debug for Checker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Checker")
+    }
+}
+
+impl Gateway {
+    /// Nothing happens before the first event; [`Event::TimePassed`] will do. `kept` is what each backend offered when it was
+    /// last here, by name.
+    pub fn new(settings: Settings, seed: u64, mut kept: BTreeMap<String, Offer>, schemas: Box<dyn Schemas>) -> Gateway {
+        let mut gateway = Gateway {
+            schemas: Checker(schemas),
+            seed,
+            owners: BTreeMap::new(),
+            order: Vec::new(),
+            numbers: BTreeMap::new(),
+            places: BTreeMap::new(),
+            links: FxHashMap::default(),
+            guests: FxHashMap::default(),
+            calls: FxHashMap::default(),
+            asks: FxHashMap::default(),
+            batches: FxHashMap::default(),
+            gathering: Vec::new(),
+            tasks: tasks::Tasks::default(),
+            errands: FxHashMap::default(),
+            catalogue: Catalogue::default(),
+            views: Vec::new(),
+            switches: Switches::new(&settings.switched_off),
+            buckets: Buckets::new(settings.rates.clone()),
+            roles: Roles::new(settings.roles.clone()),
+            next: 1,
+            wake: None,
+            begun: false,
+            starts_due: false,
+            stopping: None,
+            over: false,
+            out: Vec::new(),
+            settings,
+        };
+        gateway.settle_owners(&mut kept, None);
+        gateway
+    }
+
+    pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Action> {
+        if !mem::replace(&mut self.begun, true) {
+            self.place_all(now);
+        }
+        match event {
+            Event::ClientCame { client, front, who } => self.client_came(client, front, who),
+            Event::ClientSaid { client, message } => self.client_said(client, &message, now),
+            Event::ClientLeft { client } => self.client_left(client, now),
+            Event::LinkUp { link, pid } => self.link_up(link, pid, now),
+            Event::LinkSaid { link, message } => self.link_said(link, &message, now),
+            Event::RequestLost { link, id, was_sent, why } => self.request_lost(link, &id, was_sent, &why, now),
+            Event::LinkDown { link, how, stderr_tail } => self.link_down(link, how, stderr_tail, now),
+            Event::Measured { link, rss } => self.measured(link, rss, now),
+            Event::RestartAsked { ticket, backend, reason } => self.restart_asked(ticket, backend, &reason, now),
+            Event::ResumeAsked { ticket, backend } => self.resume_asked(ticket, backend, now),
+            Event::SwitchAsked { ticket, what, off } => self.switch_asked(ticket, &what, off, now),
+            Event::Configured(settings) => self.configured(*settings, now),
+            Event::StopAsked => self.stop_asked(now),
+            // Early or twice changes nothing.
+            Event::TimePassed => self.time_passed(now),
+        }
+        if mem::take(&mut self.starts_due) {
+            self.start_what_waits(now);
+        }
+        mem::take(&mut self.out)
+    }
+
+    /// When it wants to hear that time passed, at the latest. It may turn out that nothing was due.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.wake
+    }
+
+    /// All links are down after a stop.
+    pub fn is_over(&self) -> bool {
+        self.over
+    }
+
+    /// What the driver connects to for [`Action::Connect`].
+    pub fn backend(&self, number: u32) -> Option<&Backend> {
+        self.owners.get(&number).map(|owner| &owner.settings)
+    }
+
+    /// All that are configured, in the order of the file.
+    pub fn backends(&self) -> impl Iterator<Item = &Backend> {
+        self.settings.backends.iter()
+    }
+
+    /// Whether somebody may see and steer all of it: where there are roles, only one that may call every tool.
+    pub fn is_operator(&self, who: &Who) -> bool {
+        self.roles.has_all(who.role.as_deref())
+    }
+
+    /// What a client still waits for, subscriptions aside.
+    pub fn in_flight(&self, client: Client) -> usize {
+        let calls = self.calls.values().filter_map(|call| call.whom.as_ref());
+        let gathering = self.gathering.iter().map(|waiting| &waiting.whom);
+        calls.chain(gathering).filter(|whom| whom.client == client).count()
+    }
+
+    fn number(&mut self) -> u64 {
+        self.next += 1;
+        self.next - 1
+    }
+
+    fn wake_by(&mut self, at: Instant) {
+        self.wake = Some(self.wake.map_or(at, |wake| wake.min(at)));
+    }
+
+    fn tell_link(&mut self, serial: u64, message: Bytes) {
+        if let Some(connection) = self.links.get(&serial) {
+            self.out.push(Action::TellLink { link: connection.link, message });
+        }
+    }
+
+    fn note(&mut self, words: String) {
+        self.out.push(Action::Note(words));
+    }
+
+    fn owner_name(&self, number: u32) -> &str {
+        self.owners.get(&number).map_or("", |owner| &owner.settings.name)
+    }
+
+    /// Everything that time alone can bring about, and when the next of it is due.
+    fn time_passed(&mut self, now: Instant) {
+        self.wake = None;
+        self.starts_due = true;
+        self.calls_late(now);
+        self.links_late(now);
+        self.gather(now);
+        if self.stopping.is_some_and(|by| by <= now) {
+            self.stop_at_last(now);
+        }
+        self.rewake(now);
+    }
+
+    /// The next time anything is due.
+    fn rewake(&mut self, now: Instant) {
+        let calls = self.calls.values().filter_map(|call| call.due());
+        let links = self.links.values().filter_map(|connection| connection.due(&self.owners));
+        let places = self.places.values().filter_map(Place::due);
+        let gathering = self.gathering.iter().map(|waiting| waiting.until);
+        let dues = calls.chain(links).chain(places).chain(gathering).chain(self.stopping);
+        // What is due already was done just now, or waits for something other than time.
+        self.wake = dues.filter(|at| *at > now).min();
+    }
 }

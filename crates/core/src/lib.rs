@@ -10,6 +10,7 @@ pub mod json;
 pub mod keys;
 pub mod life;
 pub mod message;
+pub mod pace;
 pub mod record;
 pub mod relay;
 pub mod restarts;

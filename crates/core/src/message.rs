@@ -55,9 +55,11 @@ pub struct Params<'a> {
     text: &'a str,
     /// Where each stands in the text; a line is far shorter than 4 GiB. At 0 nothing can stand.
     places: [(u32, u32); PARAMS],
+    /// All of them, if they are an object.
+    whole: (u32, u32),
 }
 
-const PARAMS: usize = 13;
+const PARAMS: usize = 18;
 
 macro_rules! params {
     ($($function:ident = $index:literal $name:literal,)*) => {
@@ -87,6 +89,11 @@ params! {
     notifications = 10 "notifications",
     protocol_version = 11 "protocolVersion",
     arguments = 12 "arguments",
+    reference = 13 "ref",
+    task_id = 14 "taskId",
+    level = 15 "level",
+    capabilities = 16 "capabilities",
+    client_info = 17 "clientInfo",
 }
 
 /// A request's id, by type and value: strings are unescaped, integers exact.
@@ -232,11 +239,20 @@ fn unescaped(raw: Raw<'_>) -> Cow<'_, str> {
 
 impl<'a> Params<'a> {
     fn none(text: &'a str) -> Params<'a> {
-        Params { text, places: [(0, 0); PARAMS] }
+        Params { text, places: [(0, 0); PARAMS], whole: (0, 0) }
+    }
+
+    /// All of them, if they are an object.
+    pub fn whole(&self) -> Option<Raw<'a>> {
+        self.between(self.whole)
     }
 
     fn at(&self, index: usize) -> Option<Raw<'a>> {
-        match self.places[index] {
+        self.between(self.places[index])
+    }
+
+    fn between(&self, place: (u32, u32)) -> Option<Raw<'a>> {
+        match place {
             (0, _) => None,
             (start, end) => Some(Raw::checked(&self.text[start as usize..end as usize])),
         }
@@ -247,6 +263,7 @@ impl<'a> Params<'a> {
         if scan.next_byte()? != b'{' {
             return scan.value().map(drop);
         }
+        let start = scan.position();
         scan.object(|scan, name| {
             let value = scan.value()?;
             if let Some(index) = Params::index(&unescaped(name)) {
@@ -254,7 +271,9 @@ impl<'a> Params<'a> {
                 self.places[index] = ((end - value.get().len()) as u32, end as u32);
             }
             Some(())
-        })
+        })?;
+        self.whole = (start as u32, scan.position() as u32);
+        Some(())
     }
 }
 
@@ -336,6 +355,29 @@ pub fn splice(line: &[u8], mut edits: Vec<Edit>) -> Bytes {
     out.freeze()
 }
 
+/// The same for a few edits whose words are at hand, and always one line: white space around it goes, its line feed comes,
+/// and one within it, which can only stand between two tokens, becomes a space.
+pub fn patch(message: &[u8], edits: &mut [(Range<usize>, &str)]) -> Bytes {
+    edits.sort_unstable_by_key(|(at, _)| (at.start, at.end));
+    let end = message.trim_ascii_end().len();
+    let mut from = message.len() - message.trim_ascii_start().len();
+    let grown: usize = edits.iter().map(|(_, with)| with.len()).sum();
+    let mut out = BytesMut::with_capacity(end + grown + 1);
+    for (at, with) in edits {
+        out.put_slice(&message[from..at.start]);
+        out.put_slice(with.as_bytes());
+        from = at.end;
+    }
+    out.put_slice(&message[from..end]);
+    let mut at = 0;
+    while let Some(found) = memchr::memchr2(b'\n', b'\r', &out[at..]) {
+        at += found;
+        out[at] = b' ';
+    }
+    out.put_u8(b'\n');
+    out.freeze()
+}
+
 /// A whole line from its text.
 pub fn line(text: String) -> Bytes {
     let mut bytes = text.into_bytes();
@@ -408,6 +450,37 @@ mod tests {
             Ok(Message::Batch(members)) => format!("batch of {}", members.len()),
             Ok(Message::Other) => "other".into(),
             Err(_) => "not json".into(),
+        }
+    }
+
+    #[test]
+    fn a_patched_message_is_one_line_and_the_rest_is_as_it_was() {
+        let said = b" {\"id\":7,\n \"x\":[1.50,\t2]\r\n} \n";
+        let at = |part: &[u8]| {
+            let start = said.windows(part.len()).position(|window| window == part).expect("it is there");
+            start..start + part.len()
+        };
+        let table = [
+            (vec![], "{\"id\":7,  \"x\":[1.50,\t2]  }\n"),
+            (vec![(at(b"7"), "\"q\"")], "{\"id\":\"q\",  \"x\":[1.50,\t2]  }\n"),
+            (vec![(at(b"2]"), "3]"), (at(b"7"), "8")], "{\"id\":8,  \"x\":[1.50,\t3]  }\n"),
+        ];
+        for (mut edits, line) in table {
+            assert_eq!(patch(said, &mut edits), line);
+        }
+    }
+
+    #[test]
+    fn params_are_found_as_a_whole_if_they_are_an_object() {
+        let table = [
+            (r#"{"id":1,"method":"m","params": {"name":"x", "n":1} }"#, Some(r#"{"name":"x", "n":1}"#)),
+            (r#"{"id":1,"method":"m","params":{}}"#, Some("{}")),
+            (r#"{"id":1,"method":"m","params":[1]}"#, None),
+            (r#"{"id":1,"method":"m"}"#, None),
+        ];
+        for (line, whole) in table {
+            let Ok(Message::Request { params, .. }) = parse(line.as_bytes()) else { panic!("a request: {line}") };
+            assert_eq!(params.whole().map(Raw::get), whole, "{line}");
         }
     }
 

@@ -31,10 +31,17 @@ pub enum Event {
     AuditDegraded,
     /// A server or client did something odd that was put up with.
     ProtocolNoted,
+    /// One call through the gateway left it, one way or another.
+    CallEnded,
+    /// A tool or a backend was turned off by hand, or on again.
+    Switched,
+    /// Another configuration is in force, or one that was refused is not.
+    Configured,
+    ConfigRefused,
 }
 
 impl Event {
-    pub const ALL: [Event; 14] = [
+    pub const ALL: [Event; 18] = [
         Event::InstanceStarted,
         Event::InstanceEnded,
         Event::ServerRestartRequested,
@@ -49,6 +56,10 @@ impl Event {
         Event::ServerRestartVerified,
         Event::AuditDegraded,
         Event::ProtocolNoted,
+        Event::CallEnded,
+        Event::Switched,
+        Event::Configured,
+        Event::ConfigRefused,
     ];
 
     /// The `event_type` that queries look for.
@@ -81,6 +92,10 @@ impl Event {
             Event::ServerRestartVerified  => ("server_restart_verified",  "INFO",    "Server restart verified"),
             Event::AuditDegraded          => ("audit_degraded",           "WARNING", "Audit records were lost"),
             Event::ProtocolNoted          => ("protocol_noted",           "WARNING", "Something odd in the protocol"),
+            Event::CallEnded              => ("call_ended",               "INFO",    "Call ended"),
+            Event::Switched               => ("switched",                 "WARNING", "Switched off or on"),
+            Event::Configured             => ("configured",               "INFO",    "Configuration in force"),
+            Event::ConfigRefused          => ("config_refused",           "ERROR",   "Configuration refused"),
         }
     }
 }
@@ -108,6 +123,22 @@ pub struct Record {
     pub took: Option<Duration>,
     /// Records that never reached the log.
     pub lost: Option<u64>,
+    /// What is known only of a gateway's backends and calls.
+    pub gateway: Option<Box<OfGateway>>,
+}
+
+/// What records of a gateway have besides.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OfGateway {
+    /// By name.
+    pub backend: Option<String>,
+    /// Who called, as authentication found out, and by which right.
+    pub who: Option<String>,
+    pub role: Option<String>,
+    pub method: Option<String>,
+    /// As clients see it. Arguments are in no record.
+    pub tool: Option<String>,
+    pub outcome: Option<&'static str>,
 }
 
 impl Record {
@@ -129,7 +160,19 @@ impl Record {
             uptime: None,
             took: None,
             lost: None,
+            gateway: None,
         }
+    }
+
+    /// The backend it is about.
+    pub fn backend(&self) -> Option<&str> {
+        self.gateway.as_ref()?.backend.as_deref()
+    }
+
+    /// Says which backend it is about.
+    pub fn of_backend(mut self, name: &str) -> Record {
+        self.gateway.get_or_insert_default().backend = Some(name.to_owned());
+        self
     }
 
     /// How the child of this record ended: as numbers where there are any, and in words.
@@ -145,6 +188,8 @@ impl Record {
 
     /// The whole line, its line feed included, for one write. `timestamp` is what `iso` makes.
     pub fn to_line(&self, timestamp: &str, logger: &str) -> String {
+        let of_gateway = self.gateway.as_deref();
+        let text = |of: fn(&OfGateway) -> &Option<String>| of(of_gateway?).as_deref().map(cut);
         let line = Line {
             timestamp,
             level: self.event.level(),
@@ -168,6 +213,12 @@ impl Record {
                 uptime_ms: self.uptime.map(millis),
                 took_ms: self.took.map(millis),
                 lost: self.lost,
+                backend: text(|of| &of.backend),
+                who: text(|of| &of.who),
+                role: text(|of| &of.role),
+                method: text(|of| &of.method),
+                tool: text(|of| &of.tool),
+                outcome: of_gateway.and_then(|of| of.outcome),
             },
         };
         let mut text = serde_json::to_string(&line).expect("text and numbers are always JSON");
@@ -220,6 +271,18 @@ struct Props<'a> {
     took_ms: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     lost: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    backend: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    who: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    method: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    outcome: Option<&'static str>,
 }
 
 fn cut(text: &str) -> String {

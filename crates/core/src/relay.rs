@@ -19,6 +19,7 @@ use serde_json::Value;
 use crate::{
     exit::How,
     message::{self, Id, Message},
+    pace::Pace,
     record::{self, Record},
     restarts::{Policy, Restarts},
 };
@@ -27,7 +28,7 @@ mod client;
 mod compare;
 mod ends;
 mod listens;
-mod lists;
+pub(crate) mod lists;
 mod restart;
 mod server;
 mod tools;
@@ -472,6 +473,8 @@ struct Open {
     batch: Option<u64>,
     listen: Option<listens::Listen>,
     deadline: Option<Instant>,
+    /// When a child was first asked.
+    asked: Option<Instant>,
 }
 
 /// The open requests of one id, oldest first: one, unless the client is careless.
@@ -624,6 +627,7 @@ pub struct Relay {
     restart: Option<Restart>,
     last_reload: Option<LastReload>,
     queued: Option<Queued>,
+    pace: Pace,
     dropped: Dropped,
     oddities: VecDeque<String>,
     ended: bool,
@@ -677,6 +681,7 @@ impl Relay {
             restart: None,
             last_reload: None,
             queued: None,
+            pace: Pace::default(),
             dropped: Dropped::default(),
             oddities: VecDeque::new(),
             ended: false,
@@ -1051,6 +1056,7 @@ impl Relay {
             open.kept = Some(Bytes::copy_from_slice(&line));
         }
         open.place = Place::On(generation);
+        open.asked.get_or_insert(now);
         if matches!(open.class, Class::Initialize | Class::Discover)
             && self.current == Current::Fresh(generation)
             && let Some(child) = self.children.get_mut(&generation)

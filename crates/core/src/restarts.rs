@@ -8,6 +8,8 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use serde_json::{Value, json};
+
 use crate::exit::{Cause, How};
 
 /// How many endings are remembered; the oldest is forgotten first.
@@ -169,6 +171,19 @@ pub struct Past {
     /// How long it had been the child in place; nothing if no process came to be.
     pub uptime: Duration,
     counted: bool,
+}
+
+impl Past {
+    /// For whoever asks from outside.
+    pub fn to_json(&self, now: Instant) -> Value {
+        json!({
+            "how": self.how.to_string(),
+            "exit": self.how.to_json(),
+            "crashed": matches!(self.cause, Cause::Crashed | Cause::NeverReady),
+            "seconds_ago": now.saturating_duration_since(self.at).as_secs_f64(),
+            "uptime_s": self.uptime.as_secs_f64(),
+        })
+    }
 }
 
 /// The history of one place that children fill one after the other. It hears of the child that serves or is meant

@@ -1,19 +1,28 @@
 //! Arguments → checked values. Nobody downstream sees raw text.
 
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use outlast_core::keys::DetachKey;
 
-use crate::history::Since;
+use crate::{config, history::Since, wrap::clients::Client};
 
 /// The connection outlasts the process.
 ///
 /// outlast owns the processes an AI agent depends on, so that a crash, a hang or a reload is a short pause and never
 /// an end.
 #[derive(Debug, Parser)]
-#[command(name = "outlast", version, max_term_width = 100, arg_required_else_help = true)]
+#[command(
+    name = "outlast",
+    version,
+    max_term_width = 100,
+    arg_required_else_help = true,
+    disable_help_subcommand = true
+)]
+#[command(
+    after_help = "`outlast help TOPIC` explains concepts, crash, policies, watch, control, files, eras, clients and exit-codes."
+)]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -22,13 +31,18 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Mcp(Mcp),
+    Gateway(Gateway),
     Run(Run),
     Ps(Ps),
+    Top(Top),
     /// Say how one instance is: its server, its restarts, its last words.
     State(Which),
     /// Print the process id of an instance's server.
     Pid(Which),
     Restart(Restart),
+    Switch(Switch),
+    /// Have a gateway read its configuration again: only what changed is started, stopped or restarted.
+    Reload(Which),
     Inject(Inject),
     Send(Send),
     Screen(Screen),
@@ -39,7 +53,17 @@ pub enum Command {
     Resume(Which),
     Logs(Logs),
     Audit(Audit),
+    Config(config::commands::Arguments),
+    Wrap(Wrap),
+    Unwrap(Unwrap),
+    Doctor(Doctor),
     Demo(Demo),
+    Help(Help),
+    Completions(Completions),
+    Man(Man),
+    /// The ids of what runs, for completions.
+    #[command(hide = true)]
+    Ids,
     #[command(hide = true)]
     DemoServer(DemoServer),
 }
@@ -86,7 +110,7 @@ pub struct Mcp {
     pub policy: Policy,
 
     /// Give up after so many restarts in a row; 0 is never [default: the policy's]
-    #[arg(long, value_name = "N", help_heading = "Crashes")]
+    #[arg(long, value_name = "N", value_parser = whole::<u32>, help_heading = "Crashes")]
     pub max_restarts: Option<u32>,
 
     /// The first crash of a server that had been ready for 5 s: come back at once, or after the delay.
@@ -121,11 +145,66 @@ pub struct Mcp {
     #[arg(long, value_name = "PATH")]
     pub marker: Option<PathBuf>,
 
+    /// The file that sets what no option here does, in its table `[mcp]` [default: the nearest outlast.toml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
+
     /// Hand our own stdin and stdout to the server and only restart it: nothing is read, replayed or answered. Only
     /// for servers that need no handshake.
     #[arg(long, conflicts_with_all = ["watch", "build", "reload", "drain", "retry", "hold", "start_timeout", "no_tools",
         "marker", "on_clean_exit"])]
     pub inherit: bool,
+}
+
+/// Put many MCP servers behind one: each is supervised, and clients see one catalogue.
+///
+/// The servers stand in `outlast.toml`, or in any configuration a client already has:
+///
+///     outlast gateway --config .mcp.json --listen 127.0.0.1:7332
+///     "command": "outlast", "args": ["gateway", "--config", "/home/me/outlast.toml", "--stdio"]
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment, args_conflicts_with_subcommands = true)]
+pub struct Gateway {
+    #[command(subcommand)]
+    pub besides: Option<GatewayCommand>,
+
+    /// A configuration: `outlast.toml`, `.mcp.json`, `.vscode/mcp.json` or `claude_desktop_config.json`; several are
+    /// taken together [default: the nearest outlast.toml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Vec<PathBuf>,
+
+    /// Serve one client on stdin and stdout, and end when it leaves [default: unless stdin is a terminal, or there is
+    /// an address to listen on]
+    #[arg(long)]
+    pub stdio: bool,
+
+    /// Serve clients over HTTP at this address, under /mcp [default: the configuration's, or 127.0.0.1:7332 at a
+    /// terminal]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub listen: Option<SocketAddr>,
+
+    /// What people call this gateway [default: from the configuration, or its directory]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+
+    /// Do not read the configuration again when a file of it changes; SIGHUP and `outlast reload` still do.
+    #[arg(long)]
+    pub no_watch: bool,
+
+    /// How long a backend may take to end after its stdin is closed; then it gets SIGTERM.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1", help_heading = "Stopping")]
+    pub stdin_grace: Duration,
+
+    /// How long it may take after SIGTERM; then it gets SIGKILL.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "2", help_heading = "Stopping")]
+    pub term_grace: Duration,
+}
+
+/// What can be done about a gateway that does not run.
+#[derive(Debug, Subcommand)]
+pub enum GatewayCommand {
+    Check(config::commands::Check),
+    HashKey(config::commands::HashKey),
 }
 
 /// Own an interactive agent behind a terminal of its own: it may crash, and comes back with the same conversation.
@@ -157,6 +236,10 @@ pub struct Run {
     /// Let this variable of our own environment pass to the agent; `NAME*` stands for all that begin so.
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
     pub env_pass: Vec<String>,
+
+    /// The file that sets what no option here does, in its table `[run]` [default: the nearest outlast.toml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Option<PathBuf>,
 
     /// Run in the background, without a terminal, and print the session's id. `outlast attach` shows it.
     #[arg(short, long)]
@@ -191,10 +274,22 @@ pub struct Ps {
     pub json: bool,
 }
 
+/// Watch everything that runs under outlast, live: states, calls, waits and crashes.
+///
+/// Keys restart, stop and resume, show logs and filter; `?` lists them. Where there is no terminal, one plain table is
+/// printed instead.
+#[derive(Debug, Args)]
+pub struct Top {
+    /// Print one table and end, as when stdout is not a terminal.
+    #[arg(long)]
+    pub once: bool,
+}
+
 /// Which instance is meant.
 #[derive(Debug, Args)]
 pub struct Which {
-    /// Its id, the beginning of it, or its name [default: the only one in this directory]
+    /// Its id, the beginning of it, or its name; of a gateway's backend GATEWAY/BACKEND or just its name [default: the
+    /// only one in this directory]
     #[arg(value_name = "ID")]
     pub id: Option<String>,
 
@@ -223,6 +318,30 @@ pub struct Restart {
     /// Of an agent: go on with its conversation, as by default.
     #[arg(long)]
     pub r#continue: bool,
+}
+
+/// Turn a tool or a whole backend of a gateway off, or on again.
+///
+/// Calls of what is off are refused at once; a backend that is off is stopped. It lasts until it is turned on again or
+/// the gateway ends; the configuration says what is off from the start.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("way").required(true))]
+pub struct Switch {
+    /// The gateway's id, the beginning of it, or its name [default: the only one in this directory]
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+
+    /// The tool, as clients see it, or the backend to turn off.
+    #[arg(long, value_name = "NAME", group = "way")]
+    pub off: Option<String>,
+
+    /// The tool or the backend to turn on again.
+    #[arg(long, value_name = "NAME", group = "way")]
+    pub on: Option<String>,
+
+    /// JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Type into an agent's terminal from outside.
@@ -285,7 +404,7 @@ pub struct Screen {
     pub which: Which,
 
     /// With so many lines of what has left the screen at its top.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, default_value_t = 0)]
     pub history: usize,
 }
 
@@ -357,7 +476,7 @@ pub struct Logs {
     pub follow: bool,
 
     /// How many lines, from the end.
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 100)]
+    #[arg(short = 'n', long, value_name = "N", value_parser = whole::<usize>, default_value_t = 100)]
     pub lines: usize,
 }
 
@@ -381,6 +500,70 @@ pub struct Audit {
     pub json: bool,
 }
 
+/// Put outlast in front of every stdio server in your clients' configurations.
+///
+/// Finds the configurations of Claude Code, Claude Desktop, VS Code, Cursor, Codex and Gemini CLI, here and in your home
+/// directory, shows what would change, and asks. Comments, order and layout stay; a backup is kept, and `outlast unwrap`
+/// restores the file byte for byte.
+#[derive(Debug, Args)]
+pub struct Wrap {
+    #[command(flatten)]
+    pub which: WhichFiles,
+
+    /// How outlast is called there [default: its whole path; in a project's file `outlast`, if PATH has it]
+    #[arg(long, value_name = "COMMAND")]
+    pub command: Option<String>,
+}
+
+/// Take outlast out of your clients' configurations again.
+///
+/// A file that nobody changed since is restored byte for byte; in any other, only what `wrap` has put in is taken out.
+#[derive(Debug, Args)]
+pub struct Unwrap {
+    #[command(flatten)]
+    pub which: WhichFiles,
+}
+
+/// Which configurations are meant, and how.
+#[derive(Debug, Args)]
+pub struct WhichFiles {
+    /// Only these files [default: all that are found]
+    #[arg(value_name = "FILE")]
+    pub files: Vec<PathBuf>,
+
+    /// Only the files of this client; may be given more than once.
+    #[arg(long, value_name = "NAME", value_enum, conflicts_with = "files")]
+    pub client: Vec<Client>,
+
+    /// Do not ask.
+    #[arg(short, long)]
+    pub yes: bool,
+
+    /// Show what would be done, and do nothing.
+    #[arg(long, conflicts_with = "yes")]
+    pub dry_run: bool,
+}
+
+/// Look for what is wrong with your clients, their servers and outlast itself, and say how to mend it.
+///
+/// Reads the configurations that `outlast wrap` knows, starts each stdio server in them once to shake hands with it, and
+/// looks for instances that hang, for processes that an outlast left behind, and at the state directory. Nothing is
+/// changed. The exit code is 1 if there is a problem.
+#[derive(Debug, Args)]
+pub struct Doctor {
+    /// Start no servers: only look.
+    #[arg(long)]
+    pub no_start: bool,
+
+    /// How long each server may take to answer.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "20", conflicts_with = "no_start")]
+    pub timeout: Duration,
+
+    /// JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Watch a connection outlast its server, in ten seconds: a reload, a broken reload, a kill -9.
 ///
 /// Starts `outlast mcp` with a small server of its own in a temporary directory, and calls the server without a pause
@@ -393,6 +576,37 @@ pub struct Demo {
     /// Plain lines instead of a picture, as when stdout is not a terminal.
     #[arg(long)]
     pub plain: bool,
+}
+
+/// Explain a command, or a topic of the book.
+///
+/// `outlast help topics` lists the topics.
+#[derive(Debug, Args)]
+pub struct Help {
+    /// A command or a topic [default: all commands]
+    #[arg(value_name = "COMMAND|TOPIC")]
+    pub words: Vec<String>,
+}
+
+/// Print a script that completes outlast's commands, options and instances in your shell.
+///
+///     bash        outlast completions bash > ~/.local/share/bash-completion/completions/outlast
+///     zsh         outlast completions zsh > "${fpath[1]}/_outlast"
+///     fish        outlast completions fish > ~/.config/fish/completions/outlast.fish
+///     PowerShell  outlast completions powershell >> $PROFILE
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment)]
+pub struct Completions {
+    #[arg(value_name = "SHELL", value_enum)]
+    pub shell: clap_complete::Shell,
+}
+
+/// Write the man pages of outlast and all its commands.
+#[derive(Debug, Args)]
+pub struct Man {
+    /// Where to; it is made if it is not there [default: outlast(1) alone, to stdout]
+    #[arg(value_name = "DIR")]
+    pub dir: Option<PathBuf>,
 }
 
 /// The demo's own server.
@@ -452,6 +666,10 @@ fn time(text: &str) -> Result<Duration, String> {
     };
     let number: f64 = number.parse().map_err(|_| "a time is wanted, such as 2, 500ms, 2s or 1m".to_owned())?;
     Duration::try_from_secs_f64(number * factor).map_err(|_| "a time cannot be negative".to_owned())
+}
+
+fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+    text.parse().map_err(|_| "a whole number is wanted, and not too large a one".to_owned())
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -4,7 +4,7 @@ use std::{
     env, io,
     path::{Path, PathBuf},
     process::ExitCode,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use outlast_core::{
@@ -35,6 +35,9 @@ use crate::{
 /// A thread that wrote a file is let go after this, and its memory with it.
 const THREAD_KEPT: Duration = Duration::from_millis(200);
 const THREADS_MAX: usize = 2;
+/// How long a session of the same name may take to be gone after its last word.
+const LEAVING_MAX: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 pub fn mcp(arguments: cli::Mcp) -> Result<ExitCode, Report> {
     let cwd = env::current_dir()
@@ -262,7 +265,15 @@ fn claim(id: &str) -> Result<Option<os::Claim>, Report> {
     if os::claim_dir(registry.dir()).is_err() {
         return Ok(None);
     }
-    match os::claim_name(&registry.dir().join(format!("{id}.lock"))) {
+    let path = registry.dir().join(format!("{id}.lock"));
+    let deadline = Instant::now() + LEAVING_MAX;
+    let mut claim = os::claim_name(&path);
+    // One who has it and cannot be found any more is about to let go of it.
+    while matches!(claim, Ok(None)) && !registry.has(id) && Instant::now() < deadline {
+        std::thread::sleep(LOOK_AGAIN);
+        claim = os::claim_name(&path);
+    }
+    match claim {
         Ok(Some(claim)) => Ok(Some(claim)),
         Err(_) => Ok(None),
         Ok(None) => {
@@ -354,7 +365,7 @@ fn name_of(words: &[String]) -> String {
 }
 
 /// A command for logs and listings: what looks like a secret in it is left out.
-fn without_secrets(words: &[String]) -> Vec<String> {
+pub fn without_secrets(words: &[String]) -> Vec<String> {
     const TELLING: [&str; 9] =
         ["key", "token", "secret", "password", "passwd", "credential", "auth", "bearer", "cookie"];
     const HIDDEN: &str = "…";

@@ -163,7 +163,7 @@ fn tame(text: &str, max: usize) -> String {
 }
 
 /// Readable first, and then a hash of the whole path: two projects called `server` are two projects.
-fn project_name(cwd: &Path) -> String {
+pub fn project_name(cwd: &Path) -> String {
     let name = cwd.file_name().map_or_else(|| String::from("root"), |name| name.to_string_lossy().into_owned());
     format!("{}-{}", tame(&name, NAME_MAX), base32(fnv1a(cwd.as_os_str().as_encoded_bytes()), 13))
 }
@@ -207,7 +207,7 @@ fn settle(dir: &Path) -> io::Result<()> {
 }
 
 /// Logs repeat what servers print, which may be nobody else's business.
-fn make_private(dir: &Path) -> io::Result<()> {
+pub fn make_private(dir: &Path) -> io::Result<()> {
     let mut builder = fs::DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]

@@ -34,6 +34,8 @@ pub struct Journal {
 enum Tone {
     /// Sentences, in the log and on stderr.
     Mcp,
+    /// The same, of many servers by their names.
+    Gateway,
     /// Events with their values, in the log alone: the terminal belongs to the agent.
     Session,
 }
@@ -47,6 +49,10 @@ struct Log {
 impl Journal {
     pub fn new(home: &Home, id: &str, name: &str) -> Journal {
         Journal::open(home, id, name, Tone::Mcp)
+    }
+
+    pub fn of_gateway(home: &Home, id: &str, name: &str) -> Journal {
+        Journal::open(home, id, name, Tone::Gateway)
     }
 
     pub fn of_session(home: &Home, id: &str, name: &str) -> Journal {
@@ -71,20 +77,38 @@ impl Journal {
     /// Into the audit log first, so that the act it announces cannot outrun it; then the line for people. The line of
     /// the log is returned, for those who listen.
     pub fn record(&mut self, mut record: Record) -> String {
-        record.id = Some(self.id.clone());
-        let (kind, logger) = match self.tone {
-            Tone::Mcp => ("mcp", "outlast.mcp"),
-            Tone::Session => ("session", "outlast.run"),
-        };
-        record.kind = Some(kind);
-        let line = record.to_line(&now(), logger);
-        if let Some(complaint) = self.audit.write(&line) {
-            self.note(&complaint.to_string());
-        }
-        if self.tone == Tone::Mcp {
-            self.note(&sentence(&record));
+        let line = self.line(&mut record);
+        self.write(&line);
+        match record.backend() {
+            _ if self.tone == Tone::Session => {}
+            Some(backend) => self.note(&format!("{backend}: {}", sentence(&record))),
+            None => self.note(&sentence(&record)),
         }
         line
+    }
+
+    /// A record as its line, to be written together with others: people are not told of it.
+    pub fn line(&self, record: &mut Record) -> String {
+        let (kind, logger) = match self.tone {
+            Tone::Mcp => ("mcp", "outlast.mcp"),
+            Tone::Gateway => ("gateway", "outlast.gateway"),
+            Tone::Session => ("session", "outlast.run"),
+        };
+        // The end of a call is the gateway's, whoever was called; all else of a backend is its own.
+        let is_backends = record.backend().is_some() && record.event != Event::CallEnded;
+        record.id = Some(match record.backend() {
+            Some(backend) if is_backends => format!("{}/{backend}", self.id),
+            _ => self.id.clone(),
+        });
+        record.kind = Some(if is_backends { "backend" } else { kind });
+        record.to_line(&now(), logger)
+    }
+
+    /// Finished lines of the audit log.
+    pub fn write(&mut self, lines: &str) {
+        if let Some(complaint) = self.audit.write(lines) {
+            self.note(&complaint.to_string());
+        }
     }
 
     pub fn begin(&mut self, command: &str, cwd: &Path) {
@@ -122,6 +146,17 @@ impl Journal {
         self.say(&line);
     }
 
+    /// A line of a backend's stderr.
+    pub fn stderr_of(&mut self, backend: &str, text: &str) {
+        self.say(&format!("[{backend}] {text}"));
+    }
+
+    /// A line of a backend's stdout that is for nobody.
+    pub fn diverted_of(&mut self, backend: &str, line: &[u8]) {
+        let text = String::from_utf8_lossy(&line[..line.len().min(DIVERTED_MAX)]);
+        self.say(&format!("[{backend} stdout, not JSON] {}", text.trim_end()));
+    }
+
     /// Somebody outside of the conversation asked for a restart.
     pub fn answered(&mut self, result: &Result<Value, Value>) {
         match result {
@@ -157,7 +192,7 @@ impl Journal {
 
     /// A line as it stands.
     pub fn say(&mut self, line: &str) {
-        if self.tone == Tone::Mcp {
+        if self.tone != Tone::Session {
             os::say(line);
         }
         if let Some(log) = &mut self.log
@@ -207,7 +242,6 @@ fn sentence(record: &Record) -> String {
     let pid = record.pid.map(|pid| format!(" (PID: {pid})")).unwrap_or_default();
     let delay = record.delay.map(|delay| delay.as_secs_f64());
     let generation = record.generation.unwrap_or_default();
-    let restarts = record.restarts.unwrap_or_default();
     let exit = match (record.exit_code, record.signal) {
         (Some(code), _) => Some(Exit::Code(code)),
         (_, Some(signal)) => Some(Exit::Signal(signal)),
@@ -222,7 +256,11 @@ fn sentence(record: &Record) -> String {
     match record.event {
         Event::InstanceStarted => format!("Starting: {detail}"),
         Event::InstanceEnded => format!("Ended (code: {})", record.exit_code.unwrap_or_default()),
-        Event::ServerStarted => format!("MCP server running{pid} (restart #{restarts}, generation {generation})"),
+        // A restart that failed had a number, too, and no other one has it again.
+        Event::ServerStarted => {
+            let restart = generation.saturating_sub(1);
+            format!("MCP server running{pid} (restart #{restart}, generation {generation})")
+        }
         // What its code means is of interest only where nobody asked it to go, and the policy had to judge.
         Event::ServerStopped if record.crashes.is_none() => format!("MCP server ended{pid}: {detail}"),
         Event::ServerStopped => format!("MCP server ended{pid}: {detail}{meaning}"),
@@ -233,11 +271,19 @@ fn sentence(record: &Record) -> String {
             format!("ERROR: MCP server crashed{pid}: {detail}{meaning} (crash #{crashes}{again})")
         }
         Event::RestartThrottled => format!("WARNING: restart throttled to one a second{again}"),
+        Event::ServerRestartRequested if detail.is_empty() => format!("Restart requested{reason}"),
         Event::ServerRestartRequested => format!("Restart requested by {detail}{reason}"),
         Event::RestartMarkerWritten => format!("Restart marker written to {detail}"),
         Event::ReloadFailed => format!("ERROR: reload failed{reason}: {detail}"),
         Event::GaveUp => format!("ERROR: gave up on the MCP server: {detail}"),
         Event::ServerRestartVerified => format!("Restart verification: {detail}"),
         Event::AuditDegraded | Event::ProtocolNoted => detail.to_owned(),
+        Event::CallEnded => {
+            let outcome = record.gateway.as_ref().and_then(|of| of.outcome);
+            format!("Call ended: {}", outcome.unwrap_or_default())
+        }
+        Event::Switched => format!("{detail}{reason}"),
+        Event::Configured => format!("Configuration in force: {detail}"),
+        Event::ConfigRefused => format!("ERROR: the configuration was refused, and the one before stays: {detail}"),
     }
 }

@@ -2,18 +2,23 @@
 
 use std::{ffi::OsString, process::ExitCode};
 
-use clap::{CommandFactory, Parser};
+use clap::{CommandFactory, FromArgMatches};
 
 pub mod attach;
 pub mod audit;
 pub mod base64;
 pub mod cli;
 pub mod commands;
+pub mod completions;
+pub mod config;
 pub mod control;
 pub mod cwd;
 pub mod demo;
+pub mod doctor;
 pub mod environment;
 pub mod frontmatter;
+pub mod gateway;
+pub mod help;
 pub mod history;
 pub mod home;
 pub mod inherit;
@@ -24,27 +29,37 @@ pub mod marker;
 pub mod mcp;
 pub mod os;
 pub mod outbox;
+pub mod paint;
 pub mod report;
 pub mod rollout;
 pub mod sessions;
 pub mod table;
 pub mod terminal;
+pub mod top;
 pub mod transcript;
 pub mod watch;
+pub mod wrap;
 
 /// The whole program, callable from a test.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let cli = match cli::Cli::try_parse_from(args) {
-        Ok(cli) => cli,
-        Err(error) => return report::Report::of_arguments(error, &cli::Cli::command()).print(),
+    let args: Vec<OsString> = args.into_iter().collect();
+    let parsed = cli::Cli::command().try_get_matches_from(&args);
+    let (cli, given) = match parsed.and_then(|given| Ok((cli::Cli::from_arg_matches(&given)?, given))) {
+        Ok(parsed) => parsed,
+        Err(error) => return report::Report::of_arguments(error, &cli::Cli::command(), &args).print(),
     };
+    let given = given.subcommand().map(|(_, given)| given);
     let result = match cli.command {
-        cli::Command::Mcp(arguments) => commands::mcp(arguments),
-        cli::Command::Run(arguments) => commands::run(arguments),
+        cli::Command::Mcp(arguments) => config::flags::mcp(arguments, given).and_then(commands::mcp),
+        cli::Command::Gateway(arguments) => gateway::begin::gateway(&arguments),
+        cli::Command::Run(arguments) => config::flags::run(arguments, given).and_then(commands::run),
+        cli::Command::Config(arguments) => config::commands::run(&arguments),
         cli::Command::Ps(arguments) => instances::ps(&arguments),
         cli::Command::State(which) => instances::state(&which),
         cli::Command::Pid(which) => instances::pid(&which),
         cli::Command::Restart(arguments) => instances::restart(&arguments),
+        cli::Command::Switch(arguments) => instances::switch(&arguments),
+        cli::Command::Reload(which) => instances::reload(&which),
         cli::Command::Inject(arguments) => instances::inject(&arguments),
         cli::Command::Send(arguments) => sessions::send(&arguments),
         cli::Command::Screen(arguments) => sessions::screen(&arguments),
@@ -54,7 +69,15 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         cli::Command::Resume(which) => instances::resume(&which),
         cli::Command::Logs(arguments) => history::logs(&arguments),
         cli::Command::Audit(arguments) => history::audit(&arguments),
+        cli::Command::Top(arguments) => top::top(&arguments),
+        cli::Command::Wrap(arguments) => wrap::wrap(&arguments),
+        cli::Command::Unwrap(arguments) => wrap::unwrap(&arguments),
+        cli::Command::Doctor(arguments) => doctor::doctor(&arguments),
         cli::Command::Demo(arguments) => demo::run(&arguments),
+        cli::Command::Help(arguments) => help::help(&arguments),
+        cli::Command::Completions(arguments) => completions::completions(&arguments),
+        cli::Command::Man(arguments) => completions::man(&arguments),
+        cli::Command::Ids => completions::ids(),
         cli::Command::DemoServer(arguments) => Ok(demo::serve(&arguments.file)),
     };
     result.unwrap_or_else(|report| report.print())

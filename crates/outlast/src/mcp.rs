@@ -105,6 +105,8 @@ pub struct Driver {
     ending: Option<(u8, Instant)>,
     /// The code for a command that never could be started, as a shell has it.
     never_started: Option<u8>,
+    /// How a restart went that several may have asked for: it is logged once.
+    answered: Option<Result<Value, Value>>,
 }
 
 /// One child and its pipes.
@@ -177,6 +179,7 @@ impl Driver {
             is_wide: false,
             ending: None,
             never_started: None,
+            answered: None,
         }
     }
 
@@ -223,6 +226,8 @@ impl Driver {
         for action in actions.drain(..) {
             self.act(action);
         }
+        // The next time it is another one, though it be the same to a letter.
+        self.answered = None;
         self.actions = actions;
     }
 
@@ -261,7 +266,10 @@ impl Driver {
                 }
             }
             Action::Answer { ticket, result } => {
-                self.journal.answered(&result);
+                if self.answered.as_ref() != Some(&result) {
+                    self.journal.answered(&result);
+                    self.answered = Some(result.clone());
+                }
                 self.control.answer(ticket, &result.map_err(refused_restart));
             }
             Action::End(code) => self.ending = Some((code, Instant::now() + FAREWELL_MAX)),

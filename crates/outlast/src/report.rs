@@ -4,6 +4,7 @@ use crate::watch::WatchError;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
 use std::{
     error::Error,
+    ffi::OsString,
     fmt,
     io::{self, Write},
     path::Path,
@@ -46,12 +47,13 @@ impl Report {
         Report { sentence: error.to_string(), because, hint, code }
     }
 
-    /// Like `From`, with the commands there are: a swapped letter in a short name is found only by looking at them.
-    pub fn of_arguments(error: clap::Error, cli: &clap::Command) -> Report {
+    /// Like `From`, with the commands there are, as a swapped letter in a short name is found only by looking at them; and
+    /// with what was typed, as clap does not always say which command it was about.
+    pub fn of_arguments(error: clap::Error, cli: &clap::Command, typed: &[OsString]) -> Report {
         let commands = cli.get_subcommands().filter(|command| !command.is_hide_set());
         let commands =
             commands.flat_map(|command| [command.get_name()].into_iter().chain(command.get_visible_aliases()));
-        Mistake { error: &error, commands: commands.collect() }.report()
+        Mistake { error: &error, commands: commands.collect(), typed: command_in(typed, cli) }.report()
     }
 
     pub fn because(self, cause: impl fmt::Display) -> Report {
@@ -103,7 +105,7 @@ impl From<WatchError> for Report {
 
 impl From<clap::Error> for Report {
     fn from(error: clap::Error) -> Report {
-        Mistake { error: &error, commands: vec![] }.report()
+        Mistake { error: &error, commands: vec![], typed: None }.report()
     }
 }
 
@@ -164,6 +166,8 @@ pub fn plain(cause: &str) -> String {
 struct Mistake<'a> {
     error: &'a clap::Error,
     commands: Vec<&'a str>,
+    /// The command that was typed, if there is such a one: `outlast mcp`.
+    typed: Option<String>,
 }
 
 impl Mistake<'_> {
@@ -217,10 +221,9 @@ impl Mistake<'_> {
         if lacks_dashes {
             return format!("the server's command stands after two dashes: {} -- python -m my_server", self.command());
         }
-        let closest = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue]
-            .into_iter()
-            .find_map(|kind| self.context(kind))
-            .or_else(|| self.closest_command());
+        // Ours first: clap's measure of likeness finds a short name in a long one.
+        let suggested = [ContextKind::SuggestedArg, ContextKind::SuggestedSubcommand, ContextKind::SuggestedValue];
+        let closest = self.closest_command().or_else(|| suggested.into_iter().find_map(|kind| self.context(kind)));
         if let Some(closest) = closest {
             return format!("did you mean `{closest}`?");
         }
@@ -244,7 +247,11 @@ impl Mistake<'_> {
         let usage = self.context(ContextKind::Usage).unwrap_or_default();
         let words = usage.trim_start_matches("Usage:").split_whitespace();
         let words: Vec<&str> = words.take_while(|word| !word.starts_with(['[', '<', '-'])).collect();
-        if words.is_empty() { "outlast".to_owned() } else { words.join(" ") }
+        match &self.typed {
+            Some(typed) if words.len() < 2 => typed.clone(),
+            _ if words.is_empty() => "outlast".to_owned(),
+            _ => words.join(" "),
+        }
     }
 
     fn context(&self, kind: ContextKind) -> Option<String> {
@@ -267,6 +274,17 @@ impl Mistake<'_> {
         let line = text.lines().next().unwrap_or("the arguments make no sense");
         line.trim_start_matches("error: ").to_owned()
     }
+}
+
+/// The command that the first words name, as far as there is one.
+fn command_in(typed: &[OsString], cli: &clap::Command) -> Option<String> {
+    let (mut command, mut path) = (cli, vec![cli.get_name()]);
+    for word in typed.iter().skip(1) {
+        let Some(inner) = word.to_str().and_then(|word| command.find_subcommand(word)) else { break };
+        path.push(inner.get_name());
+        command = inner;
+    }
+    (path.len() > 1).then(|| path.join(" "))
 }
 
 /// How many slips of the fingers lead from one word to the other: a letter missed, added, replaced, or two swapped.
@@ -397,7 +415,8 @@ mod tests {
     }
 
     fn ask(line: &str) -> Report {
-        Report::of_arguments(cli().try_get_matches_from(line.split(' ')).expect_err("a mistake"), &cli())
+        let typed: Vec<OsString> = line.split(' ').map(OsString::from).collect();
+        Report::of_arguments(cli().try_get_matches_from(&typed).expect_err("a mistake"), &cli(), &typed)
     }
 
     #[test]
@@ -451,10 +470,10 @@ mod tests {
         $ outlast mcp --drain soon -- cat
         error: `soon` is no value for `--drain <drain>`
           because: invalid digit found in string
-          hint: `outlast --help` says what there is
+          hint: `outlast mcp --help` says what there is
         $ outlast mcp --drain
         error: `--drain <drain>` needs a value
-          hint: `outlast --help` says what there is
+          hint: `outlast mcp --help` says what there is
         $ outlast mcp --inherit --watch src -- cat
         error: `--inherit` and `--watch <PATH>` exclude each other
           hint: `outlast mcp --help` says what there is
@@ -465,6 +484,51 @@ mod tests {
         error: no command is given for the server
           hint: the server's command stands after two dashes: outlast mcp -- python -m my_server
         ");
+    }
+
+    /// Every option of every command that takes a value, with a value that none takes and with none at all: where that
+    /// is a mistake, it is told as one.
+    #[test]
+    fn every_wrong_value_of_every_option_is_explained() {
+        use clap::CommandFactory;
+        let cli = crate::cli::Cli::command();
+        let mut words = String::new();
+        for command in cli.get_subcommands().filter(|command| !command.is_hide_set()) {
+            for argument in command.get_arguments().filter(|argument| argument.get_action().takes_values()) {
+                let Some(long) = argument.get_long() else { continue };
+                for given in [vec![format!("--{long}"), "@".to_owned()], vec![format!("--{long}")]] {
+                    let typed: Vec<OsString> = ["outlast", command.get_name()]
+                        .into_iter()
+                        .map(str::to_owned)
+                        .chain(given)
+                        .map(Into::into)
+                        .collect();
+                    let Err(error) = cli.clone().try_get_matches_from(&typed) else { continue };
+                    let is_about_it = matches!(error.kind(), ErrorKind::InvalidValue | ErrorKind::ValueValidation);
+                    if is_about_it {
+                        let typed_text: Vec<_> = typed.iter().map(|word| word.to_string_lossy()).collect();
+                        let report = Report::of_arguments(error, &cli, &typed);
+                        assert_eq!(report.code, USAGE);
+                        words.push_str(&format!("$ {}\n{report}", typed_text.join(" ")));
+                    }
+                }
+            }
+        }
+        insta::assert_snapshot!(words);
+    }
+
+    #[test]
+    fn the_nearest_command_is_offered() {
+        use clap::CommandFactory;
+        let cli = crate::cli::Cli::command();
+        for (given, meant) in
+            [("restat", "restart"), ("stat", "state"), ("tpo", "top"), ("warp", "wrap"), ("docter", "doctor")]
+        {
+            let typed: Vec<OsString> = vec!["outlast".into(), given.into()];
+            let error = cli.clone().try_get_matches_from(&typed).unwrap_err();
+            let hint = Report::of_arguments(error, &cli, &typed).hint;
+            assert_eq!(hint, Some(format!("did you mean `{meant}`?")), "{given}");
+        }
     }
 
     #[test]

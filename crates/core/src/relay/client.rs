@@ -113,6 +113,7 @@ impl Relay {
             batch,
             listen,
             deadline: None,
+            asked: None,
         })
     }
 

@@ -94,6 +94,7 @@ impl Relay {
             return self.listen_answered(seq, error.is_some(), line.clone(), now);
         }
         let open = self.close(seq);
+        self.pace.note(open.asked.unwrap_or(now), now);
         let ours_before = matches!(open.class, Class::Page(Kind::Tools, _)).then(|| self.our_names());
         let line = self.edited(generation, &open, result, error, line);
         self.answer(&open, line);

@@ -145,18 +145,9 @@ impl Relay {
             Current::Down { at } => json!(at.saturating_duration_since(now).as_secs_f64()),
             _ => Value::Null,
         };
-        let past: Vec<Value> = self
-            .restarts
-            .recent()
-            .map(|past| {
-                json!({
-                    "how": past.how.to_string(),
-                    "exit": past.how.to_json(),
-                    "seconds_ago": now.saturating_duration_since(past.at).as_secs_f64(),
-                    "uptime_s": past.uptime.as_secs_f64(),
-                })
-            })
-            .collect();
+        let past: Vec<Value> = self.restarts.recent().map(|past| past.to_json(now)).collect();
+        let pace = self.pace.figures(now);
+        let in_ms = |took: Option<Duration>| took.map(|took| took.as_secs_f64() * 1e3);
         let stderr = match (child, &self.last_end) {
             (Some(child), _) if !child.stderr.lines.is_empty() => child.stderr.to_vec(),
             (_, Some(end)) => end.stderr.clone(),
@@ -173,6 +164,10 @@ impl Relay {
             "restarts": self.replaced,
             "crashes": self.restarts.crashes(now),
             "in_flight": self.opens.values().filter(|open| matches!(open.place, Place::On(_))).count(),
+            "calls": pace.answered,
+            "calls_per_s": pace.per_second,
+            "p50_ms": in_ms(pace.p50),
+            "p99_ms": in_ms(pace.p99),
             "held": self.held.len(),
             "draining": self.draining.len(),
             "next_try_s": next_try,

@@ -190,3 +190,23 @@ fn t4_a_legacy_task_and_all_other_methods_get_errors() {
     story.dies(1, code(1));
     story.client_hears_failed_call(1, "server_ended", "unknown");
 }
+
+#[test]
+fn t4_the_status_tells_how_many_calls_were_answered_and_how_quickly() {
+    let mut story = Story::legacy();
+    let before = story.status()["calls"].as_u64().unwrap();
+    for id in 1..=3 {
+        story.client(&call(id, "a"));
+        story.passes(ms(100));
+        story.child(1, &result(id, "{}"));
+    }
+    story.client(&call(4, "a"));
+    story.dies(1, code(1));
+    let status = story.status();
+    assert_eq!(status["calls"], before + 3, "a call that failed was not answered by a server: {status}");
+    assert!((80.0..120.0).contains(&status["p50_ms"].as_f64().unwrap()), "{status}");
+    assert!(status["calls_per_s"].as_f64().unwrap() > 0.0, "{status}");
+    assert_eq!(status["last_exits"][0]["crashed"], true, "{status}");
+    story.passes(secs(60));
+    assert_eq!(story.status()["p50_ms"], serde_json::Value::Null);
+}

@@ -1,5 +1,7 @@
 //! Seeded worlds around the machines: each owns time and dice, and checks its promises after every step.
 
+mod gateway;
+mod guard;
 mod life;
 mod relay;
 mod restarts;

@@ -3,12 +3,14 @@
 //! ```text
 //! outlast-bench pty …                 (see `pty.rs`)
 //! outlast-bench [mcp] [--quick] [--only small,deep,big,rss,start,crash,reload] [--json] [--outlast PATH]
+//! outlast-bench gateway [--quick] [--only small,load,rss,crash] [--json] [--outlast PATH]
 //! ```
 //!
 //! All subjects relay to the same native echo server and are measured in one run, round by round in rotating order, so
 //! that the ratios hold on a busy machine. `outlast` and `outlast-echo` are taken from beside this program. Rivals are
 //! looked for in the virtual environments under `$OUTLAST_PEERS`.
 
+mod gateway;
 mod measure;
 mod pty;
 mod session;
@@ -24,8 +26,13 @@ use subject::Stage;
 struct Options {
     is_quick: bool,
     is_json: bool,
-    only: Vec<Phase>,
+    only: Only,
     outlast: Option<PathBuf>,
+}
+
+enum Only {
+    Mcp(Vec<Phase>),
+    Gateway(Vec<gateway::Phase>),
 }
 
 pub fn main() -> ExitCode {
@@ -52,35 +59,51 @@ pub fn main() -> ExitCode {
 }
 
 fn run(options: Options) -> Result<(), String> {
-    let stage = Stage::set(options.outlast).map_err(|problem| problem.to_string())?;
-    let report = Bench::new(&stage, options.is_quick).run(&options.only);
+    let (json, markdown) = match &options.only {
+        Only::Mcp(only) => {
+            let stage = Stage::set(options.outlast).map_err(|problem| problem.to_string())?;
+            let report = Bench::new(&stage, options.is_quick).run(only);
+            (report.to_json(), report.to_markdown())
+        }
+        Only::Gateway(only) => {
+            let report = gateway::run(options.outlast, options.is_quick, only)?;
+            (report.to_json(), report.to_markdown())
+        }
+    };
     if options.is_json {
-        println!("{}", report.to_json());
+        println!("{json}");
     } else {
-        println!("{}", report.to_markdown());
+        println!("{markdown}");
     }
     Ok(())
 }
 
-fn read_options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
-    let mut options = Options { is_quick: false, is_json: false, only: Vec::new(), outlast: None };
+fn read_options(args: impl Iterator<Item = String>) -> Result<Options, String> {
+    let mut args = args.peekable();
+    let is_gateway = args.next_if(|arg| arg == "mcp" || arg == "gateway").is_some_and(|arg| arg == "gateway");
+    let (mut is_quick, mut is_json, mut only, mut outlast) = (false, false, Vec::new(), None);
     while let Some(arg) = args.next() {
         let mut value = || args.next().ok_or_else(|| format!("`{arg}` needs a value"));
         match arg.as_str() {
-            "mcp" => {}
-            "--quick" => options.is_quick = true,
-            "--json" => options.is_json = true,
-            "--only" => {
-                for name in value()?.split(',') {
-                    options.only.push(Phase::named(name).ok_or_else(|| format!("no benchmark `{name}`"))?);
-                }
-            }
-            "--outlast" => options.outlast = Some(value()?.into()),
+            "--quick" => is_quick = true,
+            "--json" => is_json = true,
+            "--only" => only.extend(value()?.split(',').map(String::from)),
+            "--outlast" => outlast = Some(value()?.into()),
             other => return Err(format!("no option `{other}`")),
         }
     }
-    if options.only.is_empty() {
-        options.only = Phase::ALL.to_vec();
+    let only = if is_gateway {
+        Only::Gateway(phases(&only, &gateway::Phase::ALL, gateway::Phase::named)?)
+    } else {
+        Only::Mcp(phases(&only, &Phase::ALL, Phase::named)?)
+    };
+    Ok(Options { is_quick, is_json, only, outlast })
+}
+
+/// Those that were asked for; without a wish all of them.
+fn phases<T: Copy>(names: &[String], all: &[T], named: fn(&str) -> Option<T>) -> Result<Vec<T>, String> {
+    if names.is_empty() {
+        return Ok(all.to_vec());
     }
-    Ok(options)
+    names.iter().map(|name| named(name).ok_or_else(|| format!("no benchmark `{name}`"))).collect()
 }

@@ -200,7 +200,7 @@ impl Report {
     }
 }
 
-fn median(mut values: Vec<f64>) -> Option<f64> {
+pub fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     match values.len() {
@@ -211,7 +211,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 }
 
 /// Three digits that matter.
-fn show(value: f64) -> String {
+pub fn show(value: f64) -> String {
     match value.abs() {
         size if size.is_infinite() => "never".into(),
         size if 100.0 <= size || value.fract() == 0.0 => format!("{value:.0}"),

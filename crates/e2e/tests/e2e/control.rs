@@ -30,21 +30,21 @@ use crate::support::{OUTLAST, PUPPET};
 const PATIENCE: Duration = Duration::from_secs(20);
 
 /// A user with a home and a project.
-struct World {
-    home: TempDir,
-    project: TempDir,
+pub struct World {
+    pub home: TempDir,
+    pub project: TempDir,
 }
 
 impl World {
-    fn new() -> World {
+    pub fn new() -> World {
         World { home: tempfile::tempdir().unwrap(), project: tempfile::tempdir().unwrap() }
     }
 
-    fn run_dir(&self) -> PathBuf {
+    pub fn run_dir(&self) -> PathBuf {
         self.home.path().join(".local/state/outlast/run")
     }
 
-    fn command(&self, cwd: &Path) -> Command {
+    pub fn command(&self, cwd: &Path) -> Command {
         let mut command = Command::new(OUTLAST);
         command.current_dir(cwd).env("HOME", self.home.path()).env_remove("OUTLAST_PUPPET");
         command
@@ -54,20 +54,20 @@ impl World {
         self.command(cwd).args(args).stdin(Stdio::null()).output().unwrap()
     }
 
-    fn outlast(&self, args: &[&str]) -> Output {
+    pub fn outlast(&self, args: &[&str]) -> Output {
         self.outlast_in(self.project.path(), args)
     }
 
-    fn ps(&self) -> Vec<Value> {
+    pub fn ps(&self) -> Vec<Value> {
         let output = self.outlast(&["ps", "--json"]);
         serde_json::from_str::<Vec<Value>>(&text(&output.stdout)).unwrap()
     }
 
-    fn start(&self, name: &str, flags: &[&str]) -> Session {
+    pub fn start(&self, name: &str, flags: &[&str]) -> Session {
         self.start_in(self.project.path(), &["--name", name], flags)
     }
 
-    fn start_in(&self, cwd: &Path, options: &[&str], flags: &[&str]) -> Session {
+    pub fn start_in(&self, cwd: &Path, options: &[&str], flags: &[&str]) -> Session {
         let mut child = self
             .command(cwd)
             .arg("mcp")
@@ -89,7 +89,7 @@ impl World {
 }
 
 /// An `outlast mcp` and its client.
-struct Session {
+pub struct Session {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: Receiver<String>,
@@ -117,12 +117,12 @@ impl Session {
         }
     }
 
-    fn call(&mut self, tool: &str, arguments: Value) -> String {
+    pub fn call(&mut self, tool: &str, arguments: Value) -> String {
         let answer = self.ask("tools/call", json!({"name": tool, "arguments": arguments}));
         answer["result"]["content"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
     }
 
-    fn pid(&mut self) -> u64 {
+    pub fn pid(&mut self) -> u64 {
         self.call("pid", json!({})).parse().unwrap()
     }
 
@@ -548,6 +548,22 @@ fn what_a_server_writes_itself_does_not_reload_it_for_ever() {
     // Others are still news, and it is only said of the one.
     std::fs::write(world.project.path().join("server.py"), "1").unwrap();
     session.logged("(reason: changed: server.py");
+}
+
+#[test]
+fn a_reload_that_several_asked_for_is_logged_once() {
+    let world = World::new();
+    let session = world.start("py", &["--slow-start", "300"]);
+    let mut wire = Wire::connect(&world.ps()[0]);
+    // The first begins a reload; the others share the one after it.
+    for id in 1..=4 {
+        wire.ask(id, "restart", json!({"reason": "all at once"}));
+    }
+    let generations: Vec<Value> = (1..=4).map(|_| wire.hear()["ok"]["generation"].clone()).collect();
+    assert_eq!(generations, [2, 3, 3, 3]);
+    drop(session);
+    let (_, log, _) = said(&world.outlast(&["logs", "-n", "1000"]));
+    assert_eq!(log.matches("Reloaded in").count(), 2, "{log}");
 }
 
 #[test]

@@ -8,12 +8,23 @@ mod attach;
 mod audit;
 #[cfg(target_os = "linux")]
 mod capi;
+#[cfg(target_os = "linux")]
+mod config;
 #[cfg(unix)]
 mod control;
+#[cfg(unix)]
+mod crowd;
+mod docs;
+#[cfg(target_os = "linux")]
+mod doctor;
 #[cfg(target_os = "linux")]
 mod exact;
 #[cfg(target_os = "linux")]
 mod faults;
+#[cfg(target_os = "linux")]
+mod gateway;
+#[cfg(unix)]
+mod http;
 #[cfg(unix)]
 mod matrix;
 #[cfg(target_os = "linux")]
@@ -28,5 +39,11 @@ mod run;
 mod send;
 #[cfg(unix)]
 mod support;
+#[cfg(unix)]
+mod top;
 #[cfg(target_os = "linux")]
 mod waiting;
+#[cfg(unix)]
+mod words;
+#[cfg(unix)]
+mod wrap;

@@ -2,7 +2,7 @@
 
 mod broken;
 mod bytes;
-mod client;
+pub mod client;
 mod crash;
 mod ending;
 mod inherit;

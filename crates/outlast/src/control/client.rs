@@ -14,6 +14,9 @@ use super::{
 };
 use crate::os;
 
+/// Whoever is late with listening still hears what was said in time.
+const LAST_LOOK: Duration = Duration::from_millis(1);
+
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// It answered, and would not.
@@ -84,11 +87,8 @@ impl Client {
                 Ok(None) => {}
                 Err(_) => return Err(AskError::Nonsense),
             }
-            let patience = match deadline.map(|deadline| deadline.saturating_duration_since(Instant::now())) {
-                Some(Duration::ZERO) => return Err(AskError::TooLate),
-                patience => patience,
-            };
-            self.line.set_patience(patience)?;
+            let patience = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            self.line.set_patience(patience.map(|patience| patience.max(LAST_LOOK)))?;
             let mut bytes = [0; 8 << 10];
             match self.line.read(&mut bytes) {
                 Ok(0) => return Err(AskError::Ended),

@@ -258,9 +258,9 @@ fn picture(story: &Story, now: Instant, columns: usize, airy: bool, quiet: usize
         lines.push(Line::default());
     }
     let legend = if width < WIDE {
-        "· call  ◆ long call  ✗ failed  │ event"
+        "· call ○ waits ◆ long ✗ failed │ event"
     } else {
-        "· a call, • ● one that waited, ◆ a long one, ✗ failed, │ the event"
+        "· a call, • ● it waited, ○ it waits, ◆ a long one, ✗ failed, │ an event"
     };
     lines.push(Line::of(Style::Dim, format!(" {legend}")));
     lines
@@ -490,7 +490,7 @@ mod tests {
           the long call in flight was told: “The server ended (signal 9 (SIGKILL))
           while `report` was running; it may or may not have taken effect.”
           7.0 ms after the death of 102, the next call was answered by pid 104
-        · a call, • ● one that waited, ◆ a long one, ✗ failed, │ the event
+        · a call, • ● it waited, ○ it waits, ◆ a long one, ✗ failed, │ an event
         "#);
     }
 
@@ -533,7 +533,7 @@ mod tests {
           running; it may or may not have taken effect.”
           7.0 ms after the death of 102, the next call
           was answered by pid 104
-        · call  ◆ long call  ✗ failed  │ event
+        · call ○ waits ◆ long ✗ failed │ event
         "#);
     }
 

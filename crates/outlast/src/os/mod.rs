@@ -20,13 +20,26 @@ use windows as platform;
 
 pub use platform::{
     Announce, Claim, Hangups, Household, Keeper, Line, Listener, Outer, Peer, SOCKET_PATH_MAX, SOCKETS, Sink, Source,
-    StandIn, Standing, Stops, TERMINALS, Window, born, calm, claim_dir, claim_name, detach, finish_saying,
-    give_back_code, kill_hard, outer_size, remove_socket, say, short_dirs, stand_in, stdin, stdout, terminal_size,
-    write_stdout,
+    StandIn, Standing, Stops, TERMINALS, Window, become_program, born, calm, claim_dir, claim_name, detach,
+    finish_saying, give_back_code, is_ours, kill_hard, outer_size, remove_socket, say, short_dirs, stand_in, stdin,
+    stdout, strays, suspend, terminal_size, weigh, write_stdout,
 };
 
 /// The environment variable by which a child's descendants are known, wherever they went.
 pub const CHILD_TAG: &str = "OUTLAST_CHILD";
+
+/// Whether a file belongs to us or to the administrator, so that nobody else decides what we do by it.
+#[cfg(unix)]
+pub fn is_trusted(file: &std::fs::Metadata) -> bool {
+    use std::os::unix::fs::MetadataExt;
+    file.uid() == nix::unistd::geteuid().as_raw() || file.uid() == 0
+}
+
+/// Directories that others may write to are rare here, and owners are not told by the standard library.
+#[cfg(windows)]
+pub fn is_trusted(_: &std::fs::Metadata) -> bool {
+    true
+}
 
 /// What to start, and how.
 #[derive(Clone, Debug)]
@@ -139,6 +152,16 @@ pub enum Signal {
     Kill,
     /// Goes on, if it was stopped.
     Continue,
+}
+
+/// A process that an outlast started and did not live to end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stray {
+    /// For words only.
+    pub pid: u32,
+    /// The value of [`CHILD_TAG`].
+    pub tag: String,
+    pub command: Vec<String>,
 }
 
 /// Someone wants us to stop.

@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use outlast_core::send::{Action, Failed, Letter, Sent};
+use outlast_core::{
+    send::{Action, Failed, Letter, Sent},
+    waiting,
+};
 use serde_json::{Value, json};
 
 use super::{Terminal, methods::no_screen, screen::Screen};
@@ -36,7 +39,11 @@ impl Terminal {
 
     /// Looks whether what is sent has come any further.
     pub(super) fn tend_sends(&mut self) -> bool {
-        let Some(screen) = self.screen.as_ref().filter(|_| self.sends.is_busy()) else { return false };
+        if !self.sends.is_busy() {
+            return false;
+        }
+        self.catch_up();
+        let Some(screen) = &self.screen else { return false };
         let is_ready = self.session.state() == "ready"
             && self.child.as_ref().is_some_and(|child| child.stdin.is_some() && !child.is_ending);
         let actions = self.sends.look(&screen.seen(), is_ready, Instant::now());
@@ -59,6 +66,7 @@ impl Terminal {
                         child.typed.extend_from_slice(&bytes);
                     }
                     self.typing.interrupted();
+                    self.watch(waiting::Event::Input { enter: bytes.contains(&b'\r') });
                 }
                 Action::Answer { ticket, result } => {
                     let word = result.as_ref().map_or_else(Failed::code, |sent| match sent.submitted {
@@ -66,6 +74,7 @@ impl Terminal {
                         false => "typed",
                     });
                     self.journal.event("send_ended", &[("result", &word)]);
+                    self.catch_up();
                     let result = result.map(|sent| in_json(&sent)).map_err(|failed| self.refusal(&failed));
                     self.control.answer(ticket, &result);
                 }

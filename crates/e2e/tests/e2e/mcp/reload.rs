@@ -75,6 +75,10 @@ fn a_broken_reload_keeps_the_old_server_and_quotes_the_new_one() {
     let report = client.restart();
     assert_eq!(report["old_pid"], old);
     assert_eq!(report["generation"], 3, "a failed one uses a number up");
+    for restart in ["restart #1", "restart #2"] {
+        client.says(restart);
+        assert_eq!(client.stderr_text().matches(restart).count(), 1, "{}", client.stderr_text());
+    }
     client.end();
 }
 

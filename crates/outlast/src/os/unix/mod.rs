@@ -11,22 +11,25 @@ mod pty;
 mod socket;
 mod stand_in;
 mod stops;
+mod strays;
 mod stream;
 mod terminal;
 mod wire;
 mod words;
 
+pub use descendants::weigh;
 pub use detach::{Announce, Claim, claim_name, detach};
 pub use household::{Household, Keeper};
 pub use memory::give_back_code;
 pub use outer::{Outer, calm, outer_size, write_stdout};
 pub use process::born;
 pub use pty::Window;
-pub use socket::{Line, Listener, Peer, SOCKET_PATH_MAX, SOCKETS, claim_dir, remove_socket, short_dirs};
+pub use socket::{Line, Listener, Peer, SOCKET_PATH_MAX, SOCKETS, claim_dir, is_ours, remove_socket, short_dirs};
 pub use stand_in::{StandIn, Standing, stand_in};
 pub use stops::Stops;
+pub use strays::strays;
 pub use stream::{Hangups, Sink, Source, stdin, stdout};
-pub use terminal::{kill_hard, terminal_size};
+pub use terminal::{become_program, kill_hard, suspend, terminal_size};
 pub use words::{finish_saying, say};
 
 /// Whether children can be given terminals here, or a sentence that says why not.

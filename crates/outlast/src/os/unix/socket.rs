@@ -185,6 +185,11 @@ pub fn claim_dir(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
+/// Whether somebody else could have put this here. What is not there is nobody's.
+pub fn is_ours(path: &Path) -> bool {
+    fs::symlink_metadata(path).map_or(true, |found| found.uid() == geteuid().as_raw())
+}
+
 /// Where sockets go when the user's own directory is too deep for them: short, and named by the user.
 pub fn short_dirs() -> Vec<PathBuf> {
     let name = format!("outlast-{}", geteuid());

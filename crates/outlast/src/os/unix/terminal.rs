@@ -1,7 +1,7 @@
 //! The terminal on stdout.
 #![expect(unsafe_code, reason = "the size of a terminal is asked by an ioctl that nix does not wrap")]
 
-use std::io;
+use std::{io, os::unix::process::CommandExt, path::Path, process::Command};
 
 /// Columns and rows of the terminal on stdout; none if it is no terminal or does not know.
 pub fn terminal_size() -> Option<(u16, u16)> {
@@ -21,4 +21,16 @@ pub fn kill_hard(pid: u32) -> io::Result<()> {
     // Zero and negative numbers would mean whole groups, and 1 is the system's.
     let pid = i32::try_from(pid).ok().filter(|pid| *pid > 1).ok_or(io::ErrorKind::InvalidInput)?;
     Ok(kill(Pid::from_raw(pid), Signal::SIGKILL)?)
+}
+
+/// Stops us until somebody says to go on, as Ctrl-Z does where nobody has turned that off. Where nobody could say so, as
+/// without a shell that knows of jobs, it does nothing.
+pub fn suspend() {
+    use nix::sys::signal::{Signal, raise};
+    let _ = raise(Signal::SIGTSTP);
+}
+
+/// Another program takes our place, if all is well; what comes back is why not.
+pub fn become_program(program: &Path, args: &[&str]) -> io::Error {
+    Command::new(program).args(args).exec()
 }

@@ -1,0 +1,534 @@
+//! What backends ask of clients: sampling, elicitation, roots.
+//!
+//! A link of its own belongs to one client, as do all links where one client on lines is alone; on a shared one a request can only be for the client whose calls it works on,
+//! and if there are several, nobody can say which. Toward a client of the stateless era, which cannot be asked anything, the
+//! question is the answer to its call, and its next try brings the answers; the backend's call stays open meanwhile. The
+//! other way round a stateless backend's question becomes requests to the client, and then our own next try.
+
+use super::*;
+use crate::{
+    json::Raw,
+    message::{self, Message, Params, RawId, patch, pick},
+};
+
+use calls::What;
+use dispatch::Asked;
+use words::Failure;
+
+/// How long a backend's call waits for the next try of a client of the stateless era; then it is cancelled.
+const PARK_MAX: Duration = Duration::from_secs(300);
+/// What our own `requestState` begins with.
+const STATE_MARK: &str = "outlast.";
+
+/// A request of a backend that waits for a client's answer.
+#[derive(Debug)]
+pub(super) struct Ask {
+    pub client: Client,
+    serial: u64,
+    /// On whose behalf, if that is known.
+    call: Option<u64>,
+    token: Option<Box<str>>,
+    back: Back,
+}
+
+#[derive(Debug)]
+enum Back {
+    /// To a backend of the handshake era, under the id it wrote.
+    Link { id: Id, raw: Box<str> },
+    /// Into the next try of a call to a stateless backend, under this name, as JSON.
+    Input { name: Box<str>, is_elicitation: bool },
+}
+
+/// A call whose backend waits for its client's next try.
+#[derive(Debug)]
+pub(super) struct Parked {
+    /// Nothing while the client is here and waits for the answer.
+    state: Option<String>,
+    pub who: Who,
+    /// What the client was asked: our names, and the backend's ids.
+    given: Vec<(String, Box<str>)>,
+    /// What came after.
+    queued: Vec<(Box<str>, String)>,
+    /// The answer came while the client was away.
+    answer: Option<Bytes>,
+}
+
+impl Parked {
+    pub fn is_waiting(&self) -> bool {
+        self.state.is_some()
+    }
+}
+
+/// The answers to a stateless backend's question, until all are there.
+#[derive(Debug)]
+pub(super) struct Inputs {
+    left: usize,
+    /// As members of an object.
+    responses: Vec<String>,
+    state: Option<Box<str>>,
+}
+
+impl Gateway {
+    /// A backend asks something.
+    pub(super) fn link_asked(
+        &mut self,
+        serial: u64,
+        said: &[u8],
+        id: RawId<'_>,
+        method: &str,
+        params: &Params<'_>,
+        now: Instant,
+    ) {
+        let (Some(parsed), Some(at)) = (id.parse(), id.place(said)) else { return };
+        let raw: Box<str> = std::str::from_utf8(&said[at]).expect("parsed as text").into();
+        if method == "ping" {
+            return self.tell_link(serial, message::line(format!(r#"{{"jsonrpc":"2.0","id":{raw},"result":{{}}}}"#)));
+        }
+        if self.links[&serial].era == Era::Stateless {
+            let words = "a server of this revision asks nothing; answer with `input_required` instead";
+            return self.tell_link(serial, message::error_line(&raw, -32601, words, None));
+        }
+        let (client, call) = match self.asked_client(serial, params) {
+            Ok(found) => found,
+            Err(words) => {
+                let name = self.owner_name(self.links[&serial].link.backend);
+                let note = format!("{name}: its `{}` was refused: {words}", words::cut(method, 60));
+                self.note(note);
+                return self.tell_link(serial, message::error_line(&raw, 7020, &words, None));
+            }
+        };
+        if let Some(key) = call
+            && self.calls[&key].whom.as_ref().is_some_and(|whom| whom.era == Era::Stateless)
+        {
+            return self.park(key, serial, raw, method, params, now);
+        }
+        let Some(guest) = self.guests.get_mut(&client) else { return };
+        let capability = match method {
+            "sampling/createMessage" => Some("sampling"),
+            "elicitation/create" => Some("elicitation"),
+            "roots/list" => Some("roots"),
+            _ => None,
+        };
+        let words = match capability.filter(|capability| !guest.can(capability)) {
+            Some(capability) => Some(format!("the client that this is for does not support {capability}")),
+            None if guest.asked >= ASKS_MAX => Some(format!("{ASKS_MAX} requests already wait for this client")),
+            None => None,
+        };
+        if let Some(words) = words {
+            return self.tell_link(serial, message::error_line(&raw, -32601, &words, None));
+        }
+        guest.asked += 1;
+        let key = self.number();
+        let number = key.to_string();
+        let mut edits = vec![(id.place(said).expect("seen above"), number.as_str())];
+        let mut token = None;
+        if let Some([Some(theirs)]) = params.meta().and_then(|meta| pick(meta, ["progressToken"])) {
+            edits.push((message::place(said, theirs), &number));
+            token = Some(theirs.get().into());
+        }
+        let message = patch(said, &mut edits);
+        let about = call.and_then(|key| self.calls[&key].whom.as_ref()).map(|whom| whom.id.clone());
+        self.asks.insert(key, Ask { client, serial, call, token, back: Back::Link { id: parsed, raw } });
+        self.out.push(Action::TellClient { client, message, about });
+    }
+
+    /// Whom a backend's request is for, and on behalf of which call.
+    fn asked_client(&self, serial: u64, params: &Params<'_>) -> Result<(Client, Option<u64>), String> {
+        let connection = &self.links[&serial];
+        let on_link = || self.calls.iter().filter(|(_, call)| call.link == Some(serial));
+        let newest = |client: Client| on_link().filter(|(_, call)| call.is_of(client)).map(|(key, _)| *key).max();
+        if let Seat::Session(client) = connection.place.seat {
+            return Ok((client, newest(client)));
+        }
+        if let Some(client) = self.only_client() {
+            return Ok((client, newest(client)));
+        }
+        // One that is about a task says itself whose it is.
+        if let Some(client) = self.task_named_in(serial, params) {
+            return Ok((client, newest(client)));
+        }
+        let clients: BTreeSet<Client> = on_link().filter_map(|(_, call)| Some(call.whom.as_ref()?.client)).collect();
+        let mut clients = clients.into_iter();
+        match (clients.next(), clients.next()) {
+            (Some(client), None) => Ok((client, newest(client))),
+            (Some(_), Some(_)) => {
+                Err("calls of several clients are under way here, so nobody can tell whom this asks; \
+                                       set `children = \"per_session\"` for this backend"
+                    .into())
+            }
+            (None, _) => {
+                let hint = "set `children = \"per_session\"` for this backend if it asks outside of calls";
+                Err(format!("no call is under way here, so there is nobody to ask; {hint}"))
+            }
+        }
+    }
+
+    /// A client answers a backend's request, or says something nobody asked for.
+    pub(super) fn client_answered(&mut self, client: Client, said: &[u8], id: RawId<'_>, now: Instant) {
+        let Some(Id::Integer(number)) = id.parse() else { return };
+        let Ok(key) = u64::try_from(number) else { return };
+        if self.asks.get(&key).is_none_or(|ask| ask.client != client) {
+            return;
+        }
+        let ask = self.asks.remove(&key).expect("found above");
+        self.ask_over(&ask);
+        match ask.back {
+            Back::Link { raw, .. } => {
+                let at = id.place(said).expect("it has one");
+                self.tell_link(ask.serial, patch(said, &mut [(at, &*raw)]));
+            }
+            Back::Input { name, is_elicitation } => {
+                let Ok(Message::Response { result, error, .. }) = message::parse(said) else { return };
+                let result = match (result, error) {
+                    (Some(result), None) => Ok(result.get().to_owned()),
+                    // The only one of them that has a word for it.
+                    (_, _) if is_elicitation => Ok(r#"{"action":"cancel"}"#.to_owned()),
+                    (_, error) => Err(error.map_or_else(String::new, words::error_words)),
+                };
+                let Some(call) = ask.call else { return };
+                match result {
+                    Ok(result) => self.input_given(call, format!("{name}:{result}"), now),
+                    Err(words) => self.input_failed(call, &words, now),
+                }
+            }
+        }
+    }
+
+    fn ask_over(&mut self, ask: &Ask) {
+        if let Some(guest) = self.guests.get_mut(&ask.client) {
+            guest.asked = guest.asked.saturating_sub(1);
+        }
+    }
+
+    /// A client's progress on what a backend asked of it.
+    pub(super) fn ask_progressed(&mut self, client: Client, said: &[u8], params: &Params<'_>) {
+        let Some(token) = params.progress_token() else { return };
+        let Some(ask) = token.get().parse().ok().and_then(|key: u64| self.asks.get(&key)) else { return };
+        if let (true, Some(theirs)) = (ask.client == client, &ask.token) {
+            let told = patch(said, &mut [(message::place(said, token), &**theirs)]);
+            self.tell_link(ask.serial, told);
+        }
+    }
+
+    /// A backend takes back what it asked, or ends what we asked of it.
+    pub(super) fn link_cancelled(&mut self, serial: u64, params: &Params<'_>, now: Instant) {
+        let Some(id) = params.request_id().and_then(|raw| Id::parse(raw.get())) else { return };
+        let asked = self.asks.iter().find(|(_, ask)| {
+            ask.serial == serial && matches!(&ask.back, Back::Link { id: theirs, .. } if *theirs == id)
+        });
+        if let Some((key, _)) = asked {
+            let key = *key;
+            return self.take_back(key, "the backend took it back");
+        }
+        let listen = self.links.get(&serial).and_then(|connection| connection.listen);
+        if let (Some(listen), Id::Integer(number)) = (listen, id)
+            && i128::from(listen) == number
+        {
+            self.calls.remove(&listen);
+            self.listen_ended(serial, listen, true, now);
+        }
+    }
+
+    /// The client need not answer this any more.
+    fn take_back(&mut self, key: u64, reason: &str) {
+        let Some(ask) = self.asks.remove(&key) else { return };
+        self.ask_over(&ask);
+        let about = ask.call.and_then(|call| self.calls.get(&call)?.whom.as_ref()).map(|whom| whom.id.clone());
+        let message = message::line(format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{key},"reason":{}}}}}"#,
+            message::quote(reason)
+        ));
+        if self.guests.contains_key(&ask.client) {
+            self.out.push(Action::TellClient { client: ask.client, message, about });
+        }
+    }
+
+    fn asks_where(&self, holds: impl Fn(&Ask) -> bool) -> Vec<u64> {
+        let mut keys: Vec<u64> = self.asks.iter().filter(|(_, ask)| holds(ask)).map(|(key, _)| *key).collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    /// A call is over: what was asked on its behalf is of no use, and its backend hears that.
+    pub(super) fn drop_asks_of(&mut self, call: u64, reason: &str) {
+        if self.asks.is_empty() {
+            return;
+        }
+        for key in self.asks_where(|ask| ask.call == Some(call)) {
+            if let Back::Link { raw, .. } = &self.asks[&key].back {
+                let (serial, answer) = (self.asks[&key].serial, message::error_line(raw, -32800, reason, None));
+                self.tell_link(serial, answer);
+            }
+            self.take_back(key, reason);
+        }
+    }
+
+    /// A link is gone, and with it whoever would hear the answer.
+    pub(super) fn drop_asks_on(&mut self, serial: u64) {
+        for key in self.asks_where(|ask| ask.serial == serial) {
+            self.take_back(key, "the backend that asked went away");
+        }
+    }
+
+    /// A client is gone: backends that wait for it hear so.
+    pub(super) fn drop_asks_to(&mut self, client: Client) {
+        for key in self.asks_where(|ask| ask.client == client) {
+            let ask = self.asks.remove(&key).expect("listed above");
+            if let Back::Link { raw, .. } = &ask.back {
+                self.tell_link(ask.serial, message::error_line(raw, -32800, "the client that was asked left", None));
+            }
+        }
+    }
+
+    // ---- a backend of the handshake era, a client of the stateless era -------------------------
+
+    /// What a backend asks becomes the answer to the client's call; the call stays open.
+    fn park(&mut self, key: u64, serial: u64, raw: Box<str>, method: &str, params: &Params<'_>, now: Instant) {
+        let call = self.calls.get_mut(&key).expect("found by the caller");
+        if !call.says.can(method) || !matches!(call.what, What::Tool | What::Prompt | What::Read) {
+            let words = "the client that this is for cannot be asked that";
+            return self.tell_link(serial, message::error_line(&raw, -32601, words, None));
+        }
+        let asked = match params.whole() {
+            Some(params) => format!(r#"{{"method":"{method}","params":{}}}"#, params.get()),
+            None => format!(r#"{{"method":"{method}"}}"#),
+        };
+        let who = call.whom.as_ref().and_then(|whom| self.guests.get(&whom.client)).map(|guest| guest.who.clone());
+        let parked = call.parked.get_or_insert_with(|| {
+            let who = who.unwrap_or_else(|| Who { name: String::new(), role: None, profile: None });
+            Box::new(Parked { state: None, who, given: Vec::new(), queued: Vec::new(), answer: None })
+        });
+        parked.queued.push((raw, asked));
+        if parked.state.is_none() {
+            self.ask_by_result(key, now);
+        }
+    }
+
+    /// Answers the client with all that its backend asks by now.
+    fn ask_by_result(&mut self, key: u64, now: Instant) {
+        let state = format!("{STATE_MARK}{:016x}{:016x}", self.chance(), self.chance());
+        let Some(call) = self.calls.get_mut(&key) else { return };
+        let Some(parked) = &mut call.parked else { return };
+        let mut requests = Vec::new();
+        parked.given.clear();
+        for (index, (raw, asked)) in parked.queued.drain(..).enumerate() {
+            let name = format!("ask{index}");
+            requests.push(format!(r#""{name}":{asked}"#));
+            parked.given.push((name, raw));
+        }
+        let result = format!(
+            r#"{{"resultType":"input_required","inputRequests":{{{}}},"requestState":"{state}"}}"#,
+            requests.join(",")
+        );
+        parked.state = Some(state);
+        let due = now + PARK_MAX;
+        call.due = Some(due);
+        let whom = call.whom.clone().expect("only clients' calls are parked");
+        let result = if result.contains('\n') { result.replace(['\n', '\r'], " ") } else { result };
+        self.answer_result(&whom, &result);
+        self.wake_by(due);
+    }
+
+    pub(super) fn chance(&mut self) -> u64 {
+        // Steele, Lea and Flood's splitmix64; whoever guesses a state still needs the same name.
+        self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.seed ^ (self.seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Whether this is the next try of a call that waits for it.
+    pub(super) fn resume_parked(&mut self, asked: &Asked<'_>, state: Raw<'_>, now: Instant) -> bool {
+        let Some(state) = state.text().filter(|state| state.starts_with(STATE_MARK)) else { return false };
+        let who = &self.guests[&asked.whom.client].who.name;
+        let is_it = |call: &Call| {
+            call.method == asked.method
+                && call
+                    .parked
+                    .as_ref()
+                    .is_some_and(|parked| parked.state.as_deref() == Some(state.as_str()) && parked.who.name == *who)
+        };
+        let Some(key) = self.calls.iter().find(|(_, call)| is_it(call)).map(|(key, _)| *key) else {
+            let words = "nothing waits for this `requestState` any more: call again without it";
+            self.unknown(asked, words.into(), None);
+            return true;
+        };
+        let responses = asked.params.input_responses();
+        let call = self.calls.get_mut(&key).expect("found above");
+        call.whom = Some(asked.whom.clone());
+        if let Some([Some(token)]) = asked.params.meta().and_then(|meta| pick(meta, ["progressToken"])) {
+            call.token = Some(token.get().into());
+        }
+        let timeout = self.owners.get(&call.place.backend).map_or(PARK_MAX, |owner| owner.settings.call_timeout);
+        call.due = Some(now + timeout);
+        call.due_max = call.due_max.max(now + timeout);
+        let (serial, parked) = (call.link, call.parked.as_mut().expect("found by it"));
+        parked.state = None;
+        let (given, answer) = (mem::take(&mut parked.given), parked.answer.take());
+        let is_more = !parked.queued.is_empty();
+        if let Some(answer) = answer {
+            let call = self.calls.remove(&key).expect("found above");
+            self.answer_parked(&call, &answer, now);
+            return true;
+        }
+        self.wake_by(now + timeout);
+        let Some(serial) = serial else { return true };
+        for (name, raw) in given {
+            let response = responses.and_then(|raw| pick(raw, [name.as_str()])).and_then(|[response]| response);
+            let line = match response {
+                Some(response) => {
+                    patch(format!(r#"{{"jsonrpc":"2.0","id":{raw},"result":{}}}"#, response.get()).as_bytes(), &mut [])
+                }
+                None => message::error_line(&raw, -32603, "the client gave no answer", None),
+            };
+            self.tell_link(serial, line);
+        }
+        if is_more {
+            self.ask_by_result(key, now);
+        }
+        true
+    }
+
+    /// The answer to a call came while its client was away; its next try gets it.
+    pub(super) fn keep_answer(&mut self, key: u64, message: &[u8], now: Instant) -> bool {
+        let Some(call) = self.calls.get_mut(&key) else { return false };
+        let Some(parked) = call.parked.as_mut().filter(|parked| parked.is_waiting()) else { return false };
+        parked.answer = Some(Bytes::copy_from_slice(message));
+        let serial = call.link.take();
+        if let Some(serial) = serial {
+            self.call_over(serial, now);
+        }
+        true
+    }
+
+    fn answer_parked(&mut self, call: &Call, message: &[u8], now: Instant) {
+        let (Some(whom), Ok(Message::Response { id, result, error })) = (&call.whom, message::parse(message)) else {
+            return;
+        };
+        let mut edits = Vec::new();
+        edits.extend(id.place(message).map(|at| (at, &*whom.raw)));
+        let added = result.and_then(|result| words::complete(message, result, call.what));
+        edits.extend(added.as_ref().map(|(at, with)| (at.clone(), with.as_str())));
+        let told = patch(message, &mut edits);
+        self.answer(whom, told);
+        self.called(call, if error.is_some() { Outcome::Failed } else { Outcome::Answered }, now);
+    }
+
+    // ---- a stateless backend, a client of the handshake era -------------------------------------
+
+    /// If the answer is a question, the client is asked, and the call goes on.
+    pub(super) fn input_required(&mut self, key: u64, result: Raw<'_>, now: Instant) -> bool {
+        if memchr::memmem::find(result.get().as_bytes(), b"input_required").is_none() {
+            return false;
+        }
+        let Some([Some(kind), requests, state]) = pick(result, ["resultType", "inputRequests", "requestState"]) else {
+            return false;
+        };
+        if kind.get() != "\"input_required\"" {
+            return false;
+        }
+        let mut wanted: Vec<(Box<str>, String, Option<String>)> = Vec::new();
+        if let Some(requests) = requests {
+            let _ = requests.for_each_member(|name, request| {
+                let [method, params] = pick(request, ["method", "params"]).unwrap_or_default();
+                let method = method.and_then(Raw::text).unwrap_or_default();
+                wanted.push((name.get().into(), method, params.map(|params| params.get().to_owned())));
+            });
+        }
+        let Some(call) = self.calls.get_mut(&key) else { return false };
+        let (serial, whom) = (call.link.expect("it was answered"), call.whom.clone().expect("a client's call"));
+        call.inputs = Some(Box::new(Inputs {
+            left: wanted.len(),
+            responses: Vec::new(),
+            state: state.map(|state| state.get().into()),
+        }));
+        if wanted.is_empty() {
+            self.try_again(key, now);
+            return true;
+        }
+        let guest = &self.guests[&whom.client];
+        let missing = wanted.iter().find(|(_, method, _)| {
+            let capability = method.split('/').next().unwrap_or_default();
+            !guest.can(capability)
+        });
+        if let Some((_, method, _)) = missing {
+            let words =
+                format!("the backend needs an answer to `{}`, which this client cannot give", words::cut(method, 60));
+            self.input_failed(key, &words, now);
+            return true;
+        }
+        for (name, method, params) in wanted {
+            let ask = self.number();
+            let params = params.map_or_else(String::new, |params| format!(r#","params":{params}"#));
+            let line = format!(r#"{{"jsonrpc":"2.0","id":{ask},"method":{}{params}}}"#, message::quote(&method));
+            let back = Back::Input { name, is_elicitation: method == "elicitation/create" };
+            self.asks.insert(ask, Ask { client: whom.client, serial, call: Some(key), token: None, back });
+            if let Some(guest) = self.guests.get_mut(&whom.client) {
+                guest.asked += 1;
+            }
+            let message = patch(line.as_bytes(), &mut []);
+            self.out.push(Action::TellClient { client: whom.client, message, about: Some(whom.id.clone()) });
+        }
+        // A person may have to think; the hard bound holds.
+        let call = self.calls.get_mut(&key).expect("found above");
+        call.due = Some(call.due_max.max(now + PARK_MAX));
+        true
+    }
+
+    fn input_given(&mut self, key: u64, member: String, now: Instant) {
+        let Some(inputs) = self.calls.get_mut(&key).and_then(|call| call.inputs.as_mut()) else { return };
+        inputs.responses.push(member);
+        inputs.left -= 1;
+        if inputs.left == 0 {
+            self.try_again(key, now);
+        }
+    }
+
+    /// The client's answers are there: the backend is asked again, with them.
+    fn try_again(&mut self, key: u64, now: Instant) {
+        let Some(mut call) = self.calls.remove(&key) else { return };
+        let Some(serial) = call.link else { return };
+        self.call_over(serial, now);
+        let inputs = call.inputs.take().expect("it waits for them");
+        let Some(message) = call.message.clone() else {
+            let failure =
+                Failure::unknown("the request was too large to be asked again with the client's answers".into());
+            return self.fail(*call, failure, now);
+        };
+        let Ok(Message::Request { params, .. }) = message::parse(&message) else { return };
+        let state = inputs.state.map_or_else(String::new, |state| format!(r#","requestState":{state}"#));
+        let members = format!(r#""inputResponses":{{{}}}{state}"#, inputs.responses.join(","));
+        let edit = match params.whole() {
+            Some(whole) => message::Edit::append(&message, whole, &members),
+            None => {
+                let end = message.trim_ascii_end().len() - 1;
+                message::Edit { at: end..end, with: format!(r#","params":{{{members}}}"#) }
+            }
+        };
+        let again = patch(&message, &mut [(edit.at, &edit.with)]);
+        let Ok(Message::Request { id, params, .. }) = message::parse(&again) else { return };
+        match self.serving(call.place) {
+            Some(serial) => {
+                let key = self.number();
+                self.calls.insert(key, call);
+                self.forward(key, serial, &again, id, &params, now);
+            }
+            None => {
+                call.message = None;
+                call.due = None;
+                let key = self.number();
+                self.hold(key, call, &again, now);
+            }
+        }
+    }
+
+    fn input_failed(&mut self, key: u64, words: &str, now: Instant) {
+        self.drop_asks_of(key, "another answer that was needed cannot be given");
+        let Some(call) = self.calls.remove(&key) else { return };
+        if let Some(serial) = call.link {
+            self.call_over(serial, now);
+        }
+        let failure = Failure::no_input(self.owner_name(call.place.backend), words);
+        self.fail(*call, failure, now);
+    }
+}

@@ -1,0 +1,581 @@
+//! Requests under way: from the moment one is let through until it is answered, once.
+
+use std::{borrow::Cow, ops::Range};
+
+use super::*;
+use crate::message::{self, Params, Raw, RawId, patch, pick};
+
+use guard::{Health, Pass};
+use opening::Private;
+use words::Failure;
+
+/// To whom an answer is owed.
+#[derive(Debug, Clone)]
+pub(super) struct Whom {
+    pub client: Client,
+    pub id: Id,
+    /// The id as the client wrote it.
+    pub raw: Box<str>,
+    pub era: Era,
+    pub batch: Option<u64>,
+}
+
+/// What a request is for, as far as we treat it differently.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum What {
+    Tool,
+    Prompt,
+    Read,
+    Complete,
+    /// About a task, or what a client asks of its only backend.
+    Other,
+    /// Ours.
+    Private(Private),
+}
+
+#[derive(Debug)]
+pub(super) struct Call {
+    /// Nobody: it is ours.
+    pub whom: Option<Whom>,
+    pub what: What,
+    pub method: Cow<'static, str>,
+    pub place: PlaceKey,
+    /// Where it was sent; nowhere while it is held.
+    pub link: Option<u64>,
+    /// As clients see it: a tool's or prompt's name.
+    pub shown: Option<Rc<str>>,
+    /// As its backend calls it, as JSON.
+    pub own: Option<Rc<str>>,
+    /// Its bytes, if it is held or may be asked again.
+    pub message: Option<Bytes>,
+    /// The progress token as the client wrote it.
+    pub token: Option<Box<str>>,
+    pub began: Instant,
+    pub due: Option<Instant>,
+    /// No progress moves `due` beyond this.
+    pub due_max: Instant,
+    /// Whether its backend may be asked twice.
+    pub repeatable: bool,
+    pub resent: bool,
+    pub pass: Option<Pass>,
+    /// It makes a task.
+    pub task: bool,
+    /// What a client of the stateless era said of itself with it.
+    pub says: Says,
+    /// A backend of the handshake era asked something meanwhile; the client's next try brings the answers.
+    pub parked: Option<Box<asks::Parked>>,
+    /// A stateless backend asked something; the client's answers are gathered for our next try.
+    pub inputs: Option<Box<asks::Inputs>>,
+}
+
+impl Call {
+    pub fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    /// Its client had an answer, and comes back with another try; until then it is owed nothing.
+    pub fn is_parked(&self) -> bool {
+        self.parked.as_ref().is_some_and(|parked| parked.is_waiting())
+    }
+
+    pub fn is_of(&self, client: Client) -> bool {
+        self.whom.as_ref().is_some_and(|whom| whom.client == client)
+    }
+}
+
+/// The answers to a batch, until each is there.
+#[derive(Debug)]
+pub(super) struct Batch {
+    pub client: Client,
+    /// The first request in it.
+    pub about: Option<Id>,
+    pub left: usize,
+    pub answers: Vec<Bytes>,
+}
+
+impl Gateway {
+    /// Sends a call where it belongs, or has it wait until it can be sent.
+    pub(super) fn dispatch(
+        &mut self,
+        call: Box<Call>,
+        message: &[u8],
+        id: RawId<'_>,
+        params: &Params<'_>,
+        now: Instant,
+    ) {
+        let key = self.number();
+        match self.serving(call.place) {
+            Some(serial) => {
+                let wants_logs = call.says.level.is_some();
+                self.calls.insert(key, call);
+                if wants_logs {
+                    self.calls.get_mut(&key).expect("just put there").link = Some(serial);
+                    self.relevel_link(serial, now);
+                }
+                self.forward(key, serial, message, id, params, now);
+            }
+            None => self.hold(key, call, message, now),
+        }
+    }
+
+    /// The link that takes calls for a place.
+    pub(super) fn serving(&self, place: PlaceKey) -> Option<u64> {
+        let serial = self.places.get(&place)?.current()?;
+        self.links.get(&serial)?.is_ready().then_some(serial)
+    }
+
+    /// Waits for its place to be filled, bounded in time and number.
+    pub(super) fn hold(&mut self, key: u64, mut call: Box<Call>, message: &[u8], now: Instant) {
+        if self.stopping.is_some() {
+            let failure = Failure::stopping(self.owner_name(call.place.backend));
+            return self.fail(*call, failure, now);
+        }
+        let (hold, held_max) = (self.settings.limits.hold, self.settings.limits.held_max);
+        let Some(place) = self.places.get_mut(&call.place) else {
+            let failure = Failure::removed(self.owner_name(call.place.backend));
+            return self.fail(*call, failure, now);
+        };
+        let full = place.held.len() >= held_max;
+        if let places::State::GivenUp { .. } = place.state {
+            let failure = self.failure_of_place(call.place, now);
+            return self.fail(*call, failure, now);
+        }
+        if full {
+            let failure = Failure::hold_full(self.owner_name(call.place.backend), held_max);
+            return self.fail(*call, failure, now);
+        }
+        let due = *call.due.get_or_insert(now + hold);
+        if call.message.is_none() {
+            call.message = Some(Bytes::copy_from_slice(message));
+        }
+        call.link = None;
+        place.held.push_back(key);
+        if let places::State::Idle = place.state {
+            place.state = places::State::Waiting { at: now };
+            self.starts_due = true;
+        }
+        self.calls.insert(key, call);
+        self.wake_by(due);
+    }
+
+    /// What waited for a place goes to the link that fills it, in the order it came.
+    pub(super) fn release(&mut self, place: PlaceKey, now: Instant) {
+        let Some(serial) = self.serving(place) else { return };
+        let held = self.places.get_mut(&place).map(|place| mem::take(&mut place.held)).unwrap_or_default();
+        for key in held {
+            let Some(call) = self.calls.get_mut(&key) else { continue };
+            let Some(message) = call.message.clone() else { continue };
+            if !call.repeatable {
+                call.message = None;
+            }
+            match message::parse(&message) {
+                Ok(message::Message::Request { id, params, .. }) => {
+                    self.forward(key, serial, &message, id, &params, now);
+                }
+                _ => unreachable!("only requests are held"),
+            }
+        }
+    }
+
+    /// The one way of a client's request to a backend: its id and progress token become ours, its name the backend's.
+    pub(super) fn forward(
+        &mut self,
+        key: u64,
+        serial: u64,
+        message: &[u8],
+        id: RawId<'_>,
+        params: &Params<'_>,
+        now: Instant,
+    ) {
+        let (Some(connection), Some(call)) = (self.links.get_mut(&serial), self.calls.get_mut(&key)) else { return };
+        let settings = &self.owners[&call.place.backend].settings;
+        connection.in_flight += 1;
+        connection.last_used = now;
+        call.link = Some(serial);
+        call.due_max = now + settings.call_max;
+        let due = (now + settings.call_timeout).min(call.due_max);
+        call.due = Some(due);
+        let is_translated = connection.era == Era::Stateless
+            && call.whom.as_ref().is_some_and(|whom| whom.era == Era::Handshake)
+            && matches!(call.what, What::Tool | What::Prompt | What::Read);
+        // Over HTTP a request may turn out never to have left.
+        let may_stay = matches!(settings.kind, Kind::Http { .. });
+        if (call.repeatable || is_translated || may_stay) && call.message.is_none() && message.len() <= KEPT_BYTES_MAX {
+            // A copy: a slice would keep the whole read buffer alive.
+            call.message = Some(Bytes::copy_from_slice(message));
+        }
+
+        let number = key.to_string();
+        let mut edits: Vec<(Range<usize>, &str)> = Vec::with_capacity(4);
+        edits.extend(id.place(message).map(|at| (at, number.as_str())));
+        let named = match call.what {
+            What::Complete => {
+                params.reference().and_then(|reference| pick(reference, ["name"])).and_then(|[name]| name)
+            }
+            _ => params.name(),
+        };
+        if let (Some(own), Some(name)) = (&call.own, named) {
+            edits.push((message::place(message, name), own));
+        }
+        let token = params.meta().and_then(|meta| pick(meta, ["progressToken"])).and_then(|[token]| token);
+        call.token = token.map(|token| token.get().into());
+        // A server of the handshake era may refuse what says that it is of the other.
+        let is_from_stateless = call.whom.as_ref().is_some_and(|whom| whom.era == Era::Stateless);
+        let plain = match params.meta() {
+            Some(meta) if is_from_stateless && connection.era == Era::Handshake => {
+                words::meta_of_handshake(meta, &number).map(|plain| (message::place(message, meta), plain))
+            }
+            _ => None,
+        };
+        match (&plain, token) {
+            (Some((at, plain)), _) => edits.push((at.clone(), plain)),
+            (None, Some(token)) => edits.push((message::place(message, token), &number)),
+            (None, None) => {}
+        }
+        let meta = match (call.whom.as_ref().map(|whom| (whom.era, whom.client)), connection.era) {
+            (Some((Era::Handshake, client)), Era::Stateless) => words::meta_members(self.guests.get(&client)),
+            _ => String::new(),
+        };
+        let added;
+        if !meta.is_empty() {
+            added = words::add_meta(message, params, &meta);
+            edits.push((added.0.clone(), &added.1));
+        }
+        let told = patch(message, &mut edits);
+        let link = connection.link;
+        self.out.push(Action::TellLink { link, message: told });
+        self.wake_by(due);
+    }
+
+    /// A backend's answer to something that was asked of this link.
+    pub(super) fn answered(
+        &mut self,
+        serial: u64,
+        message: &[u8],
+        id: RawId<'_>,
+        result: Option<Raw<'_>>,
+        error: Option<Raw<'_>>,
+        now: Instant,
+    ) {
+        let key = match id.parse() {
+            Some(Id::Integer(number)) => u64::try_from(number).ok(),
+            _ => None,
+        };
+        // An answer to a request that was cancelled or late, or to none at all, is nobody's.
+        let Some(key) = key.filter(|key| self.calls.get(key).is_some_and(|call| call.link == Some(serial))) else {
+            return;
+        };
+        let call = &self.calls[&key];
+        if let What::Private(private) = call.what {
+            self.calls.remove(&key);
+            return self.private_answered(serial, private, key, result, error, now);
+        }
+        if let Some(whom) = &call.whom
+            && whom.era == Era::Handshake
+            && self.links[&serial].era == Era::Stateless
+            && let Some(result) = result
+            && self.input_required(key, result, now)
+        {
+            return;
+        }
+        if self.calls[&key].parked.is_some() && self.keep_answer(key, message, now) {
+            return;
+        }
+        let call = self.calls.remove(&key).expect("found above");
+        self.drop_asks_of(key, "the call that this was for is over");
+        self.call_over(serial, now);
+        let Some(whom) = &call.whom else { return };
+
+        let failed = error.is_some() || call.what == What::Tool && result.is_some_and(is_error);
+        if (call.task || whom.era == Era::Stateless && call.what == What::Tool)
+            && let Some(result) = result
+        {
+            self.note_task(&call, serial, result);
+        }
+        let mut edits: Vec<(Range<usize>, &str)> = Vec::with_capacity(2);
+        edits.extend(id.place(message).map(|at| (at, &*whom.raw)));
+        let added;
+        if whom.era == Era::Stateless
+            && self.links.get(&serial).is_none_or(|connection| connection.era == Era::Handshake)
+        {
+            added = result.and_then(|result| words::complete(message, result, call.what));
+            edits.extend(added.as_ref().map(|(at, with)| (at.clone(), with.as_str())));
+            edits.extend(error.and_then(|error| words::error_for_stateless(message, error)));
+        }
+        let told = patch(message, &mut edits);
+        self.answer(whom, told);
+        let outcome = if failed { Outcome::Failed } else { Outcome::Answered };
+        self.called(&call, outcome, now);
+    }
+
+    /// One request less on a link: it may be waiting for that.
+    pub(super) fn call_over(&mut self, serial: u64, now: Instant) {
+        if let Some(connection) = self.links.get_mut(&serial) {
+            connection.in_flight = connection.in_flight.saturating_sub(1);
+            connection.last_used = now;
+            if connection.in_flight == 0 {
+                self.link_quiet(serial, now);
+            }
+        }
+    }
+
+    /// The one answer to a request.
+    pub(super) fn answer(&mut self, whom: &Whom, message: Bytes) {
+        if let Some(guest) = self.guests.get_mut(&whom.client) {
+            guest.in_flight = guest.in_flight.saturating_sub(1);
+        } else {
+            return;
+        }
+        match whom.batch {
+            None => self.out.push(Action::TellClient { client: whom.client, message, about: Some(whom.id.clone()) }),
+            Some(batch) => self.batch_answered(batch, Some(message)),
+        }
+    }
+
+    pub(super) fn batch_answered(&mut self, key: u64, answer: Option<Bytes>) {
+        let Some(batch) = self.batches.get_mut(&key) else { return };
+        batch.answers.extend(answer);
+        batch.left -= 1;
+        if batch.left > 0 {
+            return;
+        }
+        let batch = self.batches.remove(&key).expect("found above");
+        if !batch.answers.is_empty() {
+            let parts: Vec<&[u8]> = batch.answers.iter().map(|line| line.trim_ascii_end()).collect();
+            let message = [b"[" as &[u8], &parts.join(&b","[..]), b"]\n"].concat().into();
+            self.out.push(Action::TellClient { client: batch.client, message, about: batch.about });
+        }
+    }
+
+    pub(super) fn answer_result(&mut self, whom: &Whom, result: &str) {
+        let line = message::line(format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, whom.raw));
+        self.answer(whom, line);
+    }
+
+    pub(super) fn answer_error(&mut self, whom: &Whom, code: i32, words: &str, data: Option<&str>) {
+        let line = message::error_line(&whom.raw, code, words, data);
+        self.answer(whom, line);
+    }
+
+    /// Bad news for a call that is in no table any more.
+    pub(super) fn fail(&mut self, call: Call, failure: Failure, now: Instant) {
+        let Some(whom) = &call.whom else { return };
+        if !call.is_parked() {
+            self.refuse(whom, call.what == What::Tool && !call.task, &failure);
+        }
+        self.called(&call, failure.outcome, now);
+    }
+
+    /// A tool call's failure is a result, which the model gets to see, unless somebody decided that it must not be made.
+    pub(super) fn refuse(&mut self, whom: &Whom, is_tool: bool, failure: &Failure) {
+        if is_tool && failure.is_told_to_model {
+            let result = failure.as_tool_result(whom.era);
+            self.answer_result(whom, &result);
+        } else {
+            let data = failure.data().to_string();
+            self.answer_error(whom, failure.code, &failure.message, Some(&data));
+        }
+    }
+
+    /// For audit and metrics, on every way out; and for the breaker.
+    pub(super) fn called(&mut self, call: &Call, outcome: Outcome, now: Instant) {
+        let health = match outcome {
+            Outcome::Answered | Outcome::Failed => Health::Well,
+            Outcome::Lost | Outcome::TimedOut => Health::Ill,
+            _ => Health::Unknown,
+        };
+        let mut backend = None;
+        let mut opened = false;
+        if let Some(owner) = self.owners.get_mut(&call.place.backend) {
+            backend = Some(owner.settings.name.clone());
+            opened = call.pass.is_some_and(|pass| owner.breaker.heard(pass, health, now));
+        }
+        if opened {
+            let name = backend.clone().unwrap_or_default();
+            self.note(format!("{name}: too many failures in a row; its circuit is open"));
+        }
+        let Some(whom) = &call.whom else { return };
+        let guest = self.guests.get(&whom.client).map(|guest| &guest.who);
+        // A call that waits for its client's next try outlives the client that made it.
+        let Some(who) = guest.or_else(|| call.parked.as_ref().map(|parked| &parked.who)) else { return };
+        self.out.push(Action::Called(Called {
+            client: whom.client,
+            who: who.name.clone(),
+            role: who.role.clone(),
+            method: call.method.clone().into_owned(),
+            tool: call.shown.as_deref().map(str::to_owned),
+            backend,
+            outcome,
+            took: now.saturating_duration_since(call.began),
+        }));
+    }
+
+    /// The same for what never became a call.
+    pub(super) fn count_refused(
+        &mut self,
+        client: Client,
+        method: &str,
+        tool: Option<String>,
+        backend: Option<String>,
+        outcome: Outcome,
+    ) {
+        let Some(guest) = self.guests.get(&client) else { return };
+        let (who, role) = (guest.who.name.clone(), guest.who.role.clone());
+        let method = words::cut(method, 100);
+        let took = Duration::ZERO;
+        self.out.push(Action::Called(Called { client, who, role, method, tool, backend, outcome, took }));
+    }
+
+    /// Calls that waited too long, for a place or for an answer.
+    pub(super) fn calls_late(&mut self, now: Instant) {
+        let mut late: Vec<u64> =
+            self.calls.iter().filter(|(_, call)| call.due.is_some_and(|due| due <= now)).map(|(key, _)| *key).collect();
+        late.sort_unstable();
+        for key in late {
+            self.call_late(key, now);
+        }
+    }
+
+    fn call_late(&mut self, key: u64, now: Instant) {
+        let Some(call) = self.calls.remove(&key) else { return };
+        let Some(serial) = call.link else {
+            if let Some(place) = self.places.get_mut(&call.place) {
+                place.held.retain(|held| *held != key);
+            }
+            let failure = self.failure_of_place(call.place, now);
+            return self.fail(*call, failure, now);
+        };
+        if let What::Private(private) = call.what {
+            return self.private_late(serial, private, now);
+        }
+        self.cancel_on(serial, key, "it took too long");
+        self.drop_asks_of(key, "the call that this was for took too long");
+        let name = self.owner_name(call.place.backend);
+        let failure = Failure::timed_out(name, now.saturating_duration_since(call.began));
+        self.fail(*call, failure, now);
+        self.suspect(serial, now);
+        self.call_over(serial, now);
+    }
+
+    /// Tells a backend that nobody waits for this any more.
+    pub(super) fn cancel_on(&mut self, serial: u64, key: u64, reason: &str) {
+        let reason = message::quote(reason);
+        let note = message::line(format!(
+            r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{key},"reason":{reason}}}}}"#
+        ));
+        self.tell_link(serial, note);
+    }
+
+    /// The client takes a request back: it is owed nothing, and its backend may stop.
+    pub(super) fn cancel(&mut self, key: u64, reason: Option<Raw<'_>>, now: Instant) {
+        let Some(call) = self.calls.remove(&key) else { return };
+        match call.link {
+            Some(serial) => {
+                let reason = reason.map_or_else(String::new, |reason| format!(r#","reason":{}"#, reason.get()));
+                let note = message::line(format!(
+                    r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{key}{reason}}}}}"#
+                ));
+                self.tell_link(serial, note);
+                self.drop_asks_of(key, "the call that this was for was cancelled");
+                self.call_over(serial, now);
+            }
+            None => {
+                if let Some(place) = self.places.get_mut(&call.place) {
+                    place.held.retain(|held| *held != key);
+                }
+            }
+        }
+        self.called(&call, Outcome::Cancelled, now);
+        if let Some(whom) = &call.whom {
+            self.forget(whom);
+        }
+    }
+
+    /// A request that is owed nothing any more.
+    pub(super) fn forget(&mut self, whom: &Whom) {
+        if let Some(guest) = self.guests.get_mut(&whom.client) {
+            guest.in_flight = guest.in_flight.saturating_sub(1);
+        }
+        if let Some(batch) = whom.batch {
+            self.batch_answered(batch, None);
+        }
+    }
+
+    /// An HTTP backend will never answer this one.
+    pub(super) fn request_lost(&mut self, link: Link, id: &Id, was_sent: bool, why: &str, now: Instant) {
+        let Id::Integer(number) = *id else { return };
+        let Ok(key) = u64::try_from(number) else { return };
+        if self.calls.get(&key).is_none_or(|call| call.link != Some(link.serial)) {
+            return;
+        }
+        let mut call = self.calls.remove(&key).expect("found above");
+        if let What::Private(private) = call.what {
+            return self.private_failed(link.serial, private, key, why, now);
+        }
+        self.drop_asks_of(key, "the call that this was for was lost");
+        self.call_over(link.serial, now);
+        if (call.repeatable || !was_sent) && !call.resent && !call.is_parked() && call.message.is_some() {
+            call.resent = true;
+            call.due = None;
+            let message = call.message.clone().expect("seen above");
+            if let Ok(message::Message::Request { id, params, .. }) = message::parse(&message) {
+                return self.dispatch(call, &message, id, &params, now);
+            }
+        }
+        let failure = Failure::lost_request(self.owner_name(call.place.backend), why, was_sent);
+        self.fail(*call, failure, now);
+    }
+
+    /// Its link is gone, and with it whatever it was working on.
+    pub(super) fn calls_lost(&mut self, serial: u64, how: &How, stderr: &str, now: Instant) {
+        let mut keys: Vec<u64> =
+            self.calls.iter().filter(|(_, call)| call.link == Some(serial)).map(|(key, _)| *key).collect();
+        keys.sort_unstable();
+        for key in keys {
+            let mut call = self.calls.remove(&key).expect("listed above");
+            if let Some(connection) = self.links.get_mut(&serial) {
+                connection.in_flight = connection.in_flight.saturating_sub(1);
+            }
+            if call.whom.is_none() {
+                continue;
+            }
+            self.drop_asks_of(key, "the backend that asked went away");
+            if call.repeatable
+                && !call.resent
+                && !call.is_parked()
+                && self.stopping.is_none()
+                && let Some(message) = call.message.clone()
+            {
+                call.resent = true;
+                call.due = None;
+                call.parked = None;
+                let key = self.number();
+                self.hold(key, call, &message, now);
+                continue;
+            }
+            let next = self.next_try(call.place, now);
+            let failure = Failure::lost(self.owner_name(call.place.backend), how, stderr, next);
+            self.fail(*call, failure, now);
+        }
+    }
+
+    /// Progress on a call: it has more time, and the client hears of it under its own token.
+    pub(super) fn progressed(&mut self, serial: u64, message: &[u8], params: &Params<'_>, now: Instant) {
+        let Some(token) = params.progress_token() else { return };
+        let Some(key) = token.get().parse::<u64>().ok() else { return };
+        let Some(call) = self.calls.get_mut(&key).filter(|call| call.link == Some(serial)) else { return };
+        if let Some(owner) = self.owners.get(&call.place.backend) {
+            call.due = Some((now + owner.settings.call_timeout).min(call.due_max));
+        }
+        if let (Some(whom), Some(theirs), false) = (&call.whom, &call.token, call.is_parked()) {
+            let told = patch(message, &mut [(message::place(message, token), &**theirs)]);
+            self.out.push(Action::TellClient { client: whom.client, message: told, about: Some(whom.id.clone()) });
+        }
+    }
+}
+
+/// Whether a tool's result says that it failed. Most do not have the word at all.
+fn is_error(result: Raw<'_>) -> bool {
+    memchr::memmem::find(result.get().as_bytes(), b"\"isError\"").is_some()
+        && pick(result, ["isError"]).is_some_and(|[flag]| flag.is_some_and(|flag| flag.get() == "true"))
+}

@@ -1,0 +1,366 @@
+//! Links: what comes up, is said and goes down on each.
+
+use super::*;
+use crate::message::{self, Message};
+
+use calls::What;
+use opening::Private;
+
+/// How many lines that are no JSON are noted for one link; the rest is only counted.
+const GARBAGE_NOTED_MAX: u64 = 10;
+
+#[derive(Debug)]
+pub(super) struct Connection {
+    pub link: Link,
+    pub place: PlaceKey,
+    pub phase: Phase,
+    pub era: Era,
+    pub version: String,
+    pub has: Has,
+    pub pid: Option<u32>,
+    pub generation: u64,
+    pub began: Instant,
+    pub ready: Option<Instant>,
+    /// When it was last sent or heard anything for a client.
+    pub last_used: Instant,
+    /// Clients' requests that it has not answered.
+    pub in_flight: usize,
+    /// What it said when we first asked in the era that was not its own.
+    pub refused: Option<String>,
+    pub fetch: lists::Fetch,
+    /// If it says nothing until then, it hangs.
+    pub suspected: Option<Instant>,
+    /// Lines that were no JSON.
+    pub garbage: u64,
+    /// The resources that it was asked to watch.
+    pub watched: BTreeSet<String>,
+    /// Our subscription to what a stateless backend has to say.
+    pub listen: Option<u64>,
+    /// It ended; another one is due then.
+    pub listen_again: Option<Instant>,
+    /// It has no subscriptions.
+    pub is_deaf: bool,
+    /// The level that it was last told.
+    pub level: Option<subscriptions::Level>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Phase {
+    /// Not ready by then, it is stopped.
+    Connecting {
+        by: Instant,
+    },
+    Opening {
+        by: Instant,
+    },
+    Ready,
+    Draining {
+        until: Instant,
+    },
+    Stopping {
+        how: How,
+    },
+}
+
+/// What a backend said that it can do.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Has {
+    pub tools: bool,
+    pub prompts: bool,
+    pub resources: bool,
+    pub subscribe: bool,
+    pub logging: bool,
+    pub completions: bool,
+    pub tasks: bool,
+}
+
+impl Has {
+    pub fn list(self, kind: List) -> bool {
+        match kind {
+            List::Tools => self.tools,
+            List::Prompts => self.prompts,
+            List::Resources | List::Templates => self.resources,
+        }
+    }
+}
+
+impl Connection {
+    pub fn new(link: Link, place: PlaceKey, generation: u64, by: Instant, now: Instant) -> Connection {
+        Connection {
+            link,
+            place,
+            phase: Phase::Connecting { by },
+            era: Era::Handshake,
+            version: String::new(),
+            has: Has::default(),
+            pid: None,
+            generation,
+            began: now,
+            ready: None,
+            last_used: now,
+            in_flight: 0,
+            refused: None,
+            fetch: lists::Fetch::default(),
+            suspected: None,
+            garbage: 0,
+            watched: BTreeSet::new(),
+            listen: None,
+            listen_again: None,
+            is_deaf: false,
+            level: None,
+        }
+    }
+
+    pub fn is_ready(&self) -> bool {
+        self.phase == Phase::Ready
+    }
+
+    pub fn due(&self, owners: &BTreeMap<u32, Owner>) -> Option<Instant> {
+        match self.phase {
+            Phase::Connecting { by } | Phase::Opening { by } => Some(by),
+            Phase::Draining { until } => Some(until),
+            Phase::Ready => {
+                let idle = owners.get(&self.link.backend).and_then(|owner| owner.settings.idle_stop);
+                let idle = idle.filter(|_| self.is_idle()).map(|idle| self.last_used + idle);
+                self.suspected.into_iter().chain(idle).chain(self.listen_again).min()
+            }
+            Phase::Stopping { .. } => None,
+        }
+    }
+
+    /// Nobody would miss it.
+    pub fn is_idle(&self) -> bool {
+        self.in_flight == 0 && self.watched.is_empty() && self.fetch.is_over()
+    }
+}
+
+impl Gateway {
+    pub(super) fn link_up(&mut self, link: Link, pid: Option<u32>, now: Instant) {
+        let Some(connection) = self.links.get_mut(&link.serial) else { return };
+        connection.pid = pid;
+        let Phase::Connecting { by } = connection.phase else { return };
+        connection.phase = Phase::Opening { by };
+        self.open_link(link.serial, now);
+    }
+
+    pub(super) fn link_said(&mut self, link: Link, said: &[u8], now: Instant) {
+        let Some(connection) = self.links.get_mut(&link.serial) else { return };
+        connection.suspected = None;
+        match message::parse(said) {
+            Ok(Message::Response { id, result, error }) => {
+                self.answered(link.serial, said, id, result, error, now);
+            }
+            Ok(Message::Request { id, method, params }) => {
+                self.link_asked(link.serial, said, id, &method, &params, now);
+            }
+            Ok(Message::Notification { method, params }) => {
+                self.link_noted(link.serial, said, &method, &params, now);
+            }
+            Ok(Message::Batch(members)) => {
+                for member in members {
+                    // A batch in a batch is none.
+                    if !member.get().starts_with('[') {
+                        self.link_said(link, member.get().as_bytes(), now);
+                    }
+                }
+            }
+            Ok(Message::Other) => {}
+            Err(_) => {
+                connection.garbage += 1;
+                if connection.garbage <= GARBAGE_NOTED_MAX {
+                    let words = words::cut(String::from_utf8_lossy(said).trim_end(), 200);
+                    let name = self.owner_name(link.backend);
+                    let words = format!("{name}: not JSON, and not sent on: {words}");
+                    self.note(words);
+                }
+            }
+        }
+    }
+
+    fn link_noted(&mut self, serial: u64, said: &[u8], method: &str, params: &message::Params<'_>, now: Instant) {
+        match method {
+            "notifications/progress" => self.progressed(serial, said, params, now),
+            "notifications/message" => self.logged(serial, said, params),
+            "notifications/cancelled" => self.link_cancelled(serial, params, now),
+            "notifications/resources/updated" => self.resource_updated(serial, said, params),
+            "notifications/tasks/status" | "notifications/tasks" => self.task_noted(serial, said, params),
+            "notifications/subscriptions/acknowledged" => {}
+            _ => match Family::of(method) {
+                Some(family) => self.refetch(serial, family, now),
+                None => self.pass_note(serial, said),
+            },
+        }
+    }
+
+    pub(super) fn link_down(&mut self, link: Link, how: How, stderr: String, now: Instant) {
+        let Some(mut connection) = self.links.remove(&link.serial) else { return };
+        // What we ended ended for our reason, whatever the process said in the end.
+        let how = match &connection.phase {
+            Phase::Stopping { how } => how.clone(),
+            Phase::Draining { .. } if connection.in_flight == 0 => How::Stopped,
+            _ => how,
+        };
+        let stderr = tail(stderr);
+        if !matches!(connection.phase, Phase::Stopping { .. }) {
+            connection.phase = Phase::Stopping { how: how.clone() };
+        }
+        // The place first, so that those who are told of the end also hear when the next try is.
+        self.place_emptied(&connection, how.clone(), stderr.clone(), now);
+        self.calls_lost(link.serial, &how, &stderr, now);
+        self.drop_asks_on(link.serial);
+        self.lose_tasks(link.serial);
+        if self.stopping.is_some() && self.links.is_empty() && !mem::replace(&mut self.over, true) {
+            self.out.push(Action::Over);
+        }
+    }
+
+    /// Links that are late with their handshake, that drained long enough, hang, or that nobody needs.
+    pub(super) fn links_late(&mut self, now: Instant) {
+        let due = |connection: &Connection| connection.due(&self.owners).is_some_and(|due| due <= now);
+        let mut late: Vec<u64> =
+            self.links.iter().filter(|(_, connection)| due(connection)).map(|(serial, _)| *serial).collect();
+        late.sort_unstable();
+        for serial in late {
+            let connection = &self.links[&serial];
+            let settings = &self.owners.get(&connection.link.backend).map(|owner| &owner.settings);
+            let start_timeout = settings.map_or(Duration::ZERO, |settings| settings.start_timeout);
+            match connection.phase {
+                Phase::Connecting { .. } | Phase::Opening { .. } => {
+                    self.part(serial, How::HandshakeLate(start_timeout), true, now);
+                }
+                Phase::Draining { .. } => self.part(serial, How::Stopped, false, now),
+                Phase::Ready if connection.suspected.is_some_and(|by| by <= now) => self.hung(serial, now),
+                Phase::Ready if connection.listen_again.is_some_and(|at| at <= now) => self.listen_anew(serial, now),
+                Phase::Ready => self.part(serial, How::Stopped, false, now),
+                Phase::Stopping { .. } => {}
+            }
+        }
+    }
+
+    /// The last call on a link is over.
+    pub(super) fn link_quiet(&mut self, serial: u64, now: Instant) {
+        match self.links[&serial].phase {
+            Phase::Draining { .. } => self.part(serial, How::Stopped, false, now),
+            Phase::Ready if self.stopping.is_some() => self.part(serial, How::Stopped, false, now),
+            Phase::Ready => self.watch_idle(serial),
+            _ => {}
+        }
+    }
+
+    pub(super) fn watch_idle(&mut self, serial: u64) {
+        if let Some(due) = self.links.get(&serial).and_then(|connection| connection.due(&self.owners)) {
+            self.wake_by(due);
+        }
+    }
+
+    /// A call was late. A child that says nothing at all for a while after that hangs; an HTTP backend lost one request.
+    pub(super) fn suspect(&mut self, serial: u64, now: Instant) {
+        let Some(connection) = self.links.get_mut(&serial) else { return };
+        let is_child = self
+            .owners
+            .get(&connection.link.backend)
+            .is_some_and(|owner| matches!(owner.settings.kind, Kind::Stdio { .. }));
+        if !is_child || connection.phase != Phase::Ready || connection.suspected.is_some() {
+            return;
+        }
+        connection.suspected = Some(now + HANG_MAX);
+        self.wake_by(now + HANG_MAX);
+        // Whatever it says proves it alive; this gives it something to say. The stateless era has no ping.
+        let (method, era) = match self.links[&serial].era {
+            Era::Handshake => ("ping", Era::Handshake),
+            Era::Stateless => ("server/discover", Era::Stateless),
+        };
+        self.ask_link(serial, Private::Ping, method, "", era, now);
+    }
+
+    fn hung(&mut self, serial: u64, now: Instant) {
+        let name = self.owner_name(self.links[&serial].link.backend).to_owned();
+        self.note(format!("{name}: says nothing any more; it is replaced"));
+        self.part(serial, How::Hung(HANG_MAX), true, now);
+    }
+
+    /// Above its limit a child is replaced: a new one comes up beside it.
+    pub(super) fn measured(&mut self, link: Link, rss: u64, now: Instant) {
+        let Some(owner) = self.owners.get(&link.backend) else { return };
+        let Some(max) = owner.settings.memory_max.filter(|max| rss > *max) else { return };
+        let name = owner.settings.name.clone();
+        let Some(connection) = self.links.get(&link.serial) else { return };
+        let place = connection.place;
+        if self.stopping.is_some() || !connection.is_ready() {
+            return;
+        }
+        // One that never comes up must not be tried at every measurement.
+        let Some(state) = self.places.get_mut(&place) else { return };
+        if state.replaced_at.is_some_and(|last| now.saturating_duration_since(last) < REPLACE_GAP) {
+            return;
+        }
+        state.replaced_at = Some(now);
+        if self.replace(place, now) {
+            let mib = |bytes: u64| bytes >> 20;
+            self.note(format!("{name}: holds {} MiB, more than {} MiB; it is replaced", mib(rss), mib(max)));
+        }
+    }
+
+    /// A request of ours.
+    pub(super) fn ask_link(
+        &mut self,
+        serial: u64,
+        private: Private,
+        method: &'static str,
+        params: &str,
+        era: Era,
+        now: Instant,
+    ) -> Option<u64> {
+        let place = self.links.get(&serial)?.place;
+        let key = self.number();
+        let meta = match era {
+            Era::Handshake => String::new(),
+            Era::Stateless => format!(r#""_meta":{{{}}}"#, words::meta_members(None)),
+        };
+        let comma = if meta.is_empty() || params.is_empty() { "" } else { "," };
+        let line = message::line(format!(
+            r#"{{"jsonrpc":"2.0","id":{key},"method":"{method}","params":{{{params}{comma}{meta}}}}}"#
+        ));
+        self.calls.insert(
+            key,
+            Box::new(Call {
+                whom: None,
+                what: What::Private(private),
+                method: method.into(),
+                place,
+                link: Some(serial),
+                shown: None,
+                own: None,
+                message: None,
+                token: None,
+                began: now,
+                due: private.patience().map(|patience| now + patience),
+                due_max: now,
+                repeatable: false,
+                resent: false,
+                pass: None,
+                task: false,
+                says: Says::default(),
+                parked: None,
+                inputs: None,
+            }),
+        );
+        if let Some(patience) = private.patience() {
+            self.wake_by(now + patience);
+        }
+        self.tell_link(serial, line);
+        Some(key)
+    }
+}
+
+/// The end of a text, at most as long as is kept.
+fn tail(mut text: String) -> String {
+    if text.len() > STDERR_BYTES_MAX {
+        let mut from = text.len() - STDERR_BYTES_MAX;
+        while !text.is_char_boundary(from) {
+            from += 1;
+        }
+        text.drain(..from);
+    }
+    text
+}

@@ -1,0 +1,417 @@
+//! Places: each is filled by one link after another, by the one policy engine.
+
+use super::*;
+use crate::{
+    exit::{self, Cause},
+    restarts::{Restarts, Verdict},
+};
+
+use links::Phase;
+use words::{Failure, Next};
+
+/// Which of a backend's places it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum Seat {
+    /// Everybody's.
+    Shared,
+    /// Everybody's of the handshake era, where the shared one is of the stateless era.
+    Second,
+    Pool(u32),
+    /// One client's own.
+    Session(Client),
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) struct PlaceKey {
+    pub backend: u32,
+    pub seat: Seat,
+}
+
+#[derive(Debug)]
+pub(super) struct Place {
+    pub restarts: Restarts,
+    pub state: State,
+    /// Comes up beside the one that serves, to take over from it.
+    pub candidate: Option<u64>,
+    /// Calls that wait for a link, in the order they came.
+    pub held: VecDeque<u64>,
+    pub last_end: Option<LastEnd>,
+    /// Who asked for the restart that is under way.
+    pub tickets: Vec<Ticket>,
+    /// Counts the links it had.
+    pub generation: u64,
+    /// When its link was last found too large.
+    pub replaced_at: Option<Instant>,
+}
+
+#[derive(Debug, PartialEq)]
+pub(super) enum State {
+    /// Nobody needs it; the next call fills it.
+    Idle,
+    Waiting {
+        at: Instant,
+    },
+    /// What the link is up to, the link knows.
+    Linked(u64),
+    GivenUp {
+        retry: Instant,
+        why: String,
+    },
+}
+
+#[derive(Debug)]
+pub(super) struct LastEnd {
+    pub how: How,
+    pub stderr: String,
+    pub at: Instant,
+}
+
+impl Place {
+    fn new(settings: &Backend, seed: u64, state: State) -> Place {
+        Place {
+            restarts: Restarts::new(settings.policy.clone(), seed),
+            state,
+            candidate: None,
+            held: VecDeque::new(),
+            last_end: None,
+            tickets: Vec::new(),
+            generation: 0,
+            replaced_at: None,
+        }
+    }
+
+    /// The link in place, whatever it is up to.
+    pub fn current(&self) -> Option<u64> {
+        match self.state {
+            State::Linked(serial) => Some(serial),
+            _ => None,
+        }
+    }
+
+    pub fn due(&self) -> Option<Instant> {
+        match self.state {
+            State::Waiting { at } => Some(at),
+            State::GivenUp { retry, .. } => Some(retry),
+            State::Idle | State::Linked(_) => None,
+        }
+    }
+}
+
+impl Gateway {
+    /// The place that a client's calls go to. It is made if need be.
+    pub(super) fn place_for(&mut self, backend: u32, client: Client, era: Era) -> PlaceKey {
+        let Some(owner) = self.owners.get(&backend) else { return PlaceKey { backend, seat: Seat::Shared } };
+        let seat = match owner.settings.children {
+            Children::PerSession if era == Era::Handshake => Seat::Session(client),
+            Children::Pool(size) => self.pool_seat(backend, size.max(1)),
+            Children::Shared | Children::PerSession => match owner.eras {
+                Some(Eras { handshake: true, stateless: true }) if era == Era::Handshake => Seat::Second,
+                _ => Seat::Shared,
+            },
+        };
+        let key = PlaceKey { backend, seat };
+        self.make_place(key, State::Idle);
+        key
+    }
+
+    pub(super) fn make_place(&mut self, key: PlaceKey, state: State) {
+        let Some(owner) = self.owners.get(&key.backend) else { return };
+        if !self.places.contains_key(&key) {
+            let seed = self.seed ^ self.next.wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            self.next += 1;
+            self.places.insert(key, Place::new(&owner.settings, seed, state));
+        }
+    }
+
+    /// The least busy one that serves; a new one while all are busy and there is room for it.
+    fn pool_seat(&mut self, backend: u32, size: u32) -> Seat {
+        let key = |index| PlaceKey { backend, seat: Seat::Pool(index) };
+        let load = |index: u32| {
+            let serial = self.serving(key(index))?;
+            Some((self.links[&serial].in_flight, index))
+        };
+        let best = (0..size).filter_map(load).min();
+        let free = (0..size).find(|index| self.places.get(&key(*index)).is_none_or(|place| place.state == State::Idle));
+        let index = match (best, free) {
+            (Some((0, index)), _) => index,
+            (_, Some(index)) => index,
+            (Some((_, index)), None) => index,
+            (None, None) => {
+                // None serves: the waiting is spread over those that may come.
+                let turn = &mut self.owners.get_mut(&backend).expect("asked for its seat").turn;
+                *turn = (*turn + 1) % size;
+                let turn = *turn;
+                let is_hopeless = |index: &u32| {
+                    self.places.get(&key(*index)).is_some_and(|place| matches!(place.state, State::GivenUp { .. }))
+                };
+                let mut in_turn = (0..size).map(|step| (turn + step) % size);
+                in_turn.find(|index| !is_hopeless(index)).unwrap_or(turn)
+            }
+        };
+        Seat::Pool(index)
+    }
+
+    /// The place whose link asks a backend what it offers.
+    pub(super) fn first_place(&self, backend: u32) -> PlaceKey {
+        let seat = match self.owners.get(&backend).map(|owner| owner.settings.children) {
+            Some(Children::Pool(_)) => Seat::Pool(0),
+            _ => Seat::Shared,
+        };
+        PlaceKey { backend, seat }
+    }
+
+    pub(super) fn start_what_waits(&mut self, now: Instant) {
+        if self.stopping.is_some() {
+            return;
+        }
+        let is_due = |place: &Place| place.due().is_some_and(|at| at <= now);
+        let due: Vec<PlaceKey> = self.places.iter().filter(|(_, place)| is_due(place)).map(|(key, _)| *key).collect();
+        for key in due {
+            self.fill(key, now);
+        }
+    }
+
+    /// Connects anew.
+    fn fill(&mut self, key: PlaceKey, now: Instant) {
+        let serial = self.connect(key, now);
+        let place = self.places.get_mut(&key).expect("only places are filled");
+        place.restarts.child_started(now);
+        place.state = State::Linked(serial);
+    }
+
+    pub(super) fn connect(&mut self, key: PlaceKey, now: Instant) -> u64 {
+        let serial = self.number();
+        let link = Link { backend: key.backend, serial };
+        let by = now + self.owners[&key.backend].settings.start_timeout;
+        let place = self.places.get_mut(&key).expect("only places are filled");
+        place.generation += 1;
+        let generation = place.generation;
+        self.links.insert(serial, Connection::new(link, key, generation, by, now));
+        self.out.push(Action::Connect { link });
+        self.wake_by(by);
+        serial
+    }
+
+    /// A link finished its handshake.
+    pub(super) fn place_filled(&mut self, serial: u64, now: Instant) {
+        let Some(connection) = self.links.get_mut(&serial) else { return };
+        connection.phase = Phase::Ready;
+        connection.ready = Some(now);
+        connection.last_used = now;
+        let (key, pid, began) = (connection.place, connection.pid, connection.began);
+        let Some(place) = self.places.get_mut(&key) else { return };
+        let mut replaced = None;
+        if place.candidate == Some(serial) {
+            place.candidate = None;
+            place.restarts.replaced(now);
+            replaced = place.current();
+            place.state = State::Linked(serial);
+        }
+        place.restarts.child_ready(now);
+        let tickets = mem::take(&mut place.tickets);
+        let (generation, restarts) = (place.generation, place.restarts.restarts());
+        if let Some(owner) = self.owners.get_mut(&key.backend) {
+            owner.breaker.reset();
+            let record = Record {
+                id: Some(owner.settings.name.clone()),
+                kind: Some("backend"),
+                pid,
+                generation: Some(generation),
+                restarts: Some(restarts),
+                took: Some(now.saturating_duration_since(began)),
+                ..Record::new(record::Event::ServerStarted)
+            };
+            self.out.push(Action::Record(record));
+        }
+        for ticket in tickets {
+            let words =
+                serde_json::json!({"backend": self.owner_name(key.backend), "generation": generation, "pid": pid});
+            self.ticket_done(ticket, Ok(words));
+        }
+        if let Some(old) = replaced {
+            self.drain(old, now);
+        }
+        self.release(key, now);
+        self.watch_idle(serial);
+    }
+
+    /// Finishes what it was asked, and is stopped then.
+    pub(super) fn drain(&mut self, serial: u64, now: Instant) {
+        let Some(connection) = self.links.get_mut(&serial) else { return };
+        connection.phase = Phase::Draining { until: now + DRAIN_MAX };
+        if connection.in_flight == 0 {
+            self.part(serial, How::Stopped, false, now);
+        } else {
+            self.wake_by(now + DRAIN_MAX);
+        }
+    }
+
+    /// Ends a link for a reason of ours. What it still had to answer is answered now.
+    pub(super) fn part(&mut self, serial: u64, how: How, at_once: bool, now: Instant) {
+        let Some(connection) = self.links.get_mut(&serial) else { return };
+        if let Phase::Stopping { .. } = connection.phase {
+            return;
+        }
+        connection.phase = Phase::Stopping { how: how.clone() };
+        let link = connection.link;
+        self.calls_lost(serial, &how, "", now);
+        self.drop_asks_on(serial);
+        self.out.push(Action::Disconnect { link, at_once });
+    }
+
+    /// The link in a place, or the one that was to take its place, is gone.
+    pub(super) fn place_emptied(&mut self, connection: &Connection, how: How, stderr: String, now: Instant) {
+        let key = connection.place;
+        let serial = connection.link.serial;
+        let limits = self.settings.limits.clone();
+        let name = self.owner_name(key.backend).to_owned();
+        let Some(place) = self.places.get_mut(&key) else { return };
+        if place.candidate == Some(serial) {
+            place.candidate = None;
+            let tickets = mem::take(&mut place.tickets);
+            self.note(format!("{name}: the new one did not come up ({how}); the old one goes on"));
+            for ticket in tickets {
+                self.ticket_done(
+                    ticket,
+                    Err(format!("{name} was not restarted: the new one {how}; the old one goes on")),
+                );
+            }
+            return;
+        }
+        if place.current() != Some(serial) {
+            return;
+        }
+        let was_ready = connection.ready.is_some();
+        let cause = exit::classify(&how, false, was_ready);
+        let verdict = place.restarts.child_ended(cause, how.clone(), now);
+        let record = Record {
+            id: Some(name.clone()),
+            kind: Some("backend"),
+            pid: connection.pid,
+            generation: Some(connection.generation),
+            crashes: Some(place.restarts.crashes(now)),
+            restarts: Some(place.restarts.restarts()),
+            uptime: connection.ready.map(|ready| now.saturating_duration_since(ready)),
+            ..Record::new(if cause == Cause::Asked {
+                record::Event::ServerStopped
+            } else {
+                record::Event::ServerCrashed
+            })
+        };
+        let mut record = record.ended(&how);
+        place.last_end = Some(LastEnd { how: how.clone(), stderr, at: now });
+        let words = match verdict {
+            Verdict::StartAt { at, delay, .. } => {
+                place.state = State::Waiting { at };
+                record.delay = Some(delay);
+                match delay.is_zero() {
+                    true => "it is started again at once".to_owned(),
+                    false => format!("it is started again in {:.1} s", delay.as_secs_f64()),
+                }
+            }
+            Verdict::GiveUp { crashes, within } => {
+                let within = within.map_or_else(String::new, |within| format!(" within {:.0} s", within.as_secs_f64()));
+                let why = format!("{crashes} {}{within}", if crashes == 1 { "crash" } else { "crashes" });
+                let retry = now + limits.retry_given_up;
+                let words = format!("given up after {why}; tried again in {} s", limits.retry_given_up.as_secs());
+                place.state = State::GivenUp { retry, why };
+                words
+            }
+            Verdict::Left => {
+                place.state = match place.held.is_empty() && place.tickets.is_empty() {
+                    true => State::Idle,
+                    false => State::Waiting { at: now },
+                };
+                "it was stopped".to_owned()
+            }
+        };
+        let (due, given_up) = (place.due(), matches!(place.state, State::GivenUp { .. }));
+        let (held, tickets) = match given_up {
+            true => (mem::take(&mut place.held), mem::take(&mut place.tickets)),
+            false => Default::default(),
+        };
+        self.out.push(Action::Record(record));
+        if given_up {
+            let record = Record {
+                id: Some(name.clone()),
+                kind: Some("backend"),
+                detail: Some(words.clone()),
+                ..Record::new(record::Event::GaveUp)
+            };
+            self.out.push(Action::Record(record));
+        }
+        if let Some(due) = due {
+            self.wake_by(due);
+            self.starts_due |= due <= now;
+        }
+        for ticket in tickets {
+            self.ticket_done(ticket, Err(format!("{name} did not come up: {how}; {words}")));
+        }
+        for call in held {
+            let Some(call) = self.calls.remove(&call) else { continue };
+            let failure = self.failure_of_place(key, now);
+            self.fail(*call, failure, now);
+        }
+        self.failed_once(key.backend, now);
+    }
+
+    pub(super) fn is_given_up(&self, backend: u32) -> bool {
+        let place = self.places.get(&self.first_place(backend));
+        place.is_some_and(|place| matches!(place.state, State::GivenUp { .. }))
+    }
+
+    /// Nobody waits any longer for what a backend offers that could not even be reached.
+    fn failed_once(&mut self, backend: u32, now: Instant) {
+        if let Some(owner) = self.owners.get_mut(&backend)
+            && owner.standing == Standing::Unknown
+        {
+            owner.standing = Standing::Failed;
+        }
+        self.gather(now);
+    }
+
+    pub(super) fn next_try(&self, key: PlaceKey, now: Instant) -> Next {
+        match self.places.get(&key).map(|place| &place.state) {
+            Some(State::Waiting { at }) if *at > now => Next::In(*at - now),
+            Some(State::GivenUp { retry, .. }) => Next::In(retry.saturating_duration_since(now)),
+            Some(State::Waiting { .. } | State::Linked(_)) => Next::Now,
+            Some(State::Idle) | None => Next::Nothing,
+        }
+    }
+
+    /// Why a call cannot be made, in the words that its place's state asks for.
+    pub(super) fn failure_of_place(&self, key: PlaceKey, now: Instant) -> Failure {
+        let name = self.owner_name(key.backend);
+        let Some(place) = self.places.get(&key) else { return Failure::removed(name) };
+        let (how, stderr) = match &place.last_end {
+            Some(end) => (Some(&end.how), end.stderr.as_str()),
+            None => (None, ""),
+        };
+        let next = self.next_try(key, now);
+        match &place.state {
+            State::GivenUp { why, .. } => Failure::gave_up(name, why, how, stderr, next),
+            _ => Failure::down(name, how, stderr, next),
+        }
+    }
+
+    /// A place that nobody can come back to.
+    pub(super) fn drop_place(&mut self, key: PlaceKey, failure: &Failure, now: Instant) {
+        let Some(place) = self.places.remove(&key) else { return };
+        for ticket in place.tickets {
+            let words = format!("{} is no longer there", self.owner_name(key.backend));
+            self.ticket_done(ticket, Err(words));
+        }
+        for call in place.held {
+            if let Some(call) = self.calls.remove(&call) {
+                self.fail(*call, failure.clone(), now);
+            }
+        }
+        let current = match place.state {
+            State::Linked(serial) => Some(serial),
+            _ => None,
+        };
+        for serial in current.into_iter().chain(place.candidate) {
+            self.drain(serial, now);
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! Search mode: three tools instead of hundreds. A client finds what it needs, reads how to use it, and calls it through
+//! the third; whatever it calls passes the same guards under its own name.
+
+use serde_json::{Value, json};
+
+use super::*;
+use crate::{
+    json::Raw,
+    message::{self, Message, pick},
+};
+
+use dispatch::Asked;
+
+const SEARCH: &str = "search_tools";
+const DESCRIBE: &str = "describe_tool";
+const CALL: &str = "call_tool";
+
+/// How many tools a search names; it says how many more there are.
+const FOUND_MAX: usize = 20;
+/// How much of a description a search shows.
+const DESCRIPTION_MAX: usize = 200;
+
+pub(super) const INSTRUCTIONS: &str = "Many tools are behind this server. Find some with `search_tools`, read how one is \
+    used with `describe_tool`, and call it with `call_tool`.";
+
+/// As elements of a list.
+pub(super) const DEFINITIONS: &str = concat!(
+    r#"{"name":"search_tools","description":"Find tools by words of what they do or how they are called. Returns names and short descriptions, best first.","inputSchema":{"type":"object","properties":{"query":{"type":"string","description":"Some words; none lists everything"}}},"annotations":{"readOnlyHint":true,"openWorldHint":false}},"#,
+    r#"{"name":"describe_tool","description":"Read the whole definition of a tool that a search found: its description and the schema of its arguments.","inputSchema":{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]},"annotations":{"readOnlyHint":true,"openWorldHint":false}},"#,
+    r#"{"name":"call_tool","description":"Call a tool that a search found. Read its definition first: the arguments must fit its schema.","inputSchema":{"type":"object","properties":{"name":{"type":"string"},"arguments":{"type":"object"}},"required":["name"]}}"#,
+);
+
+pub(super) fn is_ours(name: &str) -> bool {
+    [SEARCH, DESCRIBE, CALL].contains(&name)
+}
+
+impl Gateway {
+    pub(super) fn search_asked(&mut self, asked: Asked<'_>, name: &str, now: Instant) {
+        let arguments = asked.params.arguments();
+        if name == CALL {
+            return self.call_through(asked, now);
+        }
+        let member = if name == SEARCH { "query" } else { "name" };
+        let word = arguments.and_then(|raw| pick(raw, [member])).and_then(|[word]| word?.text()).unwrap_or_default();
+        let answer = match name {
+            SEARCH => Ok(self.search(asked.whom.client, &word)),
+            _ => self.describe(asked.whom.client, &word),
+        };
+        let era = asked.whom.era;
+        let result = match answer {
+            Ok(found) => {
+                let text = found.to_string();
+                let mut result: Value =
+                    json!({"content": [{"type": "text", "text": text}], "structuredContent": found});
+                if era == Era::Stateless {
+                    result["resultType"] = json!("complete");
+                }
+                result.to_string()
+            }
+            Err(words) => words::tool_result(&words, true, era, None),
+        };
+        self.answer_result(&asked.whom, &result);
+        self.count_refused(asked.whom.client, asked.method, Some(name.to_owned()), None, Outcome::Answered);
+    }
+
+    /// Best first: words in the name count more than words in the description.
+    fn search(&self, client: Client, query: &str) -> Value {
+        let view = &self.views[self.guests[&client].view];
+        let words: Vec<String> = query.split_whitespace().map(str::to_lowercase).collect();
+        let mut found: Vec<(usize, u32, String)> = Vec::new();
+        for index in view.shows(List::Tools) {
+            let entry = self.catalogue.entry(List::Tools, *index);
+            let definition = std::str::from_utf8(&entry.json).ok().and_then(Raw::parse);
+            let picked = definition.and_then(|raw| pick(raw, ["description"]));
+            let description = picked.and_then(|[text]| text?.text()).unwrap_or_default();
+            let (name, lower) = (entry.shown.to_lowercase(), description.to_lowercase());
+            let score: usize = words
+                .iter()
+                .map(|word| 3 * usize::from(name.contains(word.as_str())) + usize::from(lower.contains(word.as_str())))
+                .sum();
+            if score > 0 || words.is_empty() {
+                found.push((score, *index, words::cut(description.trim(), DESCRIPTION_MAX)));
+            }
+        }
+        found.sort_by_key(|(score, index, _)| (std::cmp::Reverse(*score), *index));
+        let more = found.len().saturating_sub(FOUND_MAX);
+        let tools: Vec<Value> = found
+            .into_iter()
+            .take(FOUND_MAX)
+            .map(|(_, index, description)| {
+                json!({"name": &*self.catalogue.entry(List::Tools, index).shown, "description": description})
+            })
+            .collect();
+        json!({"tools": tools, "more": more})
+    }
+
+    fn describe(&self, client: Client, name: &str) -> Result<Value, String> {
+        let view = &self.views[self.guests[&client].view];
+        let found = self.catalogue.find(List::Tools, name).filter(|(index, _)| view.sees(List::Tools, *index));
+        match found.and_then(|(_, entry)| serde_json::from_slice(&entry.json).ok()) {
+            Some(definition) => Ok(definition),
+            None => Err(format!("There is no tool `{}`: search again.", words::cut(name, 100))),
+        }
+    }
+
+    /// The same call, under the name and with the arguments that are inside.
+    fn call_through(&mut self, asked: Asked<'_>, now: Instant) {
+        let inner = asked.params.arguments().and_then(|raw| pick(raw, ["name", "arguments"]));
+        let (Some([Some(name), arguments]), Some(outer)) = (inner, asked.params.arguments()) else {
+            return self.unknown(&asked, "`arguments` lacks `name`".into(), Some(CALL));
+        };
+        if name.text().is_none_or(|name| is_ours(&name)) {
+            return self.unknown(&asked, "this tool cannot be called through itself".into(), Some(CALL));
+        }
+        let outer_name = asked.params.name().expect("it was found by it");
+        let arguments = arguments.map_or("{}", Raw::get);
+        let mut edits =
+            [(message::place(asked.said, outer_name), name.get()), (message::place(asked.said, outer), arguments)];
+        let said = message::patch(asked.said, &mut edits);
+        if let Ok(Message::Request { id, method, params }) = message::parse(&said) {
+            let Asked { whom, says, .. } = asked;
+            self.route(Asked { whom, said: &said, id, method: &method, params: &params, says }, now);
+        }
+    }
+}

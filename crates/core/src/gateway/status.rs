@@ -1,0 +1,180 @@
+//! The gateway as operators see it.
+
+use serde_json::{Value, json};
+
+use super::*;
+
+use guard::Circuit;
+use links::Phase;
+use places::State;
+
+impl Gateway {
+    /// Everything at a glance. `state` of a backend is `ready`, `connecting`, `waiting`, `idle`, `given_up`, `stopping`
+    /// or `off`; `catalogue` is `confirmed`, `stale` or `unknown`. Fields are added, never renamed.
+    pub fn status(&self, now: Instant) -> Value {
+        let backends: Vec<Value> = self.order.iter().map(|number| self.backend_status(*number, now)).collect();
+        let collisions: Vec<Value> = self
+            .catalogue
+            .collisions
+            .iter()
+            .map(|collision| {
+                json!({
+                    "list": collision.kind.member(),
+                    "name": collision.shown,
+                    "offered_by": self.owner_name(collision.winner),
+                    "left_out": self.owner_name(collision.loser),
+                })
+            })
+            .collect();
+        let off: Vec<Value> = self
+            .switches
+            .all_off()
+            .map(|switch| match switch {
+                Switch::Tool(name) => json!({"tool": name}),
+                Switch::Backend(name) => json!({"backend": name}),
+            })
+            .collect();
+        json!({
+            "backends": backends,
+            "clients": self.guests.len(),
+            "in_flight": self.calls.values().filter(|call| call.whom.is_some()).count(),
+            "tools": self.catalogue.all(List::Tools).len(),
+            "prompts": self.catalogue.all(List::Prompts).len(),
+            "resources": self.catalogue.all(List::Resources).len(),
+            "templates": self.catalogue.all(List::Templates).len(),
+            "collisions": collisions,
+            "switched_off": off,
+            "under_way": {
+                "calls": self.calls.values().filter(|call| call.whom.is_some()).count(),
+                "own_requests": self.calls.values().filter(|call| call.whom.is_none()).count(),
+                "asked_of_clients": self.asks.len(),
+                "batches": self.batches.len(),
+                "waiting_for_offers": self.gathering.len(),
+                "errands": self.errands.len(),
+                "links": self.links.len(),
+            },
+            "stopping": self.stopping.is_some(),
+        })
+    }
+
+    fn backend_status(&self, number: u32, now: Instant) -> Value {
+        let owner = &self.owners[&number];
+        let links: Vec<Value> = self
+            .places
+            .iter()
+            .filter(|(key, _)| key.backend == number)
+            .map(|(key, place)| self.place_status(*key, place, now))
+            .collect();
+        let first = self.first_place(number);
+        let main = self.places.get(&first).map_or(Value::Null, |place| self.place_status(first, place, now));
+        let in_flight = self
+            .calls
+            .values()
+            .filter(|call| call.place.backend == number && call.whom.is_some() && call.link.is_some());
+        let held: usize =
+            self.places.iter().filter(|(key, _)| key.backend == number).map(|(_, place)| place.held.len()).sum();
+        let is_off = self.switches.is_backend_off(&owner.settings.name);
+        let tools: Vec<&str> = self
+            .catalogue
+            .all(List::Tools)
+            .iter()
+            .filter(|entry| entry.owner == number)
+            .map(|entry| &*entry.shown)
+            .collect();
+        let circuit = match owner.breaker.state() {
+            Circuit::Closed { failures } => json!({"state": "closed", "failures": failures}),
+            Circuit::Open { until } => json!({"state": "open", "for_ms": millis(until.saturating_duration_since(now))}),
+            Circuit::HalfOpen => json!({"state": "half_open"}),
+        };
+        json!({
+            "name": owner.settings.name,
+            "kind": match owner.settings.kind { Kind::Stdio { .. } => "stdio", Kind::Http { .. } => "http" },
+            "state": if is_off { json!("off") } else { main["state"].clone() },
+            "era": main["era"],
+            "pid": main["pid"],
+            "generation": main["generation"],
+            "restarts": links.iter().filter_map(|link| link["restarts"].as_u64()).sum::<u64>(),
+            "crashes": main["crashes"],
+            "uptime_ms": main["uptime_ms"],
+            "next_try_ms": main["next_try_ms"],
+            "reason": main["reason"],
+            "last_exit": main["last_exit"],
+            "stderr_tail": main["stderr_tail"],
+            "catalogue": match owner.standing {
+                Standing::Confirmed => "confirmed",
+                Standing::Stale => "stale",
+                Standing::Unknown | Standing::Failed => "unknown",
+            },
+            "tools": tools,
+            "offers": {
+                "tools": owner.offer.tools.len(),
+                "prompts": owner.offer.prompts.len(),
+                "resources": owner.offer.resources.len(),
+                "templates": owner.offer.templates.len(),
+            },
+            "in_flight": in_flight.count(),
+            "held": held,
+            "circuit": circuit,
+            "links": links,
+        })
+    }
+
+    fn place_status(&self, key: PlaceKey, place: &Place, now: Instant) -> Value {
+        let connection = place.current().and_then(|serial| self.links.get(&serial));
+        let state = match (&place.state, connection.map(|connection| &connection.phase)) {
+            (State::Idle, _) => "idle",
+            (State::Waiting { .. }, _) => "waiting",
+            (State::GivenUp { .. }, _) => "given_up",
+            (State::Linked(_), Some(Phase::Ready | Phase::Draining { .. })) => "ready",
+            (State::Linked(_), Some(Phase::Connecting { .. } | Phase::Opening { .. })) => "connecting",
+            (State::Linked(_), Some(Phase::Stopping { .. }) | None) => "stopping",
+        };
+        let next_try = match (&place.state, place.due()) {
+            (State::Waiting { .. } | State::GivenUp { .. }, Some(due)) => {
+                json!(millis(due.saturating_duration_since(now)))
+            }
+            _ => Value::Null,
+        };
+        let reason = match &place.state {
+            State::GivenUp { why, .. } => json!(why),
+            _ => Value::Null,
+        };
+        let ready = connection.filter(|connection| connection.ready.is_some());
+        json!({
+            "seat": match key.seat {
+                Seat::Shared => json!("shared"),
+                Seat::Second => json!("handshake"),
+                Seat::Pool(index) => json!(format!("pool {index}")),
+                Seat::Session(client) => json!(format!("client {client}")),
+            },
+            "state": state,
+            "serial": connection.map(|connection| connection.link.serial),
+            "pid": connection.and_then(|connection| connection.pid),
+            "era": ready.map(|connection| match connection.era {
+                Era::Handshake => "handshake",
+                Era::Stateless => "stateless",
+            }),
+            "version": ready.map(|connection| connection.version.clone()),
+            "generation": place.generation,
+            "restarts": place.restarts.restarts(),
+            "crashes": place.restarts.crashes(now),
+            "uptime_ms": ready.and_then(|connection| connection.ready).map(|ready| millis(now.saturating_duration_since(ready))),
+            "next_try_ms": next_try,
+            "reason": reason,
+            "in_flight": connection.map_or(0, |connection| connection.in_flight),
+            "held": place.held.len(),
+            "garbage": connection.map_or(0, |connection| connection.garbage),
+            "last_exit": place.last_end.as_ref().map(|end| {
+                let mut exit = end.how.to_json();
+                exit["words"] = json!(end.how.to_string());
+                exit["ago_ms"] = json!(millis(now.saturating_duration_since(end.at)));
+                exit
+            }),
+            "stderr_tail": place.last_end.as_ref().map(|end| end.stderr.clone()),
+        })
+    }
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

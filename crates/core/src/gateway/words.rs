@@ -1,0 +1,402 @@
+//! What the gateway says in its own name: its failures, and the few members it adds where one era needs what the other
+//! does not have.
+
+use std::{ops::Range, time::Duration};
+
+use serde_json::{Value, json};
+
+use super::{Era, Outcome, STATELESS_VERSION, calls::What, guests::Guest, subscriptions::Level};
+use crate::{
+    exit::How,
+    message::{self, Params, Raw, pick, quote},
+};
+
+/// How long a client of the stateless era may keep what it was told, in milliseconds; a change is announced sooner.
+pub(super) const TTL_MS: u32 = 5_000;
+
+const STDERR_LINES_MAX: usize = 10;
+const STDERR_SHOWN_MAX: usize = 2048;
+
+/// Our name and version, as clients and backends see them.
+pub(super) fn info() -> String {
+    format!(r#"{{"name":"outlast","title":"outlast gateway","version":"{}"}}"#, env!("CARGO_PKG_VERSION"))
+}
+
+/// When a backend that is not there is tried again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Next {
+    In(Duration),
+    Now,
+    /// There is nothing to wait for.
+    Nothing,
+}
+
+impl Next {
+    fn sentence(self) -> String {
+        match self {
+            Next::In(delay) => format!(" It is tried again in {:.1} s.", delay.as_secs_f64()),
+            Next::Now => " It is being started now.".into(),
+            Next::Nothing => String::new(),
+        }
+    }
+
+    fn seconds(self) -> Option<f64> {
+        match self {
+            Next::In(delay) => Some((delay.as_secs_f64() * 1000.0).ceil() / 1000.0),
+            Next::Now => Some(0.0),
+            Next::Nothing => None,
+        }
+    }
+}
+
+/// A request that has to be answered with bad news.
+#[derive(Debug, Clone)]
+pub(super) struct Failure {
+    pub code: i32,
+    pub reason: &'static str,
+    pub outcome: Outcome,
+    pub message: String,
+    /// A tool call's failure is put into words for the model; a refusal is an error for the client.
+    pub is_told_to_model: bool,
+    backend: Option<String>,
+    /// Whether the backend may have acted on it.
+    may_have_run: bool,
+    next: Next,
+    exit: Option<Value>,
+    stderr: Vec<String>,
+}
+
+impl Failure {
+    fn new(code: i32, reason: &'static str, outcome: Outcome, backend: &str, message: String) -> Failure {
+        Failure {
+            code,
+            reason,
+            outcome,
+            message,
+            is_told_to_model: true,
+            backend: (!backend.is_empty()).then(|| backend.to_owned()),
+            may_have_run: false,
+            next: Next::Nothing,
+            exit: None,
+            stderr: Vec::new(),
+        }
+    }
+
+    /// An error for the client: somebody decided that this call must not be made.
+    fn refusal(code: i32, reason: &'static str, outcome: Outcome, backend: &str, message: String) -> Failure {
+        Failure { is_told_to_model: false, ..Failure::new(code, reason, outcome, backend, message) }
+    }
+
+    pub fn lost(backend: &str, how: &How, stderr: &str, next: Next) -> Failure {
+        let again = next.sentence();
+        let message = format!(
+            "The backend `{backend}` ended while it worked on this ({how}). Whether it was done is not known: check \
+             before you ask again.{again}"
+        );
+        Failure {
+            may_have_run: true,
+            next,
+            exit: Some(how.to_json()),
+            stderr: last_lines(stderr),
+            ..Failure::new(7001, "backend_ended", Outcome::Lost, backend, message)
+        }
+    }
+
+    pub fn lost_request(backend: &str, why: &str, was_sent: bool) -> Failure {
+        let known =
+            if was_sent { "Whether it was done is not known: check before you ask again." } else { "It was not run." };
+        let message = format!("The backend `{backend}` did not answer this: {why}. {known}");
+        Failure { may_have_run: was_sent, ..Failure::new(7001, "backend_ended", Outcome::Lost, backend, message) }
+    }
+
+    pub fn down(backend: &str, how: Option<&How>, stderr: &str, next: Next) -> Failure {
+        let how_words = how.map_or_else(|| "it is not ready yet".into(), How::to_string);
+        let message =
+            format!("This was not run: the backend `{backend}` is not there ({how_words}).{}", next.sentence());
+        Failure {
+            next,
+            exit: how.map(How::to_json),
+            stderr: last_lines(stderr),
+            ..Failure::new(7002, "backend_down", Outcome::Unavailable, backend, message)
+        }
+    }
+
+    pub fn gave_up(backend: &str, why: &str, how: Option<&How>, stderr: &str, next: Next) -> Failure {
+        let message = format!(
+            "This was not run: the backend `{backend}` was given up ({why}).{} `outlast resume` tries it at once.",
+            next.sentence()
+        );
+        Failure {
+            next,
+            exit: how.map(How::to_json),
+            stderr: last_lines(stderr),
+            ..Failure::new(7003, "gave_up", Outcome::Unavailable, backend, message)
+        }
+    }
+
+    pub fn hold_full(backend: &str, held: usize) -> Failure {
+        let message = format!("This was not run: {held} calls already wait for the backend `{backend}`.");
+        Failure::new(7004, "hold_full", Outcome::Unavailable, backend, message)
+    }
+
+    pub fn stopping(backend: &str) -> Failure {
+        Failure::new(
+            7006,
+            "stopping",
+            Outcome::Unavailable,
+            backend,
+            "This was not run: the gateway is stopping.".into(),
+        )
+    }
+
+    pub fn removed(backend: &str) -> Failure {
+        let message = "This was not run: its backend is no longer configured.".into();
+        Failure::new(7007, "removed", Outcome::Unavailable, backend, message)
+    }
+
+    pub fn timed_out(backend: &str, after: Duration) -> Failure {
+        let message = format!(
+            "The backend `{backend}` did not answer within {:.1} s; the call was cancelled. Whether it was done is not \
+             known.",
+            after.as_secs_f64()
+        );
+        Failure { may_have_run: true, ..Failure::new(7010, "timed_out", Outcome::TimedOut, backend, message) }
+    }
+
+    pub fn too_many(max: usize) -> Failure {
+        let message = format!("This was not run: {max} requests of this client are already under way.");
+        Failure::refusal(7011, "too_many_in_flight", Outcome::RateLimited, "", message)
+    }
+
+    pub fn rate_limited(backend: &str, tool: &str, wait: Duration) -> Failure {
+        let message = format!("`{tool}` was called too often; try again in {:.1} s.", wait.as_secs_f64());
+        Failure {
+            next: Next::In(wait),
+            ..Failure::refusal(7012, "rate_limited", Outcome::RateLimited, backend, message)
+        }
+    }
+
+    pub fn switched_off(backend: &str, what: &str) -> Failure {
+        let message = format!("{what} was switched off by the operator.");
+        Failure::refusal(7013, "switched_off", Outcome::SwitchedOff, backend, message)
+    }
+
+    pub fn denied(backend: &str, role: Option<&str>, what: &str) -> Failure {
+        let message = match role.filter(|role| !role.is_empty()) {
+            Some(role) => format!("The role `{role}` may not use {what}."),
+            None => format!("Without a role nobody may use {what}."),
+        };
+        Failure::refusal(7014, "denied", Outcome::Denied, backend, message)
+    }
+
+    pub fn circuit_open(backend: &str, wait: Duration) -> Failure {
+        let message = format!(
+            "This was not run: the backend `{backend}` failed too often in a row and is left alone for {:.1} s.",
+            wait.as_secs_f64()
+        );
+        Failure { next: Next::In(wait), ..Failure::new(7015, "circuit_open", Outcome::CircuitOpen, backend, message) }
+    }
+
+    pub fn bad_arguments(backend: &str, tool: &str, why: &str) -> Failure {
+        let message = format!("This was not run: the arguments do not fit the schema of `{tool}`: {why}");
+        Failure::new(-32602, "bad_arguments", Outcome::BadArguments, backend, message)
+    }
+
+    pub fn no_input(backend: &str, why: &str) -> Failure {
+        let message = format!("The backend `{backend}` did not go on: {why}.");
+        Failure::new(7021, "no_input", Outcome::Failed, backend, message)
+    }
+
+    pub fn unknown(message: String) -> Failure {
+        Failure::refusal(-32602, "unknown", Outcome::Unknown, "", message)
+    }
+
+    pub fn method_unknown(message: String) -> Failure {
+        Failure::refusal(-32601, "unknown_method", Outcome::Unknown, "", message)
+    }
+
+    pub fn data(&self) -> Value {
+        let mut data = json!({"from": "outlast", "reason": self.reason});
+        if let Some(backend) = &self.backend {
+            data["backend"] = json!(backend);
+            data["outcome"] = json!(if self.may_have_run { "unknown" } else { "not_run" });
+        }
+        if let Some(seconds) = self.next.seconds() {
+            data["retryAfter"] = json!(seconds);
+        }
+        if let Some(exit) = &self.exit {
+            data["exit"] = exit.clone();
+        }
+        if !self.stderr.is_empty() {
+            data["stderr"] = json!(self.stderr);
+        }
+        data
+    }
+
+    pub fn as_tool_result(&self, era: Era) -> String {
+        let text = match self.stderr.is_empty() {
+            true => self.message.clone(),
+            false => format!("{}\n\nstderr of the backend:\n{}", self.message, self.stderr.join("\n")),
+        };
+        tool_result(&text, true, era, Some(self.data()))
+    }
+}
+
+/// A tool's result of one text.
+pub(super) fn tool_result(text: &str, is_error: bool, era: Era, failure: Option<Value>) -> String {
+    let mut result = json!({"content": [{"type": "text", "text": text}], "isError": is_error});
+    if let Some(failure) = failure {
+        result["_meta"] = json!({"outlast/failure": failure});
+    }
+    if era == Era::Stateless {
+        result["resultType"] = json!("complete");
+    }
+    result.to_string()
+}
+
+fn last_lines(text: &str) -> Vec<String> {
+    let mut bytes = 0;
+    let mut lines: Vec<String> = text
+        .lines()
+        .rev()
+        .take(STDERR_LINES_MAX)
+        .take_while(|line| {
+            bytes += line.len();
+            bytes <= STDERR_SHOWN_MAX
+        })
+        .map(str::to_owned)
+        .collect();
+    lines.reverse();
+    lines
+}
+
+/// What a result of the handshake era lacks to be one of the stateless era, spliced in.
+pub(super) fn complete(message: &[u8], result: Raw<'_>, what: What) -> Option<(Range<usize>, String)> {
+    let [kind, ttl, scope] = pick(result, ["resultType", "ttlMs", "cacheScope"])?;
+    let mut added = Vec::new();
+    if kind.is_none() {
+        added.push(r#""resultType":"complete""#.to_owned());
+    }
+    if what == What::Read {
+        // Another call may change it, and nobody says so.
+        added.extend(ttl.is_none().then(|| r#""ttlMs":0"#.to_owned()));
+        added.extend(scope.is_none().then(|| r#""cacheScope":"private""#.to_owned()));
+    }
+    if added.is_empty() {
+        return None;
+    }
+    let edit = message::Edit::append(message, result, &added.join(","));
+    Some((edit.at, edit.with))
+}
+
+/// What a request of the handshake era lacks to be one of the stateless era, as members of `_meta`.
+pub(super) fn meta_members(guest: Option<&Guest>) -> String {
+    let (info, capabilities) = match guest {
+        Some(guest) => (guest.info.as_deref(), guest.capabilities.as_deref()),
+        None => (None, None),
+    };
+    let own = info.is_none().then(self::info).unwrap_or_default();
+    // A client of the handshake era hears logs unless it said otherwise; in this era nobody does who did not ask.
+    let level = guest.map_or_else(String::new, |guest| {
+        let level = guest.level.map_or("debug", Level::word);
+        format!(r#","io.modelcontextprotocol/logLevel":"{level}""#)
+    });
+    format!(
+        r#""io.modelcontextprotocol/protocolVersion":"{STATELESS_VERSION}","io.modelcontextprotocol/clientInfo":{},"io.modelcontextprotocol/clientCapabilities":{}{level}"#,
+        info.unwrap_or(&own),
+        capabilities.unwrap_or("{}"),
+    )
+}
+
+/// A request's `_meta` without what only the stateless era has, and with our own progress token for the client's.
+pub(super) fn meta_of_handshake(meta: Raw<'_>, token: &str) -> Option<String> {
+    const ONLY_STATELESS: [&str; 4] = ["protocolVersion", "clientCapabilities", "clientInfo", "logLevel"];
+    let mut plain = String::from("{");
+    meta.for_each_member(|name, value| {
+        let text = message::text(name).unwrap_or_default();
+        let ours = text.strip_prefix("io.modelcontextprotocol/");
+        if ours.is_some_and(|ours| ONLY_STATELESS.contains(&ours)) {
+            return;
+        }
+        if plain.len() > 1 {
+            plain.push(',');
+        }
+        plain.push_str(name.get());
+        plain.push(':');
+        plain.push_str(if text == "progressToken" { token } else { value.get() });
+    })?;
+    plain.push('}');
+    Some(plain)
+}
+
+/// Puts members into a request's `_meta`, which may not be there yet.
+pub(super) fn add_meta(message: &[u8], params: &Params<'_>, members: &str) -> (Range<usize>, String) {
+    let edit = match (params.meta(), params.whole()) {
+        (Some(meta), _) if meta.get().starts_with('{') => message::Edit::append(message, meta, members),
+        (_, Some(whole)) => message::Edit::append(message, whole, &format!(r#""_meta":{{{members}}}"#)),
+        _ => {
+            let end = message.trim_ascii_end().len() - 1;
+            return (end..end, format!(r#","params":{{"_meta":{{{members}}}}}"#));
+        }
+    };
+    (edit.at, edit.with)
+}
+
+/// A sentence of somebody else's, short enough to be quoted.
+pub(super) fn cut(text: &str, max: usize) -> String {
+    if text.len() <= max {
+        return text.to_owned();
+    }
+    let mut end = max;
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    format!("{}…", &text[..end])
+}
+
+/// The words of a JSON-RPC error.
+pub(super) fn error_words(error: Raw<'_>) -> String {
+    let [message, code] = pick(error, ["message", "code"]).unwrap_or_default();
+    let code = code.map_or_else(String::new, |code| format!(" ({})", cut(code.get(), 20)));
+    let message = message.and_then(Raw::text).unwrap_or_else(|| "an error without a message".into());
+    format!("{}{code}", cut(&message, 300))
+}
+
+/// A resource that is not there has another number in each era: this one, and that of wrong parameters.
+const RESOURCE_UNKNOWN: i64 = -32002;
+
+/// What an error of the handshake era is called in the stateless one, where that differs.
+pub(super) fn error_for_stateless(message: &[u8], error: Raw<'_>) -> Option<(Range<usize>, &'static str)> {
+    let code = pick(error, ["code"])?[0]?;
+    (error_code(error)? == RESOURCE_UNKNOWN).then(|| (message::place(message, code), "-32602"))
+}
+
+pub(super) fn error_code(error: Raw<'_>) -> Option<i64> {
+    pick(error, ["code"])?[0]?.get().parse().ok()
+}
+
+/// A member with a string value.
+pub(super) fn member(name: &str, value: &str) -> String {
+    format!("{}:{}", quote(name), quote(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_says_stateless_is_not_told_to_a_server_with_a_handshake() {
+        #[rustfmt::skip]
+        let table = [
+            (r#"{}"#, r#"{}"#),
+            (r#"{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}"#, r#"{}"#),
+            (r#"{"io.modelcontextprotocol/clientInfo":{"a":1},"own":[1, 2],"io.modelcontextprotocol/logLevel":"info"}"#, r#"{"own":[1, 2]}"#),
+            (r#"{"progressToken":"x","io.modelcontextprotocol\/protocolVersion":"2026-07-28"}"#, r#"{"progressToken":7}"#),
+            (r#"{"io.modelcontextprotocol/related-task":{"taskId":"t"}}"#, r#"{"io.modelcontextprotocol/related-task":{"taskId":"t"}}"#),
+        ];
+        for (meta, plain) in table {
+            let raw = Raw::parse(meta).expect("JSON");
+            assert_eq!(meta_of_handshake(raw, "7").as_deref(), Some(plain), "{meta}");
+        }
+    }
+}

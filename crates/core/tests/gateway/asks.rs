@@ -1,0 +1,293 @@
+//! What backends ask of clients.
+
+use crate::story::*;
+
+fn elicit(id: serde_json::Value) -> serde_json::Value {
+    json!({"jsonrpc": "2.0", "id": id, "method": "elicitation/create", "params": {"message": "name?", "requestedSchema": {}}})
+}
+
+#[test]
+fn a_question_goes_to_the_client_whose_call_it_is_for_and_the_answer_back() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.shake(2).call(2, 5, "a__x");
+    let (link, _) = story.told("a");
+    for id in [json!("q1"), json!(5)] {
+        story.link_says(link, elicit(id.clone()));
+        let asked = story.heard(2);
+        assert_eq!(asked.json()["method"], "elicitation/create");
+        assert_eq!(asked.about, Some(Id::Integer(5)));
+        let ours = asked.json()["id"].clone();
+        story.hears_nothing(1);
+        story
+            .say(1, &json!({"jsonrpc": "2.0", "id": ours, "result": {"action": "theft"}}).to_string())
+            .told_nothing("a");
+        story.say(2, &json!({"jsonrpc": "2.0", "id": ours, "result": {"action": "accept"}}).to_string());
+        assert_eq!(story.told("a").1, json!({"jsonrpc": "2.0", "id": id, "result": {"action": "accept"}}));
+        story.say(2, &json!({"jsonrpc": "2.0", "id": ours, "result": {}}).to_string()).told_nothing("a");
+    }
+}
+
+#[test]
+fn between_calls_of_two_clients_nobody_can_tell_and_the_backend_hears_so() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.shake(2).call(1, 1, "a__x").call(2, 1, "a__x");
+    let (link, _) = story.told("a");
+    story.told("a");
+    story.link_says(link, elicit(json!(1)));
+    let answer = story.told("a").1;
+    assert!(answer["error"]["message"].as_str().is_some_and(|words| words.contains("per_session")), "{answer}");
+    story.hears_nothing(1).hears_nothing(2);
+}
+
+#[test]
+fn a_client_that_cannot_is_not_asked() {
+    let mut story = Story::new(settings(vec![stdio("a")]), &[("a", maker(&["x"]))]);
+    story.shake_as(1, local(), json!({"sampling": {}})).call(1, 1, "a__x");
+    let (link, _) = story.told("a");
+    story.link_says(link, elicit(json!(1)));
+    assert_eq!(story.told("a").1["error"]["code"], -32601);
+    story.hears_nothing(1);
+    story.link_says(link, json!({"jsonrpc": "2.0", "id": 2, "method": "sampling/createMessage", "params": {}}));
+    assert_eq!(story.heard(1).json()["method"], "sampling/createMessage");
+}
+
+#[test]
+fn a_question_ends_with_its_backend_its_call_or_its_client() {
+    for end in ["death", "call", "client", "backend"] {
+        let mut story = Story::simple(&[("a", maker(&["x"]))]);
+        story.call(1, 5, "a__x");
+        let (link, told) = story.told("a");
+        story.link_says(link, elicit(json!("q")));
+        let ours = story.heard(1).json()["id"].clone();
+        match end {
+            "death" => drop(story.dies(link)),
+            "call" => drop(story.answer(link, &told["id"], json!({}))),
+            "client" => drop(story.event(Event::ClientLeft { client: 1 })),
+            _ => drop(story.link_says(
+                link,
+                json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": "q"}}),
+            )),
+        }
+        if end == "client" {
+            let told = [story.told("a").1, story.told("a").1];
+            assert!(told.iter().any(|told| told["id"] == "q" && told.get("error").is_some()), "{told:?}");
+            continue;
+        }
+        let heard: Vec<_> = story.clients.drain(..).map(|heard| heard.json()).collect();
+        assert!(
+            heard
+                .iter()
+                .any(|heard| heard["method"] == "notifications/cancelled" && heard["params"]["requestId"] == ours),
+            "{end}: {heard:?}"
+        );
+        story.links.clear();
+        story.say(1, &json!({"jsonrpc": "2.0", "id": ours, "result": {}}).to_string()).told_nothing("a");
+    }
+}
+
+#[test]
+fn a_stateless_client_gets_the_question_as_an_answer_and_its_next_try_brings_the_answers() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.post(10, json!(1), "tools/call", json!({"name": "a__x"}));
+    let (link, told) = story.told("a");
+    story.link_says(link, elicit(json!("q")));
+    let answer = story.heard(10).json();
+    assert_eq!((&answer["id"], &answer["result"]["resultType"]), (&json!(1), &json!("input_required")));
+    let (name, request) = answer["result"]["inputRequests"].as_object().and_then(|all| all.iter().next()).expect("one");
+    assert_eq!(
+        request,
+        &json!({"method": "elicitation/create", "params": {"message": "name?", "requestedSchema": {}}})
+    );
+    story.event(Event::ClientLeft { client: 10 }).told_nothing("a");
+
+    let state = answer["result"]["requestState"].clone();
+    story.post(11, json!(2), "tools/call", json!({"name": "a__x", "requestState": state, "inputResponses": {name: {"action": "accept", "content": {"n": 1}}}}));
+    assert_eq!(
+        story.told("a").1,
+        json!({"jsonrpc": "2.0", "id": "q", "result": {"action": "accept", "content": {"n": 1}}})
+    );
+    story.hears_nothing(11).answer(link, &told["id"], json!({"content": []}));
+    story.hears(11, json!({"jsonrpc": "2.0", "id": 2, "result": {"content": [], "resultType": "complete"}}));
+    // Once is enough.
+    story.post(12, json!(3), "tools/call", json!({"name": "a__x", "requestState": state, "inputResponses": {}}));
+    assert_eq!(story.heard(12).json()["error"]["code"], -32602);
+    assert_eq!(story.status("a")["in_flight"], 0);
+}
+
+#[test]
+fn nobody_else_can_take_over_a_call_that_waits() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.post(10, json!(1), "tools/call", json!({"name": "a__x"}));
+    let (link, _) = story.told("a");
+    story.link_says(link, elicit(json!("q")));
+    let state = story.heard(10).json()["result"]["requestState"].clone();
+    story.came(11, Front::Request, Who { name: "mallory".into(), ..local() });
+    story.ask_stateless(
+        11,
+        json!(2),
+        "tools/call",
+        json!({"name": "a__x", "requestState": state, "inputResponses": {}}),
+    );
+    assert_eq!(story.heard(11).json()["error"]["code"], -32602);
+    story.told_nothing("a");
+}
+
+#[test]
+fn a_call_that_nobody_comes_back_to_is_cancelled() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.post(10, json!(1), "tools/call", json!({"name": "a__x"}));
+    let (link, told) = story.told("a");
+    story.link_says(link, elicit(json!("q"))).heard(10);
+    story.event(Event::ClientLeft { client: 10 }).pass(secs(301));
+    let (_, note) = story.told("a");
+    assert_eq!((&note["method"], &note["params"]["requestId"]), (&json!("notifications/cancelled"), &told["id"]));
+    assert_eq!(story.called.last().map(|called| called.outcome), Some(Outcome::TimedOut));
+}
+
+#[test]
+fn an_answer_that_came_too_soon_waits_for_the_next_try() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.post(10, json!(1), "tools/call", json!({"name": "a__x"}));
+    let (link, told) = story.told("a");
+    story.link_says(link, elicit(json!("q")));
+    let state = story.heard(10).json()["result"]["requestState"].clone();
+    story.event(Event::ClientLeft { client: 10 }).answer(link, &told["id"], json!({"content": []}));
+    assert_eq!(story.status("a")["in_flight"], 0);
+    story.post(11, json!(2), "tools/call", json!({"name": "a__x", "requestState": state, "inputResponses": {}}));
+    story.hears(11, json!({"jsonrpc": "2.0", "id": 2, "result": {"content": [], "resultType": "complete"}}));
+}
+
+#[test]
+fn a_stateless_backends_question_is_put_to_a_handshake_client_and_asked_again_with_its_answers() {
+    let modern = Maker { handshake: false, stateless: true, ..maker(&["x"]) };
+    let mut story = Story::simple(&[("a", modern)]);
+    story.ask(1, json!(5), "tools/call", json!({"name": "a__x", "arguments": {"k": 1}}));
+    let (link, told) = story.told("a");
+    let requests = json!({"who": {"method": "elicitation/create", "params": {"message": "name?"}}, "where": {"method": "roots/list"}});
+    story.answer(
+        link,
+        &told["id"],
+        json!({"resultType": "input_required", "inputRequests": requests, "requestState": "st"}),
+    );
+    let mut answers = vec![];
+    for _ in 0..2 {
+        let asked = story.heard(1);
+        assert_eq!(asked.about, Some(Id::Integer(5)));
+        answers.push(asked.json());
+    }
+    story.told_nothing("a");
+    for asked in &answers {
+        let result = if asked["method"] == "roots/list" { json!({"roots": []}) } else { json!({"action": "accept"}) };
+        story.say(1, &json!({"jsonrpc": "2.0", "id": asked["id"], "result": result}).to_string());
+    }
+    let (_, again) = story.told("a");
+    assert_ne!(again["id"], told["id"]);
+    assert_eq!(again["params"]["requestState"], "st");
+    assert_eq!(again["params"]["inputResponses"], json!({"who": {"action": "accept"}, "where": {"roots": []}}));
+    assert_eq!((&again["params"]["name"], &again["params"]["arguments"]), (&json!("x"), &json!({"k": 1})));
+    story.answer(link, &again["id"], json!({"resultType": "complete", "content": []}));
+    let heard = story.heard(1).json();
+    assert_eq!((&heard["id"], &heard["result"]["content"]), (&json!(5), &json!([])));
+}
+
+#[test]
+fn a_question_between_two_of_the_stateless_era_passes() {
+    let modern = Maker { handshake: false, stateless: true, ..maker(&["x"]) };
+    let mut story = Story::simple(&[("a", modern)]);
+    story.post(10, json!(1), "tools/call", json!({"name": "a__x"}));
+    let (link, told) = story.told("a");
+    let question = json!({"resultType": "input_required", "inputRequests": {"k": {"method": "roots/list"}}, "requestState": "theirs"});
+    story.answer(link, &told["id"], question.clone()).hears(10, json!({"jsonrpc": "2.0", "id": 1, "result": question}));
+    story.post(
+        11,
+        json!(2),
+        "tools/call",
+        json!({"name": "a__x", "requestState": "theirs", "inputResponses": {"k": {"roots": []}}}),
+    );
+    let told = story.told("a").1;
+    assert_eq!(
+        (&told["params"]["requestState"], &told["params"]["inputResponses"]),
+        (&json!("theirs"), &json!({"k": {"roots": []}}))
+    );
+}
+
+#[test]
+fn logs_go_to_those_who_want_them() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.shake(2);
+    let link = story.link("a");
+    let log = |level: &str| json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": level, "data": "d"}});
+    story
+        .ask(1, json!(1), "logging/setLevel", json!({"level": "error"}))
+        .hears(1, json!({"jsonrpc": "2.0", "id": 1, "result": {}}));
+    assert_eq!(story.told("a").1["params"], json!({"level": "error"}));
+    story.ask(2, json!(1), "logging/setLevel", json!({"level": "info"})).heard(2);
+    assert_eq!(story.told("a").1["params"], json!({"level": "info"}));
+    story.link_says(link, log("warning")).hears_nothing(1).hears(2, log("warning"));
+    story.link_says(link, log("error")).hears(1, log("error")).hears(2, log("error"));
+    story.ask(2, json!(2), "logging/setLevel", json!({"level": "loud"}));
+    assert_eq!(story.heard(2).json()["error"]["code"], -32602);
+    // The next child hears of it too.
+    story.pass(secs(6)).dies(link);
+    assert_eq!(story.told("a").1["params"], json!({"level": "info"}));
+
+    // While it works for one, the others need not know of it.
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    let link = story.link("a");
+    story.shake(2).call(2, 7, "a__x").link_says(link, log("error")).hears_nothing(1);
+    assert_eq!(story.heard(2).about, Some(Id::Integer(7)));
+    let modern = Maker { handshake: false, stateless: true, ..maker(&["x"]) };
+    let mut story = Story::simple(&[("a", modern)]);
+    let link = story.link("a");
+    story.shake(2).link_says(link, log("error")).hears_nothing(1).hears_nothing(2);
+    story.call(1, 7, "a__x").link_says(link, log("error")).hears(1, log("error")).hears_nothing(2);
+    story.call(2, 7, "a__x").link_says(link, log("error")).hears_nothing(1).hears_nothing(2);
+
+    // One request of the stateless era hears of its own work, if it said so.
+    for (level, hears) in [(Some("info"), true), (Some("error"), false), (None, false)] {
+        let mut story = Story::simple(&[("a", maker(&["x"]))]);
+        let meta = level.map_or_else(|| json!({}), |level| json!({"io.modelcontextprotocol/logLevel": level}));
+        story.post(10, json!("p"), "tools/call", json!({"name": "a__x", "_meta": meta}));
+        let link = story.link("a");
+        story.link_says(link, log("warning"));
+        match hears {
+            true => assert_eq!(story.heard(10).about, Some(Id::text("p"))),
+            false => drop(story.hears_nothing(10)),
+        }
+    }
+}
+
+#[test]
+fn a_ping_is_answered_here_in_both_directions() {
+    let mut story = Story::simple(&[("a", maker(&[]))]);
+    let link = story.link("a");
+    story.link_says(link, json!({"jsonrpc": "2.0", "id": "p", "method": "ping"}));
+    assert_eq!(story.told("a").1, json!({"jsonrpc": "2.0", "id": "p", "result": {}}));
+    story.ask(1, json!("p"), "ping", json!({})).hears(1, json!({"jsonrpc": "2.0", "id": "p", "result": {}}));
+}
+
+#[test]
+fn one_client_on_lines_has_every_backend_to_itself() {
+    let mut story = Story::new(settings(vec![stdio("a")]), &[("a", maker(&["x"]))]);
+    story.came(1, Front::Lines, local());
+    let opening = parsed(&story.opened[0]);
+    assert_eq!(opening["params"]["capabilities"]["roots"], json!({"listChanged": true}), "{opening}");
+    let link = story.link("a");
+    let roots = json!({"jsonrpc": "2.0", "id": "r", "method": "roots/list"});
+    story.link_says(link, roots.clone());
+    assert_eq!(story.told("a").1["error"]["code"], -32601, "it has not said what it can do");
+    story.ask(1, json!(1), "initialize", json!({"protocolVersion": "2025-11-25", "capabilities": {"roots": {}}, "clientInfo": {"name": "c", "version": "1"}})).heard(1);
+    story.say(1, r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#);
+    assert_eq!(story.told("a").1["method"], "notifications/roots/list_changed");
+    // No call is under way, and still it can only be for this one.
+    story.link_says(link, roots.clone());
+    let asked = story.heard(1).json();
+    assert_eq!(asked["method"], "roots/list");
+    story.say(1, &json!({"jsonrpc": "2.0", "id": asked["id"], "result": {"roots": []}}).to_string());
+    assert_eq!(story.told("a").1, json!({"jsonrpc": "2.0", "id": "r", "result": {"roots": []}}));
+    story.say(1, r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#);
+    assert_eq!(story.told("a").1["method"], "notifications/roots/list_changed");
+    // Another one comes, and nobody can tell any more.
+    story.shake(2).link_says(link, roots);
+    assert_eq!(story.told("a").1["error"]["code"], 7020);
+}

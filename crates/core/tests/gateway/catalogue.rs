@@ -1,0 +1,193 @@
+//! What clients see of what backends offer.
+
+use std::collections::BTreeMap;
+
+use crate::story::*;
+
+fn names(list: &serde_json::Value, member: &str) -> Vec<String> {
+    let items = list["result"][member].as_array().unwrap_or_else(|| panic!("no {member}: {list}"));
+    items.iter().map(|item| item["name"].as_str().expect("a name").to_owned()).collect()
+}
+
+#[test]
+fn lists_are_merged_in_the_order_of_the_file_and_pages_follow_each_other() {
+    let mut many = maker(&["t0", "t1", "t2", "t3", "t4"]);
+    many.page = 2;
+    let mut configured = settings(vec![stdio("b"), stdio("a")]);
+    configured.limits.page = 4;
+    let mut story = Story::new(configured, &[("a", many), ("b", maker(&["x"]))]);
+    story.shake(1).ask(1, json!(1), "tools/list", json!({}));
+    let first = story.heard(1).json();
+    assert_eq!(names(&first, "tools"), ["b__x", "a__t0", "a__t1", "a__t2"]);
+    let cursor = first["result"]["nextCursor"].clone();
+    story.ask(1, json!(2), "tools/list", json!({"cursor": cursor}));
+    let second = story.heard(1).json();
+    assert_eq!(names(&second, "tools"), ["a__t3", "a__t4"]);
+    assert_eq!(second["result"].get("nextCursor"), None);
+    story.ask(1, json!(3), "tools/list", json!({"cursor": "c2"}));
+    assert_eq!(story.heard(1).json()["error"]["code"], -32602);
+    assert_eq!(
+        story.kept.iter().map(|(name, offer)| (name.as_str(), offer.tools.len())).collect::<BTreeMap<_, _>>(),
+        BTreeMap::from([("a", 5), ("b", 1)])
+    );
+}
+
+#[test]
+fn names_fit_every_client() {
+    let mut story =
+        Story::simple(&[("a", maker(&["with.dot", "with/slash", &"l".repeat(80), &format!("{}x", "l".repeat(79))]))]);
+    story.ask(1, json!(1), "tools/list", json!({}));
+    let shown = names(&story.heard(1).json(), "tools");
+    assert_eq!(&shown[..2], ["a__with_dot", "a__with_slash"]);
+    assert!(shown.iter().all(|name| name.len() <= 64), "{shown:?}");
+    assert_eq!(shown.len(), 4);
+    story.call(1, 2, &shown[3]);
+    assert_eq!(story.told("a").1["params"]["name"], format!("{}x", "l".repeat(79)));
+    story.call(1, 3, "a__with_dot");
+    assert_eq!(story.told("a").1["params"]["name"], "with.dot");
+}
+
+#[test]
+fn a_name_twice_is_the_firsts_and_both_are_named() {
+    let bare = |name: &str| Backend { prefix: String::new(), ..stdio(name) };
+    let makers = [("a", maker(&["echo"])), ("b", maker(&["echo", "more"]))];
+    let mut story = Story::new(settings(vec![bare("a"), bare("b")]), &makers);
+    story.shake(1).ask(1, json!(1), "tools/list", json!({}));
+    assert_eq!(names(&story.heard(1).json(), "tools"), ["echo", "more"]);
+    story.call(1, 2, "echo").told("a");
+    assert!(
+        story.notes.iter().any(|note| note.contains("`echo`") && note.contains('a') && note.starts_with("b:")),
+        "{:?}",
+        story.notes
+    );
+    let status = story.gateway.status(story.now);
+    assert_eq!(status["collisions"], json!([{"list": "tools", "name": "echo", "offered_by": "a", "left_out": "b"}]));
+}
+
+#[test]
+fn a_change_is_announced_to_those_who_see_it_and_only_then() {
+    let mut story = Story::simple(&[("a", maker(&["echo"])), ("b", maker(&["x"]))]);
+    let link = story.link("a");
+    let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
+    story.link_says(link, changed.clone()).hears_nothing(1);
+    story.maker("a").tools.push(tool("new"));
+    story.link_says(link, changed.clone()).hears(1, changed.clone()).hears_nothing(1);
+    story.ask(1, json!(1), "tools/list", json!({}));
+    assert_eq!(names(&story.heard(1).json(), "tools"), ["a__echo", "a__new", "b__x"]);
+    // Nothing changes by a crash alone.
+    story.pass(secs(10)).dies(link).hears_nothing(1);
+    assert_eq!(story.status("a")["state"], "ready");
+    story.maker("a").tools.clear();
+    let link = story.link("a");
+    story.pass(secs(70)).dies(link).hears(1, changed);
+}
+
+#[test]
+fn what_was_kept_is_served_at_once_and_said_to_be_stale() {
+    let kept =
+        BTreeMap::from([("a".to_owned(), Offer { tools: vec![tool("old").to_string().into()], ..Offer::default() })]);
+    let mut story = Story::with_kept(settings(vec![stdio("a")]), &[("a", maker(&["new"]))], kept);
+    story.auto = false;
+    story.shake(1).ask(1, json!(1), "tools/list", json!({}));
+    assert_eq!(names(&story.heard(1).json(), "tools"), ["a__old"]);
+    assert_eq!(story.status("a")["catalogue"], "stale");
+    story.call(1, 2, "a__new").hears_nothing(1);
+    let link = story.connected[0];
+    story.up.insert(link.serial, link);
+    story.event(Event::LinkUp { link, pid: Some(1) });
+    assert_eq!(story.status("a")["catalogue"], "confirmed");
+    assert_eq!(story.told("a").1["params"]["name"], "new");
+    story.hears(1, json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}));
+    assert_eq!(story.kept.len(), 1);
+}
+
+#[test]
+fn a_list_waits_a_little_for_backends_that_have_not_spoken_and_not_for_one_that_failed() {
+    let mut story = Story::new(settings(vec![stdio("a"), stdio("b")]), &[("a", maker(&["x"])), ("b", maker(&["y"]))]);
+    story.auto = false;
+    story.shake(1).ask(1, json!(1), "tools/list", json!({})).hears_nothing(1);
+    let (a, b) = (story.connected[0], story.connected[1]);
+    story.up.insert(a.serial, a);
+    story.event(Event::LinkUp { link: a, pid: None });
+    story.hears(1, json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})).hears_nothing(1);
+    story.dies(b);
+    assert_eq!(names(&story.heard(1).json(), "tools"), ["a__x"]);
+
+    let mut story = Story::new(settings(vec![stdio("a")]), &[("a", maker(&["x"]))]);
+    story.auto = false;
+    story.shake(1).ask(1, json!(1), "tools/list", json!({})).pass(secs(6));
+    assert!(names(&story.heard(1).json(), "tools").is_empty());
+}
+
+#[test]
+fn resources_go_to_who_lists_them_then_to_who_has_a_template_then_to_the_only_one() {
+    let mut a = maker(&[]);
+    a.resources = vec![json!({"uri": "file:///a", "name": "a"})];
+    let mut b = maker(&[]);
+    b.templates = vec![json!({"uriTemplate": "log://{day}/x", "name": "l"})];
+    let mut story = Story::simple(&[("a", a), ("b", b)]);
+    let read = |story: &mut Story, uri: &str| {
+        story.ask(1, json!(1), "resources/read", json!({"uri": uri}));
+    };
+    read(&mut story, "file:///a");
+    assert_eq!(story.told("a").1["params"]["uri"], "file:///a");
+    read(&mut story, "log://monday/x");
+    story.told("b");
+    read(&mut story, "who://knows");
+    assert_eq!(story.heard(1).json()["error"]["code"], -32002);
+    story.post(10, json!(1), "resources/read", json!({"uri": "who://knows"}));
+    assert_eq!(story.heard(10).json()["error"]["code"], -32602);
+
+    let mut lonely = maker(&[]);
+    lonely.capabilities = json!({"tools": {}});
+    let mut story = Story::simple(&[("a", maker(&[])), ("b", lonely)]);
+    read(&mut story, "who://knows");
+    story.told("a");
+}
+
+#[test]
+fn prompts_and_completions_are_renamed_on_their_way() {
+    let mut a = maker(&[]);
+    a.prompts = vec![json!({"name": "greet"})];
+    a.templates = vec![json!({"uriTemplate": "log://{day}", "name": "l"})];
+    let mut story = Story::simple(&[("a", a), ("b", maker(&[]))]);
+    story.ask(1, json!(1), "prompts/list", json!({}));
+    assert_eq!(names(&story.heard(1).json(), "prompts"), ["a__greet"]);
+    story.ask(1, json!(2), "prompts/get", json!({"name": "a__greet"}));
+    assert_eq!(story.told("a").1["params"]["name"], "greet");
+    let argument = json!({"name": "who", "value": "x"});
+    story.ask(
+        1,
+        json!(3),
+        "completion/complete",
+        json!({"argument": argument, "ref": {"type": "ref/prompt", "name": "a__greet"}}),
+    );
+    assert_eq!(
+        story.told("a").1["params"],
+        json!({"argument": argument, "ref": {"type": "ref/prompt", "name": "greet"}})
+    );
+    story.ask(
+        1,
+        json!(4),
+        "completion/complete",
+        json!({"argument": argument, "ref": {"type": "ref/resource", "uri": "log://{day}"}}),
+    );
+    story.told("a");
+}
+
+#[test]
+fn a_resource_of_a_backend_that_has_not_spoken_yet_is_waited_for() {
+    let mut a = maker(&[]);
+    a.resources = vec![json!({"uri": "file:///a", "name": "a"})];
+    let mut story = Story::new(settings(vec![stdio("b"), stdio("a")]), &[("a", a), ("b", maker(&[]))]);
+    story.auto = false;
+    story.shake(1).ask(1, json!(1), "resources/read", json!({"uri": "file:///a"})).hears_nothing(1);
+    story.ask(1, json!(2), "resources/read", json!({"uri": "file:///none"})).hears_nothing(1);
+    for link in story.connected.clone() {
+        story.up.insert(link.serial, link);
+        story.event(Event::LinkUp { link, pid: None });
+    }
+    assert_eq!(story.told("a").1["params"]["uri"], "file:///a");
+    let heard: Vec<_> = story.clients.drain(..).map(|heard| heard.json()).filter(|said| said["id"] == 2).collect();
+    assert_eq!(heard[0]["error"]["code"], -32002, "{heard:?}");
+}

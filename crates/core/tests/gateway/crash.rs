@@ -1,0 +1,162 @@
+//! A backend that ends, and those who waited for it.
+
+use crate::story::*;
+
+#[test]
+fn calls_in_flight_end_at_once_and_others_go_on() {
+    let mut story = Story::simple(&[("a", maker(&["x"])), ("b", maker(&["y"]))]);
+    story.call(1, 1, "a__x").call(1, 2, "b__y");
+    let link = story.link("a");
+    story.pass(secs(6)).dies(link);
+    let answer = story.heard(1).json();
+    assert_eq!(answer["id"], 1);
+    assert_eq!(answer["result"]["isError"], true);
+    let text = answer["result"]["content"][0]["text"].as_str().expect("words");
+    assert!(text.contains("SIGKILL") && text.contains("not known") && text.contains("boom"), "{text}");
+    assert_eq!(story.called[0].outcome, Outcome::Lost);
+    let (b, told) = story.told("b");
+    story.answer(b, &told["id"], json!({})).heard(1);
+    // It had served well, so it came back at once.
+    assert_eq!(story.connected.len(), 3);
+    story.told("a");
+    story.call(1, 3, "a__x");
+    assert_eq!(story.told("a").0, story.link("a"));
+}
+
+#[test]
+fn a_call_while_it_is_down_waits_and_then_goes_or_fails_with_the_time_of_the_next_try() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    let link = story.link("a");
+    story.dies(link);
+    assert_eq!(story.status("a")["state"], "waiting");
+    assert_eq!(story.status("a")["next_try_ms"], 1000);
+    story.call(1, 1, "a__x").hears_nothing(1).told_nothing("a");
+    assert_eq!(story.status("a")["held"], 1);
+    story.pass(secs(1));
+    assert_eq!(story.told("a").1["params"]["name"], "x");
+
+    story.auto = false;
+    let link = story.link("a");
+    story.pass(ms(10)).dies(link);
+    story.heard(1);
+    story.call(1, 2, "a__x").pass(secs(31));
+    let answer = story.heard(1).json();
+    assert_eq!(answer["result"]["_meta"]["outlast/failure"]["reason"], "backend_down", "{answer}");
+}
+
+#[test]
+fn after_too_many_crashes_calls_fail_at_once_until_it_is_tried_again() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.call(1, 1, "a__x");
+    for crash in 0..6 {
+        let link = story.link("a");
+        story.dies(link);
+        if crash < 5 {
+            story.pass(secs(61));
+            story.pass(ms(1));
+            // Never long enough to be forgiven.
+            story.now -= secs(61);
+        }
+    }
+    assert_eq!(story.status("a")["state"], "given_up");
+    story.heard(1);
+    story.call(1, 2, "a__x");
+    let answer = story.heard(1).json();
+    assert_eq!(answer["result"]["_meta"]["outlast/failure"]["reason"], "gave_up", "{answer}");
+    assert!(story.records.iter().any(|record| record.event == outlast_core::record::Event::GaveUp));
+    let before = story.connected.len();
+    story.pass(secs(301));
+    assert_eq!(story.connected.len(), before + 1);
+    assert_eq!(story.status("a")["state"], "ready");
+}
+
+#[test]
+fn what_is_safe_is_asked_again_once() {
+    let mut a = maker(&["x"]);
+    a.resources = vec![json!({"uri": "file:///a", "name": "a"})];
+    let mut story = Story::simple(&[("a", a)]);
+    story.pass(secs(6)).ask(1, json!(1), "resources/read", json!({"uri": "file:///a"}));
+    let (link, _) = story.told("a");
+    story.dies(link).hears_nothing(1);
+    let (again, told) = story.told("a");
+    assert_ne!(again, link);
+    assert_eq!(told["params"]["uri"], "file:///a");
+    story.dies(again);
+    assert_eq!(story.heard(1).json()["error"]["code"], 7001);
+}
+
+#[test]
+fn an_annotated_tool_is_asked_again_only_if_that_was_configured() {
+    for allowed in [false, true] {
+        let mut a = maker(&[]);
+        a.tools = vec![json!({"name": "x", "inputSchema": {}, "annotations": {"readOnlyHint": true}})];
+        let backend = Backend { retry_annotated: allowed, ..stdio("a") };
+        let mut story = Story::new(settings(vec![backend]), &[("a", a)]);
+        story.shake(1).pass(secs(6)).call(1, 1, "a__x");
+        let (link, _) = story.told("a");
+        story.dies(link);
+        match allowed {
+            true => assert_ne!(story.told("a").0, link),
+            false => assert_eq!(story.heard(1).json()["result"]["isError"], true),
+        }
+    }
+}
+
+#[test]
+fn a_handshake_that_takes_too_long_is_a_crash() {
+    let mut silent = maker(&["x"]);
+    silent.mute = true;
+    let mut story = Story::new(settings(vec![stdio("a")]), &[("a", silent)]);
+    story.event(Event::TimePassed).pass(secs(31));
+    let link = story.link("a");
+    assert_eq!(story.disconnected, [(link, true)]);
+    story.dies(link);
+    let status = story.status("a");
+    assert_eq!((&status["state"], &status["crashes"]), (&json!("waiting"), &json!(1)));
+    assert!(status["last_exit"]["words"].as_str().is_some_and(|words| words.contains("handshake")), "{status}");
+}
+
+#[test]
+fn more_than_may_wait_fail_at_once() {
+    let mut configured = settings(vec![stdio("a")]);
+    configured.limits.held_max = 2;
+    let mut story = Story::new(configured, &[("a", maker(&["x"]))]);
+    story.shake(1);
+    let link = story.link("a");
+    story.auto = false;
+    story.dies(link);
+    story.call(1, 1, "a__x").call(1, 2, "a__x").call(1, 3, "a__x");
+    let answer = story.heard(1).json();
+    assert_eq!(
+        (&answer["id"], &answer["result"]["_meta"]["outlast/failure"]["reason"]),
+        (&json!(3), &json!("hold_full"))
+    );
+    story.hears_nothing(1);
+}
+
+#[test]
+fn stopping_answers_what_it_can_and_starts_nothing() {
+    let mut story = Story::simple(&[("a", maker(&["x"])), ("b", maker(&["y"]))]);
+    story.call(1, 1, "a__x");
+    let (link, told) = story.told("a");
+    story.event(Event::StopAsked);
+    assert_eq!(story.disconnected, [(story.link("b"), false)]);
+    story.call(1, 2, "b__y");
+    assert_eq!(story.heard(1).json()["result"]["_meta"]["outlast/failure"]["reason"], "stopping");
+    story.answer(link, &told["id"], json!({"ok": 1})).hears(1, json!({"jsonrpc": "2.0", "id": 1, "result": {"ok": 1}}));
+    assert!(story.disconnected.contains(&(link, false)));
+    let b = story.link("b");
+    story.dies(link).dies(b);
+    assert!(story.over);
+    assert_eq!(story.connected.len(), 2);
+}
+
+#[test]
+fn stopping_does_not_wait_for_ever() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.call(1, 1, "a__x").event(Event::StopAsked).hears_nothing(1).pass(secs(2));
+    assert_eq!(story.heard(1).json()["result"]["isError"], true);
+    let link = story.link("a");
+    story.dies(link);
+    assert!(story.over);
+}

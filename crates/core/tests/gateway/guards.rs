@@ -1,0 +1,197 @@
+//! Who may do what, how often, and what is switched off.
+
+use crate::story::*;
+
+fn pattern(text: &str) -> Pattern {
+    Pattern(text.into())
+}
+
+fn as_role(role: &str) -> Who {
+    Who { name: role.into(), role: Some(role.into()), profile: None }
+}
+
+fn code(story: &mut Story, client: u64) -> i64 {
+    story.heard(client).json()["error"]["code"].as_i64().expect("an error")
+}
+
+fn tools(story: &mut Story, client: u64) -> Vec<String> {
+    story.ask(client, json!("list"), "tools/list", json!({}));
+    let list = story.heard(client).json();
+    let tools = list["result"]["tools"].as_array().expect("tools");
+    tools.iter().map(|tool| tool["name"].as_str().expect("a name").to_owned()).collect()
+}
+
+#[test]
+fn a_tool_or_backend_that_is_switched_off_is_neither_seen_nor_reached() {
+    let mut story = Story::simple(&[("a", maker(&["x", "y"])), ("b", maker(&["z"]))]);
+    story.event(Event::SwitchAsked { ticket: 1, what: Switch::Tool("a__x".into()), off: true });
+    assert_eq!(story.answers, [(1, Ok(json!({"changed": true, "off": true})))]);
+    story.hears(1, json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}));
+    assert_eq!(tools(&mut story, 1), ["a__y", "b__z"]);
+    story.call(1, 1, "a__x");
+    assert_eq!(code(&mut story, 1), 7013);
+    story.event(Event::SwitchAsked { ticket: 2, what: Switch::Backend("b".into()), off: true }).heard(1);
+    story.call(1, 2, "b__z");
+    assert_eq!(code(&mut story, 1), 7013);
+    assert_eq!(story.status("b")["state"], "off");
+    assert!(story.called.iter().all(|called| called.outcome == Outcome::SwitchedOff));
+    story.event(Event::SwitchAsked { ticket: 3, what: Switch::Tool("a__x".into()), off: false }).heard(1);
+    story.call(1, 3, "a__x").told("a");
+    story.event(Event::SwitchAsked { ticket: 4, what: Switch::Backend("zzz".into()), off: true });
+    assert!(story.answers.last().is_some_and(|(_, result)| result.is_err()));
+}
+
+#[test]
+fn a_tool_called_too_often_is_refused_with_the_time_to_wait() {
+    let mut configured = settings(vec![stdio("a")]);
+    configured.rates.tools = vec![(pattern("a__x"), Rate { per_minute: 6, burst: 2 })];
+    let mut story = Story::new(configured, &[("a", maker(&["x", "y"]))]);
+    story.shake(1).call(1, 1, "a__x").call(1, 2, "a__x").call(1, 3, "a__x");
+    let refused = story.heard(1).json();
+    assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!(3), &json!(7012)));
+    assert_eq!(refused["error"]["data"]["retryAfter"], 10.0);
+    story.call(1, 4, "a__y").hears_nothing(1);
+    story
+        .shake_as(2, Who { name: "other".into(), role: None, profile: None }, json!({}))
+        .call(2, 1, "a__x")
+        .hears_nothing(2);
+    story.pass(secs(10)).call(1, 5, "a__x").hears_nothing(1);
+    assert_eq!(story.called.iter().map(|called| called.outcome).collect::<Vec<_>>(), [Outcome::RateLimited]);
+}
+
+#[test]
+fn a_role_sees_and_reaches_only_what_it_may() {
+    let mut a = maker(&["read", "write"]);
+    a.prompts = vec![json!({"name": "p"})];
+    a.resources = vec![json!({"uri": "a://1", "name": "r"})];
+    let mut b = maker(&["secret"]);
+    b.resources = vec![json!({"uri": "b://1", "name": "r"})];
+    let mut configured = settings(vec![stdio("a"), stdio("b")]);
+    configured.roles.insert("reader".into(), Role { allow: vec![pattern("a__read")], deny: vec![] });
+    configured.roles.insert("admin".into(), Role { allow: vec![pattern("*")], deny: vec![pattern("b__*")] });
+    let mut story = Story::new(configured, &[("a", a), ("b", b)]);
+    story.shake_as(1, as_role("reader"), json!({})).shake_as(2, as_role("admin"), json!({})).shake_as(
+        3,
+        as_role("nobody"),
+        json!({}),
+    );
+    assert_eq!(tools(&mut story, 1), ["a__read"]);
+    assert_eq!(tools(&mut story, 2), ["a__read", "a__write"]);
+    assert!(tools(&mut story, 3).is_empty());
+    story.call(1, 1, "a__write").call(1, 2, "b__secret");
+    assert_eq!((code(&mut story, 1), code(&mut story, 1)), (7014, 7014));
+    story.ask(1, json!(3), "prompts/get", json!({"name": "a__p"}));
+    assert_eq!(code(&mut story, 1), 7014);
+    story.ask(1, json!(4), "resources/read", json!({"uri": "b://1"}));
+    assert_eq!(code(&mut story, 1), 7014);
+    story.told_nothing("b");
+    story.ask(1, json!(5), "resources/read", json!({"uri": "a://1"})).told("a");
+    story.call(1, 6, "a__read").told("a");
+    assert!(
+        story.called.iter().all(|called| called.outcome == Outcome::Denied && called.role.as_deref() == Some("reader"))
+    );
+}
+
+#[test]
+fn the_guards_stand_in_their_order() {
+    let mut configured = settings(vec![Backend { breaker_failures: 1, ..stdio("a") }]);
+    configured.roles.insert("r".into(), Role { allow: vec![pattern("a__ok")], deny: vec![] });
+    configured.rates.tools = vec![
+        (pattern("a__slow"), Rate { per_minute: 1, burst: 1 }),
+        (pattern("a__off"), Rate { per_minute: 1, burst: 1 }),
+    ];
+    configured.switched_off = vec![Switch::Tool("a__off".into())];
+    let mut story = Story::new(configured, &[("a", maker(&["ok", "off", "slow"]))]);
+    story.shake_as(1, as_role("r"), json!({}));
+    // Off comes before the rate and the role, which both would say no.
+    story.call(1, 1, "a__off").call(1, 2, "a__off");
+    assert_eq!((code(&mut story, 1), code(&mut story, 1)), (7013, 7013));
+    // The rate comes before the role.
+    story.call(1, 3, "a__slow").call(1, 4, "a__slow");
+    assert_eq!((code(&mut story, 1), code(&mut story, 1)), (7014, 7012));
+    // The arguments come before the circuit.
+    story.call(1, 5, "a__ok");
+    let link = story.link("a");
+    story.pass(secs(61)).heard(1);
+    story.ask(1, json!(6), "tools/call", json!({"name": "a__ok", "arguments": {"x": "bad"}}));
+    let bad = story.heard(1).json();
+    assert_eq!(bad["result"]["isError"], true);
+    assert!(bad["result"]["content"][0]["text"].as_str().is_some_and(|words| words.contains("`/x` is bad")), "{bad}");
+    story.call(1, 7, "a__ok");
+    let open = story.heard(1).json();
+    assert_eq!(open["result"]["_meta"]["outlast/failure"]["reason"], "circuit_open", "{open}");
+    let outcomes: Vec<Outcome> = story.called.iter().map(|called| called.outcome).collect();
+    use Outcome::*;
+    assert_eq!(outcomes, [SwitchedOff, SwitchedOff, Denied, RateLimited, TimedOut, BadArguments, CircuitOpen]);
+    // Half open lets one through.
+    story.links.clear();
+    story.answer(link, &json!(0), json!({})).pass(secs(31)).call(1, 8, "a__ok");
+    let (link, probe) = story.told("a");
+    story.call(1, 9, "a__ok");
+    assert_eq!(story.heard(1).json()["id"], 9);
+    story.answer(link, &probe["id"], json!({})).heard(1);
+    story.call(1, 10, "a__ok").told("a");
+}
+
+#[test]
+fn allow_and_deny_of_a_backend_speak_of_its_own_names() {
+    let backend = Backend { allow: vec![pattern("get_*")], deny: vec![pattern("*_all")], ..stdio("a") };
+    let mut story = Story::new(settings(vec![backend]), &[("a", maker(&["get_one", "get_all", "set_one"]))]);
+    story.shake(1);
+    assert_eq!(tools(&mut story, 1), ["a__get_one"]);
+    story.call(1, 1, "a__set_one");
+    assert_eq!(code(&mut story, 1), -32602);
+}
+
+#[test]
+fn a_profile_is_a_view_and_one_that_is_not_there_shows_nothing() {
+    let mut configured = settings(vec![stdio("a"), stdio("b")]);
+    configured.profiles.insert(
+        "small".into(),
+        Profile { backends: vec![pattern("a")], deny: vec![pattern("*__y")], ..Profile::default() },
+    );
+    configured.default_profile = Some("small".into());
+    let mut story = Story::new(configured, &[("a", maker(&["x", "y"])), ("b", maker(&["z"]))]);
+    story.shake(1);
+    assert_eq!(tools(&mut story, 1), ["a__x"]);
+    for (id, name) in [(1, "a__y"), (2, "b__z")] {
+        story.call(1, id, name);
+        assert_eq!(code(&mut story, 1), -32602);
+    }
+    story.shake_as(2, Who { profile: Some("none".into()), ..local() }, json!({}));
+    assert!(tools(&mut story, 2).is_empty());
+}
+
+#[test]
+fn a_search_client_finds_reads_and_calls() {
+    let mut configured = settings(vec![stdio("a"), stdio("b")]);
+    configured
+        .profiles
+        .insert("s".into(), Profile { search: true, deny: vec![pattern("b__hidden")], ..Profile::default() });
+    let mut story =
+        Story::new(configured, &[("a", maker(&["weather", "time"])), ("b", maker(&["weather_map", "hidden"]))]);
+    story.shake_as(1, Who { profile: Some("s".into()), ..local() }, json!({}));
+    assert_eq!(tools(&mut story, 1), ["search_tools", "describe_tool", "call_tool"]);
+    let use_tool = |story: &mut Story, name: &str, arguments: serde_json::Value| {
+        story.ask(1, json!(1), "tools/call", json!({"name": name, "arguments": arguments}));
+    };
+    use_tool(&mut story, "search_tools", json!({"query": "Weather map"}));
+    let found = story.heard(1).json()["result"]["structuredContent"].clone();
+    assert_eq!(found["tools"][0]["name"], "b__weather_map");
+    assert_eq!(found["tools"][1]["name"], "a__weather");
+    assert_eq!(found["tools"].as_array().map(Vec::len), Some(2));
+    use_tool(&mut story, "describe_tool", json!({"name": "a__time"}));
+    assert_eq!(story.heard(1).json()["result"]["structuredContent"]["inputSchema"], json!({"type": "object"}));
+    use_tool(&mut story, "describe_tool", json!({"name": "b__hidden"}));
+    assert_eq!(story.heard(1).json()["result"]["isError"], true);
+    use_tool(&mut story, "call_tool", json!({"name": "a__time", "arguments": {"zone": 1.0}}));
+    let (link, text) = story.links.pop().expect("it was told");
+    assert!(text.contains(r#""arguments":{"zone":1.0}"#) && text.contains(r#""name":"time""#), "{text}");
+    story
+        .answer(link, &parsed(&text)["id"], json!({"content": []}))
+        .hears(1, json!({"jsonrpc": "2.0", "id": 1, "result": {"content": []}}));
+    use_tool(&mut story, "call_tool", json!({"name": "b__hidden"}));
+    assert_eq!(code(&mut story, 1), -32602);
+    use_tool(&mut story, "call_tool", json!({"name": "call_tool"}));
+    assert_eq!(code(&mut story, 1), -32602);
+}

@@ -1,0 +1,416 @@
+//! Clients of both eras that ask, cancel, answer late or never, and leave.
+
+use super::*;
+use serde_json::json;
+
+pub struct Client {
+    front: Front,
+    /// Of the handshake era, and its handshake is done.
+    handshake: bool,
+    /// What it asked and is owed an answer to, by its id as JSON.
+    pub open: BTreeMap<String, Request>,
+    /// Ids that were taken back: nothing may come for them.
+    cancelled: BTreeSet<String>,
+    /// What it was asked and has not answered: the gateway's id, the question.
+    asked: Vec<(Value, Value)>,
+    /// The tools it was shown, until it hears of a change.
+    known: Option<Vec<String>>,
+    listing: Vec<String>,
+    pub called: u64,
+    /// Requests that must be counted once each when they are over.
+    pub countable: u64,
+    may_be_counted_more: bool,
+    next_id: u64,
+}
+
+#[derive(Clone)]
+pub struct Request {
+    pub number: u64,
+    asked_at: Instant,
+    method: String,
+    params: Value,
+    token: Option<Value>,
+    pub listens: bool,
+    pub is_parked: bool,
+}
+
+impl Client {
+    pub fn is_asked_by(&self, serial: u64) -> bool {
+        self.asked.iter().any(|(_, question)| question["by"] == serial)
+    }
+
+    pub fn is_counted(&self) -> bool {
+        self.called == self.countable || self.may_be_counted_more
+    }
+}
+
+impl World {
+    pub fn client_comes(&mut self) {
+        let client = self.next_client;
+        self.next_client += 1;
+        let front = self.dice.pick(&[Front::Session, Front::Lines, Front::Request, Front::Request]);
+        let handshake = match front {
+            Front::Session => true,
+            Front::Lines => self.dice.one_in(2),
+            Front::Request => false,
+        };
+        let profile = (self.settings.profiles.contains_key("p") && self.dice.one_in(2)).then(|| "p".to_owned());
+        let who = Who { name: format!("who{}", client % 3), role: None, profile };
+        self.clients.insert(
+            client,
+            Client {
+                front,
+                handshake: false,
+                open: BTreeMap::new(),
+                cancelled: BTreeSet::new(),
+                asked: Vec::new(),
+                known: None,
+                listing: Vec::new(),
+                called: 0,
+                countable: 0,
+                may_be_counted_more: false,
+                next_id: 0,
+            },
+        );
+        self.handle(Event::ClientCame { client, front, who });
+        if handshake {
+            let capabilities =
+                if self.dice.one_in(3) { json!({}) } else { json!({"elicitation": {}, "sampling": {}, "roots": {}}) };
+            self.client_asks(client, "initialize", json!({"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": {"name": "c", "version": "1"}}));
+            self.clients.get_mut(&client).expect("made above").handshake = true;
+            self.client_says(client, &json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
+        } else if front == Front::Request {
+            self.client_acts_as(client);
+        }
+    }
+
+    fn client_says(&mut self, client: u64, message: &Value) {
+        let mut text = message.to_string();
+        if self.dice.one_in(5) {
+            text = text.replacen(':', ": \n ", 1);
+        }
+        self.handle(Event::ClientSaid { client, message: Bytes::from(text) });
+    }
+
+    fn client_asks(&mut self, client: u64, method: &str, mut params: Value) {
+        let number = params["arguments"]["n"].as_u64().unwrap_or(0);
+        let roll = self.dice.below(3);
+        let state = self.clients.get_mut(&client).expect("asked by the caller");
+        state.next_id += 1;
+        let id = match roll {
+            0 => json!(state.next_id),
+            1 => json!(state.next_id.to_string()),
+            _ => json!(format!("é-{}", state.next_id)),
+        };
+        if !state.handshake && method != "initialize" {
+            params["_meta"]["io.modelcontextprotocol/protocolVersion"] = json!("2026-07-28");
+            params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = json!({"elicitation": {}});
+        }
+        let token = params["_meta"].get("progressToken").cloned();
+        let number = match params["uri"].as_str() {
+            Some(uri) => uri.rsplit('/').next().and_then(|number| number.parse().ok()).unwrap_or(0),
+            None => number,
+        };
+        if ["tools/call", "resources/read"].contains(&method) {
+            state.countable += 1;
+        }
+        let request = Request {
+            number,
+            asked_at: self.now,
+            method: method.to_owned(),
+            params: params.clone(),
+            token,
+            listens: method == "subscriptions/listen",
+            is_parked: false,
+        };
+        state.open.insert(id.to_string(), request);
+        self.client_says(client, &json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
+    }
+
+    pub fn client_acts(&mut self) {
+        let known: Vec<u64> = self.clients.keys().copied().collect();
+        if known.is_empty() {
+            return self.client_comes();
+        }
+        let client = self.dice.pick(&known);
+        self.client_acts_as(client);
+    }
+
+    fn client_acts_as(&mut self, client: u64) {
+        let state = &self.clients[&client];
+        let (front, handshake, busy) = (state.front, state.handshake, !state.open.is_empty());
+        if front == Front::Request && busy {
+            // A stateless POST only waits, or goes away.
+            if self.dice.one_in(4) {
+                self.client_leaves(client);
+            }
+            return;
+        }
+        match self.dice.below(14) {
+            0..=4 => {
+                let number = self.number();
+                let tool = format!("b{}__t{}", self.dice.below(5), self.dice.below(4));
+                let tool = if self.dice.one_in(6) { tool[4..].to_owned() } else { tool };
+                let mut params = json!({"name": tool, "arguments": {"n": number}});
+                if self.dice.one_in(2) {
+                    params["_meta"]["progressToken"] =
+                        if self.dice.one_in(2) { json!(number % 3) } else { json!(format!("t{}", number % 3)) };
+                }
+                if self.dice.one_in(8) {
+                    params = json!({"name": "call_tool", "arguments": {"n": number, "name": tool, "arguments": {"n": number}}});
+                }
+                self.client_asks(client, "tools/call", params);
+            }
+            5 => {
+                let number = self.number();
+                let backend = self.dice.below(5);
+                self.client_asks(client, "resources/read", json!({"uri": format!("r://{backend}/{number}")}));
+            }
+            6 => self.client_asks(client, "tools/list", json!({})),
+            7 if handshake => {
+                let level = self.dice.pick(&["debug", "error"]);
+                self.client_asks(client, "logging/setLevel", json!({"level": level}));
+            }
+            7 => self.client_asks(client, "subscriptions/listen", json!({"notifications": {"toolsListChanged": true}})),
+            8 if handshake => self.client_asks(client, "ping", json!({})),
+            8 => self.client_asks(client, "server/discover", json!({})),
+            9 => {
+                let open: Vec<String> = self.clients[&client].open.keys().cloned().collect();
+                if !open.is_empty() {
+                    let id = self.dice.pick(&open);
+                    let state = self.clients.get_mut(&client).expect("picked above");
+                    if state.open[&id].method != "initialize" {
+                        state.open.remove(&id);
+                        state.cancelled.insert(id.clone());
+                        let id: Value = serde_json::from_str(&id).expect("we wrote it");
+                        self.client_says(client, &json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}));
+                    }
+                }
+            }
+            10..=11 => drop(self.client_answers(client)),
+            12 => {
+                // Nobody may answer for another.
+                let others = self.clients.iter().filter(|(other, _)| **other != client);
+                let asked: Vec<Value> = others.flat_map(|(_, other)| &other.asked).map(|(id, _)| id.clone()).collect();
+                if !asked.is_empty() {
+                    let theirs = self.dice.pick(&asked);
+                    self.client_says(client, &json!({"jsonrpc": "2.0", "id": theirs, "result": {"q": "theft"}}));
+                }
+            }
+            _ if self.dice.one_in(3) => self.client_leaves(client),
+            _ => {}
+        }
+    }
+
+    /// Answers one of the questions that a client was asked.
+    fn client_answers(&mut self, client: u64) -> bool {
+        let Some(state) = self.clients.get_mut(&client) else { return false };
+        let Some((id, question)) = state.asked.pop() else { return false };
+        let answer = match !self.resting && self.dice.one_in(5) {
+            true => json!({"jsonrpc": "2.0", "id": id, "error": {"code": -1, "message": "no"}}),
+            false => json!({"jsonrpc": "2.0", "id": id, "result": {"q": question["q"]}}),
+        };
+        self.client_says(client, &answer);
+        true
+    }
+
+    pub fn client_finishes(&mut self) -> bool {
+        let known: Vec<u64> = self.clients.keys().copied().collect();
+        known.into_iter().any(|client| self.client_answers(client))
+    }
+
+    pub fn client_leaves(&mut self, client: u64) {
+        let Some(state) = self.clients.remove(&client) else { return };
+        self.handle(Event::ClientLeft { client });
+        for request in state.open.values().filter(|request| request.number > 0 && !request.is_parked) {
+            check!(self, !self.is_worked_on(request.number), "{} goes on, though client {client} left", request.number);
+        }
+    }
+
+    pub fn client_hears(&mut self, client: u64, message: &[u8], about: Option<Id>) {
+        check!(
+            self,
+            message.ends_with(b"\n") && message.iter().filter(|byte| **byte == b'\n').count() == 1,
+            "not one line"
+        );
+        let said = parsed(message);
+        check!(self, self.clients.contains_key(&client), "client {client} is gone and was told {said}");
+        match (said.get("method").and_then(Value::as_str), said.get("id")) {
+            (None, Some(id)) => self.client_is_answered(client, &id.to_string(), &said, about),
+            (Some(method), None) => self.client_is_noted(client, method, &said, about),
+            (Some(_), Some(id)) => self.client_is_asked(client, id.clone(), &said),
+            (None, None) => self.fail(&format!("client {client} was told {said}")),
+        }
+    }
+
+    fn client_is_answered(&mut self, client: u64, id: &str, said: &Value, about: Option<Id>) {
+        let state = &self.clients[&client];
+        check!(self, !state.cancelled.contains(id), "client {client} took {id} back and heard {said}");
+        let Some(request) = state.open.get(id).cloned() else {
+            self.fail(&format!("client {client} was answered {said}, and did not ask or was answered before"))
+        };
+        check!(self, about == Id::parse(id), "an answer to {id} is said to be about {about:?}");
+        let numbers = [&said["result"]["n"], &said["error"]["data"]["n"]];
+        for number in numbers.into_iter().filter_map(Value::as_u64) {
+            check!(self, number == request.number, "client {client} asked {} and heard {said}", request.number);
+        }
+        // Only a crash fails a call at once: whatever is replaced has a minute to finish.
+        let failures = [&said["result"]["_meta"]["outlast/failure"], &said["error"]["data"]];
+        if failures
+            .into_iter()
+            .any(|failure| failure["exit"]["why"] == "was stopped" && failure["reason"] == "backend_ended")
+        {
+            let age = self.now.duration_since(request.asked_at);
+            check!(self, self.stopping || age >= Duration::from_secs(60), "{id} failed by a replacement after {age:?}");
+        }
+        if !state.handshake && said.get("result").is_some() && request.method != "initialize" {
+            check!(self, said["result"]["resultType"].is_string(), "a stateless client heard {said}");
+        }
+        let handshake = state.handshake;
+        let front = state.front;
+        let state = self.clients.get_mut(&client).expect("seen above");
+        state.open.remove(id);
+        if request.method == "tools/list" && said.get("result").is_some() {
+            self.client_is_shown(client, &request, said);
+        } else if said["result"]["resultType"] == "input_required" {
+            check!(self, !handshake, "a handshake client was told {said}");
+            self.client_tries_again(client, &request, said);
+        }
+        if front == Front::Request && self.clients.get(&client).is_some_and(|client| client.open.is_empty()) {
+            let state = self.clients.remove(&client).expect("seen above");
+            check!(
+                self,
+                state.is_counted() || state.called < state.countable,
+                "client {client}: {} calls were counted, {} made",
+                state.called,
+                state.countable
+            );
+            self.owed.push_back(Event::ClientLeft { client });
+        }
+    }
+
+    /// A page of the list: what a client was shown stays true until it hears otherwise.
+    fn client_is_shown(&mut self, client: u64, request: &Request, said: &Value) {
+        let tools = said["result"]["tools"].as_array().cloned().unwrap_or_default();
+        let names = tools.iter().filter_map(|tool| tool["name"].as_str()).map(str::to_owned);
+        let state = self.clients.get_mut(&client).expect("seen by the caller");
+        if request.params.get("cursor").is_none() {
+            state.listing.clear();
+        }
+        state.listing.extend(names);
+        let unique: BTreeSet<&String> = state.listing.iter().collect();
+        let is_unique = unique.len() == state.listing.len();
+        match said["result"].get("nextCursor") {
+            // Pages of different lists do not make one.
+            Some(_) => state.known = None,
+            None if request.params.get("cursor").is_none() && state.handshake => {
+                let listing = state.listing.clone();
+                if let Some(known) = state.known.clone() {
+                    check!(
+                        self,
+                        known == listing,
+                        "client {client} knew {known:?}, heard of no change, and sees {listing:?}"
+                    );
+                }
+                check!(self, is_unique, "a name twice: {listing:?}");
+                self.clients.get_mut(&client).expect("seen by the caller").known = Some(listing);
+            }
+            None => {}
+        }
+    }
+
+    fn client_tries_again(&mut self, client: u64, request: &Request, said: &Value) {
+        let responses: serde_json::Map<String, Value> = said["result"]["inputRequests"]
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(name, question)| (name.clone(), json!({"q": question["params"]["q"]})))
+            .collect();
+        let mut params = request.params.clone();
+        params["inputResponses"] = Value::Object(responses);
+        params["requestState"] = said["result"]["requestState"].clone();
+        // Two tries of one call may be counted as one or as two.
+        let state = self.clients.get_mut(&client).expect("seen by the caller");
+        state.may_be_counted_more = true;
+        if !self.dice.one_in(3) {
+            let who = client;
+            self.owed.push_back(Event::TimePassed);
+            self.client_retries(who, params);
+        }
+    }
+
+    /// The next try may come as another POST of the same person.
+    fn client_retries(&mut self, client: u64, params: Value) {
+        let state = self.clients.get_mut(&client).expect("seen by the caller");
+        state.next_id += 1;
+        let id = json!(state.next_id);
+        let number = params["arguments"]["n"].as_u64().unwrap_or(0);
+        let method = if params.get("uri").is_some() { "resources/read" } else { "tools/call" };
+        let number = match params["uri"].as_str() {
+            Some(uri) => uri.rsplit('/').next().and_then(|number| number.parse().ok()).unwrap_or(0),
+            None => number,
+        };
+        let request = Request {
+            number,
+            asked_at: self.now,
+            method: method.into(),
+            params: params.clone(),
+            token: params["_meta"].get("progressToken").cloned(),
+            listens: false,
+            is_parked: true,
+        };
+        state.open.insert(id.to_string(), request);
+        let message = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string();
+        self.owed.push_front(Event::ClientSaid { client, message: message.into() });
+    }
+
+    fn client_is_noted(&mut self, client: u64, method: &str, said: &Value, about: Option<Id>) {
+        let state = self.clients.get_mut(&client).expect("seen by the caller");
+        match method {
+            "notifications/tools/list_changed" => state.known = None,
+            "notifications/progress" => {
+                let number = said["params"]["n"].as_u64();
+                let request = state.open.iter().find(|(_, request)| Some(request.number) == number);
+                let fits = request.is_some_and(|(id, request)| {
+                    request.token.as_ref() == Some(&said["params"]["progressToken"]) && about == Id::parse(id)
+                });
+                check!(self, fits, "client {client} heard of progress that is not its own: {said}");
+            }
+            "notifications/cancelled" => {
+                let id = said["params"]["requestId"].clone();
+                let before = state.asked.len();
+                state.asked.retain(|(asked, _)| *asked != id);
+                check!(
+                    self,
+                    self.clients[&client].asked.len() < before,
+                    "client {client} need not answer {id}, which it was not asked"
+                );
+            }
+            "notifications/subscriptions/acknowledged"
+            | "notifications/message"
+            | "notifications/resources/list_changed"
+            | "notifications/prompts/list_changed" => {}
+            other => self.fail(&format!("client {client} heard {other}")),
+        }
+    }
+
+    fn client_is_asked(&mut self, client: u64, id: Value, said: &Value) {
+        check!(self, self.clients[&client].handshake, "a stateless client was asked {said}");
+        let serial = said["params"]["by"].as_u64().unwrap_or(0);
+        let works_for = self.works_for(serial);
+        // On a link of its own it may be asked at any time; on a shared one only about its own calls.
+        let own = self.servers.get(&serial).is_some_and(|server| {
+            self.gateway.backend(server.link.backend).is_some_and(|backend| backend.children == Children::PerSession)
+        });
+        if let Some(number) = said["params"]["for"].as_u64() {
+            let is_its_own = self.clients[&client].open.values().any(|request| request.number == number);
+            check!(self, is_its_own, "client {client} was asked {said}, and did not ask {number}");
+        } else {
+            let is_its_own = own || works_for.iter().all(|other| *other == client);
+            check!(self, is_its_own, "client {client} was asked {said}, which is for {works_for:?}");
+        }
+        let state = self.clients.get_mut(&client).expect("seen by the caller");
+        check!(self, !state.asked.iter().any(|(known, _)| *known == id), "{id} was asked twice");
+        self.clients.get_mut(&client).expect("seen above").asked.push((id, said["params"].clone()));
+    }
+}

@@ -1,0 +1,204 @@
+//! A blocking MCP client over HTTP: one connection, one session, one write a call.
+
+use std::{
+    io::{self, Read, Write},
+    net::TcpStream,
+    os::fd::{AsFd, BorrowedFd},
+    time::Duration,
+};
+
+use memchr::memmem;
+use serde_json::Value;
+
+/// No answer of a working subject takes so long.
+const ANSWER_MAX: Duration = Duration::from_secs(20);
+
+pub struct Session {
+    stream: TcpStream,
+    address: String,
+    id: Option<String>,
+    buffer: Vec<u8>,
+    next: u64,
+    echo_tool: String,
+}
+
+impl Session {
+    /// Initialised, and seen to echo.
+    pub fn open(address: &str) -> io::Result<Session> {
+        let stream = TcpStream::connect(address)?;
+        stream.set_nodelay(true)?;
+        stream.set_read_timeout(Some(ANSWER_MAX))?;
+        let mut session = Session {
+            stream,
+            address: address.into(),
+            id: None,
+            buffer: Vec::new(),
+            next: 1,
+            echo_tool: "echo".into(),
+        };
+        let params =
+            r#"{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"bench","version":"1"}}"#;
+        let opened = session.ask("initialize", params)?;
+        if !opened.contains("protocolVersion") {
+            return Err(io::Error::other(format!("answered initialize with {opened}")));
+        }
+        session.post(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#)?;
+        session.hear()?;
+        let tools = session.ask("tools/list", "{}")?;
+        let tools: Value = serde_json::from_str(&tools)?;
+        let mut names =
+            tools["result"]["tools"].as_array().into_iter().flatten().filter_map(|tool| tool["name"].as_str());
+        // Gateways put the name of the server before the name of the tool.
+        let name = names.find(|name| name.ends_with("echo")).ok_or_else(|| io::Error::other("lists no tool `echo`"))?;
+        session.echo_tool = name.to_owned();
+        session.send_call()?;
+        let answer = session.hear()?;
+        if is_failed(&answer) || !answer.contains("xxxx") {
+            return Err(io::Error::other(format!("echoed {answer}")));
+        }
+        Ok(session)
+    }
+
+    fn ask(&mut self, method: &str, params: &str) -> io::Result<String> {
+        let id = self.next;
+        self.next += 1;
+        self.post(&format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{params}}}"#))?;
+        self.hear()
+    }
+
+    /// About a hundred bytes of arguments.
+    pub fn send_call(&mut self) -> io::Result<()> {
+        let (id, tool, text) = (self.next, &self.echo_tool, "x".repeat(90));
+        self.next += 1;
+        let params = format!(r#"{{"name":"{tool}","arguments":{{"text":"{text}"}}}}"#);
+        self.post(&format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{params}}}"#))
+    }
+
+    /// False: it was answered with a failure.
+    pub fn call(&mut self) -> io::Result<bool> {
+        self.send_call()?;
+        self.hear_call()
+    }
+
+    /// The same of a call that was sent before.
+    pub fn hear_call(&mut self) -> io::Result<bool> {
+        self.hear().map(|answer| !is_failed(&answer))
+    }
+
+    fn post(&mut self, body: &str) -> io::Result<()> {
+        let session = match &self.id {
+            Some(id) => format!("mcp-session-id: {id}\r\nmcp-protocol-version: 2025-11-25\r\n"),
+            None => String::new(),
+        };
+        let text = format!(
+            "POST /mcp HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\naccept: application/json, text/event-stream\r\n{session}content-length: {}\r\n\r\n{body}",
+            self.address,
+            body.len()
+        );
+        self.stream.write_all(text.as_bytes())
+    }
+
+    /// The whole next answer: its JSON, out of whatever it is wrapped in.
+    fn hear(&mut self) -> io::Result<String> {
+        loop {
+            if let Some((answer, length)) = self.parse()? {
+                self.buffer.drain(..length);
+                return Ok(answer);
+            }
+            let mut chunk = [0; 16 << 10];
+            let read = self.stream.read(&mut chunk)?;
+            if read == 0 {
+                return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "closed the connection"));
+            }
+            self.buffer.extend_from_slice(&chunk[..read]);
+        }
+    }
+
+    /// The answer at the start of the buffer and its length, if all of it is there.
+    fn parse(&mut self) -> io::Result<Option<(String, usize)>> {
+        let Some(head) = memmem::find(&self.buffer, b"\r\n\r\n") else { return Ok(None) };
+        let text = String::from_utf8_lossy(&self.buffer[..head]).to_ascii_lowercase();
+        let header = |name: &str| {
+            text.lines()
+                .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'))
+                .map(|value| value.trim().to_owned())
+        };
+        let rest = &self.buffer[head + 4..];
+        let (body, length) = if header("transfer-encoding").is_some_and(|value| value.contains("chunked")) {
+            match unchunk(rest) {
+                Some(found) => found,
+                None => return Ok(None),
+            }
+        } else {
+            let length: usize = header("content-length").and_then(|value| value.parse().ok()).unwrap_or(0);
+            if rest.len() < length {
+                return Ok(None);
+            }
+            (rest[..length].to_vec(), length)
+        };
+        if let Some(id) = header("mcp-session-id") {
+            // Header names do not care for case, ids do.
+            let original = String::from_utf8_lossy(&self.buffer[..head]);
+            let at = text.find(&id).expect("it was found in it");
+            self.id = Some(original[at..at + id.len()].to_owned());
+        }
+        let body = String::from_utf8(body).map_err(io::Error::other)?;
+        let is_events = header("content-type").is_some_and(|value| value.starts_with("text/event-stream"));
+        let answer = if is_events { last_answer(&body) } else { body };
+        Ok(Some((answer, head + 4 + length)))
+    }
+}
+
+impl AsFd for Session {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
+    }
+}
+
+/// The body in chunks, and how long it was with them; nothing while its end is not there.
+fn unchunk(mut rest: &[u8]) -> Option<(Vec<u8>, usize)> {
+    let (whole, mut body) = (rest.len(), Vec::new());
+    loop {
+        let line = memmem::find(rest, b"\r\n")?;
+        let size = std::str::from_utf8(&rest[..line]).ok()?.split(';').next()?.trim();
+        let size = usize::from_str_radix(size, 16).ok()?;
+        rest = &rest[line + 2..];
+        if rest.len() < size + 2 {
+            return None;
+        }
+        body.extend_from_slice(&rest[..size]);
+        rest = &rest[size + 2..];
+        if size == 0 {
+            return Some((body, whole - rest.len()));
+        }
+    }
+}
+
+/// Of a stream, what answers the call.
+fn last_answer(events: &str) -> String {
+    let mut data = events.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim);
+    data.rfind(|text| text.contains("\"id\":")).unwrap_or_default().to_owned()
+}
+
+fn is_failed(answer: &str) -> bool {
+    !answer.contains("\"result\"") || answer.contains("\"isError\":true")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_chunked_body_ends_where_it_says() {
+        assert_eq!(unchunk(b"3\r\nabc\r\n2;x\r\nde\r\n0\r\n\r\nmore"), Some((b"abcde".to_vec(), 22)));
+        assert_eq!(unchunk(b"3\r\nabc\r\n0\r\n"), None);
+        assert_eq!(unchunk(b"3\r\nab"), None);
+    }
+
+    #[test]
+    fn the_answer_is_found_among_events() {
+        let events = "event: message\ndata: {\"method\":\"n\"}\n\nid: 1\ndata: {\"id\":7,\"result\":{}}\n\n";
+        assert_eq!(last_answer(events), "{\"id\":7,\"result\":{}}");
+        assert!(!is_failed(&last_answer(events)) && is_failed("{\"error\":{}}"));
+    }
+}

@@ -1,0 +1,426 @@
+//! The measurements, each made of every subject in turn.
+
+use std::{
+    collections::BTreeMap,
+    io, thread,
+    time::{Duration, Instant},
+};
+
+use std::os::fd::AsFd;
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::{
+    client::Session,
+    subject::{Running, Stage, Subject},
+    table::{Metric, Report},
+};
+use crate::bench::{session as pipes, subject as relay};
+
+const SESSIONS: usize = 32;
+const BACKENDS: usize = 10;
+const WARM_UP_CALLS: usize = 300;
+/// The restart policy forgives the first crash of a server that was ready for 5 s.
+const READY_FOR: Duration = Duration::from_millis(5_200);
+/// A subject that has not recovered by then never will, as far as a caller is concerned.
+const RECOVERY_MAX: Duration = Duration::from_secs(10);
+/// Between the failed calls of a subject that answers its failures at once.
+const RETRY_PAUSE: Duration = Duration::from_millis(1);
+/// Long enough for what a start leaves running to finish, before "idle" is read.
+const SETTLE: Duration = Duration::from_secs(1);
+/// Load before the server is killed, and after.
+const AROUND_KILL: Duration = Duration::from_secs(1);
+
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Phase {
+    Small,
+    Load,
+    Rss,
+    Crash,
+}
+
+impl Phase {
+    pub const ALL: [Phase; 4] = [Phase::Small, Phase::Load, Phase::Rss, Phase::Crash];
+
+    pub fn named(name: &str) -> Option<Phase> {
+        Phase::ALL.into_iter().find(|phase| phase.name() == name)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Phase::Small => "small",
+            Phase::Load => "load",
+            Phase::Rss => "rss",
+            Phase::Crash => "crash",
+        }
+    }
+}
+
+struct Size {
+    rounds: usize,
+    small_calls: usize,
+    load_calls: usize,
+    crashes: usize,
+    /// A rival is measured for so long at most; what it did by then is its sample.
+    rival_max: Duration,
+}
+
+const FULL: Size =
+    Size { rounds: 5, small_calls: 10_000, load_calls: 40_000, crashes: 3, rival_max: Duration::from_secs(4) };
+const QUICK: Size =
+    Size { rounds: 3, small_calls: 3_000, load_calls: 15_000, crashes: 1, rival_max: Duration::from_secs(2) };
+/// No single measurement of a working subject comes near it.
+const OURS_MAX: Duration = Duration::from_secs(180);
+
+/// CPU time of the gateway's processes, and the calls it was spent on; summed, as the clock is coarse.
+#[derive(Default)]
+struct Spent {
+    cpu: Duration,
+    calls: usize,
+}
+
+pub struct Bench<'a> {
+    stage: &'a Stage,
+    size: Size,
+    /// Those still measured; one that fails drops out with a note.
+    subjects: Vec<Subject>,
+    report: Report,
+}
+
+impl<'a> Bench<'a> {
+    pub fn new(stage: &'a Stage, is_quick: bool) -> Bench<'a> {
+        let size = if is_quick { QUICK } else { FULL };
+        let mut report = Report::new(size.rounds);
+        let mut subjects = Vec::new();
+        for subject in Subject::ALL {
+            match stage.absence(subject) {
+                None => subjects.push(subject),
+                Some(why) => report.note(format!("{} is not measured: {why}", subject.name())),
+            }
+        }
+        Bench { stage, size, subjects, report }
+    }
+
+    pub fn run(mut self, phases: &[Phase]) -> Report {
+        let calls: Vec<Phase> =
+            [Phase::Small, Phase::Load].into_iter().filter(|phase| phases.contains(phase)).collect();
+        if !calls.is_empty() {
+            self.measure_calls(&calls);
+        }
+        if phases.contains(&Phase::Rss) {
+            self.measure_memory();
+        }
+        if phases.contains(&Phase::Crash) {
+            self.measure_crashes();
+        }
+        self.report
+    }
+
+    fn drop_out(&mut self, subject: Subject, phase: Phase, problem: &io::Error) {
+        self.report.note(format!("{} dropped out at `{}`: it {problem}", subject.name(), phase.name()));
+        self.subjects.retain(|other| *other != subject);
+    }
+
+    /// The subjects of one round; another one is first each time, so that no one always follows the same.
+    fn turn(&self, round: usize) -> Vec<Subject> {
+        let mut subjects = self.subjects.clone();
+        let count = subjects.len();
+        subjects.rotate_left(round % count.max(1));
+        subjects
+    }
+
+    fn measure_calls(&mut self, phases: &[Phase]) {
+        let mut spent = BTreeMap::<(Metric, Subject), Spent>::new();
+        for round in 0..self.size.rounds {
+            eprintln!("round {} of {}", round + 1, self.size.rounds);
+            for subject in self.turn(round) {
+                if let Err((phase, problem)) = self.measure_calls_of(subject, phases, &mut spent) {
+                    self.drop_out(subject, phase, &problem);
+                }
+            }
+        }
+        for ((metric, subject), Spent { cpu, calls }) in spent {
+            self.report.sample(metric, subject, cpu.as_secs_f64() * 1e6 / calls as f64);
+        }
+    }
+
+    fn measure_calls_of(
+        &mut self,
+        subject: Subject,
+        phases: &[Phase],
+        spent: &mut BTreeMap<(Metric, Subject), Spent>,
+    ) -> Result<(), (Phase, io::Error)> {
+        let limit = if subject.is_rival() { self.size.rival_max } else { OURS_MAX };
+        if subject == Subject::Direct {
+            if phases.contains(&Phase::Small) {
+                let times = self.measure_direct().map_err(|problem| (Phase::Small, problem))?;
+                self.report_times(subject, times);
+            }
+            return Ok(());
+        }
+        let running = self.stage.start(subject, 1).map_err(|problem| (phases[0], problem))?;
+        for phase in phases {
+            let failed = |problem| (*phase, problem);
+            let count = if *phase == Phase::Small { 1 } else { SESSIONS };
+            let mut sessions = open(&running, count).map_err(failed)?;
+            let gateway = running.gateway(&self.stage.echo);
+            let cpu = || gateway.iter().map(|process| process.cpu()).sum::<Duration>();
+            if *phase == Phase::Small {
+                warm_up(&mut sessions[0], limit / 4).map_err(failed)?;
+                let before = cpu();
+                let times = measure_small(&mut sessions[0], self.size.small_calls, limit).map_err(failed)?;
+                let spent = spent.entry((Metric::CpuSmall, subject)).or_default();
+                spent.cpu += cpu().saturating_sub(before);
+                spent.calls += times.len();
+                self.report_times(subject, times);
+            } else {
+                let before = cpu();
+                let start = Instant::now();
+                let load = measure_load(&mut sessions, self.size.load_calls, limit).map_err(failed)?;
+                let took = start.elapsed();
+                if load.failed > 0 {
+                    return Err(failed(io::Error::other(format!("failed {} of {} calls", load.failed, load.calls))));
+                }
+                let spent = spent.entry((Metric::CpuLoad, subject)).or_default();
+                spent.cpu += cpu().saturating_sub(before);
+                spent.calls += load.calls;
+                self.report.sample(Metric::Load, subject, load.calls as f64 / took.as_secs_f64());
+            }
+        }
+        Ok(())
+    }
+
+    fn report_times(&mut self, subject: Subject, mut times: Vec<Duration>) {
+        times.sort_unstable();
+        let at = |share: f64| times[(times.len() as f64 * share) as usize].as_secs_f64() * 1e6;
+        self.report.sample(Metric::SmallP50, subject, at(0.5));
+        self.report.sample(Metric::SmallP99, subject, at(0.99));
+    }
+
+    fn measure_direct(&self) -> io::Result<Vec<Duration>> {
+        let stage = relay::Stage::set(None)?;
+        let mut session = pipes::Session::open(&stage, relay::Subject::Direct)?;
+        let mut call = pipes::Request::call(&session.echo_tool, &format!(r#"{{"text":"{}"}}"#, "x".repeat(90)));
+        let mut times = Vec::with_capacity(self.size.small_calls);
+        for round in 0..WARM_UP_CALLS + self.size.small_calls {
+            let before = Instant::now();
+            session.ask(&mut call, None)?;
+            if round >= WARM_UP_CALLS {
+                times.push(before.elapsed());
+            }
+        }
+        Ok(times)
+    }
+
+    fn measure_memory(&mut self) {
+        eprintln!("memory");
+        for subject in self.subjects.clone().into_iter().filter(|subject| subject.takes_many()) {
+            let measured = self.stage.start(subject, BACKENDS).and_then(|running| {
+                let _session = open(&running, 1)?;
+                thread::sleep(SETTLE);
+                let servers = running.servers(&self.stage.echo).len();
+                if servers < BACKENDS {
+                    return Err(io::Error::other(format!("started {servers} of {BACKENDS} servers")));
+                }
+                Ok(running.gateway(&self.stage.echo).iter().map(|process| process.rss()).sum::<u64>())
+            });
+            match measured {
+                Ok(bytes) => self.report.sample(Metric::Rss, subject, bytes as f64 / 1e6),
+                Err(problem) => self.report.note(format!("memory of {} is not read: it {problem}", subject.name())),
+            }
+        }
+    }
+
+    fn measure_crashes(&mut self) {
+        eprintln!("crashes");
+        for round in 0..self.size.crashes {
+            match self.measure_bare_start() {
+                Ok(took) => self.report.sample(Metric::Crash, Subject::Direct, milliseconds(took)),
+                Err(problem) => self.drop_out(Subject::Direct, Phase::Crash, &problem),
+            }
+            for subject in self.turn(round) {
+                // One answer of a rival is enough: it recovers in its own way or never. The hop has no such thing.
+                if subject == Subject::Outlast || subject.is_rival() && round == 0 {
+                    match self.measure_crash(subject) {
+                        Ok(took) => {
+                            self.report.sample(Metric::Crash, subject, took.map_or(f64::INFINITY, milliseconds));
+                        }
+                        Err(problem) => self.drop_out(subject, Phase::Crash, &problem),
+                    }
+                }
+            }
+            if self.subjects.contains(&Subject::Outlast)
+                && let Err(problem) = self.measure_crash_under_load()
+            {
+                self.drop_out(Subject::Outlast, Phase::Crash, &problem);
+            }
+        }
+    }
+
+    /// What the server itself needs from its start to its first answer to a call.
+    fn measure_bare_start(&self) -> io::Result<Duration> {
+        let stage = relay::Stage::set(None)?;
+        let start = Instant::now();
+        let mut session = pipes::Session::start(&stage, relay::Subject::Direct)?;
+        session.initialize()?;
+        session.ask(&mut pipes::Request::call("echo", "{}"), Some(Instant::now() + RECOVERY_MAX))?;
+        Ok(start.elapsed())
+    }
+
+    /// From the death of the server to the first call of the same session that succeeds; `None` if none does.
+    fn measure_crash(&self, subject: Subject) -> io::Result<Option<Duration>> {
+        let running = self.stage.start(subject, 1)?;
+        let mut session = open(&running, 1)?.remove(0);
+        thread::sleep(READY_FOR);
+        let start = Instant::now();
+        for server in running.servers(&self.stage.echo) {
+            server.kill();
+        }
+        while start.elapsed() < RECOVERY_MAX {
+            match session.call() {
+                Ok(true) => return Ok(Some(start.elapsed())),
+                Ok(false) => thread::sleep(RETRY_PAUSE),
+                // Anything but an answer means that the caller has lost this connection.
+                Err(_) => return Ok(None),
+            }
+        }
+        Ok(None)
+    }
+
+    fn measure_crash_under_load(&mut self) -> io::Result<()> {
+        let running = self.stage.start(Subject::Outlast, 1)?;
+        let mut sessions = open(&running, SESSIONS)?;
+        thread::sleep(READY_FOR);
+        let mut load = Load::start(&mut sessions)?;
+        let start = Instant::now();
+        while start.elapsed() < AROUND_KILL {
+            load.step(&mut sessions)?;
+        }
+        load.pause = Duration::ZERO;
+        for server in running.servers(&self.stage.echo) {
+            server.kill();
+        }
+        let killed = Instant::now();
+        while killed.elapsed() < AROUND_KILL {
+            load.step(&mut sessions)?;
+        }
+        let hung = load.finish(&mut sessions);
+        self.report.sample(Metric::CrashHung, Subject::Outlast, hung as f64);
+        self.report.sample(Metric::CrashFailed, Subject::Outlast, load.failed as f64);
+        self.report.sample(Metric::CrashPause, Subject::Outlast, milliseconds(load.pause));
+        Ok(())
+    }
+}
+
+fn open(running: &Running, count: usize) -> io::Result<Vec<Session>> {
+    // Who listens may not have its servers yet.
+    let deadline = Instant::now() + RECOVERY_MAX;
+    let mut sessions = Vec::new();
+    while sessions.len() < count {
+        match Session::open(&running.address) {
+            Ok(session) => sessions.push(session),
+            Err(problem) if deadline < Instant::now() => return Err(problem),
+            Err(_) => thread::sleep(RETRY_PAUSE * 20),
+        }
+    }
+    Ok(sessions)
+}
+
+fn warm_up(session: &mut Session, limit: Duration) -> io::Result<()> {
+    let start = Instant::now();
+    for _ in 0..WARM_UP_CALLS {
+        session.call()?;
+        if start.elapsed() > limit {
+            break;
+        }
+    }
+    Ok(())
+}
+
+fn measure_small(session: &mut Session, calls: usize, limit: Duration) -> io::Result<Vec<Duration>> {
+    let start = Instant::now();
+    let mut times = Vec::with_capacity(calls);
+    while times.is_empty() || times.len() < calls && start.elapsed() < limit {
+        let before = Instant::now();
+        if !session.call()? {
+            return Err(io::Error::other("failed a call"));
+        }
+        times.push(before.elapsed());
+    }
+    Ok(times)
+}
+
+fn measure_load(sessions: &mut [Session], calls: usize, limit: Duration) -> io::Result<Load> {
+    let start = Instant::now();
+    let mut load = Load::start(sessions)?;
+    while load.calls < calls && start.elapsed() < limit {
+        load.step(sessions)?;
+    }
+    match load.finish(sessions) {
+        0 => Ok(load),
+        hung => Err(io::Error::other(format!("left {hung} calls without an answer"))),
+    }
+}
+
+/// One call of each session is always in flight.
+struct Load {
+    calls: usize,
+    failed: usize,
+    /// The longest any session waited for an answer.
+    pause: Duration,
+    asked: Vec<Instant>,
+}
+
+impl Load {
+    fn start(sessions: &mut [Session]) -> io::Result<Load> {
+        sessions.iter_mut().try_for_each(Session::send_call)?;
+        Ok(Load { calls: 0, failed: 0, pause: Duration::ZERO, asked: vec![Instant::now(); sessions.len()] })
+    }
+
+    fn ready(sessions: &[Session], wait: Duration) -> io::Result<Vec<usize>> {
+        let mut sources: Vec<PollFd> =
+            sessions.iter().map(|session| PollFd::new(session.as_fd(), PollFlags::POLLIN)).collect();
+        poll(&mut sources, PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX))?;
+        let is_ready = |source: &PollFd| source.any().unwrap_or(false);
+        Ok(sources.iter().enumerate().filter(|(_, source)| is_ready(source)).map(|(at, _)| at).collect())
+    }
+
+    fn hear(&mut self, session: &mut Session, at: usize) -> io::Result<()> {
+        let answer = session.hear_call()?;
+        self.calls += 1;
+        self.failed += usize::from(!answer);
+        self.pause = self.pause.max(self.asked[at].elapsed());
+        Ok(())
+    }
+
+    fn step(&mut self, sessions: &mut [Session]) -> io::Result<()> {
+        for at in Load::ready(sessions, RETRY_PAUSE * 100)? {
+            self.hear(&mut sessions[at], at)?;
+            self.asked[at] = Instant::now();
+            sessions[at].send_call()?;
+        }
+        Ok(())
+    }
+
+    /// Takes the last answers; how many never came.
+    fn finish(&mut self, sessions: &mut [Session]) -> usize {
+        let mut open: Vec<usize> = (0..sessions.len()).collect();
+        let deadline = Instant::now() + RECOVERY_MAX;
+        while !open.is_empty() && Instant::now() < deadline {
+            let Ok(ready) = Load::ready(sessions, RETRY_PAUSE * 100) else { break };
+            for at in ready {
+                if let Some(place) = open.iter().position(|other| *other == at) {
+                    if self.hear(&mut sessions[at], at).is_err() {
+                        return open.len();
+                    }
+                    open.swap_remove(place);
+                }
+            }
+        }
+        open.len()
+    }
+}
+
+fn milliseconds(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}

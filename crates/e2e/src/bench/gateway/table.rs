@@ -1,0 +1,208 @@
+//! Samples → medians, ratios and the verdict on each bar.
+
+use std::{collections::BTreeMap, fmt::Write};
+
+use serde_json::{Value, json};
+
+use super::subject::Subject;
+use crate::bench::table::{median, show};
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Metric {
+    SmallP50,
+    SmallP99,
+    CpuSmall,
+    Load,
+    CpuLoad,
+    Rss,
+    Crash,
+    CrashPause,
+    CrashFailed,
+    CrashHung,
+}
+
+/// What `outlast` is held to.
+#[derive(Clone, Copy)]
+enum Bar {
+    Most(f64),
+    LeastTimesHop(f64),
+    MostOverDirect(f64),
+}
+
+impl Metric {
+    const ALL: [Metric; 10] = [
+        Metric::SmallP50,
+        Metric::SmallP99,
+        Metric::CpuSmall,
+        Metric::Load,
+        Metric::CpuLoad,
+        Metric::Rss,
+        Metric::Crash,
+        Metric::CrashPause,
+        Metric::CrashFailed,
+        Metric::CrashHung,
+    ];
+
+    /// A stable name for machines, words for people, the unit, and the bar.
+    fn describe(self) -> (&'static str, &'static str, &'static str, Option<Bar>) {
+        match self {
+            Metric::SmallP50 => ("small_p50", "one session, p50", "µs", None),
+            Metric::SmallP99 => ("small_p99", "one session, p99", "µs", None),
+            Metric::CpuSmall => ("cpu_small", "CPU of the gateway per call, one session", "µs", Some(Bar::Most(80.0))),
+            Metric::Load => ("load", "32 sessions", "calls/s", Some(Bar::LeastTimesHop(0.7))),
+            Metric::CpuLoad => ("cpu_load", "CPU of the gateway per call, 32 sessions", "µs", Some(Bar::Most(80.0))),
+            Metric::Rss => ("rss", "RSS idle, 10 backends", "MB", Some(Bar::Most(15.0))),
+            Metric::Crash => (
+                "crash",
+                "kill -9 to the same session's next answer (direct: a start)",
+                "ms",
+                Some(Bar::MostOverDirect(20.0)),
+            ),
+            Metric::CrashPause => ("crash_pause", "kill -9 under 32 sessions, longest wait", "ms", None),
+            Metric::CrashFailed => ("crash_failed", "kill -9 under 32 sessions, calls that were told so", "", None),
+            Metric::CrashHung => ("crash_hung", "kill -9 under 32 sessions, hung calls", "", Some(Bar::Most(0.0))),
+        }
+    }
+}
+
+pub struct Report {
+    rounds: usize,
+    samples: BTreeMap<(Metric, Subject), Vec<f64>>,
+    notes: Vec<String>,
+}
+
+impl Report {
+    pub fn new(rounds: usize) -> Report {
+        Report { rounds, samples: BTreeMap::new(), notes: Vec::new() }
+    }
+
+    pub fn sample(&mut self, metric: Metric, subject: Subject, value: f64) {
+        self.samples.entry((metric, subject)).or_default().push(value);
+    }
+
+    pub fn note(&mut self, note: String) {
+        eprintln!("{note}");
+        self.notes.push(note);
+    }
+
+    fn of(&self, metric: Metric, subject: Subject) -> &[f64] {
+        self.samples.get(&(metric, subject)).map_or(&[], Vec::as_slice)
+    }
+
+    fn median(&self, metric: Metric, subject: Subject) -> Option<f64> {
+        median(self.of(metric, subject).to_vec())
+    }
+
+    /// The median of the ratios of each round, so that what disturbed a round disturbs both of its sides.
+    fn times_hop(&self, metric: Metric, subject: Subject) -> Option<f64> {
+        let pairs = self.of(metric, subject).iter().zip(self.of(metric, Subject::Hop));
+        median(pairs.filter(|(_, hop)| **hop != 0.0).map(|(value, hop)| value / hop).collect())
+    }
+
+    /// The bar in words, what is compared with it, and whether it is met.
+    fn judge(&self, metric: Metric, bar: Bar) -> (String, Option<(f64, bool)>) {
+        let value = self.median(metric, Subject::Outlast);
+        match bar {
+            Bar::Most(most) => (format!("≤ {most}"), value.map(|value| (value, value <= most))),
+            Bar::LeastTimesHop(least) => {
+                let times = self.times_hop(metric, Subject::Outlast);
+                (format!("≥ {least} × hop"), times.map(|times| (times, least <= times)))
+            }
+            Bar::MostOverDirect(most) => {
+                let over = value.zip(self.median(metric, Subject::Direct)).map(|(value, direct)| value - direct);
+                (format!("≤ direct + {most} ms"), over.map(|over| (over, over <= most)))
+            }
+        }
+    }
+
+    fn metrics(&self) -> impl Iterator<Item = Metric> {
+        Metric::ALL.into_iter().filter(|metric| self.samples.keys().any(|(known, _)| known == metric))
+    }
+
+    pub fn to_markdown(&self) -> String {
+        let mut text = String::from("| what |");
+        for subject in Subject::ALL {
+            let _ = write!(text, " {} |", subject.name());
+        }
+        text.push_str(" bar | outlast has | verdict |\n|---|");
+        text.push_str(&"---:|".repeat(Subject::ALL.len()));
+        text.push_str("---|---:|---|\n");
+        for metric in self.metrics() {
+            let (_, words, unit, bar) = metric.describe();
+            let _ = write!(text, "| {words}{}{unit} |", if unit.is_empty() { "" } else { ", " });
+            for subject in Subject::ALL {
+                let cell = self.median(metric, subject).map_or_else(|| "–".into(), show);
+                match self.times_hop(metric, subject).filter(|_| subject != Subject::Hop) {
+                    Some(times) => _ = write!(text, " {cell} ({times:.2}×) |"),
+                    None => _ = write!(text, " {cell} |"),
+                }
+            }
+            match bar.map(|bar| (bar, self.judge(metric, bar))) {
+                None => text.push_str(" | | |\n"),
+                Some((_, (bar, None))) => _ = writeln!(text, " {bar} | – | not measured |"),
+                Some((kind, (bar, Some((value, is_met))))) => {
+                    let value = match kind {
+                        Bar::LeastTimesHop(_) => format!("{value:.2} ×"),
+                        Bar::MostOverDirect(_) => format!("+ {} ms", show(value)),
+                        Bar::Most(_) => show(value),
+                    };
+                    let _ = writeln!(text, " {bar} | {value} | {} |", if is_met { "met" } else { "**missed**" });
+                }
+            }
+        }
+        let _ = writeln!(text, "\nMedians of {} rounds; in brackets the median ratio to the bare hop.", self.rounds);
+        for note in &self.notes {
+            let _ = writeln!(text, "- {note}");
+        }
+        text
+    }
+
+    pub fn to_json(&self) -> Value {
+        let rows = self.metrics().map(|metric| {
+            let (name, words, unit, bar) = metric.describe();
+            let subjects = Subject::ALL.into_iter().filter(|subject| !self.of(metric, *subject).is_empty());
+            let values: serde_json::Map<String, Value> = subjects
+                .map(|subject| {
+                    let value = json!({
+                        "median": self.median(metric, subject),
+                        "times_hop": self.times_hop(metric, subject),
+                        "samples": self.of(metric, subject),
+                    });
+                    (subject.name().to_owned(), value)
+                })
+                .collect();
+            let mut row = json!({"name": name, "what": words, "unit": unit, "subjects": values});
+            if let Some((bar, Some((value, is_met)))) = bar.map(|bar| self.judge(metric, bar)) {
+                row["bar"] = json!(bar);
+                row["value"] = json!(value);
+                row["met"] = json!(is_met);
+            }
+            row
+        });
+        json!({"rounds": self.rounds, "rows": rows.collect::<Vec<_>>(), "notes": self.notes})
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_are_judged_against_the_hop_of_the_same_round() {
+        let mut report = Report::new(3);
+        for (hop, outlast) in [(1000.0, 800.0), (900.0, 720.0), (100.0, 80.0)] {
+            report.sample(Metric::Load, Subject::Hop, hop);
+            report.sample(Metric::Load, Subject::Outlast, outlast);
+        }
+        report.sample(Metric::CpuLoad, Subject::Outlast, 81.0);
+        report.sample(Metric::Crash, Subject::Direct, 1.0);
+        report.sample(Metric::Crash, Subject::Outlast, f64::INFINITY);
+        report.sample(Metric::CrashHung, Subject::Outlast, 0.0);
+        let rows = report.to_json()["rows"].clone();
+        let met = |name: &str| {
+            rows.as_array().expect("rows").iter().find(|row| row["name"] == name).expect("a row")["met"].clone()
+        };
+        assert_eq!([met("load"), met("cpu_load"), met("crash"), met("crash_hung")], [true, false, false, true]);
+        assert!(report.to_markdown().contains("| 720 (0.80×) |"), "{}", report.to_markdown());
+    }
+}

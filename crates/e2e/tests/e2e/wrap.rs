@@ -1,0 +1,304 @@
+//! `outlast wrap` on the configurations of real clients, and back to the last byte.
+
+use std::{
+    fs::{self, File},
+    io::{BufRead, BufReader, Write},
+    os::unix::fs::{PermissionsExt, symlink},
+    path::{Path, PathBuf},
+    process::{Command, Output, Stdio},
+};
+
+use nix::pty::openpty;
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::support::{OUTLAST, PUPPET};
+
+/// Each client's file, from the home directory or from the project, and what stands in it.
+const FILES: [(&str, &str); 8] = [
+    ("project/.mcp.json", include_str!("../../fixtures/clients/claude-code-project.json")),
+    ("home/.claude.json", include_str!("../../fixtures/clients/claude-code-user.json")),
+    (DESKTOP, include_str!("../../fixtures/clients/claude-desktop.json")),
+    ("project/.vscode/mcp.json", include_str!("../../fixtures/clients/vscode.jsonc")),
+    ("home/.cursor/mcp.json", include_str!("../../fixtures/clients/cursor.json")),
+    ("project/.cursor/mcp.json", include_str!("../../fixtures/clients/cursor.json")),
+    ("home/.codex/config.toml", include_str!("../../fixtures/clients/codex.toml")),
+    ("home/.gemini/settings.json", include_str!("../../fixtures/clients/gemini.json")),
+];
+
+const DESKTOP: &str = if cfg!(target_os = "macos") {
+    "home/Library/Application Support/Claude/claude_desktop_config.json"
+} else {
+    "home/.config/Claude/claude_desktop_config.json"
+};
+
+/// A user with a home, a project, and outlast on the PATH.
+struct World(TempDir);
+
+impl World {
+    fn new() -> World {
+        let world = World(tempfile::tempdir().unwrap());
+        for dir in ["home", "project/.git", "bin"] {
+            fs::create_dir_all(world.at(dir)).unwrap();
+        }
+        symlink(OUTLAST, world.at("bin/outlast")).unwrap();
+        world
+    }
+
+    fn at(&self, path: &str) -> PathBuf {
+        self.0.path().join(path)
+    }
+
+    fn put(&self, path: &str, bytes: impl AsRef<[u8]>) -> PathBuf {
+        let path = self.at(path);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, bytes).unwrap();
+        path
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new(self.at("bin/outlast"));
+        command.current_dir(self.at("project")).env_clear().env("HOME", self.at("home")).env("PATH", self.at("bin"));
+        command.stdin(Stdio::null());
+        command
+    }
+
+    fn outlast(&self, args: &[&str]) -> Output {
+        self.command().args(args).output().unwrap()
+    }
+
+    /// What it said, with the places of this run called by their names.
+    fn said(&self, args: &[&str]) -> String {
+        let output = self.outlast(args);
+        let said = [output.stdout, output.stderr].concat();
+        let said = String::from_utf8(said).unwrap().replace(self.0.path().to_str().unwrap(), "/WORLD");
+        format!("{said}[{}]", output.status.code().unwrap())
+    }
+}
+
+#[test]
+fn every_client_is_wrapped_and_restored_to_the_last_byte() {
+    let as_it_is = |text: &str| text.to_owned();
+    let crlf = |text: &str| text.replace('\n', "\r\n");
+    let bom = |text: &str| format!("\u{feff}{}", crlf(text));
+    let variants: [&dyn Fn(&str) -> String; 3] = [&as_it_is, &crlf, &bom];
+    for vary in variants {
+        let world = World::new();
+        let files: Vec<(PathBuf, String)> =
+            FILES.iter().map(|(path, text)| (world.put(path, vary(text)), vary(text))).collect();
+        let wrapped = world.outlast(&["wrap", "--yes"]);
+        assert!(wrapped.status.success(), "{wrapped:?}");
+        let said = String::from_utf8(wrapped.stdout).unwrap();
+        assert!(said.contains("Wrapped 15 servers in 8 files"), "{said}");
+        for (path, before) in &files {
+            let after = fs::read_to_string(path).unwrap();
+            assert_ne!(&after, before, "{path:?}");
+            assert_eq!(after.starts_with('\u{feff}'), before.starts_with('\u{feff}'));
+            if before.contains("\r\n") {
+                assert_eq!(after.matches('\n').count(), after.matches("\r\n").count(), "{path:?}: line ends");
+            }
+        }
+        let again = world.said(&["wrap", "--yes"]);
+        assert!(again.ends_with("Nothing to wrap.\n[0]"), "{again}");
+        let unwrapped = world.outlast(&["unwrap", "--yes"]);
+        assert!(unwrapped.status.success(), "{unwrapped:?}");
+        for (path, before) in &files {
+            assert_eq!(fs::read(path).unwrap(), before.as_bytes(), "{path:?}");
+        }
+        let again = world.said(&["unwrap", "--yes"]);
+        assert!(again.ends_with("Nothing to unwrap.\n[0]"), "{again}");
+        let kept = fs::read_dir(world.at("home/.local/state/outlast/wrapped")).unwrap().count();
+        assert_eq!(kept, 0, "no copy of a configuration is kept for nothing");
+    }
+}
+
+#[test]
+fn the_words_of_wrap_are_these() {
+    let world = World::new();
+    for (path, text) in FILES {
+        world.put(path, text);
+    }
+    insta::assert_snapshot!("wrap_dry_run", world.said(&["wrap", "--dry-run", "--command", "/opt/outlast"]));
+    for (path, text) in FILES {
+        assert_eq!(fs::read_to_string(world.at(path)).unwrap(), text, "only shown");
+    }
+    world.outlast(&["wrap", "--yes"]);
+    insta::assert_snapshot!("unwrap_one_client", world.said(&["unwrap", "--client", "codex", "--yes"]));
+}
+
+#[test]
+fn what_was_changed_since_stays_changed() {
+    let world = World::new();
+    for (path, text) in FILES {
+        let path = world.put(path, text);
+        assert!(world.outlast(&["wrap", "--yes", path.to_str().unwrap()]).status.success());
+        let mut wrapped = fs::read_to_string(&path).unwrap();
+        let note = if path.extension().unwrap() == "toml" { "# mine\n" } else { "// mine\n" };
+        wrapped.insert_str(0, note);
+        fs::write(&path, wrapped).unwrap();
+        assert!(world.outlast(&["unwrap", "--yes", path.to_str().unwrap()]).status.success());
+        assert_eq!(fs::read_to_string(&path).unwrap(), format!("{note}{text}"), "{path:?}");
+    }
+}
+
+#[test]
+fn a_server_that_came_later_is_wrapped_later_and_all_come_out_together() {
+    let world = World::new();
+    let one = "{\"mcpServers\": {\"a\": {\"command\": \"a\"}\n}}";
+    let two = "{\"mcpServers\": {\"a\": {\"command\": \"a\"}\n, \"b\": {\"command\": \"b\", \"args\": [\"c\"]}}}";
+    let path = world.put("project/.mcp.json", one);
+    world.outlast(&["wrap", "--yes"]);
+    let wrapped = fs::read_to_string(&path).unwrap();
+    let (first, second) = (one.trim_end_matches("}}"), two.trim_end_matches("}"));
+    assert!(wrapped.ends_with("}}"));
+    fs::write(&path, wrapped.trim_end_matches("}}").to_owned() + &second[first.len()..] + "}}}").unwrap();
+    assert!(world.said(&["wrap", "--yes"]).contains("Wrapped 1 server in 1 file"));
+    world.outlast(&["unwrap", "--yes"]);
+    assert_eq!(fs::read_to_string(&path).unwrap(), two);
+}
+
+#[test]
+fn nothing_is_written_that_nobody_agreed_to() {
+    let world = World::new();
+    let (path, text) = FILES[0];
+    let path = world.put(path, text);
+    let said = world.said(&["wrap"]);
+    assert!(said.contains("error: nobody can be asked, as stdin is no terminal\n  hint: `--yes` goes on"), "{said}");
+    assert!(said.ends_with("[2]"), "{said}");
+    assert_eq!(fs::read_to_string(&path).unwrap(), text);
+}
+
+/// With a terminal as its stdin, somebody can be asked.
+#[test]
+fn an_answer_is_heard_and_obeyed() {
+    let world = World::new();
+    let (path, text) = FILES[0];
+    let path = world.put(path, text);
+    for (answer, code, is_written) in [("\n", 1, false), ("no\n", 1, false), ("y\n", 0, true)] {
+        let terminal = openpty(None, None).unwrap();
+        // Typed ahead, as it is before the question is asked.
+        File::from(terminal.master.try_clone().unwrap()).write_all(answer.as_bytes()).unwrap();
+        let output = world.command().arg("wrap").stdin(terminal.slave).output().unwrap();
+        let asked = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(asked, "\nWrap 2 servers in 1 file? [y/N] ");
+        assert_eq!(output.status.code(), Some(code), "{answer:?}");
+        assert_eq!(fs::read_to_string(&path).unwrap() != text, is_written, "{answer:?}");
+    }
+}
+
+#[test]
+fn a_link_stays_a_link_and_a_mode_stays_a_mode() {
+    let world = World::new();
+    let real = world.put("home/dotfiles/claude.json", FILES[1].1);
+    fs::set_permissions(&real, fs::Permissions::from_mode(0o600)).unwrap();
+    let link = world.at("home/.claude.json");
+    symlink("dotfiles/claude.json", &link).unwrap();
+    assert!(world.said(&["wrap", "--yes"]).contains("Wrapped 2 servers in 1 file"));
+    assert!(link.is_symlink());
+    assert_eq!(fs::metadata(&real).unwrap().permissions().mode() & 0o777, 0o600);
+    world.outlast(&["unwrap", "--yes"]);
+    assert_eq!(fs::read_to_string(&real).unwrap(), FILES[1].1);
+}
+
+#[test]
+fn a_project_names_outlast_and_a_user_its_path() {
+    let world = World::new();
+    let server = |command: &str, args: &[&str]| json!({"mcpServers": {"x": {"command": command, "args": args}}});
+    let shared = world.put("project/.mcp.json", server("a", &["b"]).to_string());
+    let own = world.put("home/.cursor/mcp.json", server("a", &["b"]).to_string());
+    world.outlast(&["wrap", "--yes"]);
+    let args = ["mcp", "--name", "x", "--", "a", "b"];
+    assert_eq!(read(&shared), server("outlast", &args));
+    assert_eq!(read(&own), server(world.at("bin/outlast").to_str().unwrap(), &args));
+
+    // Where PATH has none, a shared file gets a path too, and one is told so.
+    world.outlast(&["unwrap", "--yes"]);
+    let output = world.command().env("PATH", "/nowhere").args(["wrap", "--yes"]).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("PATH does not find this outlast, so .mcp.json names it"), "{said}");
+    assert_ne!(read(&shared), server("outlast", &args));
+    world.outlast(&["unwrap", "--yes"]);
+    world.outlast(&["wrap", "--yes"]);
+
+    // It moves, and is called by its new place.
+    fs::create_dir(world.at("new")).unwrap();
+    fs::rename(world.at("bin/outlast"), world.at("new/outlast")).unwrap();
+    let moved = Command::new(world.at("new/outlast"))
+        .args(["wrap", "--yes"])
+        .current_dir(world.at("project"))
+        .env("HOME", world.at("home"))
+        .env("PATH", world.at("new"))
+        .output()
+        .unwrap();
+    assert!(moved.status.success(), "{moved:?}");
+    assert_eq!(read(&shared), server("outlast", &args), "found by its name as before");
+    assert_eq!(read(&own), server(world.at("new/outlast").to_str().unwrap(), &args));
+}
+
+#[test]
+fn what_is_wrapped_serves() {
+    let world = World::new();
+    let path = world.put(
+        "project/.mcp.json",
+        json!({"mcpServers": {"puppet": {"command": PUPPET, "args": ["--resources"]}}}).to_string(),
+    );
+    world.outlast(&["wrap", "--yes"]);
+    let server = &read(&path)["mcpServers"]["puppet"];
+    let words = server["args"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
+    let mut child = Command::new(server["command"].as_str().unwrap())
+        .args(words)
+        .current_dir(world.at("project"))
+        .env("HOME", world.at("home"))
+        .env("PATH", world.at("bin"))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let hello = json!({"jsonrpc": "2.0", "id": 1, "method": "initialize",
+        "params": {"protocolVersion": "2025-06-18", "capabilities": {}, "clientInfo": {"name": "t", "version": "1"}}});
+    let mut stdin = child.stdin.take().unwrap();
+    stdin.write_all(format!("{hello}\n").as_bytes()).unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    let answer: Value = serde_json::from_str(&line).unwrap();
+    assert!(answer["result"]["capabilities"]["resources"].is_object(), "{answer}");
+    drop(stdin);
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn mistakes_are_told_as_such() {
+    let world = World::new();
+    world.put("project/broken.json", "{\n  \"mcpServers\": {\n");
+    world.put("project/empty.json", "{}");
+    world.put("project/latin.json", b"{\"a\": \"\xe9\"}");
+    let mut words = String::new();
+    for args in [
+        &["wrap"][..],
+        &["unwrap", "--client", "cursor"],
+        &["wrap", "missing.json"],
+        &["wrap", "broken.json"],
+        &["wrap", "empty.json"],
+        &["wrap", "latin.json"],
+        &["wrap", "."],
+        &["wrap", "--client", "claud-code"],
+        &["wrap", "--client", "emacs"],
+        &["wrap", "--yes", "--dry-run"],
+        &["wrap", "empty.json", "--client", "codex"],
+    ] {
+        words.push_str(&format!("$ outlast {}\n{}\n", args.join(" "), world.said(args)));
+    }
+    insta::assert_snapshot!("wrap_mistakes", words);
+    // One broken file does not keep the others from being wrapped.
+    world.put("home/.cursor/mcp.json", "{");
+    let fine = world.put("project/.mcp.json", FILES[0].1);
+    let said = world.said(&["wrap", "--yes"]);
+    assert!(said.contains("Wrapped 2 servers in 1 file") && said.ends_with("[1]"), "{said}");
+    assert!(said.contains("error: cannot read `/WORLD/home/.cursor/mcp.json`"), "{said}");
+    assert_ne!(fs::read_to_string(fine).unwrap(), FILES[0].1);
+}
+
+fn read(path: &Path) -> Value {
+    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+}

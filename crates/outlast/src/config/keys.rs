@@ -1,0 +1,417 @@
+//! Every key of `outlast.toml`, as data. The reader, `config show`, the JSON schema and the reference page of the book all
+//! come from this one list, so none of them can know a key that another does not.
+
+/// One key of a table.
+#[derive(Debug)]
+pub struct Key {
+    pub name: &'static str,
+    pub shape: Shape,
+    /// As it could stand in the file; empty if there is none. It is read like a value of the file, so it cannot be wrong.
+    pub default: &'static str,
+    /// One or two sentences for people.
+    pub about: &'static str,
+}
+
+#[derive(Debug, Clone, Copy)]
+pub enum Shape {
+    Text,
+    /// Relative to the directory of the file.
+    Path,
+    Paths,
+    Texts,
+    /// Names with `*`.
+    Patterns,
+    /// Texts by name.
+    Pairs,
+    Count {
+        least: u64,
+        most: u64,
+    },
+    Truth,
+    Span,
+    Size,
+    /// An address to listen on.
+    Address,
+    Choice(&'static [&'static str]),
+    Choices(&'static [&'static str]),
+    /// How many processes: `"shared"`, `"per_session"` or `{ pool = n }`.
+    Children,
+    /// `[name]`
+    Table(&'static [Key]),
+    /// `[name.NAME]`, in the order of the file.
+    Named(&'static [Key]),
+    /// `[[name]]`
+    Many(&'static [Key]),
+}
+
+impl Shape {
+    /// The keys of the tables below it.
+    pub fn inner(self) -> Option<&'static [Key]> {
+        match self {
+            Shape::Table(keys) | Shape::Named(keys) | Shape::Many(keys) => Some(keys),
+            _ => None,
+        }
+    }
+}
+
+const fn key(name: &'static str, shape: Shape, default: &'static str, about: &'static str) -> Key {
+    Key { name, shape, default, about }
+}
+
+const ANY: Shape = Shape::Count { least: 0, most: u32::MAX as u64 };
+const SOME: Shape = Shape::Count { least: 1, most: u32::MAX as u64 };
+
+pub const ROOT: &[Key] = &[
+    key("gateway", Shape::Table(GATEWAY), "", "The endpoint that clients connect to."),
+    key("backend", Shape::Many(BACKEND), "", "One server behind the gateway: a command, or an address."),
+    key("profile", Shape::Named(PROFILE), "", "A view of the catalogue that a client can be given."),
+    key(
+        "role",
+        Shape::Named(ROLE),
+        "",
+        "What clients with this role may call. Without any role everything is allowed.",
+    ),
+    key(
+        "auth",
+        Shape::Table(AUTH),
+        "",
+        "Who may connect. Without it nobody is asked, and only this machine is listened to.",
+    ),
+    key("rates", Shape::Table(RATES), "", "How often each client may call each tool."),
+    key("switch", Shape::Table(SWITCH), "", "What is turned off, whoever asks."),
+    key("limits", Shape::Table(LIMITS), "", "Bounds of the whole gateway."),
+    key("mcp", Shape::Table(MCP), "", "What `outlast mcp` does where no option says otherwise."),
+    key("run", Shape::Table(RUN), "", "What `outlast run` does where no option says otherwise."),
+];
+
+pub const GATEWAY: &[Key] = &[
+    key("name", Shape::Text, "", "What people call this gateway. Otherwise it is called by its directory."),
+    key(
+        "listen",
+        Shape::Address,
+        "",
+        "The address of the HTTP endpoint, such as `127.0.0.1:7332`. Beyond this machine only with `[auth]`.",
+    ),
+    key(
+        "hosts",
+        Shape::Texts,
+        "",
+        "Names under which clients reach the endpoint, besides those of this machine. Any other `Host` is refused.",
+    ),
+    key(
+        "origins",
+        Shape::Texts,
+        "",
+        "Web pages that may connect, such as `https://app.example.com`, besides those of this machine. Any other `Origin` is refused.",
+    ),
+    key("profile", Shape::Text, "", "The profile of clients that name none."),
+    key(
+        "sessions_max",
+        SOME,
+        "1024",
+        "Sessions of the handshake era at a time. With one more, the one that was idle longest ends; if all are in use, the new one is refused.",
+    ),
+    key("session_idle", Shape::Span, "\"1h\"", "A session that nobody has used for so long is ended."),
+    key("connections_max", SOME, "1024", "Open connections at a time. One more is told so and closed."),
+    key("body_max", Shape::Size, "\"32MiB\"", "The largest message that is accepted."),
+];
+
+pub const BACKEND: &[Key] = &[
+    key("name", Shape::Text, "", "What it is called, and what its tools begin with. Letters, digits, `_` and `-`."),
+    key("command", Shape::Text, "", "The program to start. Either this or `url`."),
+    key("args", Shape::Texts, "[]", "Its arguments."),
+    key("env", Shape::Pairs, "{}", "Variables for its environment. Secrets by reference: `\"${GITHUB_TOKEN}\"`."),
+    key("cwd", Shape::Path, "\".\"", "Where it works."),
+    key("url", Shape::Text, "", "The address of a server that runs already. Either this or `command`."),
+    key(
+        "headers",
+        Shape::Pairs,
+        "{}",
+        "Headers for each request to `url`. Secrets by reference: `\"Bearer ${TOKEN}\"`.",
+    ),
+    key(
+        "type",
+        Shape::Choice(&["stdio", "http", "sse"]),
+        "",
+        "What is spoken to it: stdio to a command, Streamable HTTP to an address, or `sse`, the old transport with two endpoints.",
+    ),
+    key(
+        "prefix",
+        Shape::Text,
+        "",
+        "What its tools and prompts begin with. Otherwise its name and `__`; `\"\"` is nothing.",
+    ),
+    key("allow", Shape::Patterns, "", "Only these of its tools are offered, by its own names for them."),
+    key("deny", Shape::Patterns, "[]", "These of its tools are not offered."),
+    key("children", Shape::Children, "\"shared\"", "One process for all clients, one for each session, or a pool."),
+    key(
+        "era",
+        Shape::Choice(&["auto", "handshake", "stateless"]),
+        "\"auto\"",
+        "Which revisions of MCP are spoken to it. By itself the gateway finds out.",
+    ),
+    key(
+        "policy",
+        Shape::Choice(&["exponential", "watchdog"]),
+        "\"exponential\"",
+        "When it is started again after a crash: doubling delays, or 1, 5 and 10 s apart for ever.",
+    ),
+    key(
+        "max_restarts",
+        ANY,
+        "",
+        "It is given up after so many restarts in a row; 0 is never. Otherwise 5 for `exponential`, and never for `watchdog`.",
+    ),
+    key(
+        "first_restart",
+        Shape::Choice(&["at-once", "delay"]),
+        "\"at-once\"",
+        "The first crash of a server that had been ready for 5 s: back at once, or after the delay.",
+    ),
+    key("delay_first", Shape::Span, "\"1s\"", "Of `exponential`: the first delay."),
+    key("delay_max", Shape::Span, "\"60s\"", "Of `exponential`: the longest delay."),
+    key(
+        "call_timeout",
+        Shape::Span,
+        "\"60s\"",
+        "A call that takes longer is cancelled and fails. Progress begins it anew.",
+    ),
+    key("call_max", Shape::Span, "\"10m\"", "How long a call may take in all, with whatever progress."),
+    key(
+        "start_timeout",
+        Shape::Span,
+        "\"120s\"",
+        "How long it may take for its handshake. The first start of a package may be its installation.",
+    ),
+    key(
+        "idle_stop",
+        Shape::Span,
+        "",
+        "A process that nobody has called for so long is stopped, and started again by the next call.",
+    ),
+    key("memory_max", Shape::Size, "", "A process that holds more, with all below it, is replaced."),
+    key("breaker", Shape::Table(BREAKER), "", "When calls stop being sent to a backend that only fails."),
+    key(
+        "retry",
+        Shape::Choice(&["never", "annotated"]),
+        "\"never\"",
+        "Whether a tool call that was running at a crash is asked again: only if the tool is annotated as read-only or idempotent, or never.",
+    ),
+    key("disabled", Shape::Truth, "false", "It is left out, as if it were not in the file."),
+];
+
+/// Keys of a backend that only a command has.
+pub const OF_COMMANDS: &[&str] = &[
+    "args",
+    "env",
+    "cwd",
+    "children",
+    "policy",
+    "max_restarts",
+    "first_restart",
+    "delay_first",
+    "delay_max",
+    "idle_stop",
+    "memory_max",
+];
+
+/// Keys of a backend that only an address has.
+pub const OF_ADDRESSES: &[&str] = &["headers"];
+
+pub const BREAKER: &[Key] = &[
+    key("failures", ANY, "5", "Calls in a row that were lost, timed out or could not be sent; 0 is never."),
+    key(
+        "open",
+        Shape::Span,
+        "\"30s\"",
+        "For so long nothing is sent. Then one call shows whether it is worth going on.",
+    ),
+];
+
+pub const PROFILE: &[Key] = &[
+    key("backends", Shape::Patterns, "", "Only these backends."),
+    key("allow", Shape::Patterns, "", "Only these tools, by the names that clients see."),
+    key("deny", Shape::Patterns, "[]", "Not these tools."),
+    key("search", Shape::Truth, "false", "Three tools to search, describe and call instead of the whole list."),
+];
+
+pub const ROLE: &[Key] = &[
+    key("allow", Shape::Patterns, "[\"*\"]", "Tools that may be called, by the names that clients see."),
+    key("deny", Shape::Patterns, "[]", "Tools that may not. This has the last word."),
+];
+
+pub const AUTH: &[Key] = &[
+    key("jwt", Shape::Table(JWT), "", "Signed tokens: `Authorization: Bearer …`."),
+    key(
+        "key",
+        Shape::Many(API_KEY),
+        "",
+        "An API key: `Authorization: Bearer …` or `X-API-Key: …`. `outlast gateway hash-key` makes one.",
+    ),
+    key(
+        "default_role",
+        Shape::Text,
+        "",
+        "The role of tokens and keys that name none. Without it they may call nothing as soon as there are roles.",
+    ),
+];
+
+pub const ALGORITHMS: &[&str] = &["HS256", "RS256", "ES256"];
+
+pub const JWT: &[Key] = &[
+    key("secret_env", Shape::Text, "", "The variable in which the secret for HS256 stands, at least 32 bytes of it."),
+    key(
+        "jwks",
+        Shape::Path,
+        "",
+        "A file with the public keys for RS256 and ES256 (a JWK set). It is read again with the configuration.",
+    ),
+    key(
+        "algorithms",
+        Shape::Choices(ALGORITHMS),
+        "",
+        "What a token may be signed by. Otherwise HS256 with a secret, RS256 and ES256 with a key set.",
+    ),
+    key("issuer", Shape::Text, "", "Who must have issued it (`iss`)."),
+    key("audience", Shape::Texts, "", "Whom it must be meant for (`aud`): one of these."),
+    key(
+        "role_claim",
+        Shape::Text,
+        "\"role\"",
+        "Where the role stands in the token; `a.b` is `b` within `a`. Of a list the first that is known counts.",
+    ),
+    key("name_claim", Shape::Text, "\"sub\"", "Where the client's name stands, for rates, audit and metrics."),
+    key("profile_claim", Shape::Text, "", "Where the name of a profile stands, if it does."),
+    key("leeway", Shape::Span, "\"30s\"", "By how much the clocks may differ."),
+];
+
+pub const API_KEY: &[Key] = &[
+    key("name", Shape::Text, "", "Whose it is, for rates, audit and metrics."),
+    key("sha256", Shape::Text, "", "The SHA-256 of the key in hexadecimal. The key itself stands nowhere."),
+    key("role", Shape::Text, "", "Otherwise the default role."),
+    key("profile", Shape::Text, "", "Otherwise the gateway's."),
+];
+
+pub const RATES: &[Key] = &[
+    key("per_minute", SOME, "", "Calls a minute of each client to each tool. Otherwise there is no limit."),
+    key("burst", SOME, "", "Calls that may come at once. Otherwise as many as in a minute."),
+    key(
+        "tool",
+        Shape::Named(RATE),
+        "",
+        "Of these tools, by the names that clients see, with `*`. The first that fits counts.",
+    ),
+];
+
+pub const RATE: &[Key] = &[
+    key("per_minute", SOME, "", "Calls a minute of each client."),
+    key("burst", SOME, "", "Calls that may come at once. Otherwise as many as in a minute."),
+];
+
+pub const SWITCH: &[Key] = &[
+    key("tools", Shape::Texts, "[]", "Tools that are off, by the names that clients see."),
+    key("backends", Shape::Texts, "[]", "Backends that are off."),
+];
+
+pub const LIMITS: &[Key] = &[
+    key("hold", Shape::Span, "\"30s\"", "How long a call waits for a backend that is down."),
+    key("held_max", SOME, "256", "Calls that wait for one backend. One more fails at once."),
+    key("in_flight_max", SOME, "1024", "Calls of one client at a time. One more fails at once."),
+    key("page", SOME, "1000", "Elements on one page of a list."),
+    key("retry_given_up", Shape::Span, "\"5m\"", "A backend that was given up is tried again this often."),
+];
+
+pub const MCP: &[Key] = &[
+    key("name", Shape::Text, "", "What people call the server. Otherwise it is called by its command."),
+    key("watch", Shape::Paths, "[]", "The server is reloaded when a file here changes."),
+    key("build", Shape::Text, "", "This is run in a shell before each reload."),
+    key(
+        "reload",
+        Shape::Choice(&["blue-green", "replace"]),
+        "\"blue-green\"",
+        "The new server is started beside the old one, or the old one is stopped first.",
+    ),
+    key("drain", Shape::Span, "\"60s\"", "How long a replaced server may finish its calls."),
+    key(
+        "retry",
+        Shape::Choice(&["never", "annotated"]),
+        "\"never\"",
+        "Whether a tool call that was running at a crash is asked again.",
+    ),
+    key(
+        "policy",
+        Shape::Choice(&["watchdog", "exponential"]),
+        "\"watchdog\"",
+        "When it is started again after a crash: 1, 5 and 10 s apart for ever, or doubling delays.",
+    ),
+    key("max_restarts", ANY, "", "It is given up after so many restarts in a row; 0 is never."),
+    key(
+        "first_restart",
+        Shape::Choice(&["at-once", "delay"]),
+        "\"at-once\"",
+        "The first crash of a server that had been ready for 5 s: back at once, or after the delay.",
+    ),
+    key(
+        "on_clean_exit",
+        Shape::Choice(&["end", "restart"]),
+        "\"end\"",
+        "What the server's exit code 0 means: outlast ends too, or starts it again when it is needed.",
+    ),
+    key(
+        "start_timeout",
+        Shape::Span,
+        "",
+        "How long a server may take for its handshake. Otherwise 120 s for the first, and 30 s after.",
+    ),
+    key("hold", Shape::Span, "\"30s\"", "How long a request waits for a server that is down."),
+    key("stdin_grace", Shape::Span, "\"1s\"", "How long a server may take to end after its stdin is closed."),
+    key("term_grace", Shape::Span, "\"2s\"", "How long it may take after SIGTERM."),
+    key(
+        "no_tools",
+        Shape::Truth,
+        "false",
+        "`restart_server`, `verify_server_restarted` and `server_status` are not added to its tools.",
+    ),
+    key("marker", Shape::Path, "", "Where the restart marker is written. Otherwise `.outlast/restart_marker`."),
+    key(
+        "inherit",
+        Shape::Truth,
+        "false",
+        "The server gets our own stdin and stdout, and is only restarted. None of the keys that are about messages goes with it.",
+    ),
+];
+
+pub const RUN: &[Key] = &[
+    key(
+        "env_pass",
+        Shape::Texts,
+        "[]",
+        "Variables of our own environment that pass to the agent; `NAME*` stands for all that begin so.",
+    ),
+    key("detach", Shape::Truth, "false", "It runs in the background, without a terminal."),
+    key(
+        "detach_key",
+        Shape::Text,
+        "'ctrl-\\'",
+        "Leaves the agent to itself in the background: a key with Ctrl, perhaps another after it, or `none`.",
+    ),
+    key(
+        "on_hangup",
+        Shape::Choice(&["end", "detach"]),
+        "\"end\"",
+        "What a lost terminal means: the agent and outlast end too, or go on in the background.",
+    ),
+    key("no_screen", Shape::Truth, "false", "The screen is not kept: nobody can attach, read it or wait for it."),
+    key(
+        "notify",
+        Shape::Text,
+        "",
+        "This is run in a shell, with the event as JSON on its stdin, when the agent waits for input, crashes or hangs.",
+    ),
+    key(
+        "hang_timeout",
+        Shape::Span,
+        "",
+        "An agent that is busy by its own account and has shown nothing for so long is restarted. Otherwise never.",
+    ),
+];

@@ -1,0 +1,220 @@
+//! What the doctor found, for people and for programs.
+
+use serde_json::{Value, json};
+
+use crate::paint::Paint;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Level {
+    /// There is nothing to find anything in.
+    Absent,
+    Fine,
+    /// Worth knowing.
+    Remark,
+    Problem,
+}
+
+impl Level {
+    fn word(self) -> &'static str {
+        match self {
+            Level::Absent => "absent",
+            Level::Fine => "fine",
+            Level::Remark => "remark",
+            Level::Problem => "problem",
+        }
+    }
+
+    fn mark(self) -> &'static str {
+        match self {
+            Level::Absent => "·",
+            Level::Fine => "✓",
+            Level::Remark => "!",
+            Level::Problem => "✗",
+        }
+    }
+}
+
+/// What a finding is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Area {
+    Program,
+    Client,
+    Server,
+    Instance,
+    State,
+    Orphan,
+}
+
+impl Area {
+    const ALL: [Area; 6] = [Area::Program, Area::Client, Area::Server, Area::Instance, Area::State, Area::Orphan];
+
+    fn word(self) -> &'static str {
+        match self {
+            Area::Program => "program",
+            Area::Client => "client",
+            Area::Server => "server",
+            Area::Instance => "instance",
+            Area::State => "state",
+            Area::Orphan => "orphan",
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Area::Program => "outlast",
+            Area::Client => "Clients",
+            Area::Server => "Servers",
+            Area::Instance => "What runs",
+            Area::State => "State directory",
+            Area::Orphan => "Orphans",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    pub level: Level,
+    pub area: Area,
+    /// Where it stands, if that is said once for several.
+    pub place: String,
+    pub subject: String,
+    pub says: String,
+    pub details: Vec<String>,
+    pub mend: Option<String>,
+}
+
+impl Finding {
+    pub fn new(level: Level, area: Area, subject: impl Into<String>, says: impl Into<String>) -> Finding {
+        let (place, details, mend) = (String::new(), Vec::new(), None);
+        Finding { level, area, place, subject: subject.into(), says: says.into(), details, mend }
+    }
+
+    pub fn mend(self, mend: impl Into<String>) -> Finding {
+        Finding { mend: Some(mend.into()), ..self }
+    }
+}
+
+pub fn count(findings: &[Finding], level: Level) -> usize {
+    findings.iter().filter(|finding| finding.level == level).count()
+}
+
+pub fn in_json(findings: &[Finding]) -> Value {
+    let all: Vec<Value> = findings
+        .iter()
+        .map(|finding| {
+            json!({
+                "level": finding.level.word(),
+                "area": finding.area.word(),
+                "place": (!finding.place.is_empty()).then_some(&finding.place),
+                "subject": finding.subject,
+                "says": finding.says,
+                "details": finding.details,
+                "mend": finding.mend,
+            })
+        })
+        .collect();
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "problems": count(findings, Level::Problem),
+        "remarks": count(findings, Level::Remark),
+        "findings": all,
+    })
+}
+
+pub fn in_words(findings: &[Finding], paint: Paint) -> String {
+    let mut words = String::new();
+    for area in Area::ALL {
+        let here: Vec<&Finding> = findings.iter().filter(|finding| finding.area == area).collect();
+        if here.is_empty() {
+            continue;
+        }
+        words.push_str(&format!("{}\n", paint.bold(area.title())));
+        let width = here.iter().map(|finding| finding.subject.chars().count()).max().unwrap_or_default();
+        let mut place = "";
+        for (at, finding) in here.iter().enumerate() {
+            if finding.place != place {
+                place = &finding.place;
+                words.push_str(&format!("  {}\n", paint.dim(place)));
+            }
+            // What mends several in one place is said with the last of them.
+            let is_said_later = here[at + 1..].iter().any(|later| later.place == place && later.mend == finding.mend);
+            let mend = finding.mend.as_deref().filter(|_| place.is_empty() || !is_said_later);
+            words.push_str(&one_in_words(finding, mend, width, paint));
+        }
+        words.push('\n');
+    }
+    let (problems, remarks) = (count(findings, Level::Problem), count(findings, Level::Remark));
+    let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    words.push_str(&match (problems, remarks) {
+        (0, 0) => paint.green("All is well."),
+        (0, remarks) => paint.yellow(&format!("No problem, {}.", counted(remarks, "remark"))),
+        (problems, 0) => paint.red(&format!("{}.", counted(problems, "problem"))),
+        (problems, remarks) => paint.red(&format!("{}, {}.", counted(problems, "problem"), counted(remarks, "remark"))),
+    });
+    words.push('\n');
+    words
+}
+
+fn one_in_words(finding: &Finding, mend: Option<&str>, width: usize, paint: Paint) -> String {
+    let margin = if finding.place.is_empty() { "  " } else { "    " };
+    let mark = match finding.level {
+        Level::Absent => paint.dim(finding.level.mark()),
+        Level::Fine => paint.green(finding.level.mark()),
+        Level::Remark => paint.yellow(finding.level.mark()),
+        Level::Problem => paint.red(finding.level.mark()),
+    };
+    let subject = format!("{:width$}", finding.subject);
+    let mut words = format!("{margin}{mark} {subject}  {}\n", finding.says);
+    let below = format!("{margin}  {}  ", " ".repeat(width));
+    for detail in &finding.details {
+        words.push_str(&format!("{below}{}\n", paint.dim(&format!("│ {}", tame(detail)))));
+    }
+    if let Some(mend) = mend {
+        words.push_str(&format!("{below}{} {mend}\n", paint.cyan("mend:")));
+    }
+    words
+}
+
+/// A server may write anything.
+fn tame(text: &str) -> String {
+    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn findings() -> Vec<Finding> {
+        let server = |level, name: &str, says: &str| Finding {
+            place: "Claude Code  ~/.claude.json".into(),
+            ..Finding::new(level, Area::Server, name, says)
+        };
+        vec![
+            Finding::new(Level::Fine, Area::Program, "0.1.0", "/home/me/.cargo/bin/outlast"),
+            Finding::new(Level::Fine, Area::Client, "Claude Code", "~/.claude.json"),
+            server(Level::Fine, "weather", "wrapped; answers in 120 ms: weather 1.2, 2025-11-25, 5 tools"),
+            server(Level::Remark, "notes", "not wrapped; answers in 80 ms").mend("outlast wrap --client claude-code"),
+            Finding {
+                details: vec!["Traceback (most recent call last):".into(), "ValueError: \x1b[31mno token".into()],
+                ..server(Level::Problem, "github", "wrapped; it ended with exit code 1 before it answered")
+            }
+            .mend("run it by hand: github-mcp stdio"),
+            Finding::new(Level::Problem, Area::Orphan, "4711", "belongs to `weather-1abcd`, which is gone: sleep 300")
+                .mend("kill 4711"),
+        ]
+    }
+
+    #[test]
+    fn each_finding_comes_with_its_mend() {
+        insta::assert_snapshot!(in_words(&findings(), Paint::plain()));
+        insta::assert_snapshot!(in_words(&findings()[..3], Paint::plain()).lines().last().unwrap(), @"All is well.");
+        insta::assert_snapshot!(in_words(&findings()[..4], Paint::plain()).lines().last().unwrap(), @"No problem, 1 remark.");
+    }
+
+    #[test]
+    fn programs_are_told_the_same() {
+        let told = in_json(&findings());
+        assert_eq!((&told["problems"], &told["remarks"]), (&json!(2), &json!(1)));
+        insta::assert_snapshot!(serde_json::to_string_pretty(&told["findings"][4]).unwrap());
+    }
+}

@@ -1,0 +1,194 @@
+//! What a message says in its headers, so that others need not read its body.
+
+use std::collections::HashMap;
+
+use hyper::{
+    HeaderMap,
+    header::{ACCEPT, CONTENT_TYPE, HeaderName, HeaderValue},
+};
+use outlast_core::{
+    json::Raw,
+    message::{self, Params},
+};
+use serde_json::Value;
+
+use crate::base64;
+
+pub(super) const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
+pub(super) const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
+pub(super) const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
+const METHOD: HeaderName = HeaderName::from_static("mcp-method");
+const NAME: HeaderName = HeaderName::from_static("mcp-name");
+const VERSION_MEMBER: &str = "io.modelcontextprotocol/protocolVersion";
+
+/// For every POST.
+pub(super) fn of_post() -> HeaderMap {
+    let mut headers = HeaderMap::with_capacity(8);
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/event-stream"));
+    headers
+}
+
+/// The revision that a request of the stateless era says it is written in.
+pub(super) fn stated_version(params: &Params<'_>) -> Option<HeaderValue> {
+    let version = message::pick_text(params.meta()?, VERSION_MEMBER)?;
+    HeaderValue::try_from(version).ok()
+}
+
+/// What the stateless era wants to see of a request or notification beside its version.
+pub(super) fn describe(headers: &mut HeaderMap, method: &str, params: &Params<'_>, tools: &ToolHeaders) {
+    insert(headers, METHOD, method);
+    let name = match method {
+        "tools/call" | "prompts/get" => params.name(),
+        "resources/read" => params.uri(),
+        "tasks/get" | "tasks/update" | "tasks/cancel" => params.task_id(),
+        _ => None,
+    };
+    let Some(name) = name.and_then(Raw::text) else { return };
+    insert(headers, NAME, &name);
+    if method == "tools/call" {
+        tools.describe(headers, &name, params.arguments());
+    }
+}
+
+fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
+    if let Ok(value) = HeaderValue::try_from(sentinel(value)) {
+        headers.insert(name, value);
+    }
+}
+
+/// The value itself where a header can hold it, and base64 between marks where it cannot.
+fn sentinel(value: &str) -> String {
+    let is_holdable = value.bytes().all(|byte| matches!(byte, b' '..=b'~')) && value.trim_matches(' ') == value;
+    let is_marked = value.starts_with("=?base64?") && value.ends_with("?=");
+    if is_holdable && !is_marked {
+        return value.to_owned();
+    }
+    format!("=?base64?{}?=", base64::encode(value.as_bytes()))
+}
+
+/// Arguments of tools that their schemas want in headers, learned from the lists that pass by.
+#[derive(Debug, Default)]
+pub(super) struct ToolHeaders(HashMap<String, Vec<Mirrored>>);
+
+#[derive(Debug)]
+struct Mirrored {
+    path: Vec<String>,
+    header: HeaderName,
+}
+
+impl ToolHeaders {
+    /// One page of a tool list, as a whole answer. Most mention no header and are not looked at any further.
+    pub(super) fn learn(&mut self, answer: &[u8]) {
+        if memchr::memmem::find(answer, b"x-mcp-header").is_none() && self.0.is_empty() {
+            return;
+        }
+        let Ok(answer) = serde_json::from_slice::<Value>(answer) else { return };
+        for tool in answer["result"]["tools"].as_array().into_iter().flatten() {
+            let Some(name) = tool["name"].as_str() else { continue };
+            let mut mirrored = Vec::new();
+            collect(&tool["inputSchema"], &mut Vec::new(), &mut mirrored);
+            if mirrored.is_empty() {
+                self.0.remove(name);
+            } else {
+                self.0.insert(name.to_owned(), mirrored);
+            }
+        }
+    }
+
+    fn describe(&self, headers: &mut HeaderMap, tool: &str, arguments: Option<Raw<'_>>) {
+        let (Some(mirrored), Some(arguments)) = (self.0.get(tool), arguments) else { return };
+        let Ok(arguments) = serde_json::from_str::<Value>(arguments.get()) else { return };
+        for Mirrored { path, header } in mirrored {
+            let value = path.iter().try_fold(&arguments, |value, step| value.get(step));
+            let text = match value {
+                Some(Value::String(text)) => text.clone(),
+                Some(value @ (Value::Bool(_) | Value::Number(_))) => value.to_string(),
+                _ => continue,
+            };
+            insert(headers, header.clone(), &text);
+        }
+    }
+}
+
+/// Only what is reached by `properties` alone has one place in the arguments.
+fn collect(schema: &Value, path: &mut Vec<String>, found: &mut Vec<Mirrored>) {
+    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
+        path.push(name.clone());
+        if let Some(header) = property["x-mcp-header"].as_str()
+            && let Ok(header) = HeaderName::try_from(format!("mcp-param-{header}"))
+        {
+            found.push(Mirrored { path: path.clone(), header });
+        }
+        collect(property, path, found);
+        path.pop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use outlast_core::message::Message;
+
+    fn described(line: &str, tools: &ToolHeaders) -> Vec<(String, String)> {
+        let Ok(Message::Request { method, params, .. }) = message::parse(line.as_bytes()) else { panic!("{line}") };
+        let mut headers = HeaderMap::new();
+        describe(&mut headers, &method, &params, tools);
+        headers.iter().map(|(name, value)| (name.to_string(), value.to_str().unwrap().to_owned())).collect()
+    }
+
+    #[test]
+    fn a_request_says_its_method_and_name() {
+        let table = [
+            (r#"{"id":1,"method":"tools/list"}"#, vec![("mcp-method", "tools/list")]),
+            (
+                r#"{"id":1,"method":"tools/call","params":{"name":"echo"}}"#,
+                vec![("mcp-method", "tools/call"), ("mcp-name", "echo")],
+            ),
+            (
+                r#"{"id":1,"method":"resources/read","params":{"uri":"file:///é"}}"#,
+                vec![("mcp-method", "resources/read"), ("mcp-name", "=?base64?ZmlsZTovLy/DqQ==?=")],
+            ),
+            (
+                r#"{"id":1,"method":"tasks/get","params":{"taskId":"t 1"}}"#,
+                vec![("mcp-method", "tasks/get"), ("mcp-name", "t 1")],
+            ),
+        ];
+        for (line, expected) in table {
+            let expected: Vec<_> = expected.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+            assert_eq!(described(line, &ToolHeaders::default()), expected, "{line}");
+        }
+    }
+
+    #[test]
+    fn only_what_a_header_cannot_hold_is_wrapped() {
+        let table = [
+            ("plain text", "plain text"),
+            ("", ""),
+            (" led", "=?base64?IGxlZA==?="),
+            ("a\nb", "=?base64?YQpi?="),
+            ("=?base64?YQ==?=", "=?base64?PT9iYXNlNjQ/WVE9PT89?="),
+        ];
+        for (value, expected) in table {
+            assert_eq!(sentinel(value), expected);
+        }
+    }
+
+    #[test]
+    fn arguments_are_mirrored_as_the_schema_wants() {
+        let mut tools = ToolHeaders::default();
+        tools.learn(
+            br#"{"id":1,"result":{"tools":[{"name":"t","inputSchema":{"properties":{
+                "region":{"type":"string","x-mcp-header":"Region"},"deep":{"properties":{"n":{"x-mcp-header":"N"}}},
+                "list":{"items":{"x-mcp-header":"Never"}},"bad":{"x-mcp-header":"no token"},"plain":{}}}}]}}"#,
+        );
+        let call = r#"{"id":1,"method":"tools/call","params":{"name":"t",
+            "arguments":{"region":"eu","deep":{"n":7},"plain":"x","list":["y"],"bad":"z"}}}"#;
+        let mut headers = described(call, &tools);
+        headers.retain(|(name, _)| name.starts_with("mcp-param"));
+        assert_eq!(headers, [("mcp-param-n".into(), "7".into()), ("mcp-param-region".into(), "eu".into())]);
+
+        tools.learn(br#"{"id":2,"result":{"tools":[{"name":"t","inputSchema":{}}]}}"#);
+        assert!(described(call, &tools).iter().all(|(name, _)| !name.starts_with("mcp-param")));
+    }
+}

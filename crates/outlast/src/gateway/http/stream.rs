@@ -1,0 +1,158 @@
+//! What a server says unasked: the GET stream of a session, kept open, and the one stream of the old transport.
+
+use std::{sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use http_body_util::BodyExt;
+use hyper::{
+    HeaderMap, Method, Response, StatusCode, Uri,
+    body::Incoming,
+    header::{ACCEPT, CONTENT_TYPE, HeaderValue},
+};
+use tokio::{
+    sync::mpsc::Sender,
+    time::{Instant, sleep, timeout},
+};
+
+use super::{
+    News, Patience,
+    client::{Failed, Target, origin, resolve},
+    events::{Event, Events},
+    exchange::{self, Tries, pieces, worded},
+    headers,
+};
+use crate::lines::LINE_MAX;
+
+pub(super) struct Stream {
+    pub(super) target: Arc<Target>,
+    pub(super) headers: HeaderMap,
+    pub(super) patience: Patience,
+    pub(super) news: Sender<News>,
+}
+
+impl Stream {
+    /// Of a session. Servers need not have one; one that has is listened to for as long as the session lasts.
+    pub(super) async fn listen(self) {
+        let mut events = Events::new(LINE_MAX);
+        let mut pause = self.patience.reconnect_first;
+        let mut unreachable = Tries::new(&self.patience);
+        loop {
+            let began = Instant::now();
+            match self.ask(&events).await {
+                Err(failed) if failed.is_unreachable => {
+                    if unreachable.next(None).is_none() {
+                        return self.tell(News::Unreachable(failed.why)).await;
+                    }
+                }
+                Err(_) => {}
+                Ok(response) => {
+                    unreachable.succeed();
+                    match response.status() {
+                        StatusCode::METHOD_NOT_ALLOWED => return,
+                        StatusCode::NOT_FOUND if self.headers.contains_key(headers::SESSION) => {
+                            return self.tell(News::Forgotten).await;
+                        }
+                        status if status.is_client_error() => {
+                            let words = format!("{} has no stream for us: {}", self.target.name(), worded(status));
+                            return self.tell(News::Note(words)).await;
+                        }
+                        status if !status.is_success() || !is_events(&response) => {}
+                        _ => {
+                            events.begin_again();
+                            if self.read(response, &mut events).await
+                                || began.elapsed() >= self.patience.reconnect_longest
+                            {
+                                pause = self.patience.reconnect_first;
+                            }
+                        }
+                    }
+                }
+            }
+            // A stream that says nothing and ends at once is asked for ever more rarely.
+            sleep(events.retry_ms.map_or(pause, Duration::from_millis).min(self.patience.reconnect_longest)).await;
+            pause = (pause * 2).min(self.patience.reconnect_longest);
+        }
+    }
+
+    /// Of the old transport: it begins with the address to post to, and its end is the end of the link.
+    pub(super) async fn listen_to_old(self) {
+        let mut events = Events::new(LINE_MAX);
+        let why = match timeout(self.patience.first_byte, self.ask(&events)).await {
+            Err(_) => format!("{} said nothing for {} s", self.target.name(), self.patience.first_byte.as_secs_f32()),
+            Ok(Err(failed)) => failed.why,
+            Ok(Ok(response)) if !response.status().is_success() => {
+                format!("{} answered {}", self.target.name(), worded(response.status()))
+            }
+            Ok(Ok(response)) if !is_events(&response) => {
+                format!("{} has no stream of events there", self.target.name())
+            }
+            Ok(Ok(response)) => {
+                self.read(response, &mut events).await;
+                format!("{} ended its stream", self.target.name())
+            }
+        };
+        self.tell(News::Unreachable(why)).await;
+    }
+
+    async fn ask(&self, events: &Events) -> Result<Response<Incoming>, Failed> {
+        let mut headers = self.headers.clone();
+        headers.insert(ACCEPT, HeaderValue::from_static("text/event-stream"));
+        if let Some(id) = events.last_id.as_deref().and_then(|id| HeaderValue::try_from(id).ok()) {
+            headers.insert(headers::LAST_EVENT, id);
+        }
+        self.target.ask(&Method::GET, &self.target.url, &headers, &Bytes::new()).await
+    }
+
+    /// To its end. True: something was said.
+    async fn read(&self, response: Response<Incoming>, events: &mut Events) -> bool {
+        let mut body = response.into_body();
+        let mut heard = false;
+        while let Some(frame) = body.frame().await {
+            let Ok(frame) = frame else { break };
+            let Ok(chunk) = frame.into_data() else { continue };
+            events.push(&chunk);
+            while let Some(event) = events.next_event() {
+                heard = true;
+                self.hear(event).await;
+            }
+        }
+        heard
+    }
+
+    async fn hear(&self, event: Event) {
+        let name = self.target.name();
+        match event {
+            Event::Message(data) => match pieces(&data) {
+                Ok(pieces) => {
+                    for (message, answers) in pieces {
+                        self.tell(News::Said { message, answers }).await;
+                    }
+                }
+                Err(error) => {
+                    self.tell(News::Note(format!("{name}: an event is not JSON and was dropped: {error}"))).await;
+                }
+            },
+            Event::TooLong => self.tell(News::Note(exchange::too_long(&name))).await,
+            Event::Endpoint(reference) => self.tell(self.endpoint(&reference)).await,
+        }
+    }
+
+    /// Our headers may hold credentials, so nobody but the server itself gets what we post.
+    fn endpoint(&self, reference: &str) -> News {
+        let endpoint: Option<Uri> = resolve(&self.target.url, reference);
+        match endpoint.filter(|endpoint| origin(endpoint) == origin(&self.target.url)) {
+            Some(endpoint) => News::Endpoint(endpoint),
+            None => News::Unreachable(format!("{} wants us to post to another server", self.target.name())),
+        }
+    }
+
+    async fn tell(&self, news: News) {
+        // Nobody listens to a link that was dropped.
+        let _ = self.news.send(news).await;
+    }
+}
+
+fn is_events(response: &Response<Incoming>) -> bool {
+    let kind = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    kind.trim_start().to_ascii_lowercase().starts_with("text/event-stream")
+}

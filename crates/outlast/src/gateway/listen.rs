@@ -1,0 +1,503 @@
+//! The HTTP front: one endpoint for clients of both eras, and a few pages for people and their instruments.
+//!
+//! One owner polls it for what was heard and tells it what to say. Each connection is a task of the same thread; a
+//! client that is slow, silent or gone is nobody's business but its own.
+
+use std::{
+    cell::RefCell,
+    collections::HashMap,
+    future::Future,
+    io,
+    net::{IpAddr, SocketAddr},
+    pin::{Pin, pin},
+    rc::Rc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use hyper::{HeaderMap, Method, StatusCode, server::conn::http1, service::service_fn};
+use outlast_core::{
+    gateway::{Client, Front, Ticket, Who},
+    message::{self, Id},
+};
+use tokio::{
+    io::AsyncWriteExt,
+    net::{TcpListener, TcpStream},
+    time::{Sleep, sleep_until},
+};
+
+mod agree;
+mod headers;
+mod house;
+mod pages;
+mod request;
+mod session;
+mod socket;
+mod stream;
+mod words;
+
+pub use agree::{Mirror, Mirrors, mirrors_of};
+pub use headers::Names;
+use house::{House, Shared};
+use socket::{Line, Socket, Wish};
+
+/// Let in at one turn of the loop; further ones at the next.
+const ACCEPTS_MAX: usize = 8;
+/// How long we wait for a descriptor if the system has none left.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+/// How often time is looked at, at most.
+const SWEEP_MIN: Duration = Duration::from_millis(20);
+/// How long we listen to one that is turned away.
+const TURN_AWAY_MAX: Duration = Duration::from_secs(1);
+/// A longer head of a request is refused.
+const HEAD_MAX: usize = 32 << 10;
+/// Connections that wait to be let in.
+const BACKLOG: i32 = 1024;
+/// Something that came in.
+#[derive(Debug)]
+pub enum Heard {
+    Came {
+        client: Client,
+        front: Front,
+        who: Who,
+    },
+    /// One JSON-RPC message. A batch comes as its members.
+    Said {
+        client: Client,
+        message: Bytes,
+    },
+    /// By itself, or because its session was over. Never told of a client that the owner dropped.
+    Left {
+        client: Client,
+    },
+    Page(Box<Page>),
+}
+
+/// `/health`, `/ready`, `/metrics` or something below `/api/`. Each ticket wants one answer.
+#[derive(Debug)]
+pub struct Page {
+    pub ticket: Ticket,
+    /// `POST` only below `/api/`.
+    pub method: Method,
+    pub path: String,
+    pub query: String,
+    pub body: Bytes,
+    /// Of `/health` and `/ready` nobody is asked who they are.
+    pub who: Who,
+}
+
+#[derive(Debug, Clone)]
+pub struct PageAnswer {
+    pub status: StatusCode,
+    /// Its content type.
+    pub kind: &'static str,
+    pub headers: Vec<(&'static str, String)>,
+    pub body: Bytes,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    pub connections: usize,
+    /// Of the handshake era.
+    pub sessions: usize,
+    /// Of the stateless era, not yet answered; subscriptions among them.
+    pub requests: usize,
+}
+
+/// Finds out who sends a request, by its headers.
+pub type Auth = Box<dyn Fn(&HeaderMap) -> Result<Who, Unauthorized>>;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Unauthorized {
+    /// For `WWW-Authenticate`.
+    pub challenge: String,
+    /// One sentence for the client.
+    pub why: String,
+}
+
+/// What is decided before the first connection.
+pub struct Options {
+    pub address: SocketAddr,
+    /// Further hosts that we answer to, without a port.
+    pub hosts: Vec<String>,
+    /// Further origins whose pages may use us.
+    pub origins: Vec<String>,
+    pub auth: Option<Auth>,
+    pub limits: Limits,
+}
+
+/// Bounds of the front, and what happens at each.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Limits {
+    /// A larger body is refused (413) before it is read.
+    pub body_max: usize,
+    /// Bodies that are being read, all together; one that would go beyond is refused (503).
+    pub bodies_max: usize,
+    /// A connection more is told so (503) and closed.
+    pub connections_max: usize,
+    /// With a session more, the one that was idle longest ends; if all are in use, the new one is refused (503).
+    pub sessions_max: usize,
+    /// A session that nobody is connected to and that was not heard of for so long ends.
+    pub session_ttl: Duration,
+    /// A request whose head is not whole after this is closed.
+    pub head_timeout: Duration,
+    /// A body that is not whole after this, and a second for each 64 KiB that came, is refused (408).
+    pub body_timeout: Duration,
+    /// A connection between two requests is closed after this.
+    pub idle_timeout: Duration,
+    /// A connection that takes nothing of what we have to say for so long is closed.
+    pub write_timeout: Duration,
+    /// A stream that was silent for so long gets a sign of life.
+    pub ping: Duration,
+    /// A request without an answer for so long is answered by a stream: it can then be taken up again.
+    pub quiet: Duration,
+    /// A reader that lets more wait is cut off, and may take its stream up again.
+    pub stream_bytes_max: usize,
+    /// Events that a session keeps for those who come back; older ones are forgotten.
+    pub events_max: usize,
+    pub events_bytes_max: usize,
+    /// Of all sessions together; whoever keeps the most forgets first.
+    pub events_total_max: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Limits {
+        Limits {
+            body_max: 32 << 20,
+            bodies_max: 256 << 20,
+            connections_max: 1024,
+            sessions_max: 1024,
+            session_ttl: Duration::from_secs(3600),
+            head_timeout: Duration::from_secs(10),
+            body_timeout: Duration::from_secs(30),
+            idle_timeout: Duration::from_secs(120),
+            write_timeout: Duration::from_secs(30),
+            ping: Duration::from_secs(15),
+            quiet: Duration::from_secs(10),
+            stream_bytes_max: 8 << 20,
+            events_max: 1000,
+            events_bytes_max: 4 << 20,
+            events_total_max: 64 << 20,
+        }
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    #[error("will not listen on {address}: whoever reaches it could use every backend")]
+    Unguarded { address: SocketAddr },
+    #[error("cannot listen on {address}")]
+    Os { address: SocketAddr, source: io::Error },
+}
+
+impl ListenError {
+    pub fn hint(&self) -> Option<String> {
+        match self {
+            ListenError::Unguarded { address } => Some(format!(
+                "configure authentication (`[auth]`), or listen on {}",
+                SocketAddr::new(
+                    if address.is_ipv4() { IpAddr::from([127, 0, 0, 1]) } else { std::net::Ipv6Addr::LOCALHOST.into() },
+                    address.port()
+                )
+            )),
+            ListenError::Os { source, .. } => match source.kind() {
+                io::ErrorKind::AddrInUse => {
+                    Some("something else listens there: choose another port, or 0 for any that is free".into())
+                }
+                io::ErrorKind::AddrNotAvailable => Some("no network of this machine has that address".into()),
+                io::ErrorKind::PermissionDenied => {
+                    Some("ports below 1024 need a privilege: choose a higher one".into())
+                }
+                _ => None,
+            },
+        }
+    }
+}
+
+/// What every connection needs to know.
+struct Door {
+    house: Shared,
+    names: RefCell<Names>,
+    auth: RefCell<Option<Auth>>,
+    mirrors: RefCell<Mirrors>,
+    /// Who everybody is where nobody is asked.
+    nobody: Rc<Who>,
+    /// Only a page of our own can have read it: see [`pages`].
+    token: String,
+}
+
+/// The front. Must be polled within a `LocalSet`, or whatever else lets tasks stay on their thread.
+pub struct Listen {
+    listener: Option<TcpListener>,
+    address: SocketAddr,
+    door: Rc<Door>,
+    http: http1::Builder,
+    sweep: Pin<Box<Sleep>>,
+    sweep_at: Option<Instant>,
+    swept: Instant,
+    /// When those who are being answered were last asked whether they still may be.
+    checked: Instant,
+    pause: Option<Pin<Box<Sleep>>>,
+}
+
+impl Listen {
+    /// Needs a runtime.
+    pub fn bind(options: Options) -> Result<Listen, ListenError> {
+        let address = options.address;
+        if !address.ip().is_loopback() && options.auth.is_none() {
+            return Err(ListenError::Unguarded { address });
+        }
+        let listener = bind(address).map_err(|source| ListenError::Os { address, source })?;
+        let address = listener.local_addr().map_err(|source| ListenError::Os { address, source })?;
+        // Where everybody proves who they are, and no names were configured, any name will do.
+        let any_host = options.auth.is_some() && options.hosts.is_empty() && !address.ip().is_loopback();
+        let names = Names { hosts: options.hosts, origins: options.origins, any_host };
+        let mut http = http1::Builder::new();
+        // Time is looked at in one place for all connections, not by a timer for each.
+        http.header_read_timeout(None).max_header_size(HEAD_MAX).half_close(false);
+        let now = Instant::now();
+        Ok(Listen {
+            listener: Some(listener),
+            address,
+            door: Rc::new(Door {
+                house: Rc::new(RefCell::new(House::new(options.limits))),
+                names: RefCell::new(names),
+                auth: RefCell::new(options.auth),
+                mirrors: RefCell::new(HashMap::new()),
+                nobody: Rc::new(Who { name: "local".into(), role: None, profile: None }),
+                token: format!("{:032x}", house::mint()),
+            }),
+            http,
+            sweep: Box::pin(sleep_until(now.into())),
+            sweep_at: None,
+            swept: now,
+            checked: now,
+            pause: None,
+        })
+    }
+
+    pub fn address(&self) -> SocketAddr {
+        self.address
+    }
+
+    /// The next thing that was heard.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
+        self.accept(cx);
+        self.look_at_time(cx);
+        let heard = self.door.house.borrow_mut().next_heard(cx);
+        heard.map_or(Poll::Pending, Poll::Ready)
+    }
+
+    /// Without the request that it is about, a message goes to the general stream of a session.
+    pub fn tell(&mut self, client: Client, message: Bytes, about: Option<&Id>) {
+        self.door.house.borrow_mut().tell(client, message, about, Instant::now());
+    }
+
+    /// The conversation is over: a session is forgotten, a request ended.
+    pub fn drop_client(&mut self, client: Client) {
+        self.door.house.borrow_mut().drop_client(client);
+    }
+
+    pub fn answer_page(&mut self, ticket: Ticket, answer: PageAnswer) {
+        self.door.house.borrow_mut().answer_page(ticket, answer);
+    }
+
+    /// Answers with events: whatever is published from now on.
+    pub fn watch(&mut self, ticket: Ticket) {
+        self.door.house.borrow_mut().watch(ticket, Instant::now());
+    }
+
+    /// Whether anybody would hear what is published.
+    pub fn has_watchers(&self) -> bool {
+        self.door.house.borrow().has_watchers()
+    }
+
+    /// For whoever watches; with a ticket, only for that one. The data is JSON.
+    pub fn publish(&mut self, ticket: Option<Ticket>, name: &str, data: &str) {
+        self.door.house.borrow_mut().publish(ticket, name, data, Instant::now());
+    }
+
+    /// Who is there right now.
+    pub fn counts(&self) -> Counts {
+        self.door.house.borrow().counts()
+    }
+
+    /// Which arguments clients of the stateless era mirror in headers, by tool as they see it.
+    pub fn set_mirrors(&mut self, mirrors: Mirrors) {
+        *self.door.mirrors.borrow_mut() = mirrors;
+    }
+
+    /// For a configuration that changed: who may come from here on, and stay. An address beyond loopback stays guarded.
+    pub fn set_auth(&mut self, auth: Option<Auth>) -> Result<(), ListenError> {
+        if auth.is_none() && !self.address.ip().is_loopback() {
+            return Err(ListenError::Unguarded { address: self.address });
+        }
+        let had_none = self.door.auth.replace(auth).is_none();
+        self.check_passes();
+        if had_none && self.door.auth.borrow().is_some() {
+            self.door.house.borrow().lines().for_each(|line| line.ask_for_pass());
+        }
+        Ok(())
+    }
+
+    /// Whoever is being answered and may not be any more is cut off: an answer may take hours, and a token less.
+    fn check_passes(&mut self) {
+        if let Some(auth) = &*self.door.auth.borrow() {
+            self.door.house.borrow().lines().for_each(|line| line.check_pass(auth));
+        }
+        self.checked = Instant::now();
+    }
+
+    /// From here on nobody new is let in. Streams end, and connections close with the answer they are at.
+    pub fn close(&mut self) {
+        self.listener = None;
+        self.door.house.borrow_mut().close();
+    }
+
+    /// After [`Listen::close`]: whether the last word is out.
+    pub fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.look_at_time(cx);
+        let mut house = self.door.house.borrow_mut();
+        while house.next_heard(cx).is_some() {}
+        if house.is_over() { Poll::Ready(()) } else { Poll::Pending }
+    }
+
+    fn accept(&mut self, cx: &mut Context<'_>) {
+        if let Some(pause) = &mut self.pause {
+            if pause.as_mut().poll(cx).is_pending() {
+                return;
+            }
+            self.pause = None;
+        }
+        let Some(listener) = &self.listener else { return };
+        for _ in 0..ACCEPTS_MAX {
+            match listener.poll_accept(cx) {
+                Poll::Pending => return,
+                Poll::Ready(Ok((tcp, _))) => self.welcome(tcp),
+                // One who knocked and left, or our own lack of descriptors, which asking again at once does not mend.
+                Poll::Ready(Err(error)) if is_passing(&error) => {}
+                Poll::Ready(Err(_)) => {
+                    let mut pause = Box::pin(tokio::time::sleep(ACCEPT_AGAIN));
+                    let _ = pause.as_mut().poll(cx);
+                    self.pause = Some(pause);
+                    return;
+                }
+            }
+        }
+        cx.waker().wake_by_ref();
+    }
+
+    fn welcome(&self, tcp: TcpStream) {
+        let house = &self.door.house;
+        let Some((key, line)) = house.borrow_mut().line_came(Instant::now()) else {
+            tokio::task::spawn_local(turn_away(tcp));
+            return;
+        };
+        let guard = Leaving { house: house.clone(), key };
+        let socket = Socket::new(tcp, line.clone(), house.clone());
+        let (door, service_line) = (self.door.clone(), line.clone());
+        let service = service_fn(move |request| request::serve(door.clone(), service_line.clone(), request));
+        let connection = self.http.serve_connection(socket, service);
+        tokio::task::spawn_local(async move {
+            let _guard = guard;
+            attend(&line, connection).await;
+        });
+    }
+
+    fn look_at_time(&mut self, cx: &mut Context<'_>) {
+        loop {
+            let Some(due) = self.door.house.borrow().due() else { return };
+            // Not too often, however many deadlines there are.
+            let due = due.max(self.swept + SWEEP_MIN);
+            if self.sweep_at != Some(due) {
+                self.sweep_at = Some(due);
+                self.sweep.as_mut().reset(due.into());
+            }
+            if self.sweep.as_mut().poll(cx).is_pending() {
+                return;
+            }
+            self.swept = Instant::now();
+            self.sweep_at = None;
+            self.door.house.borrow_mut().sweep(self.swept);
+            let ping = self.door.house.borrow().limits.ping;
+            if self.checked + ping <= self.swept {
+                self.check_passes();
+            }
+        }
+    }
+}
+
+/// A connection, until it is over or is told to go.
+async fn attend<F>(line: &Line, connection: http1::Connection<Socket, F>)
+where
+    F: hyper::service::HttpService<hyper::body::Incoming, ResBody = stream::Body>,
+    F::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    let mut connection = pin!(connection);
+    let mut is_closing = false;
+    std::future::poll_fn(|cx| {
+        match line.poll_wish(cx) {
+            Wish::Stay => {}
+            Wish::Close if is_closing => {}
+            Wish::Close => {
+                is_closing = true;
+                connection.as_mut().graceful_shutdown();
+            }
+            Wish::Cut => return Poll::Ready(()),
+        }
+        // How it ended matters to nobody: whoever waited for something of it is told by its own end.
+        connection.as_mut().poll(cx).map(drop)
+    })
+    .await;
+}
+
+/// The connection is over, whichever way.
+struct Leaving {
+    house: Shared,
+    key: u64,
+}
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        self.house.borrow_mut().line_left(self.key);
+    }
+}
+
+/// Whoever comes when too many are there is told so, and nothing else.
+async fn turn_away(mut tcp: TcpStream) {
+    let body = message::error_line("null", words::INVALID_REQUEST, "too many connections are open: try later", None);
+    let head = format!(
+        "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 5\r\n\
+         content-type: application/json\r\ncontent-length: {}\r\n\r\n",
+        body.len()
+    );
+    let _ = tokio::time::timeout(TURN_AWAY_MAX, async {
+        tcp.write_all(head.as_bytes()).await?;
+        tcp.write_all(&body).await?;
+        tcp.shutdown().await?;
+        // Closed with something unread, the connection would be torn down and our words with it.
+        tokio::io::copy(&mut tcp, &mut tokio::io::sink()).await
+    })
+    .await;
+}
+
+fn is_passing(error: &io::Error) -> bool {
+    use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset, Interrupted};
+    matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
+}
+
+fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = socket2::Socket::new(
+        socket2::Domain::for_address(address),
+        socket2::Type::STREAM,
+        Some(socket2::Protocol::TCP),
+    )?;
+    // On Windows the option means something else: that somebody may take our port from us.
+    #[cfg(unix)]
+    socket.set_reuse_address(true)?;
+    socket.set_nonblocking(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    TcpListener::from_std(socket.into())
+}

@@ -1,0 +1,279 @@
+//! The stateless era says everything twice, in headers for those on the way and in the body for us: both must agree.
+
+use std::collections::HashMap;
+
+use hyper::HeaderMap;
+use outlast_core::message::{self, Params, Raw};
+use serde_json::Value;
+
+use super::{
+    headers::{single, unpack},
+    stream::Answer,
+    words,
+};
+
+const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
+const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
+
+/// A tool's parameter that clients mirror in a header.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mirror {
+    /// `Mcp-Param-…`
+    pub header: String,
+    /// Where it stands in the arguments.
+    pub path: Vec<String>,
+}
+
+/// By tool, as clients see it.
+pub type Mirrors = HashMap<String, Vec<Mirror>>;
+
+/// What a tool's definition says about headers. An annotation that breaks the rules is none.
+pub fn mirrors_of(tool: &[u8]) -> Vec<Mirror> {
+    // Nearly no tool has one, and parsing them all would cost something.
+    if memchr::memmem::find(tool, b"x-mcp-header").is_none() {
+        return Vec::new();
+    }
+    let Ok(tool) = serde_json::from_slice::<Value>(tool) else { return Vec::new() };
+    let mut mirrors = Vec::new();
+    collect(&tool["inputSchema"], &mut Vec::new(), &mut mirrors);
+    mirrors
+}
+
+/// Only properties of properties count: what may or may not be there has no one place.
+fn collect(schema: &Value, path: &mut Vec<String>, mirrors: &mut Vec<Mirror>) {
+    let Some(properties) = schema.get("properties").and_then(Value::as_object) else { return };
+    for (name, property) in properties {
+        path.push(name.clone());
+        let is_plain = matches!(property["type"].as_str(), Some("string" | "integer" | "boolean"));
+        if let Some(header) = property.get("x-mcp-header").and_then(Value::as_str)
+            && is_plain
+            && !header.is_empty()
+            && header.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
+        {
+            mirrors.push(Mirror { header: format!("Mcp-Param-{header}"), path: path.clone() });
+        }
+        collect(property, path, mirrors);
+        path.pop();
+    }
+}
+
+/// Whether a request says of itself that it belongs to the stateless era.
+pub fn claims(params: &Params<'_>) -> bool {
+    envelope(params).is_some_and(|(version, capabilities)| version.is_some() || capabilities.is_some())
+}
+
+type Envelope<'a> = (Option<Raw<'a>>, Option<Raw<'a>>);
+
+fn envelope<'a>(params: &Params<'a>) -> Option<Envelope<'a>> {
+    let [version, capabilities] = message::pick(params.meta()?, [VERSION, CAPABILITIES])?;
+    Some((version, capabilities))
+}
+
+/// A request of the stateless era, checked. `id` is JSON. The answer says what is wrong with it.
+pub fn check(
+    headers: &HeaderMap,
+    id: &str,
+    method: &str,
+    params: &Params<'_>,
+    mirrors: &Mirrors,
+) -> Result<(), Box<Answer>> {
+    let version = check_envelope(headers, id, params)?;
+    if !words::STATELESS.contains(&version.as_str()) {
+        return Err(words::unsupported(id, &version, &words::STATELESS));
+    }
+    let said = header(headers, id, "Mcp-Method")?;
+    if said != Some(method) {
+        return Err(disagrees(id, "Mcp-Method", said, method));
+    }
+    let name = match method {
+        "tools/call" | "prompts/get" => params.name(),
+        "resources/read" => params.uri(),
+        "tasks/get" | "tasks/update" | "tasks/cancel" => params.task_id(),
+        _ => None,
+    };
+    // What is missing in the body is for the machine to say.
+    let Some(name) = name.and_then(Raw::text) else { return Ok(()) };
+    let said = header(headers, id, "Mcp-Name")?;
+    if said.is_none() || said.and_then(unpack).as_deref() != Some(&name) {
+        return Err(disagrees(id, "Mcp-Name", said, &name));
+    }
+    match mirrors.get(&name).filter(|_| method == "tools/call") {
+        Some(mirrors) => mirrors.iter().try_for_each(|mirror| check_mirror(headers, id, params, mirror)),
+        None => Ok(()),
+    }
+}
+
+fn check_envelope(headers: &HeaderMap, id: &str, params: &Params<'_>) -> Result<String, Box<Answer>> {
+    let missing = |what: &str| {
+        let message = format!("params._meta must carry {what}");
+        Answer::error(hyper::StatusCode::BAD_REQUEST, id, words::INVALID_PARAMS, &message, None)
+    };
+    let (version, capabilities) = envelope(params).unwrap_or_default();
+    let version = version.and_then(Raw::text).ok_or_else(|| missing(&format!("{VERSION}, a string")))?;
+    if !capabilities.is_some_and(|raw| raw.get().starts_with('{')) {
+        return Err(missing(&format!("{CAPABILITIES}, an object")));
+    }
+    let said = header(headers, id, "MCP-Protocol-Version")?;
+    if said != Some(&version) {
+        return Err(disagrees(id, "MCP-Protocol-Version", said, &version));
+    }
+    Ok(version)
+}
+
+fn header<'a>(headers: &'a HeaderMap, id: &str, name: &str) -> Result<Option<&'a str>, Box<Answer>> {
+    single(headers, name)
+        .map_err(|_| words::mismatch(id, &format!("the {name} header stands there twice, or is not plain text")))
+}
+
+fn disagrees(id: &str, header: &str, said: Option<&str>, body: &str) -> Box<Answer> {
+    words::mismatch(
+        id,
+        &match said {
+            Some(said) => format!("the {header} header says `{said}`, and the body `{body}`"),
+            None => format!("the {header} header is missing; the body says `{body}`"),
+        },
+    )
+}
+
+fn check_mirror(headers: &HeaderMap, id: &str, params: &Params<'_>, mirror: &Mirror) -> Result<(), Box<Answer>> {
+    let mut value = params.arguments();
+    for name in &mirror.path {
+        value = value.and_then(|object| message::pick(object, [name.as_str()])?[0]);
+    }
+    let body = value.and_then(|raw| serde_json::from_str::<Value>(raw.get()).ok()).unwrap_or_default();
+    let said = header(headers, id, &mirror.header)?;
+    let agrees = match (&body, said) {
+        (Value::Null, None) => true,
+        (Value::Null, Some(_)) | (_, None) => false,
+        (body, Some(said)) => unpack(said).is_some_and(|said| is_same(body, &said)),
+    };
+    if agrees { Ok(()) } else { Err(disagrees(id, &mirror.header, said, &body.to_string())) }
+}
+
+fn is_same(body: &Value, said: &str) -> bool {
+    match body {
+        Value::String(text) => text == said,
+        Value::Bool(yes) => said == if *yes { "true" } else { "false" },
+        // 42 and 42.0 are one number; beyond what a double holds exactly, the digits count.
+        Value::Number(number) => {
+            number.to_string() == said
+                || matches!((number.as_f64(), said.parse::<f64>()), (Some(a), Ok(b)) if a == b && a.abs() < 9e15)
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::header::{HeaderName, HeaderValue};
+    use outlast_core::message::Message;
+
+    use super::*;
+    use crate::gateway::listen::stream::Content;
+
+    type Lines<'a> = &'a [(&'a str, &'a str)];
+
+    const META: &str = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}"#;
+
+    /// The code of the refusal, or nothing.
+    fn refused(lines: Lines<'_>, body: &str, mirrors: &Mirrors) -> Option<i64> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in lines {
+            let value = HeaderValue::from_bytes(value.as_bytes()).unwrap();
+            headers.append(HeaderName::from_bytes(name.as_bytes()).unwrap(), value);
+        }
+        let Ok(Message::Request { method, params, .. }) = message::parse(body.as_bytes()) else { panic!("{body}") };
+        let answer = check(&headers, "1", &method, &params, mirrors).err()?;
+        assert_eq!(answer.status, 400);
+        let Content::Whole(body) = answer.content else { panic!("an error has words") };
+        serde_json::from_slice::<Value>(&body).unwrap()["error"]["code"].as_i64()
+    }
+
+    #[test]
+    fn headers_and_body_agree_or_it_is_refused() {
+        const V: (&str, &str) = ("mcp-protocol-version", "2026-07-28");
+        let call = format!(r#"{{"id":1,"method":"tools/call","params":{{"name":"a","arguments":{{}},{META}}}}}"#);
+        let read = format!(r#"{{"id":1,"method":"resources/read","params":{{"uri":"file:///ü",{META}}}}}"#);
+        let list = format!(r#"{{"id":1,"method":"tools/list","params":{{{META}}}}}"#);
+        let task = format!(r#"{{"id":1,"method":"tasks/get","params":{{"taskId":"t1",{META}}}}}"#);
+        let future = list.replace("2026-07-28", "2027-01-01");
+        let (call_method, list_method) = (("mcp-method", "tools/call"), ("mcp-method", "tools/list"));
+        let table: &[(Lines<'_>, &str, Option<i64>)] = &[
+            (&[V, list_method], &list, None),
+            (&[V, call_method, ("mcp-name", "a")], &call, None),
+            (&[V, call_method, ("mcp-name", "=?base64?YQ==?=")], &call, None),
+            (&[V, call_method, ("mcp-name", " a\t")], &call, None),
+            (&[V, ("mcp-method", "resources/read"), ("mcp-name", "=?base64?ZmlsZTovLy/DvA==?=")], &read, None),
+            (&[V, ("mcp-method", "tasks/get"), ("mcp-name", "t1")], &task, None),
+            (&[V, ("mcp-method", "tasks/get"), ("mcp-name", "t2")], &task, Some(-32020)),
+            (&[V, ("mcp-method", "resources/read"), ("mcp-name", "file:///ü")], &read, Some(-32020)),
+            (&[V, call_method], &call, Some(-32020)),
+            (&[V, call_method, ("mcp-name", "b")], &call, Some(-32020)),
+            (&[V, call_method, ("mcp-name", "A")], &call, Some(-32020)),
+            (&[V, call_method, ("mcp-name", "=?base64?*?=")], &call, Some(-32020)),
+            (&[V, call_method, ("mcp-name", "a"), ("mcp-name", "b")], &call, Some(-32020)),
+            (&[V, list_method, ("mcp-name", "a")], &call, Some(-32020)),
+            (&[V], &list, Some(-32020)),
+            (&[V, ("mcp-method", "TOOLS/LIST")], &list, Some(-32020)),
+            (&[list_method], &list, Some(-32020)),
+            (&[("mcp-protocol-version", "2025-11-25"), list_method], &list, Some(-32020)),
+            (&[("mcp-protocol-version", "2027-01-01"), list_method], &future, Some(-32022)),
+            (&[V, list_method], r#"{"id":1,"method":"tools/list"}"#, Some(-32602)),
+            (&[V, list_method], r#"{"id":1,"method":"tools/list","params":{"_meta":{}}}"#, Some(-32602)),
+            (
+                &[V, list_method],
+                r#"{"id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}}}"#,
+                Some(-32602),
+            ),
+            (
+                &[V, list_method],
+                r#"{"id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":7,"io.modelcontextprotocol/clientCapabilities":{}}}}"#,
+                Some(-32602),
+            ),
+        ];
+        for (lines, body, code) in table {
+            assert_eq!(refused(lines, body, &Mirrors::new()), *code, "{lines:?} {body}");
+        }
+    }
+
+    #[test]
+    fn mirrored_parameters_agree_too() {
+        let tool = br#"{"name":"a","inputSchema":{"type":"object","properties":{
+            "region":{"type":"string","x-mcp-header":"Region"},
+            "deep":{"type":"object","properties":{"count":{"type":"integer","x-mcp-header":"Count"}}},
+            "flag":{"type":"boolean","x-mcp-header":"Flag"},
+            "ratio":{"type":"number","x-mcp-header":"Ratio"},
+            "bad":{"type":"string","x-mcp-header":"no spaces"},
+            "list":{"type":"array","items":{"type":"string","x-mcp-header":"Item"}}}}}"#;
+        let mirrors = mirrors_of(tool);
+        let names: Vec<_> = mirrors.iter().map(|mirror| mirror.header.as_str()).collect();
+        assert_eq!(names, ["Mcp-Param-Count", "Mcp-Param-Flag", "Mcp-Param-Region"]);
+        assert!(mirrors_of(br#"{"name":"plain"}"#).is_empty());
+        let mirrors = Mirrors::from([("a".into(), mirrors)]);
+
+        let table: &[(&str, Lines<'_>, Option<i64>)] = &[
+            ("{}", &[], None),
+            (r#"{"region":null}"#, &[], None),
+            (r#"{"region":"eu"}"#, &[("mcp-param-region", "eu")], None),
+            (r#"{"region":"ü"}"#, &[("mcp-param-region", "=?base64?w7w=?=")], None),
+            (r#"{"region":"eu"}"#, &[], Some(-32020)),
+            (r#"{"region":"eu"}"#, &[("mcp-param-region", "us")], Some(-32020)),
+            ("{}", &[("mcp-param-region", "us")], Some(-32020)),
+            (r#"{"deep":{"count":42}}"#, &[("mcp-param-count", "42")], None),
+            (r#"{"deep":{"count":42.0}}"#, &[("mcp-param-count", "42")], None),
+            (r#"{"deep":{"count":42}}"#, &[("mcp-param-count", "43")], Some(-32020)),
+            (r#"{"deep":{"count":9007199254740993}}"#, &[("mcp-param-count", "9007199254740992")], Some(-32020)),
+            (r#"{"flag":true}"#, &[("mcp-param-flag", "true")], None),
+            (r#"{"flag":true}"#, &[("mcp-param-flag", "True")], Some(-32020)),
+            (r#"{"region":["eu"]}"#, &[("mcp-param-region", "eu")], Some(-32020)),
+            ("{}", &[("mcp-param-unknown", "x")], None),
+        ];
+        for (arguments, lines, code) in table {
+            let body =
+                format!(r#"{{"id":1,"method":"tools/call","params":{{"name":"a","arguments":{arguments},{META}}}}}"#);
+            let mut all = vec![("mcp-protocol-version", "2026-07-28"), ("mcp-method", "tools/call"), ("mcp-name", "a")];
+            all.extend(*lines);
+            assert_eq!(refused(&all, &body, &mirrors), *code, "{arguments} {lines:?}");
+        }
+    }
+}

@@ -1,0 +1,611 @@
+//! All that the connections and the owner of the front share: who is there, what was heard, what has to happen when.
+//!
+//! Everything runs on one thread, and a borrow never lasts beyond one call: nobody is called back from in here but by
+//! wakers, which only note that somebody is to be polled.
+
+use std::{
+    cell::RefCell,
+    collections::{HashMap, VecDeque},
+    rc::Rc,
+    task::{Context, Waker},
+    time::Instant,
+};
+
+use bytes::Bytes;
+use outlast_core::{
+    gateway::{Front, Who},
+    json::Scan,
+    message::{self, Id, Message},
+};
+
+use super::{
+    Counts, Heard, Limits, Page, PageAnswer,
+    session::{NoStream, Said, Session, ping, sooner},
+    socket::Line,
+    stream::{self, Answer, Content, Place, Reply, Stream},
+    words,
+};
+
+pub type Shared = Rc<RefCell<House>>;
+
+/// How much of a message is looked at first.
+const START: usize = 512;
+/// Open status pages; one more is refused.
+const WATCHERS_MAX: usize = 32;
+
+pub struct House {
+    pub limits: Limits,
+    heard: VecDeque<Heard>,
+    driver: Option<Waker>,
+    guests: HashMap<u64, Guest>,
+    sessions: HashMap<u128, u64>,
+    next_client: u64,
+    pages: HashMap<u64, (Rc<Reply>, Rc<Line>)>,
+    next_ticket: u64,
+    watchers: HashMap<u64, Rc<Stream>>,
+    lines: HashMap<u64, Rc<Line>>,
+    next_line: u64,
+    /// Bytes of bodies that are being read, of all connections.
+    pub bodies: usize,
+    /// Bytes of events that all sessions keep.
+    events_bytes: usize,
+    /// When time must be looked at again.
+    due: Option<Instant>,
+    is_closing: bool,
+}
+
+enum Guest {
+    Session(Box<Session>),
+    Request(Request),
+}
+
+/// One POST of the stateless era.
+struct Request {
+    way: Way,
+    began: Instant,
+}
+
+enum Way {
+    Quiet(Rc<Reply>, Rc<Line>),
+    Events(Rc<Stream>),
+}
+
+impl House {
+    pub fn new(limits: Limits) -> House {
+        House {
+            limits,
+            heard: VecDeque::new(),
+            driver: None,
+            guests: HashMap::new(),
+            sessions: HashMap::new(),
+            // 0 is nobody, here and among the tickets.
+            next_client: 1,
+            pages: HashMap::new(),
+            next_ticket: 1,
+            watchers: HashMap::new(),
+            lines: HashMap::new(),
+            next_line: 1,
+            bodies: 0,
+            events_bytes: 0,
+            due: None,
+            is_closing: false,
+        }
+    }
+
+    // What the owner asks.
+
+    pub fn next_heard(&mut self, cx: &Context<'_>) -> Option<Heard> {
+        let heard = self.heard.pop_front();
+        if heard.is_none() && self.driver.as_ref().is_none_or(|known| !known.will_wake(cx.waker())) {
+            self.driver = Some(cx.waker().clone());
+        }
+        heard
+    }
+
+    pub fn due(&self) -> Option<Instant> {
+        self.due
+    }
+
+    pub fn tell(&mut self, client: u64, message: Bytes, about: Option<&Id>, now: Instant) {
+        let Some(guest) = self.guests.get_mut(&client) else { return };
+        let said = said(&message);
+        match guest {
+            Guest::Session(session) => {
+                let opens = session.opening.is_some() && about == session.opening.as_ref();
+                if session.id.is_none() && said != Said::Error {
+                    let id = mint();
+                    session.id = Some(id);
+                    self.sessions.insert(id, client);
+                }
+                if opens && said == Said::Result {
+                    session.version = version_of(&message).unwrap_or_default();
+                    session.opening = None;
+                }
+                let kept = session.events_bytes;
+                session.tell(message, said, about, &self.limits, now);
+                self.events_bytes = self.events_bytes + session.events_bytes - kept;
+                if opens && said == Said::Error {
+                    self.forget(client);
+                } else {
+                    self.make_room();
+                }
+            }
+            Guest::Request(request) => {
+                let is_answer = said != Said::Other;
+                match &request.way {
+                    Way::Quiet(reply, _) if is_answer => {
+                        let code = if said == Said::Error { error_code(&message) } else { None };
+                        reply.tell(Answer::json(words::status_of(code), None, message));
+                    }
+                    Way::Quiet(..) => {
+                        let stream = request.open_events(client, now);
+                        stream.put(stream::event(None, &message), self.limits.stream_bytes_max, now);
+                    }
+                    Way::Events(stream) => {
+                        stream.put(stream::event(None, &message), self.limits.stream_bytes_max, now);
+                        if is_answer {
+                            stream.end();
+                        }
+                    }
+                }
+                if is_answer {
+                    self.leave(client);
+                }
+            }
+        }
+        let ping = now + self.limits.ping;
+        self.want(ping);
+    }
+
+    /// The machine has done with this client; nothing of that is heard back.
+    pub fn drop_client(&mut self, client: u64) {
+        match self.remove(client) {
+            Some(Guest::Session(mut session)) => session.end(words::session_ended),
+            Some(Guest::Request(Request { way: Way::Quiet(reply, _), .. })) => reply.tell(words::closing()),
+            Some(Guest::Request(Request { way: Way::Events(stream), .. })) => stream.end(),
+            None => {}
+        }
+    }
+
+    pub fn answer_page(&mut self, ticket: u64, answer: PageAnswer) {
+        let Some((reply, _)) = self.pages.remove(&ticket) else { return };
+        let PageAnswer { status, kind, headers, body } = answer;
+        reply.tell(Box::new(Answer { status, session: None, kind, headers, content: Content::Whole(body) }));
+    }
+
+    pub fn watch(&mut self, ticket: u64, now: Instant) {
+        let Some((reply, line)) = self.pages.remove(&ticket) else { return };
+        if self.watchers.len() >= WATCHERS_MAX {
+            let message = format!("{WATCHERS_MAX} status pages are open, which is the limit");
+            let status = hyper::StatusCode::SERVICE_UNAVAILABLE;
+            return reply.tell(Answer::refusal(status, &message).with("retry-after", "10"));
+        }
+        let stream = Stream::new(line, now);
+        // The head of the answer leaves with the first bytes of its body.
+        stream.put(Bytes::from_static(stream::PING), self.limits.stream_bytes_max, now);
+        reply.tell(Answer::events(None, stream.clone(), Place::Page(ticket)));
+        self.watchers.insert(ticket, stream);
+        let ping = now + self.limits.ping;
+        self.want(ping);
+    }
+
+    pub fn has_watchers(&self) -> bool {
+        !self.watchers.is_empty()
+    }
+
+    /// For one watcher, or for all.
+    pub fn publish(&mut self, ticket: Option<u64>, name: &str, data: &str, now: Instant) {
+        let frame = stream::named(name, data);
+        for (_, stream) in self.watchers.iter().filter(|(key, _)| ticket.is_none_or(|ticket| ticket == **key)) {
+            stream.put(frame.clone(), self.limits.stream_bytes_max, now);
+        }
+    }
+
+    pub fn counts(&self) -> Counts {
+        let sessions = self.guests.values().filter(|guest| matches!(guest, Guest::Session(_))).count();
+        Counts { connections: self.lines.len(), sessions, requests: self.guests.len() - sessions }
+    }
+
+    /// From here on nobody new is served. Streams end; a connection closes when it has given the answer it is at.
+    pub fn close(&mut self) {
+        self.is_closing = true;
+        for guest in self.guests.values_mut() {
+            match guest {
+                Guest::Session(session) => session.end(words::closing),
+                Guest::Request(Request { way: Way::Events(stream), .. }) => stream.end(),
+                Guest::Request(Request { way: Way::Quiet(reply, _), .. }) => reply.tell(words::closing()),
+            }
+        }
+        for stream in self.watchers.values() {
+            stream.end();
+        }
+        for line in self.lines.values() {
+            line.close();
+        }
+    }
+
+    pub fn lines(&self) -> impl Iterator<Item = &Rc<Line>> {
+        self.lines.values()
+    }
+
+    pub fn is_over(&self) -> bool {
+        self.lines.is_empty()
+    }
+
+    // What connections ask.
+
+    pub fn line_came(&mut self, now: Instant) -> Option<(u64, Rc<Line>)> {
+        if self.lines.len() >= self.limits.connections_max || self.is_closing {
+            return None;
+        }
+        let (key, line) = (self.next_line, Line::new(now));
+        self.next_line += 1;
+        self.lines.insert(key, line.clone());
+        let idle = now + self.limits.idle_timeout;
+        self.want(idle);
+        Some((key, line))
+    }
+
+    pub fn line_left(&mut self, key: u64) {
+        self.lines.remove(&key);
+        if self.is_closing {
+            self.wake();
+        }
+    }
+
+    /// The session of that id, if it is this one's.
+    pub fn session(&mut self, id: u128, who: &Who, now: Instant) -> Option<&mut Session> {
+        let client = self.sessions.get(&id)?;
+        match self.guests.get_mut(client) {
+            Some(Guest::Session(session)) if *session.who == *who => {
+                session.seen = now;
+                Some(session)
+            }
+            _ => None,
+        }
+    }
+
+    /// An `initialize`. The session has no id before it is answered.
+    pub fn open_session(
+        &mut self,
+        who: Rc<Who>,
+        id: Id,
+        message: Bytes,
+        line: Rc<Line>,
+        now: Instant,
+    ) -> Result<Exchange, Box<Answer>> {
+        let count = self.guests.values().filter(|guest| matches!(guest, Guest::Session(_))).count();
+        if count >= self.limits.sessions_max && !self.end_idlest() {
+            return Err(words::too_many_sessions(self.limits.sessions_max));
+        }
+        let client = self.next_client();
+        let mut session = Session::new(client, who.clone(), now);
+        session.opening = Some(id.clone());
+        let reply = Rc::new(Reply::default());
+        let number = session.post(vec![id], false, reply.clone(), line, now);
+        self.guests.insert(client, Guest::Session(Box::new(session)));
+        self.hear(Heard::Came { client, front: Front::Session, who: (*who).clone() });
+        self.hear(Heard::Said { client, message });
+        let soonest = now + self.limits.quiet.min(self.limits.session_ttl);
+        self.want(soonest);
+        Ok(Exchange { place: Place::Client(client, number), reply })
+    }
+
+    /// Requests within a session; the messages are its parts, in their order.
+    pub fn ask(
+        &mut self,
+        session: u128,
+        ids: Vec<Id>,
+        is_batch: bool,
+        messages: Vec<Bytes>,
+        line: Rc<Line>,
+        now: Instant,
+    ) -> Option<Exchange> {
+        let client = *self.sessions.get(&session)?;
+        let Some(Guest::Session(session)) = self.guests.get_mut(&client) else { return None };
+        let reply = Rc::new(Reply::default());
+        let number = session.post(ids, is_batch, reply.clone(), line, now);
+        for message in messages {
+            self.hear(Heard::Said { client, message });
+        }
+        let quiet = now + self.limits.quiet;
+        self.want(quiet);
+        Some(Exchange { place: Place::Client(client, number), reply })
+    }
+
+    /// What needs no answer.
+    pub fn note(&mut self, session: u128, messages: Vec<Bytes>) {
+        let Some(client) = self.sessions.get(&session).copied() else { return };
+        for message in messages {
+            self.hear(Heard::Said { client, message });
+        }
+    }
+
+    pub fn ask_stateless(&mut self, who: &Who, message: Bytes, line: Rc<Line>, now: Instant) -> Exchange {
+        let client = self.next_client();
+        let reply = Rc::new(Reply::default());
+        self.guests.insert(client, Guest::Request(Request { way: Way::Quiet(reply.clone(), line), began: now }));
+        self.hear(Heard::Came { client, front: Front::Request, who: who.clone() });
+        self.hear(Heard::Said { client, message });
+        let quiet = now + self.limits.quiet;
+        self.want(quiet);
+        Exchange { place: Place::Client(client, 0), reply }
+    }
+
+    pub fn listen(
+        &mut self,
+        session: u128,
+        last: Option<&str>,
+        line: Rc<Line>,
+        now: Instant,
+    ) -> Result<(Rc<Stream>, Place), NoStream> {
+        let client = *self.sessions.get(&session).ok_or(NoStream::Forgotten)?;
+        let Some(Guest::Session(session)) = self.guests.get_mut(&client) else { return Err(NoStream::Forgotten) };
+        let stream = session.listen(last, line, now)?;
+        let ping = now + self.limits.ping;
+        self.want(ping);
+        Ok(stream)
+    }
+
+    /// A client ends its session.
+    pub fn end_session(&mut self, id: u128) {
+        if let Some(client) = self.sessions.get(&id).copied() {
+            self.forget(client);
+        }
+    }
+
+    pub fn ask_page(&mut self, mut page: Page, line: Rc<Line>) -> Exchange {
+        let ticket = self.next_ticket;
+        self.next_ticket += 1;
+        page.ticket = ticket;
+        let reply = Rc::new(Reply::default());
+        self.pages.insert(ticket, (reply.clone(), line));
+        self.hear(Heard::Page(Box::new(page)));
+        Exchange { place: Place::Page(ticket), reply }
+    }
+
+    /// Whoever asked is gone before it was told anything.
+    pub fn asker_left(&mut self, place: Place, now: Instant) {
+        match place {
+            Place::Page(ticket) => drop(self.pages.remove(&ticket)),
+            Place::Client(client, number) => match self.guests.get_mut(&client) {
+                // Nobody knows the id of a session whose opening was not answered.
+                Some(Guest::Session(session)) if session.id.is_none() => self.leave(client),
+                Some(Guest::Session(session)) => session.poster_left(number, now),
+                Some(Guest::Request(_)) => self.leave(client),
+                None => {}
+            },
+        }
+    }
+
+    pub fn reader_left(&mut self, place: Place, stream: &Rc<Stream>, now: Instant) {
+        match place {
+            Place::Page(ticket) => drop(self.watchers.remove(&ticket)),
+            Place::Client(client, number) => match self.guests.get_mut(&client) {
+                Some(Guest::Session(session)) => {
+                    session.reader_left(number, stream, now);
+                    let over = now + self.limits.session_ttl;
+                    self.want(over);
+                }
+                // In the stateless era to leave is to cancel.
+                Some(Guest::Request(_)) => self.leave(client),
+                None => {}
+            },
+        }
+    }
+
+    // Time.
+
+    /// Time is to be looked at no later than this.
+    pub fn want(&mut self, at: Instant) {
+        if self.due.is_none_or(|due| at < due) {
+            self.due = Some(at);
+            self.wake();
+        }
+    }
+
+    pub fn sweep(&mut self, now: Instant) {
+        let limits = self.limits.clone();
+        let mut next = None;
+        for line in self.lines.values() {
+            match line.deadline(&limits) {
+                Some(deadline) if deadline <= now => line.cut(),
+                Some(deadline) => sooner(&mut next, deadline),
+                None => {}
+            }
+        }
+        let mut expired = Vec::new();
+        for (client, guest) in &mut self.guests {
+            match guest {
+                Guest::Session(session) => {
+                    if session.id.is_none() && session.is_slow(&limits, now) {
+                        let id = mint();
+                        session.id = Some(id);
+                        self.sessions.insert(id, *client);
+                    }
+                    let kept = session.events_bytes;
+                    if let Some(at) = session.sweep(&limits, now) {
+                        sooner(&mut next, at);
+                    }
+                    self.events_bytes = self.events_bytes + session.events_bytes - kept;
+                    let over = session.seen + limits.session_ttl;
+                    match session.is_attended() {
+                        true => {}
+                        false if over <= now => expired.push(*client),
+                        false => sooner(&mut next, over),
+                    }
+                }
+                Guest::Request(request) => {
+                    if matches!(request.way, Way::Quiet(..)) && request.began + limits.quiet <= now {
+                        let stream = request.open_events(*client, now);
+                        stream.put(Bytes::from_static(stream::PING), limits.stream_bytes_max, now);
+                    }
+                    match &request.way {
+                        Way::Quiet(..) => sooner(&mut next, request.began + limits.quiet),
+                        Way::Events(stream) => ping(stream, &limits, now, &mut next),
+                    }
+                }
+            }
+        }
+        for stream in self.watchers.values() {
+            ping(stream, &limits, now, &mut next);
+        }
+        self.due = next;
+        for client in expired {
+            self.forget(client);
+        }
+        self.make_room();
+    }
+
+    // The house itself.
+
+    fn next_client(&mut self) -> u64 {
+        self.next_client += 1;
+        self.next_client - 1
+    }
+
+    fn hear(&mut self, heard: Heard) {
+        self.heard.push_back(heard);
+        self.wake();
+    }
+
+    fn wake(&mut self) {
+        if let Some(waker) = self.driver.take() {
+            waker.wake();
+        }
+    }
+
+    fn remove(&mut self, client: u64) -> Option<Guest> {
+        let guest = self.guests.remove(&client)?;
+        if let Guest::Session(session) = &guest {
+            self.events_bytes -= session.events_bytes;
+            if let Some(id) = session.id {
+                self.sessions.remove(&id);
+            }
+        }
+        Some(guest)
+    }
+
+    /// The client is gone by itself.
+    fn leave(&mut self, client: u64) {
+        if self.remove(client).is_some() {
+            self.hear(Heard::Left { client });
+        }
+    }
+
+    /// The session is over, and whoever waits for something of it is let go.
+    fn forget(&mut self, client: u64) {
+        if let Some(Guest::Session(mut session)) = self.remove(client) {
+            session.end(words::session_ended);
+            self.hear(Heard::Left { client });
+        }
+    }
+
+    /// Makes room for a new session; false if all are in use.
+    fn end_idlest(&mut self) -> bool {
+        let idle = self.guests.iter().filter_map(|(client, guest)| match guest {
+            Guest::Session(session) if !session.is_attended() => Some((session.seen, *client)),
+            _ => None,
+        });
+        let idlest = idle.min();
+        idlest.map(|(_, client)| self.forget(client)).is_some()
+    }
+
+    /// Events that all sessions keep together are bounded; whoever keeps the most forgets first.
+    fn make_room(&mut self) {
+        while self.events_bytes > self.limits.events_total_max {
+            let sessions = self.guests.values_mut().filter_map(|guest| match guest {
+                Guest::Session(session) => Some(session),
+                Guest::Request(_) => None,
+            });
+            let Some(largest) = sessions.max_by_key(|session| session.events_bytes) else { return };
+            let kept = largest.events_bytes;
+            largest.forget_event();
+            self.events_bytes = self.events_bytes + largest.events_bytes - kept;
+        }
+    }
+}
+
+impl Request {
+    fn open_events(&mut self, client: u64, now: Instant) -> Rc<Stream> {
+        let Way::Quiet(reply, line) = &self.way else { unreachable!("only what is quiet becomes a stream") };
+        let stream = Stream::new(line.clone(), now);
+        reply.tell(Answer::events(None, stream.clone(), Place::Client(client, 0)));
+        self.way = Way::Events(stream.clone());
+        stream
+    }
+}
+
+/// An HTTP request that was handed on and has no answer yet.
+pub struct Exchange {
+    pub place: Place,
+    pub reply: Rc<Reply>,
+}
+
+/// Whether a message ends a request. The first of three members tells, and mostly stands near the start: nothing behind
+/// it is read.
+pub fn said(message: &[u8]) -> Said {
+    let start = &message[..message.len().min(START)];
+    let start = match std::str::from_utf8(start) {
+        Ok(text) => text,
+        Err(error) => std::str::from_utf8(&start[..error.valid_up_to()]).unwrap_or_default(),
+    };
+    let whole = || std::str::from_utf8(message).ok().and_then(said_in);
+    said_in(start).or_else(|| if message.len() > START { whole() } else { None }).unwrap_or(Said::Other)
+}
+
+fn said_in(text: &str) -> Option<Said> {
+    let mut said = None;
+    let _ = Scan::new(text).object(|scan, name| {
+        said = match name.get() {
+            r#""result""# => Some(Said::Result),
+            r#""error""# => Some(Said::Error),
+            r#""method""# => Some(Said::Other),
+            _ => return scan.value().map(drop),
+        };
+        None
+    });
+    said
+}
+
+fn error_code(message: &[u8]) -> Option<i64> {
+    let Ok(Message::Response { error: Some(error), .. }) = message::parse(message) else { return None };
+    message::pick(error, ["code"])?[0]?.get().parse().ok()
+}
+
+fn version_of(message: &[u8]) -> Option<String> {
+    let Ok(Message::Response { result: Some(result), .. }) = message::parse(message) else { return None };
+    message::pick_text(result, "protocolVersion")
+}
+
+/// From the operating system: whoever guesses it is somebody else.
+pub fn mint() -> u128 {
+    let mut bytes = [0; 16];
+    getrandom::fill(&mut bytes).expect("the operating system has random numbers");
+    u128::from_ne_bytes(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_telling_member_says_what_a_message_is() {
+        let table = [
+            (r#"{"jsonrpc":"2.0","id":1,"result":{}}"#, Said::Result),
+            (r#"{"result":{"method":"x"},"id":1}"#, Said::Result),
+            (r#"{"id":1,"error":{"code":1}}"#, Said::Error),
+            (r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"result":1}}"#, Said::Other),
+            (r#"{"params":{"result":1},"id":3,"method":"sampling/createMessage"}"#, Said::Other),
+            ("{}", Said::Other),
+            ("", Said::Other),
+        ];
+        for (message, expected) in table {
+            assert_eq!(said(message.as_bytes()), expected, "{message}");
+        }
+        assert_eq!(said(b"\xff"), Said::Other);
+        // What tells may come late.
+        let long = format!(r#"{{"params":"{}","result":1}}"#, "ä".repeat(START));
+        assert_eq!(said(long.as_bytes()), Said::Result);
+    }
+}

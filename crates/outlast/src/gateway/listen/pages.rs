@@ -1,0 +1,189 @@
+//! Pages for people and their instruments: what may be read by whom, and from where something may be set in motion.
+//!
+//! The status page is one file within the program. It holds no data, so anybody may load it; what it shows it asks for,
+//! with the credentials that its reader gives it. What changes something needs a token besides: it is told to whoever may
+//! read, and a page of another origin may not read. So a stranger's page can make a browser send an order, but never one
+//! that counts.
+
+use std::{rc::Rc, sync::LazyLock};
+
+use bytes::Bytes;
+use hyper::{
+    HeaderMap, Method, StatusCode,
+    body::Incoming,
+    http::{request::Parts, uri::Authority},
+};
+use sha2::{Digest, Sha256};
+
+use super::{
+    Door, Page,
+    headers::{is_json, single},
+    request::{Told, identify, take, wait},
+    socket::Line,
+    stream::{Answer, Content},
+    words,
+};
+use crate::base64;
+
+const STATUS: &str = include_str!("status.html");
+/// Orders carry the token in it. A form cannot set it, and a script of another origin would have to ask first.
+const TOKEN: &str = "x-outlast-token";
+
+pub async fn turn(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Option<Incoming>) -> Told {
+    let told = answer(door, line, &head, body).await;
+    let is_html = matches!(&told, Ok(answer) if answer.kind == HTML);
+    let protect = |mut answer: Box<Answer>| {
+        answer.headers.push(("x-content-type-options", "nosniff".into()));
+        answer.headers.push(("cross-origin-resource-policy", "same-origin".into()));
+        answer.headers.push(("referrer-policy", "no-referrer".into()));
+        if is_html {
+            answer.headers.push(("content-security-policy", POLICY.clone()));
+            answer.headers.push(("cross-origin-opener-policy", "same-origin".into()));
+        }
+        // Of two that say the same the first counts; a stream has its own.
+        if !matches!(answer.content, Content::Events(..)) {
+            answer.headers.push(("cache-control", "no-store".into()));
+        }
+        answer
+    };
+    told.map(protect).map_err(protect)
+}
+
+const HTML: &str = "text/html; charset=utf-8";
+
+async fn answer(door: &Rc<Door>, line: &Rc<Line>, head: &Parts, body: &mut Option<Incoming>) -> Told {
+    let path = head.uri.path();
+    let is_open = matches!(path, "/health" | "/ready" | "/");
+    if !is_open && path != "/metrics" && !path.starts_with("/api/") {
+        return Err(Answer::refusal(StatusCode::NOT_FOUND, "there is nothing here; MCP is spoken at /mcp"));
+    }
+    let is_order = head.method == Method::POST && path.starts_with("/api/");
+    if !is_order && !matches!(head.method, Method::GET | Method::HEAD) {
+        return Err(words::method_not_allowed("GET", "this can only be read"));
+    }
+    let who = if is_open { door.nobody.clone() } else { identify(door, &head.headers)? };
+    match path {
+        "/" => return Ok(whole(HTML, Bytes::from_static(STATUS.as_bytes()))),
+        "/api/token" if !is_order => {
+            let token = serde_json::json!({"token": door.token}).to_string();
+            return Ok(whole(words::JSON, token.into()));
+        }
+        _ => {}
+    }
+    if is_order {
+        check_order(&door.token, &head.headers, head.uri.authority())?;
+    }
+    let body = if is_order { take(door, body).await? } else { Bytes::new() };
+    if !is_open {
+        line.show_pass(head.headers.clone(), who.clone());
+    }
+    let page = Page {
+        ticket: 0,
+        // What has a body when it is asked for has none when asked only for its head.
+        method: if is_order { Method::POST } else { Method::GET },
+        path: path.to_owned(),
+        query: head.uri.query().unwrap_or_default().to_owned(),
+        body,
+        who: (*who).clone(),
+    };
+    let exchange = door.house.borrow_mut().ask_page(page, line.clone());
+    Ok(wait(door, exchange).await)
+}
+
+fn whole(kind: &'static str, body: Bytes) -> Box<Answer> {
+    let content = Content::Whole(body);
+    Box::new(Answer { status: StatusCode::OK, session: None, kind, headers: Vec::new(), content })
+}
+
+/// Whether an order comes from a page of ours, or from no page at all; three ways, as any one may fail some day.
+fn check_order(token: &str, headers: &HeaderMap, authority: Option<&Authority>) -> Result<(), Box<Answer>> {
+    let forbid = |message: &str| Err(Answer::refusal(StatusCode::FORBIDDEN, message));
+    if !is_json(headers) {
+        return Err(Answer::refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "an order must be application/json"));
+    }
+    let host = authority.map(Authority::as_str).or_else(|| single(headers, "host").ok().flatten());
+    match single(headers, "origin") {
+        Ok(None) => {}
+        Ok(Some(origin)) if origin.split_once("://").map(|(_, rest)| rest) == host => {}
+        _ => return forbid("orders are taken from this gateway's own page alone"),
+    }
+    match single(headers, "sec-fetch-site") {
+        Ok(None | Some("same-origin" | "none")) => {}
+        _ => return forbid("orders are taken from this gateway's own page alone"),
+    }
+    match single(headers, TOKEN) {
+        Ok(Some(given)) if is_same(given, token) => Ok(()),
+        _ => forbid("the X-Outlast-Token header must hold the token of /api/token"),
+    }
+}
+
+/// Takes as long whether the first letter is wrong or the last.
+fn is_same(given: &str, token: &str) -> bool {
+    given.len() == token.len() && given.bytes().zip(token.bytes()).fold(0, |wrong, (a, b)| wrong | (a ^ b)) == 0
+}
+
+/// Nothing but the page's own style and script, known by their hashes, and talk with nobody but us.
+static POLICY: LazyLock<String> = LazyLock::new(|| {
+    format!(
+        "default-src 'none'; script-src '{}'; style-src '{}'; connect-src 'self'; img-src data:; base-uri 'none'; \
+         form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'",
+        hash_of("script"),
+        hash_of("style")
+    )
+});
+
+fn hash_of(element: &str) -> String {
+    let start = STATUS.find(&format!("<{element}>")).expect("the page has one") + element.len() + 2;
+    let end = start + STATUS[start..].find(&format!("</{element}>")).expect("and it ends");
+    format!("sha256-{}", base64::encode(&Sha256::digest(&STATUS.as_bytes()[start..end])))
+}
+
+#[cfg(test)]
+mod tests {
+    use hyper::header::{HeaderName, HeaderValue};
+
+    use super::*;
+
+    #[test]
+    fn an_order_comes_from_our_own_page_or_from_no_page() {
+        const TOKEN_OK: (&str, &str) = ("x-outlast-token", "secret");
+        const JSON: (&str, &str) = ("content-type", "application/json");
+        const HOST: (&str, &str) = ("host", "localhost:80");
+        type Lines = &'static [(&'static str, &'static str)];
+        let table: &[(Lines, Option<u16>)] = &[
+            (&[HOST, JSON, TOKEN_OK], None),
+            (&[HOST, JSON, TOKEN_OK, ("origin", "http://localhost:80"), ("sec-fetch-site", "same-origin")], None),
+            (&[HOST, JSON, TOKEN_OK, ("sec-fetch-site", "none")], None),
+            (&[HOST, JSON], Some(403)),
+            (&[HOST, JSON, ("x-outlast-token", "secre")], Some(403)),
+            (&[HOST, JSON, ("x-outlast-token", "Secret")], Some(403)),
+            (&[HOST, JSON, TOKEN_OK, TOKEN_OK], Some(403)),
+            (&[HOST, JSON, TOKEN_OK, ("origin", "http://localhost:81")], Some(403)),
+            (&[HOST, JSON, TOKEN_OK, ("origin", "http://127.0.0.1:80")], Some(403)),
+            (&[HOST, JSON, TOKEN_OK, ("origin", "null")], Some(403)),
+            (&[HOST, JSON, TOKEN_OK, ("sec-fetch-site", "same-site")], Some(403)),
+            (&[HOST, JSON, TOKEN_OK, ("sec-fetch-site", "cross-site")], Some(403)),
+            (&[HOST, TOKEN_OK], Some(415)),
+            (&[HOST, TOKEN_OK, ("content-type", "text/plain")], Some(415)),
+        ];
+        for (lines, status) in table {
+            let mut headers = HeaderMap::new();
+            for (name, value) in *lines {
+                headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
+            }
+            let refused = check_order("secret", &headers, None).err().map(|answer| answer.status.as_u16());
+            assert_eq!(refused, *status, "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn the_page_brings_all_it_needs() {
+        assert_eq!(STATUS.matches("<script").count(), 1);
+        assert_eq!(STATUS.matches("<style").count(), 1);
+        for outside in ["http://", "https://", "//cdn", "@import", "innerHTML", "eval(", " style=", " onclick="] {
+            let allowed = if outside == "http://" { STATUS.matches("http://www.w3.org/2000/svg").count() } else { 0 };
+            assert_eq!(STATUS.matches(outside).count(), allowed, "{outside}");
+        }
+        assert!(POLICY.starts_with("default-src 'none'; script-src 'sha256-"), "{}", *POLICY);
+    }
+}

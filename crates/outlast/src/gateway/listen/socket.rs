@@ -1,0 +1,236 @@
+//! One connection, as the house sees it: what it is at, since when, and how it is told to go.
+
+use std::{
+    cell::{Cell, RefCell},
+    io,
+    pin::Pin,
+    rc::Rc,
+    task::{Context, Poll, Waker},
+    time::{Duration, Instant},
+};
+
+use hyper::{HeaderMap, rt};
+use hyper_util::rt::TokioIo;
+use outlast_core::gateway::Who;
+use socket2::TcpKeepalive;
+use tokio::net::TcpStream;
+
+use super::{Auth, Limits, house::Shared};
+
+/// A connection on which nothing was heard for so long is asked by the kernel whether it is still there.
+const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);
+const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
+const KEEPALIVE_TRIES: u32 = 3;
+
+/// What a connection is at. Only `Busy` may last: there the answer is ours to give.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// Between two requests, or before the first.
+    Idle(Instant),
+    /// A request has begun and its head is not whole.
+    Head(Instant),
+    Busy,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wish {
+    Stay,
+    /// After the answer that is being given.
+    Close,
+    /// At once.
+    Cut,
+}
+
+#[derive(Debug)]
+pub struct Line {
+    phase: Cell<Phase>,
+    /// What we have to say is not taken.
+    stalled: Cell<Option<Instant>>,
+    wish: Cell<Wish>,
+    waker: RefCell<Option<Waker>>,
+    /// By what right the request that is being answered came.
+    pass: RefCell<Option<Pass>>,
+}
+
+/// An answer may take long, and the right to it may end before.
+#[derive(Debug)]
+struct Pass {
+    headers: HeaderMap,
+    who: Rc<Who>,
+}
+
+impl Line {
+    pub fn new(now: Instant) -> Rc<Line> {
+        Rc::new(Line {
+            phase: Cell::new(Phase::Idle(now)),
+            stalled: Cell::new(None),
+            wish: Cell::new(Wish::Stay),
+            waker: RefCell::new(None),
+            pass: RefCell::new(None),
+        })
+    }
+
+    /// A request is whole.
+    pub fn begin(&self) {
+        self.phase.set(Phase::Busy);
+    }
+
+    /// Its answer is given, and the next request may come.
+    pub fn rest(&self, house: &Shared) {
+        let now = Instant::now();
+        self.phase.set(Phase::Idle(now));
+        self.pass.replace(None);
+        let mut house = house.borrow_mut();
+        let idle = house.limits.idle_timeout;
+        house.want(now + idle);
+    }
+
+    /// The request is this one's, by these headers.
+    pub fn show_pass(&self, headers: HeaderMap, who: Rc<Who>) {
+        self.pass.replace(Some(Pass { headers, who }));
+    }
+
+    /// Cut off, if the right by which its request came has ended.
+    pub fn check_pass(&self, auth: &Auth) {
+        let is_over = match &*self.pass.borrow() {
+            Some(pass) => auth(&pass.headers).map_or(true, |who| who != *pass.who),
+            None => false,
+        };
+        if is_over {
+            self.cut();
+        }
+    }
+
+    /// Cut off, if it is being answered and nobody asked who it is.
+    pub fn ask_for_pass(&self) {
+        if self.phase.get() == Phase::Busy && self.pass.borrow().is_none() {
+            self.cut();
+        }
+    }
+
+    /// When it has been at the same thing for too long.
+    pub fn deadline(&self, limits: &Limits) -> Option<Instant> {
+        let phase = match self.phase.get() {
+            Phase::Idle(since) => Some(since + limits.idle_timeout),
+            Phase::Head(since) => Some(since + limits.head_timeout),
+            Phase::Busy => None,
+        };
+        let stalled = self.stalled.get().map(|since| since + limits.write_timeout);
+        phase.into_iter().chain(stalled).min()
+    }
+
+    pub fn is_stalled(&self) -> bool {
+        self.stalled.get().is_some()
+    }
+
+    pub fn close(&self) {
+        if self.wish.get() == Wish::Stay {
+            self.wish.set(Wish::Close);
+        }
+        self.wake();
+    }
+
+    pub fn cut(&self) {
+        self.wish.set(Wish::Cut);
+        self.wake();
+    }
+
+    fn wake(&self) {
+        if let Some(waker) = &*self.waker.borrow() {
+            waker.wake_by_ref();
+        }
+    }
+
+    /// What the connection is to do; whoever asks is woken when that changes.
+    pub fn poll_wish(&self, cx: &Context<'_>) -> Wish {
+        let mut waker = self.waker.borrow_mut();
+        if waker.as_ref().is_none_or(|known| !known.will_wake(cx.waker())) {
+            *waker = Some(cx.waker().clone());
+        }
+        self.wish.get()
+    }
+}
+
+/// The bytes of a connection.
+pub struct Socket {
+    tcp: TokioIo<TcpStream>,
+    line: Rc<Line>,
+    house: Shared,
+}
+
+impl Socket {
+    /// A client that vanished is noticed by the kernel, whether we have something to say to it or not.
+    pub fn new(tcp: TcpStream, line: Rc<Line>, house: Shared) -> Socket {
+        // Each is a help and not a need: a system without one of them still has our own limits.
+        let _ = tcp.set_nodelay(true);
+        let socket = socket2::SockRef::from(&tcp);
+        let _ = socket.set_tcp_keepalive(
+            &TcpKeepalive::new()
+                .with_time(KEEPALIVE_AFTER)
+                .with_interval(KEEPALIVE_EVERY)
+                .with_retries(KEEPALIVE_TRIES),
+        );
+        #[cfg(target_os = "linux")]
+        let _ = socket.set_tcp_user_timeout(Some(house.borrow().limits.write_timeout));
+        Socket { tcp: TokioIo::new(tcp), line, house }
+    }
+
+    fn note_write<T>(&self, poll: Poll<T>) -> Poll<T> {
+        if poll.is_ready() {
+            self.line.stalled.set(None);
+        } else if self.line.stalled.get().is_none() {
+            let now = Instant::now();
+            self.line.stalled.set(Some(now));
+            let mut house = self.house.borrow_mut();
+            let write = house.limits.write_timeout;
+            house.want(now + write);
+        }
+        poll
+    }
+}
+
+impl rt::Read for Socket {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        cursor: rt::ReadBufCursor<'_>,
+    ) -> Poll<io::Result<()>> {
+        let read = Pin::new(&mut self.tcp).poll_read(cx, cursor);
+        if read.is_ready() && matches!(self.line.phase.get(), Phase::Idle(_)) {
+            let now = Instant::now();
+            self.line.phase.set(Phase::Head(now));
+            let mut house = self.house.borrow_mut();
+            let head = house.limits.head_timeout;
+            house.want(now + head);
+        }
+        read
+    }
+}
+
+impl rt::Write for Socket {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let poll = Pin::new(&mut self.tcp).poll_write(cx, bytes);
+        self.note_write(poll)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.tcp).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        true
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        pieces: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let poll = Pin::new(&mut self.tcp).poll_write_vectored(cx, pieces);
+        self.note_write(poll)
+    }
+}

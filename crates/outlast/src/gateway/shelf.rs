@@ -1,0 +1,277 @@
+//! The catalogue on disk: what each backend offered last, so that clients see it at once at the next start.
+//!
+//! One file for each gateway, written whole or not at all, off the loop, a moment after the last change. What was kept of a
+//! backend that is another one now, by its command or address, is not taken for its own.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::{Path, PathBuf},
+    pin::Pin,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use outlast_core::gateway::{Backend, Kind, Offer};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+use sha2::{Digest, Sha256};
+use tokio::task::JoinHandle;
+
+use crate::{home::Home, report::plain};
+
+/// Of the format. Another one is not read.
+const VERSION: u32 = 1;
+/// A larger catalogue is neither written nor read: the next start waits for its backends instead.
+const FILE_MAX: usize = 32 << 20;
+/// Backends come up together, so their catalogues are written together.
+const WAIT: Duration = Duration::from_millis(500);
+
+pub struct Shelf {
+    path: Option<PathBuf>,
+    kept: BTreeMap<String, Kept>,
+    /// What each backend is, by name.
+    marks: BTreeMap<String, String>,
+    due: Option<Instant>,
+    writing: Option<JoinHandle<io::Result<()>>>,
+    /// It is said once.
+    has_complained: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Kept {
+    mark: String,
+    offer: Offer,
+}
+
+#[derive(Serialize, Deserialize)]
+struct File<'a> {
+    version: u32,
+    #[serde(borrow)]
+    backends: BTreeMap<String, Shelved<'a>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Shelved<'a> {
+    /// What the backend was.
+    mark: String,
+    #[serde(borrow)]
+    tools: Vec<&'a RawValue>,
+    #[serde(borrow)]
+    prompts: Vec<&'a RawValue>,
+    #[serde(borrow)]
+    resources: Vec<&'a RawValue>,
+    #[serde(borrow)]
+    templates: Vec<&'a RawValue>,
+    #[serde(borrow)]
+    capabilities: Option<&'a RawValue>,
+    instructions: Option<String>,
+}
+
+impl Shelf {
+    /// Reads what was kept of these backends. `identity` tells gateways of one directory apart; it is part of the file's
+    /// name. The sentence is for the log, if there was something that could not be used.
+    pub fn open(home: &Home, identity: &str, backends: &[Backend]) -> (Shelf, BTreeMap<String, Offer>, Option<String>) {
+        let hash = Sha256::digest(identity.as_bytes());
+        let name: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+        let path = home.dir().map(|dir| dir.join(format!("catalogue.{name}.json")));
+        let (kept, note) = match path.as_deref().map(read) {
+            None | Some(Ok(None)) => (BTreeMap::new(), None),
+            Some(Ok(Some(kept))) => (kept, None),
+            Some(Err(why)) => {
+                let note = format!("the catalogue of the last time cannot be used, and is made anew: {why}");
+                (BTreeMap::new(), Some(note))
+            }
+        };
+        let mut shelf = Shelf { path, kept, marks: BTreeMap::new(), due: None, writing: None, has_complained: false };
+        shelf.marks = marks(backends);
+        shelf.drop_strangers();
+        let offers = shelf.kept.iter().map(|(name, kept)| (name.clone(), kept.offer.clone())).collect();
+        (shelf, offers, note)
+    }
+
+    /// Other backends from here on.
+    pub fn configure(&mut self, backends: &[Backend], now: Instant) {
+        self.marks = marks(backends);
+        if self.drop_strangers() {
+            self.due.get_or_insert(now + WAIT);
+        }
+    }
+
+    /// What a backend offers is now this.
+    pub fn keep(&mut self, backend: &str, offer: Offer, now: Instant) {
+        let Some(mark) = self.marks.get(backend).cloned() else { return };
+        let kept = Kept { mark, offer };
+        if self.kept.get(backend) != Some(&kept) {
+            self.kept.insert(backend.to_owned(), kept);
+            self.due.get_or_insert(now + WAIT);
+        }
+    }
+
+    /// When to say that time passed.
+    pub fn deadline(&self) -> Option<Instant> {
+        // What is being written comes first: it wakes us itself.
+        if self.writing.is_some() { None } else { self.due }
+    }
+
+    /// Begins to write what is due. Early or twice changes nothing.
+    pub fn time_passed(&mut self, now: Instant) {
+        if self.writing.is_none() && self.due.is_some_and(|due| due <= now) {
+            self.write();
+        }
+    }
+
+    /// Ready with a sentence if a write failed, the first time. Otherwise pending; it wakes when a write ends.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<String> {
+        let Some(writing) = &mut self.writing else { return Poll::Pending };
+        let Poll::Ready(written) = Pin::new(writing).poll(cx) else { return Poll::Pending };
+        self.writing = None;
+        let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
+        match written {
+            Err(error) if !self.has_complained => {
+                self.has_complained = true;
+                let why = plain(&error.to_string());
+                Poll::Ready(format!("the catalogue is not kept for the next start: {why}"))
+            }
+            _ => {
+                // Whatever changed meanwhile has its own time; we are asked for it after this.
+                cx.waker().wake_by_ref();
+                Poll::Pending
+            }
+        }
+    }
+
+    /// Before the end: what is due is written, whenever it was.
+    pub async fn finish(mut self) {
+        if let Some(writing) = self.writing.take() {
+            let _ = writing.await;
+        }
+        if self.due.is_some() {
+            self.write();
+        }
+        if let Some(writing) = self.writing.take() {
+            let _ = writing.await;
+        }
+    }
+
+    fn write(&mut self) {
+        self.due = None;
+        let Some(path) = self.path.clone() else { return };
+        // Cheap: the lists are shared, not copied.
+        let kept = self.kept.clone();
+        self.writing = Some(tokio::task::spawn_blocking(move || write(&path, &kept)));
+    }
+
+    /// True if there were any.
+    fn drop_strangers(&mut self) -> bool {
+        let before = self.kept.len();
+        let marks = &self.marks;
+        self.kept.retain(|name, kept| marks.get(name) == Some(&kept.mark));
+        self.kept.len() < before
+    }
+}
+
+fn marks(backends: &[Backend]) -> BTreeMap<String, String> {
+    backends.iter().map(|backend| (backend.name.clone(), mark(&backend.kind))).collect()
+}
+
+/// What a backend is: its command or address, and nothing that may be secret in the clear.
+fn mark(kind: &Kind) -> String {
+    let mut hash = Sha256::new();
+    let mut add = |text: &str| {
+        hash.update((text.len() as u64).to_le_bytes());
+        hash.update(text.as_bytes());
+    };
+    match kind {
+        Kind::Stdio { command, args, cwd, .. } => {
+            add("stdio");
+            add(command);
+            add(cwd.as_deref().unwrap_or_default());
+            args.iter().for_each(|word| add(word));
+        }
+        Kind::Http { url, is_sse, .. } => {
+            add(if *is_sse { "sse" } else { "http" });
+            add(url);
+        }
+    }
+    hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Nothing if there is no such file.
+fn read(path: &Path) -> Result<Option<BTreeMap<String, Kept>>, String> {
+    let text = match fs::metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Ok(about) if about.len() > FILE_MAX as u64 => return Err("it is too large".to_owned()),
+        _ => fs::read_to_string(path).map_err(|error| plain(&error.to_string()))?,
+    };
+    #[derive(Deserialize)]
+    struct Head {
+        version: u32,
+    }
+    let head: Head = serde_json::from_str(&text).map_err(|error| format!("it is damaged ({error})"))?;
+    if head.version != VERSION {
+        return Err(format!("it is of version {}", head.version));
+    }
+    let file: File<'_> = serde_json::from_str(&text).map_err(|error| format!("it is damaged ({error})"))?;
+    let list = |values: Vec<&RawValue>| values.into_iter().map(bytes).collect();
+    let backends = file.backends.into_iter().map(|(name, shelved)| {
+        let offer = Offer {
+            tools: list(shelved.tools),
+            prompts: list(shelved.prompts),
+            resources: list(shelved.resources),
+            templates: list(shelved.templates),
+            capabilities: shelved.capabilities.map(bytes).unwrap_or_default(),
+            instructions: shelved.instructions,
+        };
+        (name, Kept { mark: shelved.mark, offer })
+    });
+    Ok(Some(backends.collect()))
+}
+
+fn bytes(value: &RawValue) -> Bytes {
+    Bytes::copy_from_slice(value.get().as_bytes())
+}
+
+fn write(path: &Path, kept: &BTreeMap<String, Kept>) -> io::Result<()> {
+    let bad = |error: serde_json::Error| io::Error::new(io::ErrorKind::InvalidData, error);
+    let mut backends = BTreeMap::new();
+    for (name, Kept { mark, offer }) in kept {
+        let shelved = Shelved {
+            mark: mark.clone(),
+            tools: raws(&offer.tools).map_err(bad)?,
+            prompts: raws(&offer.prompts).map_err(bad)?,
+            resources: raws(&offer.resources).map_err(bad)?,
+            templates: raws(&offer.templates).map_err(bad)?,
+            capabilities: if offer.capabilities.is_empty() {
+                None
+            } else {
+                Some(raw(&offer.capabilities).map_err(bad)?)
+            },
+            instructions: offer.instructions.clone(),
+        };
+        backends.insert(name.clone(), shelved);
+    }
+    let text = serde_json::to_vec(&File { version: VERSION, backends }).map_err(bad)?;
+    if text.len() > FILE_MAX {
+        return Err(io::Error::other(format!("it is larger than {} MiB", FILE_MAX >> 20)));
+    }
+    // Beside it first, so that whoever reads sees the old one or the new one and nothing between.
+    let fresh = path.with_extension(format!("{}.new", std::process::id()));
+    let written = fs::write(&fresh, &text).and_then(|()| fs::rename(&fresh, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&fresh);
+    }
+    written
+}
+
+fn raws(values: &[Bytes]) -> Result<Vec<&RawValue>, serde_json::Error> {
+    values.iter().map(raw).collect()
+}
+
+fn raw(value: &Bytes) -> Result<&RawValue, serde_json::Error> {
+    serde_json::from_slice(value)
+}
+
+#[cfg(test)]
+mod tests;

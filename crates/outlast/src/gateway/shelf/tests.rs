@@ -1,0 +1,166 @@
+use std::future::poll_fn;
+
+use outlast_core::{
+    gateway::{Children, EraChoice},
+    restarts::Policy,
+};
+
+use super::*;
+
+fn backend(name: &str, command: &str) -> Backend {
+    let env = [("TOKEN".to_owned(), "s3cret".to_owned())].into();
+    Backend {
+        name: name.to_owned(),
+        kind: Kind::Stdio { command: command.to_owned(), args: vec![], env, cwd: None },
+        prefix: String::new(),
+        allow: vec![],
+        deny: vec![],
+        children: Children::Shared,
+        era: EraChoice::Auto,
+        policy: Policy::exponential(),
+        call_timeout: Duration::ZERO,
+        call_max: Duration::ZERO,
+        start_timeout: Duration::ZERO,
+        idle_stop: None,
+        memory_max: None,
+        breaker_failures: 0,
+        breaker_open: Duration::ZERO,
+        retry_annotated: false,
+    }
+}
+
+fn offer(tool: &str) -> Offer {
+    Offer {
+        tools: vec![Bytes::from(format!("{{\"name\" : \"{tool}\", \"big\": 12345678901234567890123}}"))],
+        prompts: vec![],
+        resources: vec![Bytes::from_static(b"{\"uri\":\"x:\\u00fc\"}")],
+        templates: vec![],
+        capabilities: Bytes::from_static(b"{\"tools\": {}}"),
+        instructions: Some("read \"this\"".to_owned()),
+    }
+}
+
+fn home() -> (tempfile::TempDir, Home) {
+    let dir = tempfile::tempdir().unwrap();
+    let home = Home::open(dir.path(), None);
+    (dir, home)
+}
+
+fn files(home: &Home) -> Vec<PathBuf> {
+    let entries = fs::read_dir(home.dir().unwrap()).unwrap().map(|entry| entry.unwrap().path());
+    entries.filter(|path| path.extension().is_some_and(|extension| extension != "gitignore")).collect()
+}
+
+/// Lets what is due be written.
+async fn write_all(shelf: &mut Shelf) {
+    let due = shelf.deadline().expect("something is due");
+    shelf.time_passed(due - Duration::from_millis(1));
+    assert!(shelf.writing.is_none(), "it waits for more to come");
+    shelf.time_passed(due);
+    while shelf.writing.is_some() {
+        poll_fn(|cx| {
+            let _ = shelf.poll(cx);
+            if shelf.writing.is_some() { Poll::Pending } else { Poll::Ready(()) }
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn what_is_kept_comes_back_byte_for_byte() {
+    let (_dir, home) = home();
+    let backends = [backend("files", "a"), backend("docs", "b")];
+    let (mut shelf, kept, note) = Shelf::open(&home, "one", &backends);
+    assert!(kept.is_empty() && note.is_none());
+    assert_eq!(shelf.deadline(), None);
+    shelf.keep("files", offer("read"), Instant::now());
+    shelf.keep("docs", offer("search"), Instant::now());
+    shelf.keep("stranger", offer("x"), Instant::now());
+    write_all(&mut shelf).await;
+    assert_eq!(shelf.deadline(), None);
+    shelf.keep("docs", offer("search"), Instant::now());
+    assert_eq!(shelf.deadline(), None, "the same again is nothing new");
+
+    let (_, kept, note) = Shelf::open(&home, "one", &backends);
+    assert_eq!(note, None);
+    assert_eq!(kept, [("files".to_owned(), offer("read")), ("docs".to_owned(), offer("search"))].into());
+    let (_, kept, _) = Shelf::open(&home, "two", &backends);
+    assert!(kept.is_empty(), "another gateway has another catalogue");
+    let text = fs::read_to_string(&files(&home)[0]).unwrap();
+    assert!(!text.contains("s3cret"));
+    assert_eq!(files(&home).len(), 1, "nothing else is left");
+}
+
+#[tokio::test]
+async fn another_backend_of_the_same_name_is_another_one() {
+    let (_dir, home) = home();
+    let (mut shelf, ..) = Shelf::open(&home, "one", &[backend("files", "a"), backend("docs", "b")]);
+    shelf.keep("files", offer("read"), Instant::now());
+    shelf.keep("docs", offer("search"), Instant::now());
+    write_all(&mut shelf).await;
+    let (mut shelf, kept, _) = Shelf::open(&home, "one", &[backend("files", "other"), backend("docs", "b")]);
+    assert_eq!(kept.keys().collect::<Vec<_>>(), ["docs"]);
+
+    shelf.configure(&[backend("files", "other")], Instant::now());
+    write_all(&mut shelf).await;
+    let (_, kept, _) = Shelf::open(&home, "one", &[backend("docs", "b")]);
+    assert!(kept.is_empty(), "what is no longer configured is no longer kept");
+}
+
+#[tokio::test]
+async fn what_cannot_be_used_is_said_and_made_anew() {
+    let (_dir, home) = home();
+    let backends = [backend("files", "a")];
+    let (mut shelf, ..) = Shelf::open(&home, "one", &backends);
+    shelf.keep("files", offer("read"), Instant::now());
+    write_all(&mut shelf).await;
+    let path = files(&home).remove(0);
+    let whole = fs::read_to_string(&path).unwrap();
+    let table = [
+        (String::new(), "it is damaged (EOF while parsing a value at line 1 column 0)"),
+        (whole[..whole.len() / 2].to_owned(), "it is damaged"),
+        (whole.replace("\"version\":1", "\"version\":2"), "it is of version 2"),
+        (whole.replace("\"tools\":[", "\"tools\":5,\"x\":["), "it is damaged"),
+    ];
+    for (text, why) in table {
+        fs::write(&path, text).unwrap();
+        let (mut shelf, kept, note) = Shelf::open(&home, "one", &backends);
+        assert!(kept.is_empty());
+        let note = note.unwrap();
+        assert!(
+            note.starts_with(&format!("the catalogue of the last time cannot be used, and is made anew: {why}")),
+            "{note}"
+        );
+        shelf.keep("files", offer("read"), Instant::now());
+        write_all(&mut shelf).await;
+        assert_eq!(fs::read_to_string(&path).unwrap(), whole);
+    }
+}
+
+#[tokio::test]
+async fn a_failed_write_is_said_once_and_what_is_due_at_the_end_is_written() {
+    let (_dir, home) = home();
+    let (mut shelf, ..) = Shelf::open(&home, "one", &[backend("files", "a")]);
+    let path = shelf.path.clone().unwrap();
+    fs::create_dir(&path).unwrap();
+    let now = Instant::now();
+    shelf.keep("files", offer("read"), now);
+    shelf.time_passed(now + WAIT);
+    let said = poll_fn(|cx| shelf.poll(cx)).await;
+    assert!(said.starts_with("the catalogue is not kept for the next start: "), "{said}");
+    assert_eq!(files(&home), std::slice::from_ref(&path), "no litter");
+
+    shelf.keep("files", offer("write"), now);
+    write_all(&mut shelf).await;
+    fs::remove_dir(&path).unwrap();
+    shelf.keep("files", offer("read"), now);
+    shelf.finish().await;
+    let (_, kept, _) = Shelf::open(&home, "one", &[backend("files", "a")]);
+    assert_eq!(kept["files"], offer("read"));
+
+    let (mut nowhere, kept, note) = Shelf::open(&Home::nowhere("x"), "one", &[backend("files", "a")]);
+    assert!(kept.is_empty() && note.is_none());
+    nowhere.keep("files", offer("read"), now);
+    nowhere.time_passed(now + WAIT);
+    nowhere.finish().await;
+}

@@ -1,0 +1,243 @@
+//! `outlast help`: of a command, or on a topic of the book.
+
+use clap::CommandFactory;
+use std::process::ExitCode;
+
+use crate::{
+    cli,
+    instances::print,
+    paint::Paint,
+    report::{self, Report, slips},
+    table,
+};
+
+/// Each page is a section of the book, word for word; a test holds them together.
+pub const TOPICS: [Topic; 9] = [
+    topic("concepts", "what outlast is and what it is called", include_str!("help/concepts.md")),
+    topic("crash", "what becomes of a request when the server dies", include_str!("help/crash.md")),
+    topic("policies", "when a server is started again, and when given up on", include_str!("help/policies.md")),
+    topic("watch", "reloading a server under its client", include_str!("help/watch.md")),
+    topic("control", "seeing and steering what runs", include_str!("help/control.md")),
+    topic("files", "what lies where", include_str!("help/files.md")),
+    topic("eras", "the two kinds of MCP", include_str!("help/eras.md")),
+    topic("clients", "where each client keeps its servers", include_str!("help/clients.md")),
+    topic("exit-codes", "what a number means", include_str!("help/exit-codes.md")),
+];
+
+/// Longer lines are hard to read, however wide the terminal.
+const WIDTH_MAX: usize = 100;
+
+pub struct Topic {
+    pub name: &'static str,
+    pub about: &'static str,
+    pub page: &'static str,
+}
+
+const fn topic(name: &'static str, about: &'static str, page: &'static str) -> Topic {
+    Topic { name, about, page }
+}
+
+pub fn help(arguments: &cli::Help) -> Result<ExitCode, Report> {
+    let width = table::room().unwrap_or(WIDTH_MAX).min(WIDTH_MAX);
+    let mut command = cli::Cli::command().term_width(width);
+    command.build();
+    let Some((first, rest)) = arguments.words.split_first() else {
+        return print(&command.render_long_help().to_string());
+    };
+    if first == "topics" && rest.is_empty() {
+        return print(&topics());
+    }
+    if let Some(topic) = TOPICS.iter().find(|topic| topic.name == first && rest.is_empty()) {
+        return print(&render(topic.page, width, Paint::stdout()));
+    }
+    let mut found = &mut command;
+    for word in &arguments.words {
+        found = match found.find_subcommand_mut(word) {
+            Some(found) => found,
+            None => return Err(unknown(word)),
+        };
+    }
+    print(&found.render_long_help().to_string())
+}
+
+fn topics() -> String {
+    let lines = TOPICS.iter().map(|topic| format!("  {:10}  {}\n", topic.name, topic.about));
+    format!("Topics for `outlast help TOPIC`:\n{}", lines.collect::<String>())
+}
+
+fn unknown(word: &str) -> Report {
+    let command = cli::Cli::command();
+    let commands = command.get_subcommands().filter(|command| !command.is_hide_set()).map(clap::Command::get_name);
+    let names = commands.chain(TOPICS.iter().map(|topic| topic.name));
+    let near = names.map(|name| (slips(word, name), name)).filter(|(slips, name)| *slips <= name.len() / 3).min();
+    let hint = match near {
+        Some((_, name)) => format!("did you mean `{name}`?"),
+        None => "`outlast help` lists the commands, `outlast help topics` the topics".to_owned(),
+    };
+    Report::new(report::USAGE, format!("there is no command and no topic `{word}`")).hint(hint)
+}
+
+/// The few marks that a page has, as a terminal shows them: a heading, paragraphs, lists, tables of two columns.
+fn render(page: &str, width: usize, paint: Paint) -> String {
+    let mut shown = String::new();
+    let mut lines = page.lines().peekable();
+    while let Some(line) = lines.next() {
+        if let Some(title) = line.strip_prefix("## ") {
+            shown.push_str(&format!("{}\n", paint.bold(title)));
+        } else if line.starts_with('|') {
+            let mut rows = vec![line];
+            while let Some(row) = lines.next_if(|line| line.starts_with('|')) {
+                rows.push(row);
+            }
+            shown.push_str(&render_table(&rows, width, paint));
+        } else if line.is_empty() {
+            shown.push('\n');
+        } else {
+            // A paragraph, or one point of a list: it ends where another thing begins.
+            let mut text = line.to_owned();
+            while let Some(more) = lines.next_if(|line| !line.is_empty() && !line.starts_with(['|', '-', '#'])) {
+                text.push(' ');
+                text.push_str(more.trim_start());
+            }
+            let margin = if text.starts_with("- ") { 2 } else { 0 };
+            shown.push_str(&format!("{}\n", painted(&fill(&text, width, margin, paint), paint)));
+        }
+    }
+    shown
+}
+
+fn render_table(rows: &[&str], width: usize, paint: Paint) -> String {
+    let cells = |row: &str| {
+        let (left, right) = row.trim_matches('|').split_once('|')?;
+        Some((left.trim().to_owned(), right.trim().to_owned()))
+    };
+    let rows: Vec<(String, String)> = rows
+        .iter()
+        .filter_map(|row| cells(row))
+        .filter(|(left, _)| !left.is_empty() && !left.starts_with("--"))
+        .collect();
+    let left = rows.iter().map(|(left, _)| seen(left, paint).chars().count()).max().unwrap_or_default().min(width / 2);
+    let mut shown = String::new();
+    for (name, words) in rows {
+        let name = seen(&name, paint);
+        let margin = left + 4;
+        let text = fill(&format!("{}{}", " ".repeat(margin), words), width, margin, paint);
+        // What is too long for its column has a line of its own.
+        let first = if name.chars().count() > left {
+            format!("  {}\n{text}", paint.cyan(&name))
+        } else {
+            let blank = " ".repeat(left - name.chars().count() + 2);
+            format!("  {}{blank}{}", paint.cyan(&name), text.trim_start())
+        };
+        shown.push_str(&format!("{}\n", painted(&first, paint)));
+    }
+    shown
+}
+
+/// Breaks a text into lines of at most `width`, all but the first with a margin.
+fn fill(text: &str, width: usize, margin: usize, paint: Paint) -> String {
+    let indent = text.len() - text.trim_start().len();
+    let mut filled = " ".repeat(indent);
+    let mut column = indent;
+    let mut is_first = true;
+    for word in words(text) {
+        let length = seen(&word, paint).chars().count();
+        if !is_first && column + 1 + length > width {
+            filled.push_str(&format!("\n{}", " ".repeat(margin)));
+            column = margin;
+        } else if !is_first {
+            filled.push(' ');
+            column += 1;
+        }
+        filled.push_str(&word);
+        column += length;
+        is_first = false;
+    }
+    filled
+}
+
+/// Words are set apart by blanks, but what stands in backticks is one.
+fn words(text: &str) -> Vec<String> {
+    let mut words: Vec<String> = Vec::new();
+    let mut is_quoted = false;
+    for piece in text.split_whitespace() {
+        match words.last_mut() {
+            Some(last) if is_quoted => {
+                last.push(' ');
+                last.push_str(piece);
+            }
+            _ => words.push(piece.to_owned()),
+        }
+        is_quoted ^= piece.matches('`').count() % 2 == 1;
+    }
+    words
+}
+
+/// As much of a text as is shown. Where there are no colours, backticks say where a command begins and ends.
+fn seen(text: &str, paint: Paint) -> String {
+    let text = text.replace('*', "");
+    if paint.is_on() { text.replace('`', "") } else { text }
+}
+
+/// Backticks and stars become colours, where there are any.
+fn painted(text: &str, paint: Paint) -> String {
+    if !paint.is_on() {
+        return seen(text, paint);
+    }
+    let mut shown = String::new();
+    for (at, piece) in text.split('`').enumerate() {
+        if at % 2 == 1 {
+            shown.push_str(&paint.cyan(piece));
+        } else {
+            for (at, piece) in piece.split('*').enumerate() {
+                shown.push_str(&if at % 2 == 1 { paint.bold(piece) } else { piece.to_owned() });
+            }
+        }
+    }
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_topic_reads_well_in_a_terminal() {
+        let mut all = topics();
+        for topic in TOPICS {
+            let page = render(topic.page, 80, Paint::plain());
+            for line in page.lines() {
+                assert!(line.chars().count() <= 80, "{}: {line}", topic.name);
+                assert!(!line.contains('|'), "{}: {line}", topic.name);
+            }
+            all.push_str(&format!("\n{page}"));
+        }
+        insta::assert_snapshot!(all);
+    }
+
+    #[test]
+    fn no_topic_has_the_name_of_a_command() {
+        let command = cli::Cli::command();
+        for topic in TOPICS {
+            assert!(command.find_subcommand(topic.name).is_none(), "{}", topic.name);
+        }
+    }
+
+    #[test]
+    fn a_slip_in_a_topic_is_seen() {
+        let mut words = String::new();
+        for word in ["polices", "restat", "exit-code", "nonsense"] {
+            words.push_str(&unknown(word).to_string());
+        }
+        insta::assert_snapshot!(words, @"
+        error: there is no command and no topic `polices`
+          hint: did you mean `policies`?
+        error: there is no command and no topic `restat`
+          hint: did you mean `restart`?
+        error: there is no command and no topic `exit-code`
+          hint: did you mean `exit-codes`?
+        error: there is no command and no topic `nonsense`
+          hint: `outlast help` lists the commands, `outlast help topics` the topics
+        ");
+    }
+}

@@ -1,0 +1,311 @@
+//! Drives the board: `outlast top`. The terminal, the keys, the instances and time, in one loop.
+
+use std::{
+    env,
+    io::{self, IsTerminal, Write},
+    panic,
+    path::PathBuf,
+    process::ExitCode,
+    sync::mpsc::{self, Receiver, RecvTimeoutError, Sender},
+    thread,
+    time::{Duration, Instant},
+};
+
+use clap::CommandFactory;
+use ratatui::{
+    Terminal,
+    backend::CrosstermBackend,
+    crossterm::{
+        cursor, event, execute,
+        terminal::{
+            BeginSynchronizedUpdate, EndSynchronizedUpdate, EnterAlternateScreen, LeaveAlternateScreen,
+            disable_raw_mode, enable_raw_mode,
+        },
+    },
+    layout::{Position, Rect},
+};
+use serde_json::json;
+
+pub mod board;
+pub mod screen;
+
+use self::{
+    board::{Action, Board, Event, LOG_LINES_MAX, Row},
+    screen::Look,
+};
+use crate::{
+    cli,
+    control::{
+        client::{self, Found},
+        registry::Registry,
+    },
+    history, instances, os,
+    report::{self, Report},
+    table::{self, Column, Yield},
+};
+
+/// How often everybody is asked.
+const ASK_EVERY: Duration = Duration::from_secs(1);
+/// How long all of them together may take to answer.
+const SURVEY_MAX: Duration = Duration::from_millis(900);
+/// How often what is counted down is drawn anew.
+const DRAW_EVERY: Duration = Duration::from_millis(250);
+
+/// What the threads around the loop tell it.
+enum Heard {
+    Board(Event),
+    /// The size is another one; drawing finds out which.
+    Resized,
+    /// A signal, or a terminal that is gone.
+    Stopped,
+}
+
+pub fn top(arguments: &cli::Top) -> Result<ExitCode, Report> {
+    let registry = instances::registry()?;
+    if arguments.once || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
+        let found = client::survey(&registry, SURVEY_MAX);
+        return instances::print(&in_words(&found, table::room()));
+    }
+    let next = watch(&registry)?;
+    match next {
+        Next::Leave => Ok(ExitCode::SUCCESS),
+        Next::Attach(id) => attach(&id),
+    }
+}
+
+enum Next {
+    Leave,
+    Attach(String),
+}
+
+fn watch(registry: &Registry) -> Result<Next, Report> {
+    let failed = |error: io::Error| Report::new(report::FAILURE, "cannot use the terminal").because(error);
+    let (tell, heard) = mpsc::channel();
+    listen_for_stops(tell.clone()).map_err(failed)?;
+    let screen = Screen::enter().map_err(failed)?;
+    let (ask, asked) = mpsc::channel();
+    ask_around(registry.clone(), asked, tell.clone());
+    listen_for_keys(tell.clone());
+    let mut terminal = Terminal::new(CrosstermBackend::new(io::stdout())).map_err(failed)?;
+    let is_refused = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let top = Top { board: Board::default(), look: Look { has_colours: !is_refused }, registry, tell, ask };
+    let next = top.run(&heard, &mut terminal);
+    drop(screen);
+    next.map_err(failed)
+}
+
+struct Top<'a> {
+    board: Board,
+    look: Look,
+    registry: &'a Registry,
+    tell: Sender<Heard>,
+    /// Asks everybody at once, without waiting for the next time.
+    ask: Sender<()>,
+}
+
+impl Top<'_> {
+    fn run(
+        mut self,
+        heard: &Receiver<Heard>,
+        terminal: &mut Terminal<CrosstermBackend<io::Stdout>>,
+    ) -> io::Result<Next> {
+        loop {
+            // The terminal shows the whole of it at once, or nothing of it yet.
+            execute!(io::stdout(), BeginSynchronizedUpdate)?;
+            terminal.draw(|frame| screen::draw(&self.board, self.look, frame, Instant::now()))?;
+            execute!(io::stdout(), EndSynchronizedUpdate)?;
+            let event = match heard.recv_timeout(DRAW_EVERY) {
+                Ok(Heard::Board(event)) => event,
+                Ok(Heard::Resized) => continue,
+                Err(RecvTimeoutError::Timeout) => Event::TimePassed,
+                Ok(Heard::Stopped) | Err(RecvTimeoutError::Disconnected) => return Ok(Next::Leave),
+            };
+            for action in self.board.handle(event, Instant::now()) {
+                match action {
+                    Action::Leave => return Ok(Next::Leave),
+                    Action::Attach(id) => return Ok(Next::Attach(id)),
+                    Action::Suspend => {
+                        Screen::show(false)?;
+                        os::suspend();
+                        Screen::show(true)?;
+                        // As if it were another size: all of it is drawn anew.
+                        let size = terminal.size()?;
+                        terminal.resize(Rect::from((Position::ORIGIN, size)))?;
+                    }
+                    Action::ReadLog(id) => self.read_log(id),
+                    Action::Restart(id) => self.do_to(id, "restart", json!({"reason": "asked for in outlast top"})),
+                    Action::Resume(id) => self.do_to(id, "resume", json!({})),
+                    Action::Stop { id, force } => self.do_to(id, "stop", json!({"graceful": !force})),
+                }
+            }
+        }
+    }
+
+    /// In a thread of its own: a restart takes as long as a build and a handshake do.
+    fn do_to(&self, id: String, method: &'static str, params: serde_json::Value) {
+        let (tell, ask) = (self.tell.clone(), self.ask.clone());
+        let entry = self.registry.read().into_iter().find(|entry| entry.id == id);
+        thread::spawn(move || {
+            let result = match entry {
+                Some(entry) => instances::do_to(&entry, method, params),
+                None => Err(format!("{id} is gone")),
+            };
+            // Nobody is there any more to be told, if this fails.
+            let _ = tell.send(Heard::Board(Event::Done { id, result }));
+            let _ = ask.send(());
+        });
+    }
+
+    fn read_log(&self, id: String) {
+        let path = self.board.rows.iter().find(|row| row.id == id).and_then(|row| row.log.clone());
+        let lines = match path {
+            Some(path) => last_lines(path),
+            None => Err(format!("{id} is gone; `outlast logs {id}` shows what it left")),
+        };
+        let _ = self.tell.send(Heard::Board(Event::LogRead { id, lines }));
+    }
+}
+
+fn last_lines(path: PathBuf) -> Result<Vec<String>, String> {
+    let text = history::last_lines(&path, LOG_LINES_MAX)
+        .map_err(|error| format!("cannot read {}: {}", path.display(), report::plain(&error.to_string())))?;
+    Ok(text.lines().map(str::to_owned).collect())
+}
+
+/// Asks everybody, again and again, until nobody listens.
+fn ask_around(registry: Registry, asked: Receiver<()>, tell: Sender<Heard>) {
+    thread::spawn(move || {
+        loop {
+            let rows = client::survey(&registry, SURVEY_MAX).iter().map(Row::of).collect();
+            if tell.send(Heard::Board(Event::Surveyed(rows))).is_err() {
+                return;
+            }
+            match asked.recv_timeout(ASK_EVERY) {
+                Err(RecvTimeoutError::Disconnected) => return,
+                Ok(()) | Err(RecvTimeoutError::Timeout) => {}
+            }
+        }
+    });
+}
+
+fn listen_for_keys(tell: Sender<Heard>) {
+    thread::spawn(move || {
+        loop {
+            let heard = match event::read() {
+                Ok(event::Event::Key(key)) if key.kind != event::KeyEventKind::Release => {
+                    Heard::Board(Event::Pressed(key))
+                }
+                Ok(event::Event::Resize(..)) => Heard::Resized,
+                Ok(_) => continue,
+                Err(_) => Heard::Stopped,
+            };
+            let is_over = matches!(heard, Heard::Stopped);
+            if tell.send(heard).is_err() || is_over {
+                return;
+            }
+        }
+    });
+}
+
+/// A signal must find the terminal restored, so it is heard like a key.
+fn listen_for_stops(tell: Sender<Heard>) -> io::Result<()> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
+    let mut stops = {
+        let _inside = runtime.enter();
+        os::Stops::begin()?
+    };
+    thread::spawn(move || {
+        runtime.block_on(std::future::poll_fn(|cx| stops.poll_next(cx)));
+        let _ = tell.send(Heard::Stopped);
+    });
+    Ok(())
+}
+
+/// The terminal while it is ours. It is given back when this is dropped, and when we panic.
+struct Screen;
+
+impl Screen {
+    fn enter() -> io::Result<Screen> {
+        let complain = panic::take_hook();
+        panic::set_hook(Box::new(move |panic| {
+            let _ = Screen::show(false);
+            complain(panic);
+        }));
+        Screen::show(true)?;
+        Ok(Screen)
+    }
+
+    fn show(is_ours: bool) -> io::Result<()> {
+        if is_ours {
+            enable_raw_mode()?;
+            execute!(io::stdout(), EnterAlternateScreen, cursor::Hide)
+        } else {
+            // Each of them is tried, whatever becomes of the others.
+            let left = execute!(io::stdout(), EndSynchronizedUpdate, LeaveAlternateScreen, cursor::Show);
+            let cooked = disable_raw_mode();
+            io::stdout().flush()?;
+            left.and(cooked)
+        }
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        let _ = Screen::show(false);
+    }
+}
+
+/// Becomes `outlast attach`.
+fn attach(id: &str) -> Result<ExitCode, Report> {
+    if cli::Cli::command().find_subcommand("attach").is_none() {
+        return Err(Report::new(report::FAILURE, "this outlast cannot attach to a session")
+            .hint(format!("`outlast inject {id} TEXT --enter` types to it, `outlast logs {id}` shows its life")));
+    }
+    let exe = env::current_exe()
+        .map_err(|error| Report::new(report::FAILURE, "where outlast itself lies is not known").because(error))?;
+    let error = os::become_program(&exe, &["attach", id]);
+    Err(Report::new(report::FAILURE, format!("cannot attach to `{id}`")).because(error))
+}
+
+/// One plain table, where there is no terminal to draw on.
+fn in_words(found: &[Found], width: Option<usize>) -> String {
+    if found.is_empty() {
+        return "Nothing runs under outlast.\n".to_owned();
+    }
+    let column = |title, is_number, yields| Column { title, is_number, yields };
+    let columns = [
+        column("ID", false, Yield::Never),
+        column("STATE", false, Yield::Never),
+        column("UPTIME", true, Yield::Late(3)),
+        column("GEN", true, Yield::Soon(1)),
+        column("RESTARTS", true, Yield::Late(4)),
+        column("CALLS/S", true, Yield::Never),
+        column("P50", true, Yield::Never),
+        column("FLIGHT", true, Yield::Late(2)),
+        column("NEXT", true, Yield::Late(1)),
+        column("LAST-EXIT", false, Yield::End(12, 9)),
+        column("LAST-WORDS", false, Yield::End(20, 10)),
+    ];
+    let rows: Vec<Vec<String>> = found
+        .iter()
+        .map(|found| {
+            let row = Row::of(found);
+            let words = row.words.iter().rev().find(|line| !line.trim().is_empty()).cloned();
+            let or_nothing = |text: Option<String>| text.unwrap_or_else(|| table::NOTHING.to_owned());
+            vec![
+                row.id,
+                row.state,
+                or_nothing(row.uptime_s.map(instances::in_short)),
+                or_nothing(row.generation.map(|generation| generation.to_string())),
+                or_nothing(row.restarts.map(|restarts| restarts.to_string())),
+                or_nothing(row.calls_per_s.map(screen::rate_in_words)),
+                or_nothing(row.p50_ms.map(screen::ms_in_words)),
+                or_nothing(row.in_flight.map(|count| count.to_string())),
+                or_nothing(row.next_try_s.map(instances::in_short)),
+                or_nothing(row.last_exit),
+                or_nothing(words),
+            ]
+        })
+        .collect();
+    table::lines(&columns, &rows, width).into_iter().map(|line| line + "\n").collect()
+}

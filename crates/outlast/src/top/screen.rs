@@ -1,0 +1,667 @@
+//! What `outlast top` shows: from what is known to lines, and nothing else.
+
+use std::time::Instant;
+
+use ratatui::{
+    Frame,
+    layout::{Alignment, Constraint, Layout, Rect},
+    style::{Color, Modifier, Style},
+    text::{Line, Span},
+    widgets::{Block, Clear, Paragraph},
+};
+
+use super::board::{Board, Log, Mode, Row};
+use crate::instances::in_short;
+
+/// The strip of ends: twelve cells of five minutes, the last hour; what is older is history.
+const STRIP_CELLS: usize = 12;
+const STRIP_CELL_S: f64 = 300.0;
+/// How many rows the part about the chosen one takes, its border included; less room has none.
+const DETAIL_ROWS: u16 = 8;
+const DETAIL_NEEDS: u16 = 16;
+
+/// Whether there are colours.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Look {
+    pub has_colours: bool,
+}
+
+impl Look {
+    fn colour(self, colour: Color) -> Style {
+        if self.has_colours { Style::new().fg(colour) } else { Style::new() }
+    }
+
+    fn dim(self) -> Style {
+        Style::new().add_modifier(Modifier::DIM)
+    }
+
+    fn bold(self) -> Style {
+        Style::new().add_modifier(Modifier::BOLD)
+    }
+}
+
+pub fn draw(board: &Board, look: Look, frame: &mut Frame<'_>, now: Instant) {
+    let area = frame.area();
+    let has_detail = area.height >= DETAIL_NEEDS && board.chosen_row().is_some();
+    let detail = if has_detail { DETAIL_ROWS } else { 0 };
+    let [head, body, about, foot] = Layout::vertical([
+        Constraint::Length(1),
+        Constraint::Min(1),
+        Constraint::Length(detail),
+        Constraint::Length(1),
+    ])
+    .areas(area);
+    frame.render_widget(Paragraph::new(header(board, look, usize::from(head.width))), head);
+    match &board.mode {
+        Mode::Log(log) => {
+            let whole = Rect { height: body.height + about.height, ..body };
+            frame.render_widget(Paragraph::new(log_lines(log, look, whole)), whole);
+        }
+        _ => {
+            frame.render_widget(Paragraph::new(table(board, look, body, now)), body);
+            if let Some(row) = board.chosen_row().filter(|_| has_detail) {
+                let block = Block::bordered().border_style(look.dim()).title(Line::from(vec![
+                    " ".into(),
+                    Span::styled(row.id.clone(), look.bold()),
+                    " ".into(),
+                ]));
+                let inside = block.inner(about);
+                frame.render_widget(block, about);
+                frame.render_widget(Paragraph::new(about_one(row, look, inside)), inside);
+            }
+        }
+    }
+    frame.render_widget(Paragraph::new(footer(board, look, usize::from(foot.width))), foot);
+    if board.mode == Mode::Help {
+        help(look, frame, area);
+    }
+}
+
+// ---- the first and the last line -----------------------------------------------------------------------------
+
+fn header(board: &Board, look: Look, width: usize) -> Line<'static> {
+    let mut spans = vec![Span::styled("outlast top", look.bold())];
+    let count = board.rows.len();
+    if board.asked.is_none() {
+        spans.push("  asking…".into());
+        return Line::from(spans);
+    }
+    let instances = if count == 1 { "1 instance".to_owned() } else { format!("{count} instances") };
+    spans.push(format!("  {instances}").into());
+    let mut states: Vec<&str> = board.rows.iter().map(|row| row.state.as_str()).collect();
+    states.sort_by_key(|state| (rank(state), *state));
+    states.dedup();
+    for state in states {
+        let count = board.rows.iter().filter(|row| row.state == state).count();
+        spans.push("  ".into());
+        spans.push(Span::styled(mark(state), state_style(state, look)));
+        spans.push(format!(" {count} {}", state.replace('_', " ")).into());
+    }
+    let rate: f64 = board.rows.iter().filter_map(|row| row.calls_per_s).sum();
+    let right = format!("{} calls/s", rate_in_words(rate));
+    let left: usize = spans.iter().map(Span::width).sum();
+    if left + right.len() + 2 <= width {
+        spans.push(" ".repeat(width - left - right.len()).into());
+        spans.push(Span::styled(right, look.bold()));
+    }
+    Line::from(spans)
+}
+
+fn footer(board: &Board, look: Look, width: usize) -> Line<'static> {
+    if let Mode::Sure { id, force } = &board.mode {
+        let how = if *force { " at once, with calls unanswered" } else { "" };
+        return Line::from(Span::styled(
+            format!("Stop {id}{how}? y / n"),
+            look.colour(Color::Yellow).add_modifier(Modifier::BOLD),
+        ));
+    }
+    if board.mode == Mode::Filter {
+        return Line::from(vec![
+            Span::styled("/", look.colour(Color::Cyan)),
+            Span::raw(board.filter.clone()),
+            Span::styled("█", look.dim()),
+            Span::styled("   Enter keeps it, Esc shows all", look.dim()),
+        ]);
+    }
+    if let Some(news) = &board.news {
+        let style = if news.is_bad { look.colour(Color::Red) } else { look.colour(Color::Green) };
+        return Line::from(Span::styled(one_line(&news.words), style));
+    }
+    // What goes first where room is short, by number; help says the rest.
+    let mut keys: Vec<(&str, &str, u8)> = match &board.mode {
+        Mode::Log(_) => vec![("↑↓", "scroll", 1), ("g", "oldest", 3), ("G", "follow", 2), ("q", "back", 0)],
+        _ => vec![
+            ("↑↓", "choose", 5),
+            ("r", "restart", 1),
+            ("s", "stop", 2),
+            ("u", "resume", 6),
+            ("l", "log", 3),
+            ("a", "attach", 7),
+            ("/", "filter", 4),
+            ("?", "help", 0),
+            ("q", "quit", 0),
+        ],
+    };
+    let mut spans = Vec::new();
+    if !board.filter.is_empty() && board.mode == Mode::List {
+        spans.push(Span::styled(format!("/{}  ", board.filter), look.colour(Color::Cyan)));
+    }
+    let filter: usize = spans.iter().map(Span::width).sum();
+    let taken = |keys: &[(&str, &str, u8)]| {
+        keys.iter().map(|(key, what, _)| Span::raw(*key).width() + what.len() + 3).sum::<usize>()
+    };
+    while filter + taken(&keys) > width + 2 {
+        let Some(goes) = keys.iter().map(|key| key.2).max().filter(|goes| *goes > 0) else { break };
+        keys.retain(|key| key.2 != goes);
+    }
+    for (key, what, _) in keys {
+        spans.push(Span::styled(key.to_owned(), look.bold()));
+        spans.push(Span::styled(format!(" {what}  "), look.dim()));
+    }
+    Line::from(spans)
+}
+
+// ---- the table -----------------------------------------------------------------------------------------------
+
+/// A column: its title, how wide it is, and when it goes if room is short: the highest number first.
+struct Column {
+    title: &'static str,
+    width: usize,
+    is_number: bool,
+    goes: u8,
+    cell: fn(&Board, &Row, Look, Instant) -> Vec<Span<'static>>,
+}
+
+fn columns(board: &Board) -> Vec<Column> {
+    let longest = |text: fn(&Row) -> usize, least: usize, most: usize| {
+        board.rows.iter().map(text).max().unwrap_or_default().clamp(least, most)
+    };
+    let number = |title, width, goes, cell| Column { title, width, is_number: true, goes, cell };
+    vec![
+        Column {
+            title: "",
+            width: 1,
+            is_number: false,
+            goes: 0,
+            cell: |_, row, look, _| vec![Span::styled(mark(&row.state), state_style(&row.state, look))],
+        },
+        Column {
+            title: "INSTANCE",
+            width: longest(|row| row.id.chars().count(), 8, 28),
+            is_number: false,
+            goes: 0,
+            cell: |_, row, look, _| vec![Span::styled(row.id.clone(), look.bold())],
+        },
+        Column {
+            title: "STATE",
+            width: longest(|row| row.state.len(), 7, 12),
+            is_number: false,
+            goes: 0,
+            cell: |board, row, look, _| match board.busy.get(&row.id) {
+                Some(busy) => vec![Span::styled(format!("{busy}…"), look.colour(Color::Cyan))],
+                None => vec![Span::styled(row.state.replace('_', " "), state_style(&row.state, look))],
+            },
+        },
+        number("UP", 6, 6, |_, row, _, _| text(row.uptime_s.map(in_short))),
+        number("GEN", 4, 8, |_, row, _, _| text(row.generation.map(|generation| generation.to_string()))),
+        number("RESTARTS", 8, 4, |_, row, look, _| {
+            let style = if row.restarts.unwrap_or_default() > 0 { look.colour(Color::Yellow) } else { look.dim() };
+            styled(row.restarts.map(|restarts| restarts.to_string()), style)
+        }),
+        Column {
+            title: "LAST HOUR",
+            width: STRIP_CELLS,
+            is_number: false,
+            goes: 5,
+            cell: |board, row, look, now| {
+                let since = board.asked.map_or(0.0, |asked| now.saturating_duration_since(asked).as_secs_f64());
+                strip(&row.ends, since, look)
+            },
+        },
+        number("CALLS/S", 7, 2, |_, row, look, _| match row.calls_per_s {
+            Some(rate) if rate > 0.0 => text(Some(rate_in_words(rate))),
+            rate => styled(rate.map(rate_in_words), look.dim()),
+        }),
+        number("P50", 7, 3, |_, row, _, _| text(row.p50_ms.map(ms_in_words))),
+        number("FLIGHT", 6, 7, |_, row, look, _| match row.in_flight {
+            Some(0) => styled(Some("0".to_owned()), look.dim()),
+            count => text(count.map(|count| count.to_string())),
+        }),
+        number("NEXT", 5, 1, |board, row, look, now| {
+            let left = board.left(row, now).map(|left| format!("{left:.1}s"));
+            styled(left, look.colour(Color::Yellow))
+        }),
+    ]
+}
+
+fn text(text: Option<String>) -> Vec<Span<'static>> {
+    vec![text.map_or_else(|| Span::styled("-", Style::new().add_modifier(Modifier::DIM)), Span::raw)]
+}
+
+fn styled(words: Option<String>, style: Style) -> Vec<Span<'static>> {
+    match words {
+        Some(words) => vec![Span::styled(words, style)],
+        None => text(None),
+    }
+}
+
+fn table(board: &Board, look: Look, area: Rect, now: Instant) -> Vec<Line<'static>> {
+    let width = usize::from(area.width);
+    if board.asked.is_some() && board.rows.is_empty() {
+        return vec![
+            Line::default(),
+            Line::from("  Nothing runs under outlast."),
+            Line::from(Span::styled("  `outlast wrap` puts it in front of your clients' servers.", look.dim())),
+        ];
+    }
+    let shown = board.shown();
+    if shown.is_empty() && board.asked.is_some() {
+        return vec![Line::default(), Line::from(format!("  Nothing holds `{}`.", board.filter))];
+    }
+    let mut columns = columns(board);
+    let taken = |columns: &[Column]| columns.iter().map(|column| column.width + 1).sum::<usize>();
+    while taken(&columns) > width + 1 {
+        let Some(goes) = columns.iter().map(|column| column.goes).max().filter(|goes| *goes > 0) else { break };
+        columns.retain(|column| column.goes != goes);
+    }
+    // What is left goes to the last words of each, if it is enough for some.
+    let rest = width.saturating_sub(taken(&columns) + 1);
+    let words = if rest >= 16 { rest } else { 0 };
+
+    let mut title = String::new();
+    for column in &columns {
+        title.push_str(&pad(column.title, column.width, column.is_number));
+        title.push(' ');
+    }
+    if words > 0 {
+        title.push_str(" LAST WORDS");
+    }
+    let mut lines = vec![Line::from(Span::styled(title, look.dim()))];
+
+    // The chosen one is in the middle, or as near to it as the ends of the list allow.
+    let height = usize::from(area.height).saturating_sub(1).max(1);
+    let chosen = shown.iter().position(|row| Some(&row.id) == board.chosen.as_ref()).unwrap_or(0);
+    let first = chosen.saturating_sub(height / 2).min(shown.len().saturating_sub(height));
+    for row in shown.iter().skip(first).take(height) {
+        let mut spans: Vec<Span<'static>> = Vec::new();
+        for column in &columns {
+            let cell = (column.cell)(board, row, look, now);
+            spans.extend(fitted(cell, column.width, column.is_number));
+            spans.push(" ".into());
+        }
+        if words > 0 {
+            spans.push(" ".into());
+            spans.extend(fitted(last_words(row, look), words, false));
+        }
+        let mut line = Line::from(spans);
+        if Some(&row.id) == board.chosen.as_ref() {
+            let filled: usize = line.spans.iter().map(Span::width).sum();
+            line.push_span(" ".repeat(width.saturating_sub(filled)));
+            line = line.style(Style::new().add_modifier(Modifier::REVERSED));
+        }
+        lines.push(line);
+    }
+    lines
+}
+
+fn last_words(row: &Row, look: Look) -> Vec<Span<'static>> {
+    let words = row.words.iter().rev().find(|line| !line.trim().is_empty());
+    match (words, &row.last_exit) {
+        (Some(words), _) => vec![Span::styled(one_line(words), look.dim())],
+        (None, Some(exit)) => vec![Span::styled(format!("ended: {exit}"), look.dim())],
+        (None, None) => Vec::new(),
+    }
+}
+
+/// The ends of the last hour, now on the right: how many, and whether any was a crash.
+fn strip(ends: &[(f64, bool)], since: f64, look: Look) -> Vec<Span<'static>> {
+    const HEIGHTS: [&str; 4] = ["▂", "▄", "▆", "█"];
+    let cell = |from_right: usize| {
+        let here = ends.iter().filter(|(ago, _)| ((ago + since) / STRIP_CELL_S) as usize == from_right);
+        let (mut count, mut crashes) = (0, 0);
+        for (_, crashed) in here {
+            count += 1;
+            crashes += usize::from(*crashed);
+        }
+        match (count, crashes) {
+            (0, _) => Span::styled("·", look.dim()),
+            // A restart that somebody asked for is no reason to worry.
+            (_, 0) => Span::styled("○", look.colour(Color::Cyan)),
+            _ => Span::styled(HEIGHTS[crashes.min(HEIGHTS.len()) - 1], look.colour(Color::Red)),
+        }
+    };
+    (0..STRIP_CELLS).rev().map(cell).collect()
+}
+
+// ---- about one -----------------------------------------------------------------------------------------------
+
+fn about_one(row: &Row, look: Look, area: Rect) -> Vec<Line<'static>> {
+    let width = usize::from(area.width);
+    let line = |title: &str, words: String| {
+        Line::from(vec![
+            Span::styled(format!("{title:8}"), look.dim()),
+            Span::raw(cut(&one_line(&words), width.saturating_sub(8))),
+        ])
+    };
+    let known = [
+        Some(row.kind.clone()),
+        row.health.clone(),
+        row.pid.map(|pid| format!("pid {pid}")),
+        row.generation.map(|generation| format!("generation {generation}")),
+        row.uptime_s.map(|uptime| format!("up {}", in_short(uptime))),
+        row.in_flight.filter(|count| *count > 0).map(|count| format!("{count} in flight")),
+        row.last_exit.as_ref().map(|exit| format!("last ended by {exit}")),
+    ];
+    let known: Vec<String> = known.into_iter().flatten().collect();
+    let mut lines =
+        vec![line("command", row.command.clone()), line("cwd", row.cwd.clone()), line("is", known.join(", "))];
+    let room = usize::from(area.height).saturating_sub(lines.len());
+    let words: Vec<&String> = row.words.iter().filter(|line| !line.trim().is_empty()).collect();
+    for (at, words) in words[words.len().saturating_sub(room)..].iter().enumerate() {
+        lines.push(line(if at == 0 { "stderr" } else { "" }, (*words).clone()));
+    }
+    lines
+}
+
+fn log_lines(log: &Log, look: Look, area: Rect) -> Vec<Line<'static>> {
+    let (width, height) = (usize::from(area.width), usize::from(area.height).saturating_sub(1));
+    let end = log.lines.len().saturating_sub(log.up);
+    let begin = end.saturating_sub(height);
+    let place = if log.up == 0 { "following".to_owned() } else { format!("{} lines further up", log.up) };
+    let mut lines = vec![Line::from(vec![
+        Span::styled(format!("log of {}", log.id), look.bold()),
+        Span::styled(format!("  {place}"), look.dim()),
+    ])];
+    lines.extend(log.lines[begin..end].iter().map(|line| Line::from(cut(&one_line(line), width))));
+    lines
+}
+
+fn help(look: Look, frame: &mut Frame<'_>, area: Rect) {
+    const KEYS: [(&str, &str); 12] = [
+        ("↑ ↓  j k", "choose an instance; PgUp PgDn, g G for the ends"),
+        ("r", "restart it: a server is reloaded without a gap"),
+        ("s", "stop it, its server and outlast; asks first"),
+        ("K", "stop it at once, calls unanswered; asks first"),
+        ("u", "resume one that was given up on"),
+        ("l  Enter", "its log"),
+        ("a", "attach to an agent's terminal"),
+        ("/", "show only what holds a text; Esc shows all"),
+        ("Ctrl-Z", "to the shell for a while; fg comes back"),
+        ("q  Ctrl-C", "leave; what runs goes on"),
+        ("", ""),
+        ("last hour", "5 minutes a sign: ▂▄▆█ crashes, ○ ends that were none  "),
+    ];
+    let (width, height) = (66, KEYS.len() as u16 + 2);
+    let place = Rect {
+        x: area.x + area.width.saturating_sub(width) / 2,
+        y: area.y + area.height.saturating_sub(height) / 2,
+        width: width.min(area.width),
+        height: height.min(area.height),
+    };
+    let lines: Vec<Line<'_>> = KEYS
+        .iter()
+        .map(|(key, what)| Line::from(vec![Span::styled(format!(" {key:10}"), look.bold()), Span::raw(*what)]))
+        .collect();
+    frame.render_widget(Clear, place);
+    let block = Block::bordered().title(" Keys ").title_alignment(Alignment::Center);
+    frame.render_widget(Paragraph::new(lines).block(block), place);
+}
+
+// ---- words ---------------------------------------------------------------------------------------------------
+
+fn mark(state: &str) -> &'static str {
+    match rank(state) {
+        0 => "✖",
+        1 => "?",
+        2 => "◔",
+        3 => "◌",
+        5 => "○",
+        _ => "●",
+    }
+}
+
+/// The worst first.
+fn rank(state: &str) -> u8 {
+    match state {
+        "given_up" | "halted" => 0,
+        "unresponsive" => 1,
+        "backoff" => 2,
+        "starting" | "started" | "reloading" | "stopping" => 3,
+        "stopped" => 5,
+        _ => 4,
+    }
+}
+
+fn state_style(state: &str, look: Look) -> Style {
+    match rank(state) {
+        0 => look.colour(Color::Red).add_modifier(Modifier::BOLD),
+        1 => look.colour(Color::Magenta),
+        2 => look.colour(Color::Yellow),
+        3 => look.colour(Color::Cyan),
+        5 => look.dim(),
+        _ => look.colour(Color::Green),
+    }
+}
+
+pub fn rate_in_words(rate: f64) -> String {
+    match rate {
+        rate if rate < 0.05 => "0".to_owned(),
+        rate if rate < 9.95 => format!("{rate:.1}"),
+        rate if rate < 9_999.5 => format!("{rate:.0}"),
+        rate => format!("{:.0}k", rate / 1e3),
+    }
+}
+
+pub fn ms_in_words(ms: f64) -> String {
+    match ms {
+        ms if ms < 0.995 => format!("{:.0}µs", ms * 1e3),
+        ms if ms < 9.95 => format!("{ms:.1}ms"),
+        ms if ms < 999.5 => format!("{ms:.0}ms"),
+        ms => in_short(ms / 1e3),
+    }
+}
+
+/// What would move the cursor does not.
+fn one_line(text: &str) -> String {
+    text.trim_end().chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+}
+
+/// Some letters are two columns wide.
+fn cut(text: &str, width: usize) -> String {
+    if Span::raw(text).width() <= width {
+        return text.to_owned();
+    }
+    let mut left = width.saturating_sub(1);
+    let fits = |letter: &char| {
+        let wide = Span::raw(letter.to_string()).width();
+        let fits = wide <= left;
+        left = left.saturating_sub(wide);
+        fits
+    };
+    let kept: String = text.chars().take_while(fits).collect();
+    format!("{kept}…")
+}
+
+fn pad(text: &str, width: usize, is_number: bool) -> String {
+    if is_number { format!("{text:>width$}") } else { format!("{text:width$}") }
+}
+
+/// A cell in exactly its width.
+fn fitted(mut cell: Vec<Span<'static>>, width: usize, is_number: bool) -> Vec<Span<'static>> {
+    let length = |cell: &[Span<'_>]| cell.iter().map(Span::width).sum::<usize>();
+    if length(&cell) > width {
+        let style = cell.first().map(|span| span.style).unwrap_or_default();
+        let text: String = cell.iter().map(|span| span.content.as_ref()).collect();
+        cell = vec![Span::styled(cut(&text, width), style)];
+    }
+    let blank = Span::raw(" ".repeat(width.saturating_sub(length(&cell))));
+    if is_number { [vec![blank], cell].concat() } else { [cell, vec![blank]].concat() }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use ratatui::{Terminal, backend::TestBackend};
+
+    use super::*;
+    use crate::top::board::{Event, News};
+
+    fn rows() -> Vec<Row> {
+        let row = |id: &str, state: &str| Row {
+            id: id.into(),
+            kind: "mcp".into(),
+            state: state.into(),
+            cwd: "/home/me/projects/weather".into(),
+            command: "python -m weather_server".into(),
+            log: Some("/x.log".into()),
+            ..Row::default()
+        };
+        vec![
+            Row {
+                pid: Some(4242),
+                uptime_s: Some(7384.0),
+                generation: Some(3),
+                restarts: Some(2),
+                calls_per_s: Some(12.34),
+                p50_ms: Some(0.42),
+                in_flight: Some(2),
+                ends: vec![(400.0, true), (410.0, true), (1500.0, false)],
+                words: vec!["INFO  serving".into(), "WARN  the cache is cold".into(), String::new()],
+                ..row("weather-1abcd", "ready")
+            },
+            Row {
+                restarts: Some(12),
+                generation: Some(13),
+                next_try_s: Some(4.2),
+                calls_per_s: Some(0.0),
+                in_flight: Some(0),
+                last_exit: Some("signal 9 (SIGKILL)".into()),
+                ends: (0..10).map(|n| (f64::from(n) * 20.0, true)).collect(),
+                words: vec![
+                    "Traceback (most recent call last):".into(),
+                    "ValueError: 日本語 no such key in the settings".into(),
+                ],
+                ..row("github-mcp-7k2mq", "backoff")
+            },
+            Row { restarts: Some(5), last_exit: Some("exit code 1".into()), ..row("py-zz9yx", "given_up") },
+            row("hangs-0qwer", "unresponsive"),
+            Row {
+                kind: "session".into(),
+                health: Some("degraded".into()),
+                pid: Some(99),
+                uptime_s: Some(12.0),
+                generation: Some(1),
+                restarts: Some(0),
+                command: "claude".into(),
+                ..row("night", "running")
+            },
+        ]
+    }
+
+    fn board() -> (Board, Instant) {
+        let now = Instant::now();
+        let mut board = Board::default();
+        board.handle(Event::Surveyed(rows()), now);
+        (board, now)
+    }
+
+    fn shown(board: &Board, now: Instant, width: u16, height: u16) -> String {
+        let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+        let look = Look { has_colours: true };
+        terminal.draw(|frame| draw(board, look, frame, now)).unwrap();
+        terminal.backend().to_string()
+    }
+
+    #[test]
+    fn a_wide_screen_shows_all_there_is() {
+        let (board, now) = board();
+        insta::assert_snapshot!(shown(&board, now + Duration::from_millis(1500), 140, 20));
+    }
+
+    #[test]
+    fn a_usual_screen_leaves_out_what_is_missed_least() {
+        let (mut board, now) = board();
+        board.chosen = Some("github-mcp-7k2mq".into());
+        insta::assert_snapshot!(shown(&board, now, 80, 24));
+    }
+
+    #[test]
+    fn a_small_screen_still_says_who_and_how() {
+        let (board, now) = board();
+        insta::assert_snapshot!(shown(&board, now, 40, 6));
+        // However small, it is drawn.
+        for (width, height) in [(1, 1), (3, 2), (10, 3), (200, 1), (1, 60)] {
+            shown(&board, now, width, height);
+        }
+    }
+
+    #[test]
+    fn every_mode_says_what_can_be_done() {
+        let (mut board, now) = board();
+        let mut all = String::new();
+        let modes = [
+            Mode::Help,
+            Mode::Filter,
+            Mode::Sure { id: "weather-1abcd".into(), force: false },
+            Mode::Sure { id: "weather-1abcd".into(), force: true },
+            Mode::Log(Log {
+                id: "weather-1abcd".into(),
+                lines: (1..40).map(|n| format!("line {n}\t\x1b[31mred")).collect(),
+                up: 3,
+            }),
+        ];
+        board.filter = "e".into();
+        for mode in modes {
+            board.mode = mode;
+            all.push_str(&format!("{:?}\n{}\n", board.mode, shown(&board, now, 72, 16)));
+        }
+        board.mode = Mode::List;
+        board.news = None::<News>;
+        board.handle(Event::Done { id: "x".into(), result: Err("the restart failed:\nno".into()) }, now);
+        all.push_str(&shown(&board, now, 72, 4));
+        insta::assert_snapshot!(
+            all.replace(&format!("{:?}", (1..40).map(|n| format!("line {n}\t\x1b[31mred")).collect::<Vec<_>>()), "…")
+        );
+    }
+
+    #[test]
+    fn nothing_is_said_too() {
+        let now = Instant::now();
+        let mut board = Board::default();
+        let mut all = shown(&board, now, 70, 4);
+        board.handle(Event::Surveyed(vec![]), now);
+        all.push_str(&shown(&board, now, 70, 5));
+        board.handle(Event::Surveyed(rows()), now);
+        board.filter = "zzz".into();
+        all.push_str(&shown(&board, now, 70, 5));
+        insta::assert_snapshot!(all);
+    }
+
+    #[test]
+    fn a_long_list_is_moved_so_that_the_chosen_one_is_seen() {
+        let now = Instant::now();
+        let mut board = Board::default();
+        let rows: Vec<Row> =
+            (0..200).map(|n| Row { id: format!("server-{n}"), state: "ready".into(), ..Row::default() }).collect();
+        board.handle(Event::Surveyed(rows), now);
+        for chosen in [0, 3, 100, 199] {
+            board.chosen = Some(format!("server-{chosen}"));
+            let screen = shown(&board, now, 60, 12);
+            assert!(screen.contains(&format!("server-{chosen} ")), "{screen}");
+        }
+    }
+
+    #[test]
+    fn figures_are_short() {
+        let table = [(0.0, "0"), (0.06, "0.1"), (12.34, "12"), (1234.0, "1234"), (123_456.0, "123k")];
+        for (rate, words) in table {
+            assert_eq!(rate_in_words(rate), words);
+        }
+        let table =
+            [(0.042, "42µs"), (0.999, "1.0ms"), (4.25, "4.2ms"), (42.0, "42ms"), (1500.0, "1.5s"), (90_000.0, "1m")];
+        for (ms, words) in table {
+            assert_eq!(ms_in_words(ms), words);
+        }
+    }
+}

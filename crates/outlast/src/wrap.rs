@@ -1,0 +1,453 @@
+//! `outlast wrap` and `outlast unwrap`: outlast in front of every stdio server of a client's configuration, and out again.
+
+use std::{
+    env, fs,
+    io::{self, BufRead, IsTerminal, Write},
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
+
+pub mod backup;
+pub mod clients;
+pub mod diff;
+pub mod edit;
+pub mod servers;
+
+use self::{
+    backup::{Backup, Backups},
+    clients::{Client, Place, Places},
+    edit::{Caller, Edit, Verdict},
+    servers::Server,
+};
+use crate::{
+    cli,
+    commands::without_secrets,
+    instances::{from_home, print},
+    paint::Paint,
+    report::{self, Report, shell_quote},
+};
+
+/// A longer file is nobody's configuration.
+const FILE_MAX: u64 = 64 << 20;
+
+pub fn wrap(arguments: &cli::Wrap) -> Result<ExitCode, Report> {
+    let ours = Ours::find(arguments.command.as_deref())?;
+    run(&arguments.which, &Direction::In(ours))
+}
+
+pub fn unwrap(arguments: &cli::Unwrap) -> Result<ExitCode, Report> {
+    run(&arguments.which, &Direction::Out)
+}
+
+enum Direction {
+    In(Ours),
+    Out,
+}
+
+/// How this outlast is called.
+struct Ours {
+    absolute: String,
+    /// A shell finds this very program by its bare name.
+    is_on_path: bool,
+    /// Somebody said how.
+    said: Option<String>,
+}
+
+impl Ours {
+    fn find(said: Option<&str>) -> Result<Ours, Report> {
+        let exe = env::current_exe()
+            .map_err(|error| Report::new(report::FAILURE, "where outlast itself lies is not known").because(error))?;
+        // A link on PATH outlives an upgrade; what it leads to today may not.
+        let on_path = on_path("outlast").filter(|found| is_same_file(found, &exe));
+        let is_on_path = on_path.is_some();
+        let absolute = on_path.unwrap_or(exe);
+        let absolute = absolute.to_str().map(str::to_owned).ok_or_else(|| {
+            Report::new(report::FAILURE, format!("the path of outlast is not UTF-8: {}", absolute.display()))
+                .hint("`--command` says how it is to be called")
+        })?;
+        Ok(Ours { absolute, is_on_path, said: said.map(str::to_owned) })
+    }
+
+    /// A file that goes to others names no path of this machine, if it can be helped. A client with a window is seldom
+    /// started with a shell's PATH, so its own file names the whole path.
+    fn called_in(&self, place: &Place) -> &str {
+        match &self.said {
+            Some(said) => said,
+            None if place.is_shared && self.is_on_path => "outlast",
+            None => &self.absolute,
+        }
+    }
+
+    fn is_same(&self, command: &str) -> bool {
+        let exe = Path::new(&self.absolute);
+        let is_path = command.contains(['/', '\\']);
+        self.said.is_none()
+            && if is_path { is_same_file(Path::new(command), exe) } else { self.is_on_path && command == "outlast" }
+    }
+}
+
+/// Where a shell finds a program of this name.
+pub fn on_path(name: &str) -> Option<PathBuf> {
+    let name = format!("{name}{}", env::consts::EXE_SUFFIX);
+    let dirs = env::var_os("PATH")?;
+    env::split_paths(&dirs).filter(|dir| dir.is_absolute()).map(|dir| dir.join(&name)).find(|path| is_program(path))
+}
+
+#[cfg(unix)]
+fn is_program(path: &Path) -> bool {
+    use std::os::unix::fs::PermissionsExt;
+    fs::metadata(path).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+}
+
+#[cfg(not(unix))]
+fn is_program(path: &Path) -> bool {
+    path.is_file()
+}
+
+pub fn is_same_file(one: &Path, other: &Path) -> bool {
+    matches!((fs::canonicalize(one), fs::canonicalize(other)), (Ok(one), Ok(other)) if one == other)
+}
+
+// ---- planning ------------------------------------------------------------------------------------------------
+
+/// A configuration that was read.
+#[derive(Debug)]
+pub struct Config {
+    pub place: Place,
+    /// The file itself, whatever links lead to it.
+    pub file: PathBuf,
+    pub text: String,
+    pub servers: Vec<Server>,
+}
+
+impl Config {
+    pub fn read(place: Place) -> Result<Config, Report> {
+        let path = &place.path;
+        let cannot = || Report::new(report::FAILURE, format!("cannot read `{}`", path.display()));
+        let file = fs::canonicalize(path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => Report::new(report::USAGE, format!("there is no file `{}`", path.display()))
+                .hint("the path is taken from the working directory"),
+            _ => cannot().because(error),
+        })?;
+        let found = fs::metadata(&file).map_err(|error| cannot().because(error))?;
+        if !found.is_file() {
+            return Err(cannot().because("it is no file"));
+        }
+        if found.len() > FILE_MAX {
+            return Err(cannot().because(format!("it is longer than {FILE_MAX} bytes")));
+        }
+        let bytes = fs::read(&file).map_err(|error| cannot().because(error))?;
+        let text = String::from_utf8(bytes).map_err(|_| {
+            cannot().because("it is not UTF-8").hint("save it as UTF-8, with or without a byte order mark")
+        })?;
+        let servers = servers::read(&text, place.format)
+            .map_err(|error| cannot().because(error).hint("mend it first: nothing in it was changed"))?;
+        Ok(Config { place, file, text, servers })
+    }
+}
+
+/// What is to become of one file.
+struct Plan {
+    config: Config,
+    after: String,
+    /// Without outlast; only on the way in.
+    original: Vec<u8>,
+    fates: Vec<Fate>,
+}
+
+/// What is to become of one server, for a person.
+struct Fate {
+    mark: &'static str,
+    name: String,
+    words: String,
+    is_changed: bool,
+}
+
+fn plan(config: Config, direction: &Direction, backups: Option<&Backups>) -> Plan {
+    let backup = backups.and_then(|backups| backups.find(&config.file));
+    let same = backup.as_ref().filter(|backup| backup.is_of(config.text.as_bytes()));
+    let without = match same {
+        Some(backup) => backup.original.clone(),
+        None => without_outlast(&config, backup.as_ref()).into_bytes(),
+    };
+    let (mut edits, mut fates) = (Vec::new(), Vec::new());
+    for server in &config.servers {
+        let (verdict, words) = match direction {
+            Direction::In(ours) => {
+                let is_same = |command: &str| ours.is_same(command);
+                let caller = Caller { command: ours.called_in(&config.place), is_same: &is_same };
+                (edit::wrap(&config.text, config.place.format, server, &caller), in_words(server))
+            }
+            Direction::Out => (edit::unwrap(&config.text, server, None), out_words(server)),
+        };
+        let name = match &server.project {
+            Some(project) => format!("{} (in {project})", server.name),
+            None => server.name.clone(),
+        };
+        let (mark, words, is_changed) = match (verdict, direction) {
+            (Verdict::Change(change), direction) => {
+                edits.extend(change);
+                let mark = match direction {
+                    Direction::In(_) if edit::is_wrapped(server) => "~",
+                    Direction::In(_) => "+",
+                    Direction::Out => "-",
+                };
+                (mark, words, true)
+            }
+            (Verdict::Settled, Direction::In(_)) => ("=", "wrapped already".to_owned(), false),
+            (Verdict::Settled, Direction::Out) => ("=", "not wrapped".to_owned(), false),
+            (Verdict::Leave(why), _) => ("·", format!("left as it is: {why}"), false),
+        };
+        fates.push(Fate { mark, name, words, is_changed });
+    }
+    let after = match direction {
+        Direction::In(_) => edit::apply(&config.text, &edits),
+        // Bytes that were text once are text again.
+        Direction::Out if edits.is_empty() => config.text.clone(),
+        Direction::Out => String::from_utf8_lossy(&without).into_owned(),
+    };
+    Plan { config, after, original: without, fates }
+}
+
+/// The file as it would be had outlast never been in it, as far as the text tells.
+fn without_outlast(config: &Config, backup: Option<&Backup>) -> String {
+    let format = config.place.format;
+    let original = backup.and_then(|backup| std::str::from_utf8(&backup.original).ok());
+    let before = original.and_then(|text| servers::read(text, format).ok()).unwrap_or_default();
+    let had_args = |server: &Server| {
+        let before = before.iter().find(|before| before.name == server.name && before.project == server.project)?;
+        match &before.how {
+            servers::How::Starts(program) => Some(program.args.is_some()),
+            _ => None,
+        }
+    };
+    let edits = config.servers.iter().filter_map(|server| match edit::unwrap(&config.text, server, had_args(server)) {
+        Verdict::Change(edits) => Some(edits),
+        _ => None,
+    });
+    edit::apply(&config.text, &edits.flatten().collect::<Vec<Edit>>())
+}
+
+fn in_words(server: &Server) -> String {
+    if edit::is_wrapped(server) {
+        return "outlast has moved, and is called by its new place".to_owned();
+    }
+    shown(server)
+}
+
+fn out_words(server: &Server) -> String {
+    let options = edit::options(server);
+    let lost = if options.is_empty() { String::new() } else { format!("   (without {})", options.join(" ")) };
+    format!("{}{lost}", shown(server))
+}
+
+fn shown(server: &Server) -> String {
+    let words = without_secrets(&edit::command_of(server).unwrap_or_default());
+    shell_quote(words.iter().map(String::as_str))
+}
+
+// ---- doing ---------------------------------------------------------------------------------------------------
+
+fn run(which: &cli::WhichFiles, direction: &Direction) -> Result<ExitCode, Report> {
+    let home = env::home_dir().filter(|home| home.is_absolute()).ok_or_else(|| {
+        Report::new(report::FAILURE, "there is no home directory, so there is no place for a backup").hint("set HOME")
+    })?;
+    let cwd = env::current_dir()
+        .map_err(|error| Report::new(report::FAILURE, "the working directory is gone").because(error))?;
+    let backups = Backups::of(&home);
+    let paint = Paint::stdout();
+
+    let (configs, mut troubles) = gather(which, direction, &Places::here(&home, &cwd), &backups)?;
+    let plans: Vec<Plan> = configs.into_iter().map(|config| plan(config, direction, Some(&backups))).collect();
+    let changed: Vec<&Plan> = plans.iter().filter(|plan| plan.after != plan.config.text).collect();
+
+    let mut words = String::new();
+    for plan in &changed {
+        let name = shown_path(plan, &home, &cwd);
+        words.push_str(&diff::unified(&name, &plan.config.text, &plan.after, paint));
+        words.push('\n');
+    }
+    // Last, as a long diff leaves the screen and this should not.
+    for plan in &plans {
+        words.push_str(&listing(plan, &shown_path(plan, &home, &cwd), paint));
+    }
+    if let Direction::In(ours) = direction
+        && !ours.is_on_path
+        && ours.said.is_none()
+        && let Some(plan) = changed.iter().find(|plan| plan.config.place.is_shared)
+    {
+        let path = shown_path(plan, &home, &cwd);
+        words.push_str(&paint.yellow(&format!(
+            "\nPATH does not find this outlast, so {path} names it by its place on this machine, which others may not have.\n"
+        )));
+    }
+    print(&words)?;
+
+    let failed = |troubles: Vec<Report>| {
+        let is_failed = !troubles.is_empty();
+        for report in troubles {
+            report.print();
+        }
+        if is_failed { ExitCode::from(report::FAILURE) } else { ExitCode::SUCCESS }
+    };
+    let servers = changed.iter().flat_map(|plan| &plan.fates).filter(|fate| fate.is_changed).count();
+    let what = format!("{} in {}", counted(servers, "server"), counted(changed.len(), "file"));
+    let verb = if matches!(direction, Direction::In(_)) { "Wrap" } else { "Unwrap" };
+    if changed.is_empty() {
+        let (done, known) = (if verb == "Wrap" { "wrap" } else { "unwrap" }, plans.len());
+        if known == 0 && troubles.is_empty() {
+            return Err(nothing_found(which));
+        }
+        print(&format!("\nNothing to {done}.\n"))?;
+        return Ok(failed(troubles));
+    }
+    if which.dry_run {
+        print(&format!("\nNothing was written: {} would change.\n", what))?;
+        return Ok(failed(troubles));
+    }
+    if !which.yes && !ask(&format!("\n{verb} {what}? [y/N] "))? {
+        print("Nothing was written.\n")?;
+        return Ok(ExitCode::from(report::FAILURE));
+    }
+    let mut written = 0;
+    for plan in &changed {
+        match carry_out(plan, direction, &backups) {
+            Ok(()) => written += 1,
+            Err(error) => troubles.push(
+                Report::new(report::FAILURE, format!("`{}` stays as it was", plan.config.place.path.display()))
+                    .because(error),
+            ),
+        }
+    }
+    if written > 0 {
+        let back = match direction {
+            Direction::In(_) => "; `outlast unwrap` takes it out again, byte for byte",
+            Direction::Out => "",
+        };
+        print(&format!("\n{verb}ped {what}{back}.\nClients read this when they start: restart those that run.\n"))?;
+    }
+    Ok(failed(troubles))
+}
+
+fn carry_out(plan: &Plan, direction: &Direction, backups: &Backups) -> io::Result<()> {
+    let (file, before, after) = (&plan.config.file, plan.config.text.as_bytes(), plan.after.as_bytes());
+    match direction {
+        Direction::In(_) => {
+            backups.keep(file, &plan.original, after)?;
+            backup::replace(file, before, after)
+        }
+        Direction::Out => {
+            backup::replace(file, before, after)?;
+            backups.forget(file);
+            Ok(())
+        }
+    }
+}
+
+/// The files that are meant. What cannot be read among files that nobody named is told of, and does not stop the others.
+fn gather(
+    which: &cli::WhichFiles,
+    direction: &Direction,
+    places: &Places,
+    backups: &Backups,
+) -> Result<(Vec<Config>, Vec<Report>), Report> {
+    let clients: Vec<Client> =
+        Client::ALL.into_iter().filter(|client| which.client.is_empty() || which.client.contains(client)).collect();
+    let known: Vec<Place> = clients.iter().flat_map(|client| places.of(*client)).collect();
+    if !which.files.is_empty() {
+        let configs: Vec<Config> = which
+            .files
+            .iter()
+            .map(|file| {
+                let known = known.iter().find(|place| is_same_file(&place.path, file)).cloned();
+                Config::read(known.map_or_else(|| named(file, places), |place| Place { path: file.clone(), ..place }))
+            })
+            .collect::<Result<_, _>>()?;
+        if let Some(config) = configs.iter().find(|config| config.servers.is_empty()) {
+            return Err(Report::new(report::USAGE, format!("`{}` names no MCP servers", config.place.path.display()))
+                .hint("they are looked for in `mcpServers`, `servers`, `mcp.servers` and `[mcp_servers]`"));
+        }
+        return Ok((configs, Vec::new()));
+    }
+    let mut found: Vec<Place> = known.into_iter().filter(|place| place.path.exists()).collect();
+    if matches!(direction, Direction::Out) && which.client.is_empty() {
+        // Also those that were named once, in whatever directory.
+        for file in backups.files() {
+            if !found.iter().any(|place| is_same_file(&place.path, &file)) {
+                found.push(named(&file, places));
+            }
+        }
+    }
+    let (mut configs, mut troubles) = (Vec::<Config>::new(), Vec::new());
+    for place in found {
+        match Config::read(place) {
+            Ok(config) if config.servers.is_empty() => {}
+            // Two paths to one file are one file.
+            Ok(config) if configs.iter().any(|known| known.file == config.file) => {}
+            Ok(config) => configs.push(config),
+            Err(report) => troubles.push(report),
+        }
+    }
+    Ok((configs, troubles))
+}
+
+/// A file in a repository goes to others; one elsewhere does not.
+fn named(file: &Path, places: &Places) -> Place {
+    let whole = fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
+    let is_shared = whole.ancestors().skip(1).any(|dir| dir != places.home && dir.join(".git").exists());
+    Place { is_shared, ..Place::named(file) }
+}
+
+fn nothing_found(which: &cli::WhichFiles) -> Report {
+    let whose: Vec<&str> = match which.client.as_slice() {
+        [] => Client::ALL.iter().map(|client| client.title()).collect(),
+        clients => clients.iter().map(|client| client.title()).collect(),
+    };
+    Report::new(report::FAILURE, "no configuration with MCP servers is found")
+        .because(format!("looked, here and in your home directory, for {}", whose.join(", ")))
+        .hint("name the file: `outlast wrap FILE`; `outlast help clients` says where each client keeps it")
+}
+
+/// As short as can be said without a doubt.
+fn shown_path(plan: &Plan, home: &Path, cwd: &Path) -> String {
+    let path = &plan.config.place.path;
+    match path.strip_prefix(cwd) {
+        Ok(inside) => inside.display().to_string(),
+        Err(_) => from_home(path, Some(home)),
+    }
+}
+
+fn listing(plan: &Plan, path: &str, paint: Paint) -> String {
+    let title = plan.config.place.client.map_or("", Client::title);
+    let mut words = format!("{}\n", format!("{}  {}", paint.bold(title), path).trim_start());
+    let width = plan.fates.iter().map(|fate| fate.name.chars().count()).max().unwrap_or_default();
+    for fate in &plan.fates {
+        let line = format!("  {} {:width$}  {}", fate.mark, fate.name, fate.words);
+        let line = match fate.mark {
+            "+" => paint.green(&line),
+            "~" | "-" => paint.yellow(&line),
+            _ => paint.dim(&line),
+        };
+        words.push_str(&format!("{line}\n"));
+    }
+    words
+}
+
+fn ask(question: &str) -> Result<bool, Report> {
+    if !io::stdin().is_terminal() {
+        return Err(Report::new(report::USAGE, "nobody can be asked, as stdin is no terminal")
+            .hint("`--yes` goes on without asking, `--dry-run` only shows what would be done"));
+    }
+    // Where nobody sees the question, an answer to it means nothing; but stdin is a terminal, and so somebody does.
+    let _ = io::stderr().write_all(question.as_bytes());
+    let mut answer = String::new();
+    io::stdin()
+        .lock()
+        .read_line(&mut answer)
+        .map_err(|error| Report::new(report::FAILURE, "cannot read the answer").because(error))?;
+    Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+}
+
+fn counted(count: usize, what: &str) -> String {
+    if count == 1 { format!("1 {what}") } else { format!("{count} {what}s") }
+}

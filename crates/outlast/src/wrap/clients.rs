@@ -1,0 +1,204 @@
+//! The clients that are known, and where each keeps its configuration.
+
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+
+use super::servers::Format;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Client {
+    ClaudeCode,
+    ClaudeDesktop,
+    #[value(name = "vscode", alias = "vs-code")]
+    VsCode,
+    Cursor,
+    Codex,
+    Gemini,
+}
+
+impl Client {
+    pub const ALL: [Client; 6] =
+        [Client::ClaudeCode, Client::ClaudeDesktop, Client::VsCode, Client::Cursor, Client::Codex, Client::Gemini];
+
+    pub fn title(self) -> &'static str {
+        match self {
+            Client::ClaudeCode => "Claude Code",
+            Client::ClaudeDesktop => "Claude Desktop",
+            Client::VsCode => "VS Code",
+            Client::Cursor => "Cursor",
+            Client::Codex => "Codex",
+            Client::Gemini => "Gemini CLI",
+        }
+    }
+
+    /// As it is said on the command line.
+    pub fn word(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum System {
+    Linux,
+    Mac,
+    Windows,
+}
+
+impl System {
+    pub const HERE: System = if cfg!(windows) {
+        System::Windows
+    } else if cfg!(target_os = "macos") {
+        System::Mac
+    } else {
+        System::Linux
+    };
+}
+
+/// Where to look.
+#[derive(Debug, Clone)]
+pub struct Places {
+    pub system: System,
+    pub home: PathBuf,
+    pub cwd: PathBuf,
+    /// `%APPDATA%`, where Windows says so.
+    pub appdata: Option<PathBuf>,
+    /// `CODEX_HOME`, where somebody moved it.
+    pub codex_home: Option<PathBuf>,
+}
+
+/// A file in which a client may name its servers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    pub client: Option<Client>,
+    pub path: PathBuf,
+    pub format: Format,
+    /// It belongs to the project, and so to all who work on it, and not to this machine.
+    pub is_shared: bool,
+}
+
+impl Place {
+    /// A file that somebody named: what it is shows in its name.
+    pub fn named(path: &Path) -> Place {
+        let is_toml = path.extension().is_some_and(|extension| extension.eq_ignore_ascii_case("toml"));
+        let format = if is_toml { Format::Toml } else { Format::Json };
+        Place { client: None, path: path.to_owned(), format, is_shared: false }
+    }
+}
+
+impl Places {
+    pub fn here(home: &Path, cwd: &Path) -> Places {
+        let from_environment = |name: &str| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
+        Places {
+            system: System::HERE,
+            home: home.to_owned(),
+            cwd: cwd.to_owned(),
+            appdata: from_environment("APPDATA"),
+            codex_home: from_environment("CODEX_HOME"),
+        }
+    }
+
+    /// Every file that a client would read here, whether or not it is there.
+    pub fn of(&self, client: Client) -> Vec<Place> {
+        let place = |path: PathBuf, is_shared| Place {
+            client: Some(client),
+            format: Place::named(&path).format,
+            path,
+            is_shared,
+        };
+        let mine = |path: PathBuf| place(path, false);
+        let ours = |file: &str| self.projects().into_iter().map(|dir| place(dir.join(file), true)).collect::<Vec<_>>();
+        match client {
+            Client::ClaudeCode => [ours(".mcp.json"), vec![mine(self.home.join(".claude.json"))]].concat(),
+            Client::ClaudeDesktop => vec![mine(self.applications().join("Claude").join("claude_desktop_config.json"))],
+            Client::VsCode => {
+                let editions = ["Code", "Code - Insiders", "VSCodium"].into_iter();
+                let users =
+                    editions.map(|edition| mine(self.applications().join(edition).join("User").join("mcp.json")));
+                [ours(".vscode/mcp.json"), users.collect()].concat()
+            }
+            Client::Cursor => {
+                [ours(".cursor/mcp.json"), vec![mine(self.home.join(".cursor").join("mcp.json"))]].concat()
+            }
+            Client::Codex => {
+                let home = self.codex_home.clone().unwrap_or_else(|| self.home.join(".codex"));
+                [ours(".codex/config.toml"), vec![mine(home.join("config.toml"))]].concat()
+            }
+            Client::Gemini => {
+                [ours(".gemini/settings.json"), vec![mine(self.home.join(".gemini").join("settings.json"))]].concat()
+            }
+        }
+    }
+
+    /// A directory that is there if the client is installed, or was.
+    pub fn traces(&self, client: Client) -> Vec<PathBuf> {
+        let home = |name: &str| self.home.join(name);
+        match client {
+            Client::ClaudeCode => vec![home(".claude"), home(".claude.json")],
+            Client::ClaudeDesktop => vec![self.applications().join("Claude")],
+            Client::VsCode => ["Code", "Code - Insiders", "VSCodium"].map(|name| self.applications().join(name)).into(),
+            Client::Cursor => vec![home(".cursor"), self.applications().join("Cursor")],
+            Client::Codex => vec![self.codex_home.clone().unwrap_or_else(|| home(".codex"))],
+            Client::Gemini => vec![home(".gemini")],
+        }
+    }
+
+    /// The directory we are in, and those around it as long as they belong to the same repository. The home directory is
+    /// no project.
+    fn projects(&self) -> Vec<PathBuf> {
+        let around: Vec<&Path> = self.cwd.ancestors().collect();
+        let root = around.iter().position(|dir| dir.join(".git").exists()).unwrap_or(0);
+        around[..=root].iter().filter(|dir| **dir != self.home).map(|dir| dir.to_path_buf()).collect()
+    }
+
+    fn applications(&self) -> PathBuf {
+        match self.system {
+            System::Linux => self.home.join(".config"),
+            System::Mac => self.home.join("Library").join("Application Support"),
+            System::Windows => self.appdata.clone().unwrap_or_else(|| self.home.join("AppData").join("Roaming")),
+        }
+    }
+}
+
+// The paths are those of all three systems, written as this one writes them.
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_client_is_looked_for_where_it_keeps_its_servers() {
+        let mut words = String::new();
+        for system in [System::Linux, System::Mac, System::Windows] {
+            let appdata = (system == System::Windows).then(|| "/c/Users/me/AppData/Roaming".into());
+            let codex_home = (system == System::Mac).then(|| "/srv/codex".into());
+            let places = Places { system, home: "/home/me".into(), cwd: "/srv/app".into(), appdata, codex_home };
+            words.push_str(&format!("{system:?}\n"));
+            for client in Client::ALL {
+                for place in places.of(client) {
+                    let shared = if place.is_shared { " (shared)" } else { "" };
+                    words.push_str(&format!("  {:14} {}{shared}\n", client.word(), place.path.display()));
+                }
+            }
+        }
+        insta::assert_snapshot!(words);
+    }
+
+    #[test]
+    fn a_project_is_a_repository_and_the_home_directory_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let inner = dir.path().join("app/src/deep");
+        std::fs::create_dir_all(&inner).unwrap();
+        let places = |home: &Path, cwd: &Path| Places {
+            system: System::Linux,
+            home: home.to_owned(),
+            cwd: cwd.to_owned(),
+            appdata: None,
+            codex_home: None,
+        };
+        assert_eq!(places(Path::new("/nowhere"), &inner).projects(), std::slice::from_ref(&inner));
+        std::fs::create_dir(dir.path().join("app/.git")).unwrap();
+        let found = places(Path::new("/nowhere"), &inner).projects();
+        assert_eq!(found, [inner.clone(), dir.path().join("app/src"), dir.path().join("app")]);
+        assert_eq!(places(dir.path(), dir.path()).projects(), Vec::<PathBuf>::new());
+    }
+}

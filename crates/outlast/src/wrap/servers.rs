@@ -1,0 +1,310 @@
+//! The servers in a client's configuration, and where each of their words stands in the text.
+//!
+//! Nothing is ever written from what is read here: the places are for splicing, so that comments, order, commas, line
+//! ends and indentation stay whoever's they were.
+
+use std::ops::Range;
+
+use jsonc_parser::{
+    CollectOptions,
+    ast::{self, Object, ObjectProp},
+    common::Ranged,
+    parse_to_ast,
+};
+use toml_edit::{Document, Item, TableLike};
+
+/// What Windows puts before the first letter of a text.
+const BOM: char = '\u{feff}';
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    /// With comments and trailing commas, if somebody has put them there.
+    Json,
+    Toml,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Server {
+    pub name: String,
+    /// The directory it is for, where one file speaks of many.
+    pub project: Option<String>,
+    pub env: Vec<(String, String)>,
+    pub cwd: Option<String>,
+    pub how: How,
+}
+
+/// How a client reaches a server.
+#[derive(Debug, Clone, PartialEq)]
+pub enum How {
+    /// It starts a program.
+    Starts(Program),
+    /// Over the network.
+    Calls,
+    /// What stands there is not understood, for this reason.
+    Unclear(&'static str),
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Program {
+    pub command: Word,
+    /// What stands from the beginning of the key up to the command: `"command": `.
+    pub key: Range<usize>,
+    /// It stands in braces or brackets, so that commas and not lines set it apart from its neighbours.
+    pub is_inline: bool,
+    pub args: Option<Args>,
+}
+
+/// A string, and where it stands, quotes included.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Word {
+    pub text: String,
+    pub at: Range<usize>,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub struct Args {
+    /// Brackets included.
+    pub at: Range<usize>,
+    pub words: Vec<Word>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what}, on line {line}")]
+pub struct ReadError {
+    pub what: String,
+    pub line: usize,
+}
+
+/// Every server of a configuration, in the order they stand in.
+pub fn read(text: &str, format: Format) -> Result<Vec<Server>, ReadError> {
+    let skipped = if text.starts_with(BOM) { BOM.len_utf8() } else { 0 };
+    match format {
+        Format::Json => read_json(&text[skipped..], skipped),
+        Format::Toml => read_toml(&text[skipped..], skipped),
+    }
+}
+
+// ---- JSON ----------------------------------------------------------------------------------------------------
+
+fn read_json(text: &str, skipped: usize) -> Result<Vec<Server>, ReadError> {
+    // An empty file is no mistake: some clients make one.
+    let parsed = parse_to_ast(text, &CollectOptions::default(), &Default::default())
+        .map_err(|error| ReadError { what: error.kind().to_string(), line: error.line_display() })?;
+    let Some(ast::Value::Object(root)) = parsed.value else { return Ok(Vec::new()) };
+    let reader = Json { skipped };
+    let mut servers = Vec::new();
+    reader.take(object(&root, "mcpServers"), None, &mut servers);
+    // VS Code: in a file of its own, or in its settings.
+    reader.take(object(&root, "servers"), None, &mut servers);
+    reader.take(object(&root, "mcp").and_then(|mcp| object(mcp, "servers")), None, &mut servers);
+    for project in object(&root, "projects").into_iter().flat_map(|projects| &projects.properties) {
+        if let ast::Value::Object(settings) = &project.value {
+            reader.take(object(settings, "mcpServers"), Some(project.name.as_str()), &mut servers);
+        }
+    }
+    Ok(servers)
+}
+
+struct Json {
+    skipped: usize,
+}
+
+impl Json {
+    fn take(&self, from: Option<&Object>, project: Option<&str>, servers: &mut Vec<Server>) {
+        for property in from.into_iter().flat_map(|from| &from.properties) {
+            let ast::Value::Object(server) = &property.value else { continue };
+            let env = object(server, "env").into_iter().flat_map(|env| &env.properties);
+            let env = env.filter_map(|pair| Some((pair.name.as_str().to_owned(), string(&pair.value)?)));
+            servers.push(Server {
+                name: property.name.as_str().to_owned(),
+                project: project.map(str::to_owned),
+                env: env.collect(),
+                cwd: last(server, "cwd").and_then(|cwd| string(&cwd.value)),
+                how: self.how(server),
+            });
+        }
+    }
+
+    fn how(&self, server: &Object) -> How {
+        let Some(property) = last(server, "command") else {
+            let is_remote = ["url", "httpUrl", "serverUrl"].iter().any(|key| last(server, key).is_some());
+            return if is_remote { How::Calls } else { How::Unclear("it has no command") };
+        };
+        let Some(text) = string(&property.value) else { return How::Unclear("its command is no string") };
+        let args = match last(server, "args").map(|args| &args.value) {
+            None | Some(ast::Value::NullKeyword(_)) => None,
+            Some(ast::Value::Array(array)) => Some(self.args(array)),
+            Some(_) => return How::Unclear("its args are no list"),
+        };
+        if args.is_none() && last(server, "args").is_some() {
+            return How::Unclear("its args are no list");
+        }
+        let command = Word { text, at: self.place(&property.value) };
+        let key = property.start() + self.skipped..command.at.start;
+        How::Starts(Program { command, key, is_inline: true, args })
+    }
+
+    fn args(&self, array: &ast::Array) -> Args {
+        let words = array.elements.iter().map(|element| {
+            // Anything but a string is not ours to judge; it stays as it is.
+            Word { text: string(element).unwrap_or_default(), at: self.place(element) }
+        });
+        Args { words: words.collect(), at: self.place(array) }
+    }
+
+    fn place(&self, node: &impl Ranged) -> Range<usize> {
+        node.start() + self.skipped..node.end() + self.skipped
+    }
+}
+
+/// Of several members of one name the last one counts, as in every client.
+fn last<'a, 'b>(object: &'b Object<'a>, name: &str) -> Option<&'b ObjectProp<'a>> {
+    object.properties.iter().rev().find(|property| property.name.as_str() == name)
+}
+
+fn object<'a, 'b>(from: &'b Object<'a>, name: &str) -> Option<&'b Object<'a>> {
+    match &last(from, name)?.value {
+        ast::Value::Object(object) => Some(object),
+        _ => None,
+    }
+}
+
+fn string(value: &ast::Value) -> Option<String> {
+    value.as_string_lit().map(|literal| literal.value.clone().into_owned())
+}
+
+// ---- TOML ----------------------------------------------------------------------------------------------------
+
+fn read_toml(text: &str, skipped: usize) -> Result<Vec<Server>, ReadError> {
+    let document = Document::parse(text).map_err(|error| {
+        let at = error.span().map_or(0, |span| span.start.min(text.len()));
+        let line = text.as_bytes()[..at].iter().filter(|byte| **byte == b'\n').count() + 1;
+        ReadError { what: error.message().lines().next().unwrap_or("this is no TOML").to_owned(), line }
+    })?;
+    let servers = document.as_table().get("mcp_servers").and_then(Item::as_table_like);
+    let servers = servers.into_iter().flat_map(|servers| servers.iter());
+    let read = servers.filter_map(|(name, item)| {
+        let server = item.as_table_like()?;
+        let env = server.get("env").and_then(Item::as_table_like);
+        let env = env.into_iter().flat_map(|env| env.iter());
+        Some(Server {
+            name: name.to_owned(),
+            project: None,
+            env: env.filter_map(|(name, value)| Some((name.to_owned(), value.as_str()?.to_owned()))).collect(),
+            cwd: server.get("cwd").and_then(Item::as_str).map(str::to_owned),
+            how: toml_how(server, item.is_inline_table(), text, skipped),
+        })
+    });
+    Ok(read.collect())
+}
+
+fn toml_how(server: &dyn TableLike, is_inline: bool, text: &str, skipped: usize) -> How {
+    let place = |span: Range<usize>| span.start + skipped..span.end + skipped;
+    let Some(item) = server.get("command") else {
+        return if server.contains_key("url") { How::Calls } else { How::Unclear("it has no command") };
+    };
+    let (Some(command), Some(at)) = (item.as_str(), item.span()) else {
+        return How::Unclear("its command is no string");
+    };
+    let args = match server.get("args") {
+        None => None,
+        Some(args) => match (args.as_array(), args.span()) {
+            (Some(array), Some(at)) => {
+                let words = array.iter().filter_map(|value| {
+                    Some(Word { text: value.as_str().unwrap_or_default().to_owned(), at: place(value.span()?) })
+                });
+                Some(Args { words: words.collect(), at: place(at) })
+            }
+            _ => return How::Unclear("its args are no list"),
+        },
+    };
+    // In a table the key may be a long one, `mcp_servers.x.command`, and begins its line.
+    let begin = if is_inline {
+        text[..at.start].rfind("command").unwrap_or(at.start)
+    } else {
+        text[..at.start].rfind('\n').map_or(0, |at| at + 1)
+    };
+    How::Starts(Program {
+        key: place(begin..at.start),
+        command: Word { text: command.to_owned(), at: place(at) },
+        is_inline,
+        args,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Each server in a line, its words taken from the places they are said to stand in.
+    fn shown(text: &str, format: Format) -> String {
+        let servers = read(text, format).unwrap();
+        let lines = servers.iter().map(|server| {
+            let project = server.project.as_deref().map(|project| format!(" in {project}")).unwrap_or_default();
+            let how = match &server.how {
+                How::Calls => "calls".to_owned(),
+                How::Unclear(why) => format!("unclear: {why}"),
+                How::Starts(program) => {
+                    let args = program.args.iter().flat_map(|args| &args.words);
+                    let args: Vec<&str> = args.map(|word| &text[word.at.clone()]).collect();
+                    let brackets = program.args.as_ref().map(|args| &text[args.at.clone()]);
+                    assert!(brackets.is_none_or(|text| text.starts_with('[') && text.ends_with(']')), "{brackets:?}");
+                    format!("{}{} {}", &text[program.key.clone()], &text[program.command.at.clone()], args.join(" "))
+                }
+            };
+            format!("{}{project}: {how} {:?}\n", server.name, server.env)
+        });
+        lines.collect()
+    }
+
+    #[test]
+    fn json_is_read_with_all_that_people_put_into_it() {
+        let text = "\u{feff}{ // ünïcode\r\n  'mcpServers': {\r\n    \"a\": {\"command\" : \"b\", \"args\": [\"c\", 4,],},\r\n\
+            \"env\": {\"command\": \"x\", \"env\": {\"K\": \"v\"}}, \"web\": {\"type\": \"http\", \"url\": \"u\"},\n\
+            \"odd\": {\"command\": [\"x\"]}, \"odder\": {\"command\": \"x\", \"args\": \"y\"}, \"none\": {}, \"no\": 1\n}, \
+            \"servers\": {\"v\": {\"type\": \"stdio\", \"command\": \"w\"}}, \"mcp\": {\"servers\": {\"s\": {\"command\": \"t\"}}},\n\
+            \"projects\": {\"/srv/a b\": {\"mcpServers\": {\"p\": {\"command\": \"q\", \"command\": \"r\"}}}, \"/x\": {}}}";
+        insta::assert_snapshot!(shown(text, Format::Json), @r#"
+        a: "command" : "b" "c" 4 []
+        env: "command": "x"  [("K", "v")]
+        web: calls []
+        odd: unclear: its command is no string []
+        odder: unclear: its args are no list []
+        none: unclear: it has no command []
+        v: "command": "w"  []
+        s: "command": "t"  []
+        p in /srv/a b: "command": "r"  []
+        "#);
+        for empty in ["", "  ", "[]", "{}", "// nothing\n"] {
+            assert_eq!(read(empty, Format::Json), Ok(vec![]), "{empty:?}");
+        }
+    }
+
+    #[test]
+    fn toml_is_read_in_every_way_it_can_be_written() {
+        let text = "\u{feff}model = \"x\" # ü\r\n\r\n[mcp_servers.a]\r\n  command = 'b' # why\r\nargs = [\r\n  \"c\",\r\n]\r\n\
+            [mcp_servers.a.env]\r\nK = \"v\"\r\n[mcp_servers]\nb = { command = \"c\", env = { L = \"w\" } }\nweb.url = \"u\"\n\
+            [mcp_servers.\"d e\"]\nargs = []\ncommand = \"\"\"f\"\"\"\n";
+        insta::assert_snapshot!(shown(text, Format::Toml).replace('\r', ""), @r#"
+        a:   command = 'b' "c" [("K", "v")]
+        b: command = "c"  [("L", "w")]
+        web: calls []
+        d e: command = """f"""  []
+        "#);
+        let text = "mcp_servers.x.command = \"y\"\n";
+        insta::assert_snapshot!(shown(text, Format::Toml), @r#"x: mcp_servers.x.command = "y"  []"#);
+        assert_eq!(read("a = 1\n", Format::Toml), Ok(vec![]));
+    }
+
+    #[test]
+    fn what_cannot_be_read_is_named_by_its_line() {
+        let table = [
+            (Format::Json, "{\n  \"mcpServers\": {\n", "Unterminated object, on line 2"),
+            (Format::Json, "{\n\"a\" 1}", "Expected colon after the string or word in object property, on line 2"),
+            (Format::Toml, "a = 1\n[b\n", "unclosed table, expected `]`, on line 2"),
+        ];
+        for (format, text, words) in table {
+            assert_eq!(read(text, format).unwrap_err().to_string(), words);
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! Bounds: of bodies, heads, times, connections and sessions; and who is slow hurts nobody else.
+
+use std::{
+    io::Write,
+    time::{Duration, Instant},
+};
+
+use outlast::gateway::listen::Limits;
+use serde_json::json;
+
+use crate::support::{Front, PATIENCE, initialize, limits, request};
+
+const NEWEST: &str = "2025-11-25";
+const SHORT: Duration = Duration::from_millis(100);
+
+#[test]
+fn a_body_that_is_too_large_is_refused_before_it_is_read() {
+    let front = Front::with(Limits { body_max: 2000, ..limits() }, || None);
+    let post = [("host", "localhost"), ("content-type", "application/json")];
+    // By what it announces: not a byte of it was sent.
+    let mut wire = front.connect();
+    wire.send_head("POST /mcp", &[post[0], post[1], ("content-length", "2001")]);
+    let answer = wire.answer();
+    assert_eq!((answer.status, answer.header("connection")), (413, Some("close")));
+    assert!(answer.json()["error"]["message"].as_str().unwrap().contains("2000 bytes"));
+    // By what comes, if nothing was announced.
+    let mut wire = front.connect();
+    wire.send_head("POST /mcp", &[post[0], post[1], ("transfer-encoding", "chunked")]);
+    for _ in 0..3 {
+        wire.send(&format!("{:x}\r\n{}\r\n", 1000, "x".repeat(1000)));
+    }
+    assert_eq!(wire.answer().status, 413);
+    // A body of just that size is fine, in one piece or in many.
+    let mut wire = front.connect();
+    let body = initialize(NEWEST);
+    let body = format!("{body}{}", " ".repeat(2000 - body.len()));
+    assert_eq!(wire.post(&[], &body).status, 200);
+    let mut wire = front.connect();
+    wire.send_head("POST /mcp", &[post[0], post[1], ("transfer-encoding", "chunked")]);
+    for piece in body.as_bytes().chunks(7) {
+        wire.send(&format!("{:x}\r\n{}\r\n", piece.len(), std::str::from_utf8(piece).unwrap()));
+    }
+    wire.send("0\r\n\r\n");
+    assert_eq!(wire.answer().status, 200);
+}
+
+#[test]
+fn all_bodies_together_are_bounded() {
+    let front = Front::with(Limits { bodies_max: 3000, ..limits() }, || None);
+    let head = [("host", "localhost"), ("content-type", "application/json"), ("transfer-encoding", "chunked")];
+    let mut first = front.connect();
+    first.send_head("POST /mcp", &head);
+    let piece = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
+    first.send(&piece(&" ".repeat(2000)));
+    // Until the first piece is counted another one of its size has room.
+    let status = loop {
+        let mut second = front.connect();
+        second.send_head("POST /mcp", &head);
+        second.send(&piece(&format!("{}{}", " ".repeat(2000), initialize(NEWEST))));
+        second.send("0\r\n\r\n");
+        let answer = second.answer();
+        if answer.status != 200 {
+            assert_eq!(answer.header("retry-after"), Some("1"));
+            break answer.status;
+        }
+    };
+    assert_eq!(status, 503);
+    first.send(&piece(&initialize(NEWEST)));
+    first.send("0\r\n\r\n");
+    assert_eq!(first.answer().status, 200, "who came first is served");
+    let mut third = front.connect();
+    assert_eq!(third.post(&[], &initialize(NEWEST)).status, 200, "what was taken is given back");
+}
+
+#[test]
+fn a_head_that_does_not_end_is_cut_off() {
+    let front = Front::with(Limits { head_timeout: SHORT, ..limits() }, || None);
+    let (mut other, id) = front.session(NEWEST);
+    let mut wire = front.connect();
+    wire.send("POST /mcp HTTP/1.1\r\nhost: localhost\r\n");
+    // A letter now and then does not help.
+    while wire.tcp.write_all(b"x").is_ok() && wire.tcp.peek(&mut [0]).is_err() {
+        std::thread::yield_now();
+    }
+    assert!(wire.is_closed());
+    let answer = other.post(&[("mcp-session-id", &id)], &request(1, "echo", json!({})));
+    assert_eq!(answer.status, 200, "nobody else noticed");
+}
+
+#[test]
+fn a_body_that_does_not_end_is_refused() {
+    let front = Front::with(Limits { body_timeout: SHORT, ..limits() }, || None);
+    let mut wire = front.connect();
+    let head = [("host", "localhost"), ("content-type", "application/json"), ("content-length", "100")];
+    wire.send_head("POST /mcp", &head);
+    wire.send("{");
+    let answer = wire.answer();
+    assert_eq!((answer.status, answer.header("connection")), (408, Some("close")));
+    assert!(wire.is_closed());
+    // Or one that breaks off.
+    let mut wire = front.connect();
+    wire.send_head("POST /mcp", &head);
+    wire.send("{");
+    wire.half_close();
+    assert!(wire.is_closed());
+    assert!(front.heard().is_empty());
+}
+
+#[test]
+fn a_silent_connection_is_closed() {
+    // Long enough for a busy machine to ask something in between.
+    let front = Front::with(Limits { idle_timeout: 15 * SHORT, ..limits() }, || None);
+    assert!(front.connect().is_closed(), "before the first request");
+    let (mut wire, _) = front.session(NEWEST);
+    assert!(wire.is_closed(), "between two");
+    // While we owe it an answer it may be as silent as it likes.
+    let (mut wire, id) = front.session(NEWEST);
+    let session = [("mcp-session-id", id.as_str())];
+    wire.send_post(&session, &request(1, "hold", json!({})));
+    front.wait_for("said 2 hold");
+    assert!(front.connect().is_closed(), "time passes");
+    front.connect().post(&session, r#"{"jsonrpc":"2.0","method":"release"}"#);
+    assert_eq!(wire.answer().json()["result"], "released");
+}
+
+#[test]
+fn a_head_that_is_too_large_is_refused() {
+    let front = Front::new();
+    let mut wire = front.connect();
+    let long = "x".repeat(40 << 10);
+    wire.send_head("GET /health", &[("host", "localhost"), ("x-long", &long)]);
+    assert_eq!(wire.answer().status, 431);
+    let many: Vec<_> = (0..150).map(|number| (format!("x-{number}"), "y")).collect();
+    let mut many: Vec<_> = many.iter().map(|(name, value)| (name.as_str(), *value)).collect();
+    many.push(("host", "localhost"));
+    let mut wire = front.connect();
+    wire.send_head("GET /health", &many);
+    assert_eq!(wire.answer().status, 431);
+}
+
+#[test]
+fn whoever_comes_when_the_house_is_full_is_told_so() {
+    let front = Front::with(Limits { connections_max: 2, ..limits() }, || None);
+    let (first, _) = front.session(NEWEST);
+    let (_second, _) = front.session(NEWEST);
+    let mut third = front.connect();
+    third.send_post(&[], &initialize(NEWEST));
+    let answer = third.answer();
+    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("5")));
+    drop(first);
+    // As soon as it is known to be gone there is room.
+    while front.connect().post(&[], &initialize(NEWEST)).status != 200 {}
+}
+
+#[test]
+fn sessions_are_bounded_and_the_idlest_makes_room() {
+    let front = Front::with(Limits { sessions_max: 2, ..limits() }, || None);
+    let (mut wire, first) = front.session(NEWEST);
+    let (_, second) = front.session(NEWEST);
+    let ask = |wire: &mut crate::support::Wire, session: &str| {
+        wire.post(&[("mcp-session-id", session)], &request(1, "echo", json!({}))).status
+    };
+    assert_eq!(ask(&mut wire, &first), 200);
+    let (_, third) = front.session(NEWEST);
+    front.wait_for("left 2");
+    assert_eq!((ask(&mut wire, &first), ask(&mut wire, &second), ask(&mut wire, &third)), (200, 404, 200));
+
+    // Whoever is in use stays, and the newcomer has to wait.
+    let mut open = Vec::new();
+    for session in [&first, &third] {
+        let mut stream = front.connect();
+        stream.send_head(
+            "GET /mcp",
+            &[("host", "localhost"), ("accept", "text/event-stream"), ("mcp-session-id", session)],
+        );
+        assert_eq!(stream.head().status, 200);
+        open.push(stream);
+    }
+    let answer = wire.post(&[], &initialize(NEWEST));
+    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("10")));
+    assert_eq!((ask(&mut wire, &first), ask(&mut wire, &third)), (200, 200));
+}
+
+#[test]
+fn a_forgotten_session_ends() {
+    let front = Front::with(Limits { session_ttl: SHORT, ..limits() }, || None);
+    let (mut wire, id) = front.session(NEWEST);
+    front.wait_for("left 1");
+    let session = [("mcp-session-id", id.as_str())];
+    assert_eq!(wire.post(&session, &request(1, "echo", json!({}))).status, 404);
+
+    // One with an open stream does not, however long nothing happens.
+    let (client, id, stream) = loop {
+        let (_, id) = front.session(NEWEST);
+        let client = front.wait_for("came").split(' ').nth(1).unwrap().to_owned();
+        let mut stream = front.connect();
+        stream
+            .send_head("GET /mcp", &[("host", "localhost"), ("accept", "text/event-stream"), ("mcp-session-id", &id)]);
+        // On a busy machine it may have ended before.
+        if stream.head().status == 200 {
+            break (client, id, stream);
+        }
+    };
+    front.session(NEWEST);
+    let other = front.wait_for("came").split(' ').nth(1).unwrap().to_owned();
+    front.wait_for(&format!("left {other}"));
+    let answer = wire.post(&[("mcp-session-id", &id)], &request(1, "echo", json!({})));
+    assert_eq!(answer.status, 200, "others came and went");
+    drop(stream);
+    front.wait_for(&format!("left {client}"));
+}
+
+#[test]
+fn a_reader_that_is_too_slow_is_cut_off_and_nobody_waits() {
+    let front = Front::with(Limits { stream_bytes_max: 1 << 20, ..limits() }, || None);
+    let (mut wire, id) = front.session("2025-06-18");
+    let session = [("mcp-session-id", id.as_str())];
+    // 64 MB in words of 64 kB each, and it reads none of them.
+    let mut slow = front.connect();
+    slow.send_post(&session, &request(1, "words", json!({"arguments": [1000, 65536]})));
+    front.wait_for("said 1 words");
+    let answer = wire.post(&session, &request(2, "echo", json!({"arguments": "at once"})));
+    assert_eq!(answer.json()["result"], "at once");
+    front.wait_for("all is told");
+    slow.head();
+    let mut count = 0;
+    while slow.chunk().is_some() {
+        count += 1;
+    }
+    assert!(count < 1000, "{count}");
+}
+
+#[test]
+fn an_answer_nobody_reads_does_not_stay_for_ever() {
+    let front = Front::with(Limits { write_timeout: SHORT, ..limits() }, || None);
+    let (mut wire, id) = front.session(NEWEST);
+    let session = [("mcp-session-id", id.as_str())];
+    let mut slow = front.connect();
+    slow.send_post(&session, &request(1, "big", json!({"arguments": 64 << 20})));
+    front.wait_for("said 1 big");
+    // It is cut off while it does not read: of two connections one is left.
+    let deadline = Instant::now() + PATIENCE;
+    while wire.ask("GET /api/counts", &[]).json() != json!([1, 1, 0]) {
+        assert!(Instant::now() < deadline, "it is still there");
+        std::thread::sleep(SHORT);
+    }
+    let (mut count, mut piece) = (0, vec![0; 64 << 10]);
+    loop {
+        match std::io::Read::read(&mut slow.tcp, &mut piece) {
+            Ok(0) | Err(_) => break,
+            Ok(more) => count += more,
+        }
+    }
+    assert!(count < 64 << 20, "{count}");
+    assert_eq!(wire.post(&session, &request(2, "echo", json!({}))).status, 200);
+}

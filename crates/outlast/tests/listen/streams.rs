@@ -1,0 +1,226 @@
+//! Streams of the handshake era: what comes before an answer, what belongs to no request, and what was missed.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::support::{Front, Wire, limits, request};
+
+const NEWEST: &str = "2025-11-25";
+const BEFORE: &str = "2025-06-18";
+
+fn listen(front: &Front, session: &str, last: Option<&str>) -> Wire {
+    let mut wire = front.connect();
+    let mut headers = vec![("host", "localhost"), ("accept", "text/event-stream"), ("mcp-session-id", session)];
+    headers.extend(last.map(|last| ("last-event-id", last)));
+    wire.send_head("GET /mcp", &headers);
+    wire
+}
+
+fn release(wire: &mut Wire, session: &str) {
+    let answer = wire.post(&[("mcp-session-id", session)], r#"{"jsonrpc":"2.0","method":"release"}"#);
+    assert_eq!(answer.status, 202);
+}
+
+#[test]
+fn words_about_a_request_come_before_its_answer() {
+    let front = Front::new();
+    for (version, is_primed) in [(NEWEST, true), (BEFORE, false)] {
+        let (mut wire, id) = front.session(version);
+        wire.send_post(&[("mcp-session-id", &id)], &request(1, "words", json!({"arguments": [2, 1]})));
+        let head = wire.head();
+        assert_eq!((head.status, head.header("content-type")), (200, Some("text/event-stream")));
+        let mut ids = Vec::new();
+        if is_primed {
+            let (id, data) = wire.event().unwrap();
+            assert!(data.is_null(), "an id to come back to, before anything can be lost");
+            ids.push(id);
+        }
+        for number in ["0 x", "1 x"] {
+            let (id, event) = wire.event().unwrap();
+            assert_eq!(event["params"]["data"], number);
+            ids.push(id);
+        }
+        let (last, event) = wire.event().unwrap();
+        assert_eq!(event, json!({"jsonrpc": "2.0", "id": 1, "result": 2}));
+        ids.push(last);
+        assert_eq!(wire.event(), None, "the answer ends the stream");
+        let count = ids.len();
+        ids.sort();
+        ids.dedup();
+        assert_eq!(ids.len(), count, "each event has an id of its own");
+    }
+}
+
+#[test]
+fn a_request_to_the_client_travels_on_the_stream_it_is_about() {
+    let front = Front::new();
+    let (mut wire, id) = front.session(BEFORE);
+    let session = [("mcp-session-id", id.as_str())];
+    let mut other = front.connect();
+    other.send_post(&session, &request(9, "ask back", json!({})));
+    other.head();
+    let (_, asked) = other.event().unwrap();
+    assert_eq!(asked["method"], "ping");
+    let response = json!({"jsonrpc": "2.0", "id": asked["id"], "result": {"fine": true}}).to_string();
+    assert_eq!(wire.post(&session, &response).status, 202);
+    assert_eq!(other.event().unwrap().1, json!({"jsonrpc": "2.0", "id": 9, "result": {"fine": true}}));
+    assert_eq!(other.event(), None);
+}
+
+#[test]
+fn what_belongs_to_no_request_waits_for_a_general_stream() {
+    let front = Front::new();
+    let (mut wire, id) = front.session(BEFORE);
+    let session = [("mcp-session-id", id.as_str())];
+    let say = |wire: &mut Wire, text: &str| {
+        assert_eq!(wire.post(&session, &request(1, "say to all", json!({"arguments": text}))).status, 200);
+    };
+    say(&mut wire, "before anybody listened");
+    let mut first = listen(&front, &id, None);
+    assert_eq!(first.head().header("content-type"), Some("text/event-stream"));
+    assert_eq!(first.event().unwrap().1["params"]["data"], "\"before anybody listened\"");
+    say(&mut wire, "live");
+    let (seen, event) = first.event().unwrap();
+    assert_eq!(event["params"]["data"], "\"live\"");
+
+    // A second one takes over, and nothing is said twice.
+    let mut second = listen(&front, &id, None);
+    second.head();
+    say(&mut wire, "to the newest");
+    assert_eq!(second.event().unwrap().1["params"]["data"], "\"to the newest\"");
+
+    // Gone without having read the last: it is told again to whoever asks for it.
+    drop(second);
+    drop(first);
+    say(&mut wire, "while nobody listened");
+    let mut third = listen(&front, &id, Some(&seen));
+    third.head();
+    assert_eq!(third.event().unwrap().1["params"]["data"], "\"to the newest\"");
+    assert_eq!(third.event().unwrap().1["params"]["data"], "\"while nobody listened\"");
+}
+
+#[test]
+fn a_broken_stream_is_taken_up_where_it_ended() {
+    let front = Front::new();
+    let (mut wire, id) = front.session(NEWEST);
+    let session = [("mcp-session-id", id.as_str())];
+    let mut call = front.connect();
+    call.send_post(&session, &request(1, "hold after a word", json!({})));
+    call.head();
+    let (primed, _) = call.event().unwrap();
+    let (first, _) = call.event().unwrap();
+    drop(call);
+
+    // To leave is not to cancel: the machine goes on, and its answer waits.
+    let mut again = listen(&front, &id, Some(&primed));
+    again.head();
+    assert_eq!(again.event().unwrap().0, first, "what was missed comes again");
+    drop(again);
+    release(&mut wire, &id);
+    let mut again = listen(&front, &id, Some(&first));
+    assert_eq!(again.head().status, 200);
+    assert_eq!(again.event().unwrap().1["result"], "released");
+    assert_eq!(again.event(), None, "and that is its end");
+    assert!(front.heard().iter().all(|heard| !heard.starts_with("left")));
+
+    // A stream taken up while it is open goes on live, and the one who held it is let go.
+    let mut call = front.connect();
+    call.send_post(&session, &request(2, "hold after a word", json!({})));
+    call.head();
+    let (primed, _) = call.event().unwrap();
+    call.event().unwrap();
+    let mut again = listen(&front, &id, Some(&primed));
+    again.head();
+    assert_eq!(again.event().unwrap().1["params"]["data"], "first");
+    assert_eq!(call.event(), None);
+    release(&mut wire, &id);
+    assert_eq!(again.event().unwrap().1["id"], 2);
+
+    for (last, status) in [("nonsense", 400), ("77-1", 400), ("", 400), (primed.as_str(), 200)] {
+        let mut wire = listen(&front, &id, Some(last));
+        assert_eq!(wire.head().status, status, "{last:?}");
+    }
+}
+
+#[test]
+fn a_session_keeps_only_so_much() {
+    let front = Front::with(outlast::gateway::listen::Limits { events_max: 3, ..limits() }, || None);
+    let (mut wire, id) = front.session(BEFORE);
+    for text in ["a", "b", "c", "d", "e"] {
+        let body = request(1, "say to all", json!({"arguments": text}));
+        assert_eq!(wire.post(&[("mcp-session-id", &id)], &body).status, 200);
+    }
+    let mut general = listen(&front, &id, Some("0-0"));
+    general.head();
+    for text in ["\"c\"", "\"d\"", "\"e\""] {
+        assert_eq!(general.event().unwrap().1["params"]["data"], text);
+    }
+}
+
+#[test]
+fn all_sessions_together_keep_only_so_much() {
+    let limits = outlast::gateway::listen::Limits { events_total_max: 3000, ..limits() };
+    let front = Front::with(limits, || None);
+    let (mut wire, small) = front.session(BEFORE);
+    let (_, large) = front.session(BEFORE);
+    let mut say = |session: &str, text: &str| {
+        let body = request(1, "say to all", json!({"arguments": text}));
+        assert_eq!(wire.post(&[("mcp-session-id", session)], &body).status, 200);
+    };
+    say(&small, "kept");
+    for _ in 0..10 {
+        say(&large, &"x".repeat(500));
+    }
+    let mut general = listen(&front, &small, None);
+    general.head();
+    assert_eq!(general.event().unwrap().1["params"]["data"], "\"kept\"", "who keeps most forgets first");
+    let mut general = listen(&front, &large, None);
+    general.head();
+    let (first, _) = general.event().unwrap();
+    assert!(first.split_once('-').unwrap().1.parse::<u32>().unwrap() > 5, "{first}");
+}
+
+#[test]
+fn a_request_that_takes_long_becomes_a_stream() {
+    let limits = outlast::gateway::listen::Limits {
+        quiet: Duration::from_millis(50),
+        ping: Duration::from_millis(50),
+        ..limits()
+    };
+    let front = Front::with(limits, || None);
+    let (mut wire, id) = front.session(NEWEST);
+    let mut call = front.connect();
+    call.send_post(&[("mcp-session-id", &id)], &request(1, "hold", json!({})));
+    assert_eq!(call.head().header("content-type"), Some("text/event-stream"));
+    let (primed, data) = call.event().unwrap();
+    assert!(data.is_null());
+    assert_eq!(call.chunk().unwrap(), ":\n\n", "a sign of life");
+    drop(call);
+    release(&mut wire, &id);
+    let mut again = listen(&front, &id, Some(&primed));
+    again.head();
+    assert_eq!(again.event().unwrap().1["result"], "released", "nothing is lost");
+    // The other era has streams too, but nothing to come back to.
+    let mut wire = front.connect();
+    let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28",
+                      "io.modelcontextprotocol/clientCapabilities": {}});
+    let headers = [("mcp-protocol-version", "2026-07-28"), ("mcp-method", "hold")];
+    wire.send_post(&headers, &request(1, "hold", json!({"_meta": meta})));
+    assert_eq!(wire.head().header("content-type"), Some("text/event-stream"));
+    assert_eq!(wire.chunk().unwrap(), ":\n\n");
+}
+
+#[test]
+fn an_answer_nobody_waited_for_is_dropped() {
+    let front = Front::new();
+    let (mut wire, id) = front.session(NEWEST);
+    let mut call = front.connect();
+    call.send_post(&[("mcp-session-id", &id)], &request(1, "hold", json!({})));
+    front.wait_for("said 1 hold");
+    drop(call);
+    // Its connection is known to be over when another one can use its place.
+    release(&mut wire, &id);
+    let answer = wire.post(&[("mcp-session-id", &id)], &request(1, "echo", json!({"arguments": 1})));
+    assert_eq!(answer.json()["result"], 1, "the id is free, and the session goes on");
+}
