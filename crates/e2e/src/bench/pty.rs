@@ -147,8 +147,11 @@ fn sample(
         report.sample(Metric::Echo, subject, rig.echo(keys)?);
     }
     if wants(Phase::Copy) {
+        let before = rig.cpu();
         let took = rig.copy(copy_mb << 20)?;
-        report.sample(Metric::Copy, subject, copy_mb as f64 * 1.048_576 / took.as_secs_f64());
+        let megabytes = copy_mb as f64 * 1.048_576;
+        report.sample(Metric::Copy, subject, megabytes / took.as_secs_f64());
+        report.sample(Metric::Cpu, subject, (rig.cpu() - before).as_secs_f64() * 1000.0 / megabytes);
         report.sample(Metric::Rss, subject, rig.rss() as f64 / 1e6);
     }
     if wants(Phase::Idle) {

@@ -8,6 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use tempfile::TempDir;
 
 use super::support::OUTLAST;
@@ -92,9 +96,14 @@ fn a_c_program_steers_a_session() {
     client.arg("session-c").arg(&socket).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut client = client.spawn().unwrap();
     let (mut stdin, stdout) = (client.stdin.take().unwrap(), client.stdout.take().unwrap());
+    let state: serde_json::Value =
+        serde_json::from_slice(&world.outlast(&["state", "session-c", "--json"]).stdout).unwrap();
+    let outlast = Pid::from_raw(i32::try_from(state["outlast_pid"].as_i64().unwrap()).unwrap());
     let mut said = Vec::new();
     for line in BufReader::new(stdout).lines().map_while(Result::ok) {
         match line.as_str() {
+            "frozen" => kill(outlast, Signal::SIGSTOP).unwrap(),
+            "thawed" => kill(outlast, Signal::SIGCONT).unwrap(),
             "typed" => {
                 let typed = || std::fs::read_to_string(world.project.path().join("typed.log")).unwrap_or_default();
                 world.until("typed to", |_| !typed().is_empty());
@@ -116,7 +125,7 @@ fn a_c_program_steers_a_session() {
     }
     let output = client.wait_with_output().unwrap();
     assert!(output.status.success(), "{}\n{}", output.status, String::from_utf8_lossy(&output.stderr));
-    assert_eq!(said, ["typed", "halted", "proved"]);
+    assert_eq!(said, ["frozen", "thawed", "typed", "halted", "proved"]);
     assert!(!socket.exists());
 }
 

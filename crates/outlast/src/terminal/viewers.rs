@@ -54,8 +54,16 @@ struct Viewer {
 
 #[derive(Debug)]
 enum End {
-    Own { outer: Outer, leaving: Leaving },
-    Far { peer: Peer, frames: Frames },
+    Own {
+        outer: Outer,
+        leaving: Leaving,
+        /// Where the next keys are read to; empty in between.
+        keys: BytesMut,
+    },
+    Far {
+        peer: Peer,
+        frames: Frames,
+    },
 }
 
 /// What came from one of them.
@@ -88,7 +96,7 @@ impl Viewers {
     pub(super) fn begin(&mut self, outer: Outer, detach_key: &DetachKey, now: Instant) {
         let size = outer.size();
         let leaving = Leaving::new(detach_key.clone());
-        self.add(OWNER, End::Own { outer, leaving }, BytesMut::new(), size);
+        self.add(OWNER, End::Own { outer, leaving, keys: BytesMut::new() }, BytesMut::new(), size);
         // It has the size already, and nothing was shown before.
         self.machine.handle(Event::Attached { key: OWNER, role: Role::Owner, size, on_alternate: false }, now);
     }
@@ -293,15 +301,16 @@ impl Viewer {
             return Poll::Ready(Heard::Lost);
         }
         match &mut self.end {
-            End::Own { outer, leaving } => {
+            End::Own { outer, leaving, keys } => {
                 if let Poll::Ready(event) = outer.poll_event(cx) {
                     return Poll::Ready(Heard::Outer(event));
                 }
                 if !listens {
                     return Poll::Pending;
                 }
-                let mut keys = BytesMut::with_capacity(KEYS_ROOM);
-                let Poll::Ready(read) = outer.source.poll_read(cx, &mut keys) else { return Poll::Pending };
+                keys.reserve(KEYS_ROOM);
+                let Poll::Ready(read) = outer.source.poll_read(cx, keys) else { return Poll::Pending };
+                let keys = keys.split();
                 if !read.is_ok_and(|count| count > 0) {
                     return Poll::Ready(Heard::Lost);
                 }

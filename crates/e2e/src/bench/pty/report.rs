@@ -9,17 +9,19 @@ use super::rig::Subject;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Metric {
     Copy,
+    Cpu,
     Echo,
     Rss,
     Idle,
 }
 
 impl Metric {
-    const ALL: [Self; 4] = [Self::Copy, Self::Echo, Self::Rss, Self::Idle];
+    const ALL: [Self; 5] = [Self::Copy, Self::Cpu, Self::Echo, Self::Rss, Self::Idle];
 
     fn describe(self) -> (&'static str, &'static str) {
         match self {
             Self::Copy => ("copy", "text copied, MB/s"),
+            Self::Cpu => ("cpu", "CPU of what is in between, ms/MB"),
             Self::Echo => ("echo", "a key echoed, p50, µs"),
             Self::Rss => ("rss", "RSS after that, MB"),
             Self::Idle => ("idle", "CPU while nothing happens, ms/s"),

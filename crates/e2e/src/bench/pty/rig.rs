@@ -62,7 +62,9 @@ impl Stage {
     pub fn set(outlast: Option<PathBuf>) -> io::Result<Self> {
         let bench = env::current_exe()?;
         let beside = bench.parent().expect("a program lies in a directory").join("outlast");
-        Ok(Self { directory: tempfile::tempdir()?, outlast: outlast.unwrap_or(beside), bench })
+        // It is started from elsewhere.
+        let outlast = std::path::absolute(outlast.unwrap_or(beside))?;
+        Ok(Self { directory: tempfile::tempdir()?, outlast, bench })
     }
 
     /// Why a subject cannot be measured here, if it cannot.
@@ -205,6 +207,11 @@ impl Rig {
     /// Memory of all that stands between the pty and the child, in bytes.
     pub fn rss(&self) -> u64 {
         self.between().into_iter().map(Process::rss).sum()
+    }
+
+    /// CPU of the same so far.
+    pub fn cpu(&self) -> Duration {
+        self.between().into_iter().map(Process::cpu).sum()
     }
 
     /// CPU of the same while nothing happens, in ms for each second.
