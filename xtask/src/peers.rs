@@ -225,6 +225,33 @@ fn tmux() -> Result<(), Failure> {
     install_unless(|| quietly(Command::new("tmux").arg("-V")), &["tmux"], "tmux, the terminal around the agents")
 }
 
+/// The rivals of `outlast run`, installed where that is possible. They have no folder of their own.
+pub fn terminals() -> PathBuf {
+    let programs = [("tmux", "-V", "tmux"), ("dtach", "--version", "dtach"), ("script", "--version", "bsdutils")];
+    for (program, option, package) in programs {
+        // Nothing depends on the exit code: dtach has no use for the option, and that it says so is enough.
+        let is_here = || Command::new(program).arg(option).stdin(Stdio::null()).output().is_ok();
+        if let Err(failure) = install_unless(is_here, &[package], program) {
+            failure.report();
+        }
+    }
+    PathBuf::new()
+}
+
+/// Says to the tests that there must be a browser.
+pub const BROWSER: &str = "OUTLAST_BROWSER";
+
+/// For the gateway's status page: a Chromium or Chrome, and the driver that goes with it.
+pub fn browser() -> Result<(), Failure> {
+    let works = || {
+        let browsers = ["chromium", "google-chrome", "chromium-browser"];
+        let is_mac_app = Path::new("/Applications/Google Chrome.app").exists();
+        quietly(Command::new("chromedriver").arg("--version"))
+            && (is_mac_app || browsers.iter().any(|browser| quietly(Command::new(browser).arg("--version"))))
+    };
+    install_unless(works, &["chromium", "chromium-driver"], "a browser with its driver, for the status page")
+}
+
 /// The major version the Inspector needs; the system's Node may be older.
 const NODE: &str = "v22.";
 

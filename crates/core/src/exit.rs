@@ -48,6 +48,10 @@ pub enum How {
     HandshakeLate(Duration),
     HandshakeRefused(String),
     LineTooLong,
+    /// It lets what is meant for it pile up.
+    StoppedReading,
+    /// Of a server that is no child: it cannot be spoken to any more.
+    Lost(String),
     /// By us, because it was to say something, by its own account or because it was asked, and said nothing for so long.
     Hung(Duration),
     /// By us, because somebody asked for it.
@@ -82,6 +86,8 @@ impl fmt::Display for How {
             How::HandshakeLate(limit) => write!(f, "did not finish its handshake in {} s", limit.as_secs_f64()),
             How::HandshakeRefused(why) => write!(f, "failed its handshake: {why}"),
             How::LineTooLong => f.write_str("wrote a line over 64 MiB"),
+            How::StoppedReading => f.write_str("stopped reading its stdin"),
+            How::Lost(why) => write!(f, "was lost: {why}"),
             How::Hung(silence) => write!(f, "hung: silent for {} s", silence.as_secs_f64()),
             How::Stopped => f.write_str("was stopped"),
         }
@@ -112,7 +118,8 @@ pub fn classify(how: &How, asked: bool, was_ready: bool) -> Cause {
         // Leaving in peace before the handshake is no peace to the client who waits for it.
         _ if !was_ready => Cause::NeverReady,
         How::Exited(Exit::Code(0)) => Cause::Clean,
-        How::Exited(_) | How::ClosedStdout | How::ClosedStdin | How::LineTooLong | How::Hung(_) => Cause::Crashed,
+        How::Exited(_) | How::ClosedStdout | How::ClosedStdin | How::LineTooLong => Cause::Crashed,
+        How::StoppedReading | How::Lost(_) | How::Hung(_) => Cause::Crashed,
     }
 }
 
@@ -197,6 +204,9 @@ mod tests {
             (How::ClosedStdin,                   false, false, NeverReady),
             (How::LineTooLong,                   false, true,  Crashed),
             (How::LineTooLong,                   false, false, NeverReady),
+            (How::StoppedReading,                false, true,  Crashed),
+            (How::Lost("no answer".into()),      false, true,  Crashed),
+            (How::Lost("no answer".into()),      false, false, NeverReady),
             (How::Hung(Duration::from_secs(5)),  false, true,  Crashed),
             (How::CouldNotStart("no".into()),    false, false, NeverReady),
             (late(),                             false, false, NeverReady),
@@ -230,6 +240,8 @@ mod tests {
             (How::HandshakeLate(Duration::from_millis(1500)), "did not finish its handshake in 1.5 s",   r#"{"why":"did not finish its handshake in 1.5 s"}"#),
             (How::HandshakeRefused("another version".into()), "failed its handshake: another version",   r#"{"why":"failed its handshake: another version"}"#),
             (How::LineTooLong,                                "wrote a line over 64 MiB",                r#"{"why":"wrote a line over 64 MiB"}"#),
+            (How::StoppedReading,                             "stopped reading its stdin",               r#"{"why":"stopped reading its stdin"}"#),
+            (How::Lost("no answer".into()),                   "was lost: no answer",                     r#"{"why":"was lost: no answer"}"#),
             (How::Hung(Duration::from_secs(5)),               "hung: silent for 5 s",                 r#"{"why":"hung: silent for 5 s"}"#),
             (How::Stopped,                                    "was stopped",                             r#"{"why":"was stopped"}"#),
         ];

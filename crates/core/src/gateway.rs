@@ -449,7 +449,7 @@ impl Gateway {
             Event::Measured { link, rss } => self.measured(link, rss, now),
             Event::RestartAsked { ticket, backend, reason } => self.restart_asked(ticket, backend, &reason, now),
             Event::ResumeAsked { ticket, backend } => self.resume_asked(ticket, backend, now),
-            Event::SwitchAsked { ticket, what, off } => self.switch_asked(ticket, &what, off),
+            Event::SwitchAsked { ticket, what, off } => self.switch_asked(ticket, &what, off, now),
             Event::Configured(settings) => self.configured(*settings, now),
             Event::StopAsked => self.stop_asked(now),
             // Early or twice changes nothing.
@@ -474,6 +474,23 @@ impl Gateway {
     /// What the driver connects to for [`Action::Connect`].
     pub fn backend(&self, number: u32) -> Option<&Backend> {
         self.owners.get(&number).map(|owner| &owner.settings)
+    }
+
+    /// All that are configured, in the order of the file.
+    pub fn backends(&self) -> impl Iterator<Item = &Backend> {
+        self.settings.backends.iter()
+    }
+
+    /// Whether somebody may see and steer all of it: where there are roles, only one that may call every tool.
+    pub fn is_operator(&self, who: &Who) -> bool {
+        self.roles.has_all(who.role.as_deref())
+    }
+
+    /// What a client still waits for, subscriptions aside.
+    pub fn in_flight(&self, client: Client) -> usize {
+        let calls = self.calls.values().filter_map(|call| call.whom.as_ref());
+        let gathering = self.gathering.iter().map(|waiting| &waiting.whom);
+        calls.chain(gathering).filter(|whom| whom.client == client).count()
     }
 
     fn number(&mut self) -> u64 {

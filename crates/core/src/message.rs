@@ -454,6 +454,37 @@ mod tests {
     }
 
     #[test]
+    fn a_patched_message_is_one_line_and_the_rest_is_as_it_was() {
+        let said = b" {\"id\":7,\n \"x\":[1.50,\t2]\r\n} \n";
+        let at = |part: &[u8]| {
+            let start = said.windows(part.len()).position(|window| window == part).expect("it is there");
+            start..start + part.len()
+        };
+        let table = [
+            (vec![], "{\"id\":7,  \"x\":[1.50,\t2]  }\n"),
+            (vec![(at(b"7"), "\"q\"")], "{\"id\":\"q\",  \"x\":[1.50,\t2]  }\n"),
+            (vec![(at(b"2]"), "3]"), (at(b"7"), "8")], "{\"id\":8,  \"x\":[1.50,\t3]  }\n"),
+        ];
+        for (mut edits, line) in table {
+            assert_eq!(patch(said, &mut edits), line);
+        }
+    }
+
+    #[test]
+    fn params_are_found_as_a_whole_if_they_are_an_object() {
+        let table = [
+            (r#"{"id":1,"method":"m","params": {"name":"x", "n":1} }"#, Some(r#"{"name":"x", "n":1}"#)),
+            (r#"{"id":1,"method":"m","params":{}}"#, Some("{}")),
+            (r#"{"id":1,"method":"m","params":[1]}"#, None),
+            (r#"{"id":1,"method":"m"}"#, None),
+        ];
+        for (line, whole) in table {
+            let Ok(Message::Request { params, .. }) = parse(line.as_bytes()) else { panic!("a request: {line}") };
+            assert_eq!(params.whole().map(Raw::get), whole, "{line}");
+        }
+    }
+
+    #[test]
     fn every_line_has_one_kind() {
         let table = [
             (r#"{"jsonrpc":"2.0","id":1,"method":"ping"}"#, "request Some(Integer(1)) ping"),

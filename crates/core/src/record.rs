@@ -123,7 +123,14 @@ pub struct Record {
     pub took: Option<Duration>,
     /// Records that never reached the log.
     pub lost: Option<u64>,
-    /// Of a gateway's backend, by name.
+    /// What is known only of a gateway's backends and calls.
+    pub gateway: Option<Box<OfGateway>>,
+}
+
+/// What records of a gateway have besides.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct OfGateway {
+    /// By name.
     pub backend: Option<String>,
     /// Who called, as authentication found out, and by which right.
     pub who: Option<String>,
@@ -153,13 +160,19 @@ impl Record {
             uptime: None,
             took: None,
             lost: None,
-            backend: None,
-            who: None,
-            role: None,
-            method: None,
-            tool: None,
-            outcome: None,
+            gateway: None,
         }
+    }
+
+    /// The backend it is about.
+    pub fn backend(&self) -> Option<&str> {
+        self.gateway.as_ref()?.backend.as_deref()
+    }
+
+    /// Says which backend it is about.
+    pub fn of_backend(mut self, name: &str) -> Record {
+        self.gateway.get_or_insert_default().backend = Some(name.to_owned());
+        self
     }
 
     /// How the child of this record ended: as numbers where there are any, and in words.
@@ -175,6 +188,8 @@ impl Record {
 
     /// The whole line, its line feed included, for one write. `timestamp` is what `iso` makes.
     pub fn to_line(&self, timestamp: &str, logger: &str) -> String {
+        let of_gateway = self.gateway.as_deref();
+        let text = |of: fn(&OfGateway) -> &Option<String>| of(of_gateway?).as_deref().map(cut);
         let line = Line {
             timestamp,
             level: self.event.level(),
@@ -198,12 +213,12 @@ impl Record {
                 uptime_ms: self.uptime.map(millis),
                 took_ms: self.took.map(millis),
                 lost: self.lost,
-                backend: self.backend.as_deref().map(cut),
-                who: self.who.as_deref().map(cut),
-                role: self.role.as_deref().map(cut),
-                method: self.method.as_deref().map(cut),
-                tool: self.tool.as_deref().map(cut),
-                outcome: self.outcome,
+                backend: text(|of| &of.backend),
+                who: text(|of| &of.who),
+                role: text(|of| &of.role),
+                method: text(|of| &of.method),
+                tool: text(|of| &of.tool),
+                outcome: of_gateway.and_then(|of| of.outcome),
             },
         };
         let mut text = serde_json::to_string(&line).expect("text and numbers are always JSON");

@@ -1,6 +1,6 @@
 //! Arguments → checked values. Nobody downstream sees raw text.
 
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -31,6 +31,7 @@ pub struct Cli {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Mcp(Mcp),
+    Gateway(Gateway),
     Run(Run),
     Ps(Ps),
     Top(Top),
@@ -39,6 +40,9 @@ pub enum Command {
     /// Print the process id of an instance's server.
     Pid(Which),
     Restart(Restart),
+    Switch(Switch),
+    /// Have a gateway read its configuration again: only what changed is started, stopped or restarted.
+    Reload(Which),
     Inject(Inject),
     Send(Send),
     Screen(Screen),
@@ -152,6 +156,57 @@ pub struct Mcp {
     pub inherit: bool,
 }
 
+/// Put many MCP servers behind one: each is supervised, and clients see one catalogue.
+///
+/// The servers stand in `outlast.toml`, or in any configuration a client already has:
+///
+///     outlast gateway --config .mcp.json --listen 127.0.0.1:7332
+///     "command": "outlast", "args": ["gateway", "--config", "/home/me/outlast.toml", "--stdio"]
+#[derive(Debug, Args)]
+#[command(verbatim_doc_comment, args_conflicts_with_subcommands = true)]
+pub struct Gateway {
+    #[command(subcommand)]
+    pub besides: Option<GatewayCommand>,
+
+    /// A configuration: `outlast.toml`, `.mcp.json`, `.vscode/mcp.json` or `claude_desktop_config.json`; several are
+    /// taken together [default: the nearest outlast.toml]
+    #[arg(long, value_name = "FILE")]
+    pub config: Vec<PathBuf>,
+
+    /// Serve one client on stdin and stdout, and end when it leaves [default: unless stdin is a terminal, or there is
+    /// an address to listen on]
+    #[arg(long)]
+    pub stdio: bool,
+
+    /// Serve clients over HTTP at this address, under /mcp [default: the configuration's, or 127.0.0.1:7332 at a
+    /// terminal]
+    #[arg(long, value_name = "ADDR:PORT")]
+    pub listen: Option<SocketAddr>,
+
+    /// What people call this gateway [default: from the configuration, or its directory]
+    #[arg(long, value_name = "NAME")]
+    pub name: Option<String>,
+
+    /// Do not read the configuration again when a file of it changes; SIGHUP and `outlast reload` still do.
+    #[arg(long)]
+    pub no_watch: bool,
+
+    /// How long a backend may take to end after its stdin is closed; then it gets SIGTERM.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1", help_heading = "Stopping")]
+    pub stdin_grace: Duration,
+
+    /// How long it may take after SIGTERM; then it gets SIGKILL.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "2", help_heading = "Stopping")]
+    pub term_grace: Duration,
+}
+
+/// What can be done about a gateway that does not run.
+#[derive(Debug, Subcommand)]
+pub enum GatewayCommand {
+    Check(config::commands::Check),
+    HashKey(config::commands::HashKey),
+}
+
 /// Own an interactive agent behind a terminal of its own: it may crash, and comes back with the same conversation.
 ///
 /// The agent works in the directory that is named by `--cwd`, or by `outlast_cwd` in the block at the top of DOCUMENT, or
@@ -233,7 +288,8 @@ pub struct Top {
 /// Which instance is meant.
 #[derive(Debug, Args)]
 pub struct Which {
-    /// Its id, the beginning of it, or its name [default: the only one in this directory]
+    /// Its id, the beginning of it, or its name; of a gateway's backend GATEWAY/BACKEND or just its name [default: the
+    /// only one in this directory]
     #[arg(value_name = "ID")]
     pub id: Option<String>,
 
@@ -262,6 +318,30 @@ pub struct Restart {
     /// Of an agent: go on with its conversation, as by default.
     #[arg(long)]
     pub r#continue: bool,
+}
+
+/// Turn a tool or a whole backend of a gateway off, or on again.
+///
+/// Calls of what is off are refused at once; a backend that is off is stopped. It lasts until it is turned on again or
+/// the gateway ends; the configuration says what is off from the start.
+#[derive(Debug, Args)]
+#[command(group = clap::ArgGroup::new("way").required(true))]
+pub struct Switch {
+    /// The gateway's id, the beginning of it, or its name [default: the only one in this directory]
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+
+    /// The tool, as clients see it, or the backend to turn off.
+    #[arg(long, value_name = "NAME", group = "way")]
+    pub off: Option<String>,
+
+    /// The tool or the backend to turn on again.
+    #[arg(long, value_name = "NAME", group = "way")]
+    pub on: Option<String>,
+
+    /// JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Type into an agent's terminal from outside.
@@ -324,7 +404,7 @@ pub struct Screen {
     pub which: Which,
 
     /// With so many lines of what has left the screen at its top.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, default_value_t = 0)]
     pub history: usize,
 }
 

@@ -1,8 +1,840 @@
-//! Drives the gateway: many backends, one endpoint.
+//! Drives the gateway: `outlast gateway`. One loop turns clients, backends, files and time into events, and carries out
+//! what the machine decides. Nothing in it waits.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    ffi::OsString,
+    io,
+    io::IsTerminal,
+    path::PathBuf,
+    pin::Pin,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use bytes::Bytes;
+use outlast_core::{
+    exit::{self, How},
+    gateway::{Action, Backend, Event, Front, Gateway, Kind, Link, Who},
+    life::{self, Grace},
+    message,
+    record::{self, Record},
+};
+use tokio::time::{Sleep, sleep_until};
+
+use crate::{
+    control::Control,
+    journal::Journal,
+    os::{self, Household, News},
+    report,
+};
 
 pub mod auth;
+pub mod begin;
+pub mod bells;
+pub mod calls;
+pub mod child;
+pub mod desk;
 pub mod http;
 pub mod listen;
 pub mod metrics;
+pub mod mirrors;
+pub mod pages;
+pub mod reload;
+pub mod scale;
 pub mod schemas;
 pub mod shelf;
+pub mod stdio;
+
+use self::{
+    bells::{Rope, Tower},
+    calls::Calls,
+    child::{Child, Command, Heard},
+    desk::Errand,
+    http::{HttpClient, HttpLink, HttpSettings, Patience},
+    listen::Listen,
+    metrics::Metrics,
+    mirrors::MirrorsByBackend,
+    reload::Reload,
+    scale::Scale,
+    shelf::Shelf,
+    stdio::StdioFront,
+};
+
+/// How long the last words to clients and the sweeping of children may take once all is over.
+const FAREWELL_MAX: Duration = Duration::from_secs(1);
+/// The client on stdin and stdout, where there is one. Those over HTTP are numbered from 1.
+pub const STDIO_CLIENT: u64 = 0;
+/// How long a connection to a backend may take.
+const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// Events of one kind in one turn of the loop, so that no side keeps the others waiting.
+const EVENTS_MAX: usize = 256;
+
+/// What is fixed before the loop begins.
+#[derive(Debug)]
+pub struct Plan {
+    pub id: String,
+    /// Where backends run that name no directory of their own.
+    pub cwd: PathBuf,
+    pub grace: Grace,
+}
+
+/// Everything around one gateway.
+pub struct Driver {
+    plan: Plan,
+    gateway: Gateway,
+    /// What happened while actions were carried out; it is told after them, so that they keep their order.
+    later: VecDeque<Event>,
+    is_acting: bool,
+
+    household: Household,
+    stops: os::Stops,
+    /// Whether there was somebody at a terminal when we began.
+    had_terminal: bool,
+    stopping: Stopping,
+
+    tower: Tower,
+    rung: Vec<u64>,
+    /// By serial.
+    links: BTreeMap<u64, Wire>,
+    /// Children with a deadline, by serial.
+    restless: BTreeSet<u64>,
+    /// Links with something to be sent in this turn.
+    full: Vec<u64>,
+    heard: Vec<Heard>,
+
+    stdio: Option<StdioFront>,
+    listen: Option<Listen>,
+    /// Made by the first backend that needs it.
+    http: Option<HttpClient>,
+
+    journal: Journal,
+    calls: Calls,
+    control: Control,
+    reload: Reload,
+    shelf: Shelf,
+    mirrors: MirrorsByBackend,
+    metrics: Metrics,
+    scale: Scale,
+    /// Restarts that somebody waits for, by ticket.
+    errands: BTreeMap<u64, Errand>,
+
+    began: Instant,
+    /// When this turn of the loop began; a turn is short.
+    now: Instant,
+    timer: Option<(Instant, Pin<Box<Sleep>>)>,
+    /// A backend has come up, and the code for that may be given back.
+    has_started: bool,
+}
+
+/// How far the end has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stopping {
+    No,
+    /// The client on stdin has left, and its last answers are on their way.
+    Draining {
+        until: Instant,
+    },
+    /// The machine was told; when it does not come to an end by itself, it is brought to one.
+    Asked {
+        until: Instant,
+    },
+    /// All that is left is to be swept and said.
+    Over {
+        code: u8,
+        until: Instant,
+    },
+}
+
+/// One connection to one backend.
+struct Wire {
+    link: Link,
+    kind: WireKind,
+}
+
+enum WireKind {
+    Child(Box<Child>),
+    Http { link: Box<HttpLink>, rope: Rope },
+}
+
+impl Wire {
+    fn child(&self) -> Option<&Child> {
+        match &self.kind {
+            WireKind::Child(child) => Some(child),
+            WireKind::Http { .. } => None,
+        }
+    }
+
+    fn rope(&self) -> &Rope {
+        match &self.kind {
+            WireKind::Child(child) => &child.rope,
+            WireKind::Http { rope, .. } => rope,
+        }
+    }
+}
+
+/// What the driver is made of.
+pub struct Parts {
+    pub plan: Plan,
+    pub gateway: Gateway,
+    pub household: Household,
+    pub stops: os::Stops,
+    pub stdio: Option<StdioFront>,
+    pub listen: Option<Listen>,
+    pub reload: Reload,
+    pub shelf: Shelf,
+    pub mirrors: MirrorsByBackend,
+    pub journal: Journal,
+    pub control: Control,
+}
+
+impl Driver {
+    pub fn new(parts: Parts) -> Driver {
+        let Parts { plan, gateway, household, stops, stdio, listen, reload, shelf, mirrors, journal, control } = parts;
+        Driver {
+            plan,
+            gateway,
+            later: VecDeque::new(),
+            is_acting: false,
+            household,
+            stops,
+            had_terminal: io::stdin().is_terminal(),
+            stopping: Stopping::No,
+            tower: Tower::default(),
+            rung: Vec::new(),
+            links: BTreeMap::new(),
+            restless: BTreeSet::new(),
+            full: Vec::new(),
+            heard: Vec::new(),
+            stdio,
+            listen,
+            http: None,
+            journal,
+            calls: Calls::default(),
+            control,
+            reload,
+            shelf,
+            mirrors,
+            metrics: Metrics::new(),
+            scale: Scale::default(),
+            errands: BTreeMap::new(),
+            began: Instant::now(),
+            now: Instant::now(),
+            timer: None,
+            has_started: false,
+        }
+    }
+
+    /// Runs until somebody ends it; the exit code.
+    pub async fn run(mut self) -> u8 {
+        self.show_mirrors();
+        // Backends begin to start.
+        self.tell(Event::TimePassed);
+        if self.stdio.is_some() {
+            let who = Who { name: "local".to_owned(), role: None, profile: None };
+            self.tell(Event::ClientCame { client: STDIO_CLIENT, front: Front::Lines, who });
+        }
+        let code = std::future::poll_fn(|cx| self.poll(cx)).await;
+        self.calls.write(&mut self.journal);
+        self.shelf.finish().await;
+        let line = self.journal.end(code);
+        self.control.record(&line);
+        self.control.end();
+        code
+    }
+
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<u8> {
+        self.tower.listen(cx);
+        loop {
+            self.now = Instant::now();
+            let mut moved = self.poll_stops(cx);
+            moved |= self.poll_news(cx);
+            moved |= self.poll_links();
+            moved |= self.poll_stdio(cx);
+            moved |= self.poll_listen(cx);
+            moved |= self.poll_scale(cx);
+            moved |= self.poll_reload(cx);
+            moved |= self.poll_shelf(cx);
+            moved |= self.poll_control(cx);
+            moved |= self.flush(cx);
+            moved |= self.poll_time(cx);
+            if let Stopping::Over { code, until } = self.stopping {
+                let is_said = self.stdio.as_ref().is_none_or(StdioFront::is_quiet)
+                    && self.listen.as_mut().is_none_or(|listen| listen.poll_over(cx).is_ready());
+                if is_said && self.links.is_empty() || until <= self.now {
+                    return Poll::Ready(code);
+                }
+            }
+            if !moved {
+                if std::mem::take(&mut self.has_started) {
+                    os::give_back_code();
+                }
+                return Poll::Pending;
+            }
+        }
+    }
+
+    fn tell(&mut self, event: Event) {
+        if self.is_acting {
+            return self.later.push_back(event);
+        }
+        self.is_acting = true;
+        let mut next = Some(event);
+        while let Some(event) = next {
+            for action in self.gateway.handle(event, self.now) {
+                self.act(action);
+            }
+            next = self.later.pop_front();
+        }
+        self.is_acting = false;
+    }
+
+    fn act(&mut self, action: Action) {
+        match action {
+            Action::TellClient { client: STDIO_CLIENT, message, .. } => self.tell_stdio(message),
+            Action::TellClient { client, message, about } => {
+                if let Some(listen) = &mut self.listen {
+                    listen.tell(client, message, about.as_ref());
+                }
+            }
+            Action::DropClient { client: STDIO_CLIENT } => {
+                self.stdio.as_mut().into_iter().for_each(StdioFront::close);
+                self.stop(true);
+            }
+            Action::DropClient { client } => {
+                if let Some(listen) = &mut self.listen {
+                    listen.drop_client(client);
+                }
+            }
+            Action::Connect { link } => self.connect(link),
+            Action::TellLink { link, message } => self.tell_link(link, message),
+            Action::Disconnect { link, at_once } => self.hang_up(link.serial, at_once),
+            Action::Record(record) => self.record(record),
+            Action::Note(text) => self.journal.note(&text),
+            Action::Called(called) => {
+                self.metrics.called(&called);
+                let line = self.calls.add(called, &mut self.journal, self.now);
+                self.control.record(&line);
+                self.publish("record", &line);
+            }
+            Action::Keep { backend, catalogue } => {
+                if self.mirrors.learn(&backend, &catalogue) {
+                    self.show_mirrors();
+                }
+                self.shelf.keep(&backend, catalogue, self.now);
+            }
+            Action::Answer { ticket, result } => self.answer(ticket, result),
+            Action::Over => self.finish(0),
+        }
+    }
+
+    fn record(&mut self, mut record: Record) {
+        // The machine knows its backends by name, and not what the gateway itself is called.
+        if record.kind == Some("backend")
+            && let Some(name) = record.id.take()
+        {
+            record = record.of_backend(&name);
+        }
+        self.calls.write(&mut self.journal);
+        let line = self.journal.record(record);
+        self.control.record(&line);
+        self.publish("record", &line);
+    }
+
+    // ---- the end -----------------------------------------------------------------------------------------------
+
+    /// Politely; a second time at once.
+    fn stop(&mut self, graceful: bool) {
+        if let Some(stdio) = &mut self.stdio {
+            stdio.stop_hearing();
+        }
+        let was_asked = matches!(self.stopping, Stopping::Asked { .. } | Stopping::Over { .. });
+        if !was_asked {
+            let grace = self.plan.grace;
+            self.stopping = Stopping::Asked { until: self.now + grace.after_stdin + grace.after_term + FAREWELL_MAX };
+            self.tell(Event::StopAsked);
+        }
+        if was_asked || !graceful {
+            self.kill_all();
+        }
+    }
+
+    fn kill_all(&mut self) {
+        for serial in self.links.keys().copied().collect::<Vec<_>>() {
+            self.hang_up(serial, true);
+        }
+    }
+
+    fn finish(&mut self, code: u8) {
+        if !matches!(self.stopping, Stopping::Over { .. }) {
+            self.listen.as_mut().into_iter().for_each(Listen::close);
+            self.stopping = Stopping::Over { code, until: self.now + FAREWELL_MAX };
+        }
+    }
+
+    fn poll_stops(&mut self, cx: &mut Context<'_>) -> bool {
+        let Poll::Ready(stop) = self.stops.poll_next(cx) else { return false };
+        // A terminal that was closed tells its programs to go; without that, the signal means the configuration.
+        let lost_terminal = self.had_terminal && !io::stdin().is_terminal();
+        if stop.name == "SIGHUP" && !lost_terminal {
+            self.journal.note("SIGHUP received, reading the configuration");
+            self.reload(None);
+        } else {
+            self.journal.note(&format!("{} received, stopping", stop.name));
+            self.stop(true);
+        }
+        true
+    }
+
+    // ---- backends ----------------------------------------------------------------------------------------------
+
+    fn connect(&mut self, link: Link) {
+        let Some(backend) = self.gateway.backend(link.backend).cloned() else { return };
+        match &backend.kind {
+            Kind::Stdio { .. } => self.start(link, &backend),
+            Kind::Http { url, headers, is_sse } => {
+                let client = self.http.get_or_insert_with(|| HttpClient::new(CONNECT_MAX));
+                let settings = HttpSettings {
+                    url: url.clone(),
+                    headers: headers.clone(),
+                    is_sse: *is_sse,
+                    patience: Patience::default(),
+                };
+                let http = Box::new(HttpLink::connect(client, &settings));
+                let rope = self.tower.rope(link.serial);
+                rope.pull();
+                self.links.insert(link.serial, Wire { link, kind: WireKind::Http { link: http, rope } });
+                self.tell(Event::LinkUp { link, pid: None });
+            }
+        }
+    }
+
+    fn start(&mut self, link: Link, backend: &Backend) {
+        let Kind::Stdio { command, args, env, cwd } = &backend.kind else { return };
+        let cwd = cwd.as_ref().map_or_else(|| self.plan.cwd.clone(), |cwd| self.plan.cwd.join(cwd));
+        let order = Command {
+            program: command,
+            args,
+            env: env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))).collect(),
+            cwd: &cwd,
+            tag: format!("{}.{}.{}", self.plan.id, backend.name, link.serial),
+        };
+        match self.household.spawn(link.serial, &order.order()) {
+            Ok(pipes) => {
+                let child = Child::new(&backend.name, pipes, self.plan.grace, self.tower.rope(link.serial));
+                self.links.insert(link.serial, Wire { link, kind: WireKind::Child(Box::new(child)) });
+            }
+            Err(error) => {
+                let how = How::CouldNotStart(report::plain(&error.to_string()));
+                self.tell(Event::LinkDown { link, how, stderr_tail: String::new() });
+            }
+        }
+    }
+
+    fn tell_link(&mut self, link: Link, message: Bytes) {
+        let Some(wire) = self.links.get_mut(&link.serial) else { return };
+        match &mut wire.kind {
+            WireKind::Http { link, .. } => link.send(message),
+            WireKind::Child(child) => match child.put(message) {
+                true => self.full.push(link.serial),
+                false => self.live(link.serial, life::Event::StopAsked(How::StoppedReading)),
+            },
+        }
+    }
+
+    fn hang_up(&mut self, serial: u64, at_once: bool) {
+        if let Some(Wire { kind: WireKind::Http { link, .. }, .. }) = self.links.get_mut(&serial) {
+            return link.close(at_once);
+        }
+        let event = if at_once { life::Event::KillAsked } else { life::Event::StopAsked(How::Stopped) };
+        self.live(serial, event);
+    }
+
+    fn child(&mut self, serial: u64) -> Option<&mut Child> {
+        match &mut self.links.get_mut(&serial)?.kind {
+            WireKind::Child(child) => Some(child),
+            WireKind::Http { .. } => None,
+        }
+    }
+
+    fn poll_news(&mut self, cx: &mut Context<'_>) -> bool {
+        for turn in 0..EVENTS_MAX {
+            let Poll::Ready(news) = self.household.poll_news(cx) else { return turn > 0 };
+            match news {
+                News::Started { key, pid } => {
+                    if let Some(child) = self.child(key) {
+                        child.pid = pid;
+                        // What it said in the meantime is heard now: the machine did not know it before.
+                        child.rope.pull();
+                        self.live(key, life::Event::Started { pid });
+                    }
+                }
+                News::StartFailed { key, error } => {
+                    self.live(key, life::Event::StartFailed(report::plain(&error.to_string())));
+                }
+                News::Exited { key, exit } => {
+                    let exit = match exit {
+                        os::Exit::Code(code) => exit::Exit::Code(code),
+                        os::Exit::Signal(signal) => exit::Exit::Signal(signal),
+                    };
+                    // Its last words may be in the pipe already.
+                    self.child(key).into_iter().for_each(|child| child.rope.pull());
+                    self.live(key, life::Event::Exited(exit));
+                }
+                News::Swept { key } => self.live(key, life::Event::Swept),
+                // Only of children with a terminal.
+                News::Stopped { .. } => {}
+                News::KeeperLost => {
+                    self.journal
+                        .note("the process that keeps the children is gone; no backend can be started any more");
+                    self.stop(true);
+                    self.finish(1);
+                }
+            }
+        }
+        true
+    }
+
+    /// Tells a life what happened, and carries out what it decides.
+    fn live(&mut self, serial: u64, event: life::Event) {
+        let now = self.now;
+        let Some(child) = self.child(serial) else { return };
+        for action in child.life.handle(event, now) {
+            let Some(child) = self.child(serial) else { return };
+            match action {
+                life::Action::CloseStdin => child.close_stdin(),
+                life::Action::Terminate => self.household.signal(serial, os::Signal::Terminate),
+                life::Action::Kill => self.household.signal(serial, os::Signal::Kill),
+                life::Action::Sweep => self.household.sweep(serial),
+                life::Action::DropStdout => {
+                    let mut heard = std::mem::take(&mut self.heard);
+                    self.child(serial).into_iter().for_each(|child| child.drain_stdout(&mut heard));
+                    self.hear(serial, &mut heard);
+                    self.heard = heard;
+                }
+                life::Action::ReportStarted => {
+                    let pid = child.pid;
+                    self.has_started = true;
+                    if let Some(link) = self.links.get(&serial).map(|wire| wire.link) {
+                        self.tell(Event::LinkUp { link, pid: Some(pid) });
+                    }
+                    self.set_scale();
+                }
+                life::Action::Report(gone) => self.report_gone(serial, gone),
+            }
+        }
+        match self.child(serial).map(|child| (child.life.is_over(), child.life.deadline())) {
+            Some((true, _)) => {
+                self.links.remove(&serial);
+                self.restless.remove(&serial);
+            }
+            Some((_, Some(_))) => drop(self.restless.insert(serial)),
+            _ => drop(self.restless.remove(&serial)),
+        }
+    }
+
+    fn report_gone(&mut self, serial: u64, gone: life::Gone) {
+        let mut heard = std::mem::take(&mut self.heard);
+        self.child(serial).into_iter().for_each(|child| child.drain_stderr(&mut heard));
+        self.hear(serial, &mut heard);
+        self.heard = heard;
+        let Some(link) = self.links.get(&serial).map(|wire| wire.link) else { return };
+        let Some(child) = self.child(serial) else { return };
+        child.close();
+        let stderr_tail = child.tail.text();
+        self.tell(Event::LinkDown { link, how: gone.how, stderr_tail });
+    }
+
+    /// Those that have something to say.
+    fn poll_links(&mut self) -> bool {
+        let mut rung = std::mem::take(&mut self.rung);
+        self.tower.take(&mut rung);
+        let moved = !rung.is_empty();
+        for serial in rung.drain(..) {
+            self.poll_link(serial);
+        }
+        self.rung = rung;
+        moved
+    }
+
+    fn poll_link(&mut self, serial: u64) {
+        if self.links.get(&serial).is_some_and(|wire| wire.child().is_none()) {
+            return self.poll_http(serial);
+        }
+        // Where one client is all there is, nobody says more than it takes. Beside others it is let go instead.
+        let is_low = self.listen.is_some() || self.stdio.as_ref().is_none_or(StdioFront::is_low);
+        let mut heard = std::mem::take(&mut self.heard);
+        if let Some(child) = self.child(serial) {
+            let rope = child.rope.clone();
+            let mut cx = Context::from_waker(rope.waker());
+            let mut has_more = child.hear_stderr(&mut cx, &mut heard);
+            // What it says before we heard that it started waits until then: the machine does not know it yet.
+            if child.pid != 0 && is_low {
+                has_more |= child.hear_stdout(&mut cx, &mut heard);
+            }
+            if has_more {
+                rope.pull();
+            }
+            // There may be room in its stdin again.
+            self.full.push(serial);
+            self.hear(serial, &mut heard);
+        }
+        self.heard = heard;
+    }
+
+    fn poll_http(&mut self, serial: u64) {
+        for _ in 0..EVENTS_MAX {
+            let Some(Wire { link, kind: WireKind::Http { link: http, rope } }) = self.links.get_mut(&serial) else {
+                return;
+            };
+            let link = *link;
+            let Poll::Ready(heard) = http.poll(&mut Context::from_waker(rope.waker())) else { return };
+            match heard {
+                http::Heard::Said(message) => self.tell(Event::LinkSaid { link, message }),
+                http::Heard::Lost { id, was_sent, why } => {
+                    self.tell(Event::RequestLost { link, id, was_sent, why });
+                }
+                http::Heard::Note(text) => {
+                    if let Some(backend) = self.gateway.backend(link.backend) {
+                        let text = format!("{}: {text}", backend.name);
+                        self.journal.note(&text);
+                    }
+                }
+                http::Heard::Down { why, .. } => {
+                    self.links.remove(&serial);
+                    return self.tell(Event::LinkDown { link, how: How::Lost(why), stderr_tail: String::new() });
+                }
+            }
+        }
+        // The others first.
+        self.links.get(&serial).into_iter().for_each(|wire| wire.rope().pull());
+    }
+
+    fn hear(&mut self, serial: u64, heard: &mut Vec<Heard>) {
+        let Some(link) = self.links.get(&serial).map(|wire| wire.link) else { return heard.clear() };
+        for heard in heard.drain(..) {
+            match heard {
+                Heard::Said(line) if line.trim_ascii().is_empty() => {}
+                Heard::Said(line) if message::parse(&line).is_err() => {
+                    if let Some(child) = self.child(serial) {
+                        child.diverted += 1;
+                        let backend = child.backend.clone();
+                        self.journal.diverted_of(&backend, &line);
+                    }
+                }
+                Heard::Said(message) => self.tell(Event::LinkSaid { link, message }),
+                Heard::Logged(text) => {
+                    if let Some(child) = self.links.get(&serial).and_then(Wire::child) {
+                        self.journal.stderr_of(&child.backend, &text);
+                    }
+                }
+                Heard::TooLong => self.live(serial, life::Event::StopAsked(How::LineTooLong)),
+                Heard::StdoutClosed => self.live(serial, life::Event::StdoutClosed),
+            }
+        }
+    }
+
+    /// One write for each that has something to be sent, however much was said in this turn.
+    fn flush(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut full = std::mem::take(&mut self.full);
+        full.sort_unstable();
+        full.dedup();
+        let mut refused = Vec::new();
+        for &serial in &full {
+            if let Some(child) = self.child(serial) {
+                let rope = child.rope.clone();
+                if !child.flush(&mut Context::from_waker(rope.waker())) {
+                    refused.push(serial);
+                }
+            }
+        }
+        full.clear();
+        self.full = full;
+        let mut moved = !refused.is_empty();
+        for serial in refused {
+            self.live(serial, life::Event::StdinRefused);
+        }
+        moved |= self.flush_stdio(cx);
+        moved
+    }
+
+    // ---- the client on stdin and stdout --------------------------------------------------------------------------
+
+    fn poll_stdio(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(stdio) = &mut self.stdio else { return false };
+        let mut heard = Vec::new();
+        let has_more = stdio.hear(cx, &mut heard);
+        let moved = has_more || !heard.is_empty();
+        self.heard_stdio(heard);
+        moved
+    }
+
+    fn heard_stdio(&mut self, heard: Vec<stdio::Heard>) {
+        for heard in heard {
+            match heard {
+                stdio::Heard::Said(message) => self.tell(Event::ClientSaid { client: STDIO_CLIENT, message }),
+                stdio::Heard::Ended if self.stopping == Stopping::No => {
+                    // Who says it all at once and leaves is answered as well.
+                    let grace = self.plan.grace;
+                    self.stopping = Stopping::Draining { until: self.now + grace.after_stdin + grace.after_term };
+                }
+                stdio::Heard::Ended => {}
+                stdio::Heard::Broken => {
+                    self.tell(Event::ClientLeft { client: STDIO_CLIENT });
+                    if !matches!(self.stopping, Stopping::Asked { .. } | Stopping::Over { .. }) {
+                        self.stop(true);
+                    }
+                }
+            }
+        }
+    }
+
+    fn tell_stdio(&mut self, message: Bytes) {
+        let Some(stdio) = &mut self.stdio else { return };
+        if !stdio.tell(message) && self.listen.is_some() {
+            self.journal.note("the client on stdout takes nothing any more, and is let go");
+            stdio.close();
+            self.tell(Event::ClientLeft { client: STDIO_CLIENT });
+        }
+    }
+
+    fn flush_stdio(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(stdio) = &mut self.stdio else { return false };
+        let mut heard = Vec::new();
+        let has_room = stdio.flush(cx, &mut heard);
+        if has_room {
+            // Those who were not listened to for want of room.
+            self.links.values().for_each(|wire| wire.rope().pull());
+        }
+        self.heard_stdio(heard);
+        has_room
+    }
+
+    // ---- clients over HTTP ---------------------------------------------------------------------------------------
+
+    fn poll_listen(&mut self, cx: &mut Context<'_>) -> bool {
+        for turn in 0..EVENTS_MAX {
+            let Some(listen) = &mut self.listen else { return false };
+            let Poll::Ready(heard) = listen.poll(cx) else { return turn > 0 };
+            match heard {
+                listen::Heard::Came { client, front, who } => self.tell(Event::ClientCame { client, front, who }),
+                listen::Heard::Said { client, message } => self.tell(Event::ClientSaid { client, message }),
+                listen::Heard::Left { client } => self.tell(Event::ClientLeft { client }),
+                listen::Heard::Page(page) => self.turn_page(*page),
+            }
+        }
+        true
+    }
+
+    fn show_mirrors(&mut self) {
+        if let Some(listen) = &mut self.listen {
+            listen.set_mirrors(self.mirrors.shown(self.gateway.backends()));
+        }
+    }
+
+    fn publish(&mut self, name: &str, data: &str) {
+        if let Some(listen) = self.listen.as_mut().filter(|listen| listen.has_watchers()) {
+            listen.publish(None, name, data.trim_end());
+        }
+    }
+
+    // ---- time ----------------------------------------------------------------------------------------------------
+
+    fn poll_time(&mut self, cx: &mut Context<'_>) -> bool {
+        self.now = Instant::now();
+        if let Stopping::Draining { until } = self.stopping
+            && (until <= self.now || self.gateway.in_flight(STDIO_CLIENT) == 0)
+        {
+            self.stop(true);
+            return true;
+        }
+        let stopping = match self.stopping {
+            Stopping::No => None,
+            Stopping::Draining { until } | Stopping::Asked { until } | Stopping::Over { until, .. } => Some(until),
+        };
+        let lives = self.restless.iter().filter_map(|serial| self.links.get(serial)?.child()?.life.deadline());
+        let files = [self.calls.deadline(), self.shelf.deadline()];
+        let others = [self.gateway.deadline(), self.scale.deadline(), stopping].into_iter().chain(files);
+        let Some(at) = lives.chain(others.flatten()).min() else {
+            self.timer = None;
+            return false;
+        };
+        if at <= self.now {
+            self.time_passed();
+            return true;
+        }
+        match &mut self.timer {
+            Some((set, timer)) => {
+                if *set != at {
+                    timer.as_mut().reset(at.into());
+                    *set = at;
+                }
+            }
+            None => self.timer = Some((at, Box::pin(sleep_until(at.into())))),
+        }
+        let (_, timer) = self.timer.as_mut().expect("set above");
+        std::future::Future::poll(timer.as_mut(), cx).is_ready()
+    }
+
+    fn time_passed(&mut self) {
+        self.tell(Event::TimePassed);
+        for serial in self.restless.iter().copied().collect::<Vec<_>>() {
+            self.live(serial, life::Event::TimePassed);
+        }
+        self.calls.time_passed(&mut self.journal, self.now);
+        self.shelf.time_passed(self.now);
+        if self.scale.deadline().is_some_and(|due| due <= self.now) {
+            let children = self.weighed();
+            self.scale.weigh(children, self.now);
+        }
+        if let Stopping::Asked { until } = self.stopping
+            && until <= self.now
+        {
+            self.kill_all();
+            self.finish(0);
+        }
+    }
+
+    fn poll_shelf(&mut self, cx: &mut Context<'_>) -> bool {
+        let Poll::Ready(complaint) = self.shelf.poll(cx) else { return false };
+        self.journal.note(&complaint);
+        true
+    }
+
+    // ---- memory --------------------------------------------------------------------------------------------------
+
+    /// Children with a limit, by serial and process.
+    fn weighed(&self) -> Vec<(u64, u32)> {
+        let mut weighed = Vec::new();
+        for (serial, wire) in &self.links {
+            let limit = self.gateway.backend(wire.link.backend).and_then(|backend| backend.memory_max);
+            if let Some(child) = wire.child().filter(|child| limit.is_some() && child.pid != 0) {
+                weighed.push((*serial, child.pid));
+            }
+        }
+        weighed
+    }
+
+    fn set_scale(&mut self) {
+        self.scale.set(!self.weighed().is_empty(), self.now);
+    }
+
+    fn poll_scale(&mut self, cx: &mut Context<'_>) -> bool {
+        let Poll::Ready(found) = self.scale.poll(cx) else { return false };
+        for (serial, rss) in found {
+            if let Some(link) = self.links.get(&serial).map(|wire| wire.link) {
+                self.tell(Event::Measured { link, rss });
+            }
+        }
+        self.set_scale();
+        true
+    }
+
+    fn configured(&mut self, detail: &str) {
+        self.record(Record { detail: Some(detail.to_owned()), ..Record::new(record::Event::Configured) });
+    }
+
+    fn refuse_config(&mut self, why: &str) {
+        self.record(Record { detail: Some(why.to_owned()), ..Record::new(record::Event::ConfigRefused) });
+    }
+}

@@ -23,7 +23,7 @@ use crate::{
         registry::Entry,
     },
     home,
-    instances::{choose, print, registry},
+    instances::{Target, choose, print, registry},
     report::{self, Report, one_of, slips},
     table::{self, Column, Yield},
 };
@@ -43,8 +43,10 @@ pub fn logs(arguments: &cli::Logs) -> Result<ExitCode, Report> {
     // Before the first look, so that nothing falls between.
     let news = if arguments.follow { Some(Follow::begin(&log).map_err(cannot_read)?) } else { None };
     let mut tail = Tail::open(&log.path).map_err(cannot_read)?;
-    let mut text = tail.last_lines(arguments.lines).map_err(cannot_read)?;
-    let missing = arguments.lines.saturating_sub(text.lines().count());
+    // Of one backend there may be few lines among many.
+    let wanted = if log.backend.is_some() { usize::MAX } else { arguments.lines };
+    let mut text = tail.last_lines(wanted).map_err(cannot_read)?;
+    let missing = wanted.saturating_sub(text.lines().count());
     if missing > 0 {
         // The log was put aside not long ago; the older part is there.
         let mut aside = log.path.clone().into_os_string();
@@ -53,12 +55,14 @@ pub fn logs(arguments: &cli::Logs) -> Result<ExitCode, Report> {
             text.insert_str(0, &older);
         }
     }
-    print(&text)?;
+    let text = log.only_wanted(&text);
+    let lines: Vec<&str> = text.split_inclusive('\n').collect();
+    print(&lines[lines.len().saturating_sub(arguments.lines)..].concat())?;
     let Some(news) = news else { return Ok(ExitCode::SUCCESS) };
     loop {
         let goes_on = news.wait();
         let text = tail.rest(&log.path).map_err(cannot_read)?;
-        print_or_end(&text)?;
+        print_or_end(&log.only_wanted(&text))?;
         if !goes_on {
             return Ok(ExitCode::SUCCESS);
         }
@@ -74,20 +78,38 @@ struct LogFile {
     path: PathBuf,
     /// It still runs, and more will come.
     running: Option<Entry>,
+    /// Only what is about this one of a gateway's backends.
+    backend: Option<String>,
+}
+
+impl LogFile {
+    fn of(target: Target) -> Result<LogFile, Report> {
+        let Target { entry, backend } = target;
+        let Some(path) = entry.log.clone() else {
+            return Err(Report::new(report::FAILURE, format!("`{}` writes no log", entry.id))
+                .hint("it found no directory that it could write to"));
+        };
+        Ok(LogFile { path, running: (!entry.is_dead()).then_some(entry), backend })
+    }
+
+    fn only_wanted(&self, text: &str) -> String {
+        let Some(backend) = &self.backend else { return text.to_owned() };
+        let (said, about) = (format!("[{backend}"), format!("] [SUPERVISOR] {backend}: "));
+        let is_about = |line: &&str| {
+            let is_said =
+                line.strip_prefix(&said).is_some_and(|rest| rest.starts_with(']') || rest.starts_with(" stdout,"));
+            is_said || line.contains(&about)
+        };
+        text.split_inclusive('\n').filter(is_about).collect()
+    }
 }
 
 /// The log of one that runs, or of one that ran in this directory.
 fn find_log(wanted: Option<&str>) -> Result<LogFile, Report> {
     let entries = registry().map(|registry| registry.read()).unwrap_or_default();
     let cwd = env::current_dir().unwrap_or_default();
-    let report = match choose(wanted, &entries, &cwd) {
-        Ok(entry) => {
-            let Some(path) = entry.log.clone() else {
-                return Err(Report::new(report::FAILURE, format!("`{}` writes no log", entry.id))
-                    .hint("it found no directory that it could write to"));
-            };
-            return Ok(LogFile { path, running: (!entry.is_dead()).then(|| entry.clone()) });
-        }
+    let report = match target(wanted, &entries, &cwd) {
+        Ok(target) => return LogFile::of(target),
         Err(report) => report,
     };
     let mut past: Vec<(SystemTime, PathBuf)> = state_dirs(&cwd)
@@ -106,8 +128,20 @@ fn find_log(wanted: Option<&str>) -> Result<LogFile, Report> {
     // Without an id, several that run are a question, and none that runs is not: the last one is meant.
     let is_question = wanted.is_none() && entries.iter().any(|entry| entry.cwd == cwd);
     match past.pop() {
-        Some((_, path)) if !is_question => Ok(LogFile { path, running: None }),
+        Some((_, path)) if !is_question => Ok(LogFile { path, running: None, backend: None }),
         _ => Err(report),
+    }
+}
+
+/// One that runs or ran, or one backend of it. Only if nothing else has that name the gateways are asked for theirs.
+fn target(wanted: Option<&str>, entries: &[Entry], cwd: &Path) -> Result<Target, Report> {
+    if let Some((gateway, backend)) = wanted.and_then(|wanted| wanted.split_once('/')) {
+        let entry = choose(Some(gateway), entries, cwd)?.clone();
+        return Ok(Target { entry, backend: Some(backend.to_owned()) });
+    }
+    match choose(wanted, entries, cwd) {
+        Ok(entry) => Ok(Target { entry: entry.clone(), backend: None }),
+        Err(report) => Target::find(wanted).map_err(|_| report),
     }
 }
 
@@ -243,10 +277,10 @@ pub fn audit(arguments: &cli::Audit) -> Result<ExitCode, Report> {
     let entries = registry().map(|registry| registry.read()).unwrap_or_default();
     let cwd = env::current_dir().unwrap_or_default();
     let running = match arguments.id.as_deref() {
-        Some(wanted) => choose(Some(wanted), &entries, &cwd).ok(),
+        Some(wanted) => target(Some(wanted), &entries, &cwd).ok(),
         None => None,
     };
-    let path = match running.and_then(|entry| entry.audit.clone()) {
+    let path = match running.as_ref().and_then(|target| target.entry.audit.clone()) {
         Some(path) => path,
         None => state_dirs(&cwd).into_iter().map(|dir| dir.join("audit.jsonl")).find(|path| path.exists()).ok_or_else(
             || {
@@ -256,7 +290,8 @@ pub fn audit(arguments: &cli::Audit) -> Result<ExitCode, Report> {
         )?,
     };
     // One that ended is known only by what it wrote.
-    let wanted = running.map(|entry| entry.id.as_str()).or(arguments.id.as_deref());
+    let wanted = running.as_ref().map(Target::id).or(arguments.id.clone());
+    let wanted = wanted.as_deref();
     let is_wanted = |record: &Value| {
         let props = &record["props"];
         let id = props["id"].as_str().unwrap_or_default();
@@ -496,7 +531,7 @@ mod tests {
         error: there is no event `marker`
           hint: did you mean `restart_marker_written`?
         error: there is no event `nonsense`
-          hint: there are instance_started, instance_ended, server_restart_requested, restart_marker_written, server_exiting, server_started, server_stopped, server_crashed, restart_throttled, reload_failed, gave_up, server_restart_verified, audit_degraded, protocol_noted
+          hint: there are instance_started, instance_ended, server_restart_requested, restart_marker_written, server_exiting, server_started, server_stopped, server_crashed, restart_throttled, reload_failed, gave_up, server_restart_verified, audit_degraded, protocol_noted, call_ended, switched, configured, config_refused
         ");
     }
 }

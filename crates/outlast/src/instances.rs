@@ -1,4 +1,4 @@
-//! The commands that speak to what runs: ps, state, pid, restart, stop, resume.
+//! The commands that speak to what runs: ps, state, pid, restart, switch, reload, stop, resume.
 
 use std::{
     env,
@@ -18,6 +18,7 @@ use crate::{
         wire::Refusal,
     },
     os,
+    paint::Paint,
     report::{self, Report, one_of, slips},
     table::{self, Column, Yield},
 };
@@ -34,67 +35,92 @@ const STDERR_LINES_MAX: usize = 20;
 pub fn ps(arguments: &cli::Ps) -> Result<ExitCode, Report> {
     let found = client::survey(&registry()?, SURVEY_MAX);
     if arguments.json {
-        let rows: Vec<Value> = found.iter().map(row_in_json).collect();
+        let rows: Vec<Value> = found.iter().flat_map(rows_in_json).collect();
         return print(&format!("{}\n", pretty(&Value::Array(rows))));
     }
-    print(&ps_in_words(&found, env::home_dir().as_deref(), table::room()))
+    print(&ps_in_words(&found, env::home_dir().as_deref(), table::room(), Paint::stdout()))
 }
 
 pub fn state(which: &cli::Which) -> Result<ExitCode, Report> {
-    let entry = find(which.id.as_deref())?;
-    let state = ask(&entry, "state", json!({}), Some(ANSWER_MAX))?;
+    let target = Target::find(which.id.as_deref())?;
+    let state = target.ask("state", json!({}), Some(ANSWER_MAX))?;
     if which.json {
         return print(&format!("{}\n", pretty(&state)));
     }
-    print(&state_in_words(&state))
+    print(&state_in_words(&state, table::room()))
 }
 
 pub fn pid(which: &cli::Which) -> Result<ExitCode, Report> {
-    let entry = find(which.id.as_deref())?;
-    let answer = ask(&entry, "pid", json!({}), Some(ANSWER_MAX))?;
+    let target = Target::find(which.id.as_deref())?;
+    let answer = target.ask("pid", json!({}), Some(ANSWER_MAX))?;
     if which.json {
         return print(&format!("{answer}\n"));
     }
     match answer["pid"].as_u64() {
         Some(pid) => print(&format!("{pid}\n")),
-        None => Err(Report::new(report::FAILURE, format!("`{}` has no process just now", entry.id))
-            .hint(format!("`outlast state {}` says why", entry.id))),
+        None => Err(Report::new(report::FAILURE, format!("`{}` has no process just now", target.id()))
+            .hint(format!("`outlast state {}` says why", target.id()))),
     }
 }
 
 pub fn restart(arguments: &cli::Restart) -> Result<ExitCode, Report> {
-    let entry = find(arguments.which.id.as_deref())?;
+    let target = Target::find(arguments.which.id.as_deref())?;
     let reason = arguments.reason.as_deref().unwrap_or("asked for on the command line");
     let mode = match (arguments.fresh, arguments.r#continue) {
         (true, _) => Some("fresh"),
         (_, true) => Some("continue"),
         _ => None,
     };
-    if entry.kind != "session" && mode.is_some() {
-        return Err(Report::new(report::USAGE, format!("`{}` is a server and has no conversation", entry.id))
+    if target.entry.kind != "session" && mode.is_some() {
+        return Err(Report::new(report::USAGE, format!("`{}` is a server and has no conversation", target.id()))
             .hint("`--fresh` and `--continue` are for agents under `outlast run`"));
     }
     // As long as it takes: a build and a handshake have limits of their own, and whoever waits can stop waiting.
-    let result = ask_plainly(&entry, "restart", json!({"reason": reason, "mode": mode}), None);
-    say_restarted(&entry, "restart", result, arguments.which.json)
+    let result = target.ask_plainly("restart", json!({"reason": reason, "mode": mode}), None);
+    say_restarted(&target, "restart", result, arguments.which.json)
 }
 
 pub fn resume(which: &cli::Which) -> Result<ExitCode, Report> {
-    let entry = find(which.id.as_deref())?;
-    let result = ask_plainly(&entry, "resume", json!({}), None);
+    let target = Target::find(which.id.as_deref())?;
+    let result = target.ask_plainly("resume", json!({}), None);
     match result {
         Ok(report) if report["resumed"] == false && !which.json => {
             let state = report["state"].as_str().unwrap_or("running");
-            print(&format!("Nothing to resume: {} is {state}\n", entry.id))
+            print(&format!("Nothing to resume: {} is {state}\n", target.id()))
         }
-        result => say_restarted(&entry, "resume", result, which.json),
+        result => say_restarted(&target, "resume", result, which.json),
     }
 }
 
+pub fn switch(arguments: &cli::Switch) -> Result<ExitCode, Report> {
+    let target = Target::find(arguments.id.as_deref())?;
+    target.is_gateway("turned off and on")?;
+    let (name, off) = match (&arguments.off, &arguments.on) {
+        (Some(name), _) => (name, true),
+        (None, Some(name)) => (name, false),
+        (None, None) => unreachable!("clap wants one of them"),
+    };
+    let answer = target.ask("switch", json!({"name": name, "off": off}), Some(ANSWER_MAX))?;
+    if arguments.json {
+        return print(&format!("{}\n", pretty(&answer)));
+    }
+    print(&format!("Turned {} {name} of {}\n", if off { "off" } else { "on" }, target.id()))
+}
+
+pub fn reload(which: &cli::Which) -> Result<ExitCode, Report> {
+    let target = Target::find(which.id.as_deref())?;
+    target.is_gateway("reloaded")?;
+    let answer = target.ask("reload", json!({}), None)?;
+    if which.json {
+        return print(&format!("{}\n", pretty(&answer)));
+    }
+    print(&format!("{}: {}\n", target.id(), answer["detail"].as_str().unwrap_or("the configuration is in force")))
+}
+
 pub fn inject(arguments: &cli::Inject) -> Result<ExitCode, Report> {
-    let entry = find(Some(&arguments.id))?;
-    if entry.kind != "session" {
-        return Err(Report::new(report::USAGE, format!("`{}` is a server and has no terminal", entry.id))
+    let target = Target::find(Some(&arguments.id))?;
+    if target.entry.kind != "session" {
+        return Err(Report::new(report::USAGE, format!("`{}` is a server and has no terminal", target.id()))
             .hint("only agents under `outlast run` can be typed to"));
     }
     let mut bytes = match &arguments.text {
@@ -112,26 +138,40 @@ pub fn inject(arguments: &cli::Inject) -> Result<ExitCode, Report> {
     if bytes.len() as u64 > INJECT_MAX {
         return Err(Report::new(report::USAGE, format!("more than {INJECT_MAX} bytes are too much at once")));
     }
-    let answer = ask(&entry, "inject", json!({"bytes": base64::encode(&bytes)}), Some(ANSWER_MAX))?;
+    let answer = target.ask("inject", json!({"bytes": base64::encode(&bytes)}), Some(ANSWER_MAX))?;
     if arguments.json {
         return print(&format!("{answer}\n"));
     }
-    print(&format!("Typed {} bytes into {}\n", answer["n"], entry.id))
+    print(&format!("Typed {} bytes into {}\n", answer["n"], target.id()))
 }
 
 pub fn stop(arguments: &cli::Stop) -> Result<ExitCode, Report> {
-    let entry = find(arguments.which.id.as_deref())?;
+    let target = Target::find(arguments.which.id.as_deref())?;
+    if target.backend.is_some() {
+        return stop_backend(&target, arguments.which.json);
+    }
+    let entry = &target.entry;
     let since = Instant::now();
-    let stopped = connect(&entry).and_then(|mut client| {
+    let stopped = connect(entry).and_then(|mut client| {
         client.ask("stop", json!({"graceful": !arguments.force}), Some(since + ANSWER_MAX))?;
         client.wait_for_end(None)
     });
-    stopped.map_err(|error| failed(&entry, "stop", &error))?;
+    stopped.map_err(|error| target_failed(&target, "stop", &error))?;
     let took_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
     if arguments.which.json {
         return print(&format!("{}\n", json!({"id": entry.id, "stopped": true, "took_ms": took_ms})));
     }
     print(&format!("Stopped {} (pid {}) in {took_ms} ms\n", entry.id, entry.pid))
+}
+
+/// The gateway stays, and so does what it knows of the backend.
+fn stop_backend(target: &Target, in_json: bool) -> Result<ExitCode, Report> {
+    let answer = target.ask("stop", json!({}), Some(ANSWER_MAX))?;
+    if in_json {
+        return print(&format!("{}\n", pretty(&answer)));
+    }
+    let id = target.id();
+    print(&format!("Stopped {id}; `outlast resume {id}` starts it again\n"))
 }
 
 // ---- finding one ---------------------------------------------------------------------------------------------
@@ -142,6 +182,75 @@ pub fn registry() -> Result<Registry, Report> {
         Some(home) => Ok(Registry::of(&home)),
         None => Err(Report::new(report::FAILURE, "there is no home directory, so nothing is known of what runs")
             .hint("set HOME")),
+    }
+}
+
+/// What a command is about: an instance, or one backend of a gateway.
+pub struct Target {
+    pub entry: Entry,
+    pub backend: Option<String>,
+}
+
+impl Target {
+    /// By what an instance is called; by `GATEWAY/BACKEND`; or by a backend's name, if only one gateway has it.
+    pub fn find(wanted: Option<&str>) -> Result<Target, Report> {
+        if let Some((gateway, backend)) = wanted.and_then(|wanted| wanted.split_once('/')) {
+            let target = Target { entry: find(Some(gateway))?, backend: Some(backend.to_owned()) };
+            target.is_gateway("asked for a backend")?;
+            return Ok(target);
+        }
+        let report = match (find(wanted), wanted) {
+            (Ok(entry), _) => return Ok(Target { entry, backend: None }),
+            (Err(report), None) => return Err(report),
+            (Err(report), Some(_)) => report,
+        };
+        let mut owners = Vec::new();
+        for found in client::survey(&registry()?, SURVEY_MAX) {
+            let backends = found.state.as_ref().and_then(|state| state["backends"].as_array());
+            if backends.is_some_and(|all| all.iter().any(|one| one["name"].as_str() == wanted)) {
+                owners.push(Target { entry: found.entry, backend: wanted.map(str::to_owned) });
+            }
+        }
+        if owners.len() > 1 {
+            let ids: Vec<String> = owners.iter().map(Target::id).collect();
+            let sentence = format!("`{}` may be {}", wanted.unwrap_or_default(), one_of(&ids, "or"));
+            return Err(Report::new(report::FAILURE, sentence).hint("name the gateway, too"));
+        }
+        owners.pop().ok_or(report)
+    }
+
+    fn ask_plainly(&self, method: &str, mut params: Value, patience: Option<Duration>) -> Result<Value, AskError> {
+        if let Some(backend) = &self.backend {
+            params["backend"] = backend.as_str().into();
+        }
+        connect(&self.entry)?.ask(method, params, patience.map(|patience| Instant::now() + patience))
+    }
+
+    fn ask(&self, method: &str, params: Value, patience: Option<Duration>) -> Result<Value, Report> {
+        self.ask_plainly(method, params, patience).map_err(|error| target_failed(self, method, &error))
+    }
+
+    /// As people write it.
+    pub fn id(&self) -> String {
+        match &self.backend {
+            Some(backend) => format!("{}/{backend}", self.entry.id),
+            None => self.entry.id.clone(),
+        }
+    }
+
+    fn is_gateway(&self, what: &str) -> Result<(), Report> {
+        if self.entry.kind == "gateway" {
+            return Ok(());
+        }
+        let Entry { id, kind, .. } = &self.entry;
+        Err(Report::new(report::USAGE, format!("`{id}` is no gateway ({kind}) and cannot be {what}"))
+            .hint("`outlast ps` shows which are"))
+    }
+}
+
+impl From<&Entry> for Target {
+    fn from(entry: &Entry) -> Target {
+        Target { entry: entry.clone(), backend: None }
     }
 }
 
@@ -220,15 +329,20 @@ pub fn connect(entry: &Entry) -> Result<Client, AskError> {
 }
 
 pub fn ask_plainly(entry: &Entry, method: &str, params: Value, patience: Option<Duration>) -> Result<Value, AskError> {
-    connect(entry)?.ask(method, params, patience.map(|patience| Instant::now() + patience))
+    Target::from(entry).ask_plainly(method, params, patience)
 }
 
 pub fn ask(entry: &Entry, method: &str, params: Value, patience: Option<Duration>) -> Result<Value, Report> {
-    ask_plainly(entry, method, params, patience).map_err(|error| failed(entry, method, &error))
+    Target::from(entry).ask(method, params, patience)
 }
 
 pub fn failed(entry: &Entry, method: &str, error: &AskError) -> Report {
-    let id = &entry.id;
+    target_failed(&Target::from(entry), method, error)
+}
+
+fn target_failed(target: &Target, method: &str, error: &AskError) -> Report {
+    let Target { entry, .. } = target;
+    let id = target.id();
     let report = match method {
         "state" | "pid" => Report::new(report::FAILURE, format!("`{id}` does not say how it is")),
         method => Report::new(report::FAILURE, format!("the {method} of `{id}` failed")),
@@ -275,14 +389,14 @@ pub fn do_to(entry: &Entry, method: &str, params: Value) -> Result<String, Strin
 // ---- words ---------------------------------------------------------------------------------------------------
 
 fn say_restarted(
-    entry: &Entry,
+    target: &Target,
     method: &str,
     result: Result<Value, AskError>,
     in_json: bool,
 ) -> Result<ExitCode, Report> {
     match result {
         Ok(report) if in_json => print(&format!("{}\n", pretty(&report))),
-        Ok(report) => print(&restarted_in_words(&entry.id, &report)),
+        Ok(report) => print(&restarted_in_words(&target.id(), &report)),
         Err(AskError::Refused(refusal)) if in_json => {
             let mut error = json!({"code": refusal.code, "message": refusal.message});
             if let (Some(error), Some(data)) = (error.as_object_mut(), refusal.data.as_object()) {
@@ -291,11 +405,17 @@ fn say_restarted(
             print(&format!("{}\n", pretty(&json!({"error": error}))))?;
             Ok(ExitCode::from(report::FAILURE))
         }
-        Err(error) => Err(failed(entry, method, &error)),
+        Err(error) => Err(target_failed(target, method, &error)),
     }
 }
 
 fn restarted_in_words(id: &str, report: &Value) -> String {
+    if let Some(backends) = report["backends"].as_array() {
+        return backends.iter().map(|one| restarted_in_words(&name_below(id, &one["name"]), one)).collect();
+    }
+    if let Some(error) = report["error"].as_str() {
+        return format!("{id} is not back yet: {error}\n");
+    }
     let new = &report["new_pid"];
     let pids = match report["old_pid"].as_u64() {
         Some(old) => format!("pid {old} → {new}"),
@@ -323,7 +443,32 @@ fn restarted_in_words(id: &str, report: &Value) -> String {
     words
 }
 
-/// One instance in `ps --json`.
+fn name_below(id: &str, name: &Value) -> String {
+    format!("{id}/{}", name.as_str().unwrap_or_default())
+}
+
+/// One instance in `ps --json`, and behind it its backends.
+fn rows_in_json(found: &Found) -> Vec<Value> {
+    let row = row_in_json(found);
+    let backends = found.state.as_ref().and_then(|state| state["backends"].as_array());
+    let below = backends.into_iter().flatten().map(|backend| backend_in_json(&row, backend)).collect::<Vec<_>>();
+    [row].into_iter().chain(below).collect()
+}
+
+fn backend_in_json(gateway: &Value, backend: &Value) -> Value {
+    let mut row = gateway.clone();
+    let id = gateway["id"].as_str().unwrap_or_default();
+    row["id"] = name_below(id, &backend["name"]).into();
+    row["kind"] = "backend".into();
+    row["name"] = backend["name"].clone();
+    row["child_pid"] = backend["pid"].clone();
+    row["command"] = backend["command"].clone();
+    for member in ["state", "uptime_s", "restarts", "crashes", "next_try_s", "last_exit", "generation"] {
+        row[member] = backend[member].clone();
+    }
+    row
+}
+
 fn row_in_json(found: &Found) -> Value {
     let about = found.entry.to_json();
     let unanswered = json!({"state": "unresponsive"});
@@ -349,7 +494,7 @@ fn row_in_json(found: &Found) -> Value {
     row
 }
 
-fn ps_in_words(found: &[Found], home: Option<&Path>, width: Option<usize>) -> String {
+fn ps_in_words(found: &[Found], home: Option<&Path>, width: Option<usize>, paint: Paint) -> String {
     if found.is_empty() {
         return "Nothing runs under outlast.\n".to_owned();
     }
@@ -368,8 +513,8 @@ fn ps_in_words(found: &[Found], home: Option<&Path>, width: Option<usize>) -> St
     ];
     let rows: Vec<Vec<String>> = found
         .iter()
-        .map(|found| {
-            let row = row_in_json(found);
+        .flat_map(rows_in_json)
+        .map(|row| {
             let nothing = || table::NOTHING.to_owned();
             let number = |member: &str| row[member].as_u64().map_or_else(nothing, |number| number.to_string());
             let time = |member: &str| row[member].as_f64().map_or_else(nothing, in_short);
@@ -384,14 +529,22 @@ fn ps_in_words(found: &[Found], home: Option<&Path>, width: Option<usize>) -> St
                 number("restarts"),
                 time("next_try_s"),
                 text("last_exit"),
-                from_home(&found.entry.cwd, home),
+                from_home(Path::new(row["cwd"].as_str().unwrap_or_default()), home),
             ]
         })
         .collect();
-    table::lines(&columns, &rows, width).into_iter().map(|line| line + "\n").collect()
+    let dress = |title: &str, cell: &str| match (title, cell) {
+        ("STATE", "given_up" | "halted") => paint.red(cell),
+        ("STATE", "backoff" | "unresponsive") | ("NEXT", _) if cell != table::NOTHING => paint.yellow(cell),
+        ("STATE", "starting" | "started" | "reloading" | "stopping") => paint.cyan(cell),
+        ("STATE", "stopped") | (_, table::NOTHING) => paint.dim(cell),
+        ("STATE", _) => paint.green(cell),
+        _ => cell.to_owned(),
+    };
+    table::dressed(&columns, &rows, width, &dress).into_iter().map(|line| line + "\n").collect()
 }
 
-fn state_in_words(state: &Value) -> String {
+fn state_in_words(state: &Value, width: Option<usize>) -> String {
     let text = |member: &str| state[member].as_str().unwrap_or_default().to_owned();
     let mut lines: Vec<(&str, String)> = Vec::new();
     let mut say = |title, words: String| {
@@ -446,6 +599,9 @@ fn state_in_words(state: &Value) -> String {
     for (title, line) in lines {
         words.push_str(&format!("  {title:9}  {line}\n"));
     }
+    if let Some(backends) = state["backends"].as_array() {
+        words.push_str(&backends_in_words(backends, width));
+    }
     let stderr = text("stderr_tail");
     if !stderr.is_empty() {
         let lines: Vec<&str> = stderr.lines().collect();
@@ -453,6 +609,48 @@ fn state_in_words(state: &Value) -> String {
         words.push_str(&format!("  stderr\n    {}\n", lines.join("\n    ")));
     }
     words
+}
+
+/// The backends of a gateway, one a line.
+fn backends_in_words(backends: &[Value], width: Option<usize>) -> String {
+    if backends.is_empty() {
+        return "  backends   none\n".to_owned();
+    }
+    let column = |title, is_number, yields| Column { title, is_number, yields };
+    let columns = [
+        column("BACKEND", false, Yield::Never),
+        column("STATE", false, Yield::Never),
+        column("PID", true, Yield::Soon(2)),
+        column("UPTIME", true, Yield::Soon(1)),
+        column("TOOLS", true, Yield::Late(1)),
+        column("FLIGHT", true, Yield::Soon(3)),
+        column("RESTARTS", true, Yield::Late(2)),
+        column("NEXT", true, Yield::Never),
+        column("LAST-EXIT", false, Yield::End(12, 9)),
+    ];
+    let rows: Vec<Vec<String>> = backends
+        .iter()
+        .map(|backend| {
+            let nothing = || table::NOTHING.to_owned();
+            let number = |member: &str| backend[member].as_u64().map_or_else(nothing, |number| number.to_string());
+            let time = |member: &str| backend[member].as_f64().map_or_else(nothing, in_short);
+            let text = |member: &str| backend[member].as_str().unwrap_or(table::NOTHING).to_owned();
+            let stale = if backend["stale"] == true { " (stale)" } else { "" };
+            vec![
+                text("name"),
+                text("state"),
+                number("pid"),
+                time("uptime_s"),
+                number("tools") + stale,
+                number("in_flight"),
+                number("restarts"),
+                time("next_try_s"),
+                text("last_exit"),
+            ]
+        })
+        .collect();
+    let width = width.map(|width| width.saturating_sub(2));
+    table::lines(&columns, &rows, width).into_iter().map(|line| format!("  {line}\n")).collect()
 }
 
 /// A time as it is read at a glance: `0.4s`, `12s`, `3m`, `5h`, `2d`.
@@ -537,26 +735,57 @@ mod tests {
             ),
         ];
         let home = Some(Path::new("/home/me"));
-        insta::assert_snapshot!(ps_in_words(&all, home, Some(140)), @"
+        insta::assert_snapshot!(ps_in_words(&all, home, Some(140), Paint::plain()), @"
         ID                       KIND  STATE          PID  CHILD  UPTIME  RESTARTS  NEXT  LAST-EXIT           CWD
         weather-1abcd            mcp   ready         4240   4242   2h03m         0     -  -                   ~/projects/weather
         github-mcp-7k2mq         mcp   backoff       4240      -       -        12  4.2s  signal 9 (SIGKILL)  ~/projects/assistant/servers/github
         py-zz9yx                 mcp   unresponsive  4240      -       -         -     -  -                   /srv/data
         server-everything-0qwer  mcp   given_up      4240      -       -         5     -  exit code 1         ~
         ");
-        insta::assert_snapshot!(ps_in_words(&all, home, Some(80)), @"
+        insta::assert_snapshot!(ps_in_words(&all, home, Some(80), Paint::plain()), @"
         ID                      STATE        CHILD UPTIME RESTARTS LAST-EXIT  CWD
         weather-1abcd           ready         4242  2h03m        0 -          …s/weather
         github-mcp-7k2mq        backoff          -      -       12 signal 9 … …rs/github
         py-zz9yx                unresponsive     -      -        - -          /srv/data
         server-everything-0qwer given_up         -      -        5 exit code… ~
         ");
-        insta::assert_snapshot!(ps_in_words(&[], home, Some(80)), @"Nothing runs under outlast.");
+        insta::assert_snapshot!(ps_in_words(&[], home, Some(80), Paint::plain()), @"Nothing runs under outlast.");
         for width in [80, 100, 140] {
-            for line in ps_in_words(&all, home, Some(width)).lines() {
+            for line in ps_in_words(&all, home, Some(width), Paint::plain()).lines() {
                 assert!(line.chars().count() <= width, "{line}");
             }
         }
+    }
+
+    #[test]
+    fn a_gateway_shows_its_backends() {
+        let gateway = json!({
+            "id": "tools-1abcd", "kind": "gateway", "name": "tools", "state": "running", "outlast_pid": 4240,
+            "restarts": 3, "cwd": "/srv", "backends": [
+                {"name": "github", "state": "ready", "pid": 4242, "uptime_s": 61.0, "tools": 26, "in_flight": 2,
+                    "restarts": 0},
+                {"name": "files", "state": "backoff", "tools": 14, "stale": true, "in_flight": 0, "restarts": 3,
+                    "next_try_s": 4.0, "last_exit": "signal 9 (SIGKILL)"},
+            ],
+        });
+        insta::assert_snapshot!(state_in_words(&gateway, Some(100)), @"
+        tools-1abcd (gateway)
+          state      running
+          restarts   3
+          name       tools
+          cwd        /srv
+          outlast    pid 4240
+          BACKEND  STATE     PID  UPTIME       TOOLS  FLIGHT  RESTARTS  NEXT  LAST-EXIT
+          github   ready    4242      1m          26       2         0     -  -
+          files    backoff     -       -  14 (stale)       0         3  4.0s  signal 9 (SIGKILL)
+        ");
+        let found = found(Entry { kind: "gateway".into(), ..entry("tools-1abcd", "tools", "/srv") }, gateway);
+        insta::assert_snapshot!(ps_in_words(&[found], None, Some(100), Paint::plain()), @"
+        ID                  KIND     STATE     PID  CHILD  UPTIME  RESTARTS  NEXT  LAST-EXIT           CWD
+        tools-1abcd         gateway  running  4240      -       -         3     -  -                   /srv
+        tools-1abcd/github  backend  ready    4240   4242      1m         0     -  -                   /srv
+        tools-1abcd/files   backend  backoff  4240      -       -         3  4.0s  signal 9 (SIGKILL)  /srv
+        ");
     }
 
     #[test]
@@ -569,7 +798,7 @@ mod tests {
             "restart": {"step": "the build is running", "reason": "changed: a.py"},
             "stderr_tail": "Traceback (most recent call last):\nValueError: no",
         });
-        insta::assert_snapshot!(state_in_words(&state), @"
+        insta::assert_snapshot!(state_in_words(&state, None), @"
         weather-1abcd (mcp)
           state      reloading for 12s, pid 4242
           restart    the build is running (changed: a.py)
@@ -588,7 +817,7 @@ mod tests {
         ");
         let state = json!({"id": "weather-1abcd", "kind": "mcp", "state": "backoff", "next_try_s": 4.0, "restarts": 1,
             "crashes": 4, "outlast_pid": 4240});
-        insta::assert_snapshot!(state_in_words(&state), @"
+        insta::assert_snapshot!(state_in_words(&state, None), @"
         weather-1abcd (mcp)
           state      backoff
           next try   in 4.0s
@@ -598,7 +827,7 @@ mod tests {
         let state = json!({"id": "night", "kind": "session", "state": "ready", "uptime_s": 61.0, "pid": 7, "restarts": 0,
             "outlast_pid": 4240, "columns": 101, "rows": 33, "attached": 2, "waiting_for_input": true,
             "stance": "dialog", "conversation": "11111111", "command": "claude"});
-        insta::assert_snapshot!(state_in_words(&state), @"
+        insta::assert_snapshot!(state_in_words(&state, None), @"
         night (session)
           state      ready for 1m, pid 7
           restarts   0

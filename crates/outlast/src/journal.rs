@@ -79,7 +79,7 @@ impl Journal {
     pub fn record(&mut self, mut record: Record) -> String {
         let line = self.line(&mut record);
         self.write(&line);
-        match &record.backend {
+        match record.backend() {
             _ if self.tone == Tone::Session => {}
             Some(backend) => self.note(&format!("{backend}: {}", sentence(&record))),
             None => self.note(&sentence(&record)),
@@ -95,8 +95,8 @@ impl Journal {
             Tone::Session => ("session", "outlast.run"),
         };
         // The end of a call is the gateway's, whoever was called; all else of a backend is its own.
-        let is_backends = record.backend.is_some() && record.event != Event::CallEnded;
-        record.id = Some(match &record.backend {
+        let is_backends = record.backend().is_some() && record.event != Event::CallEnded;
+        record.id = Some(match record.backend() {
             Some(backend) if is_backends => format!("{}/{backend}", self.id),
             _ => self.id.clone(),
         });
@@ -271,13 +271,17 @@ fn sentence(record: &Record) -> String {
             format!("ERROR: MCP server crashed{pid}: {detail}{meaning} (crash #{crashes}{again})")
         }
         Event::RestartThrottled => format!("WARNING: restart throttled to one a second{again}"),
+        Event::ServerRestartRequested if detail.is_empty() => format!("Restart requested{reason}"),
         Event::ServerRestartRequested => format!("Restart requested by {detail}{reason}"),
         Event::RestartMarkerWritten => format!("Restart marker written to {detail}"),
         Event::ReloadFailed => format!("ERROR: reload failed{reason}: {detail}"),
         Event::GaveUp => format!("ERROR: gave up on the MCP server: {detail}"),
         Event::ServerRestartVerified => format!("Restart verification: {detail}"),
         Event::AuditDegraded | Event::ProtocolNoted => detail.to_owned(),
-        Event::CallEnded => format!("Call ended: {}", record.outcome.unwrap_or_default()),
+        Event::CallEnded => {
+            let outcome = record.gateway.as_ref().and_then(|of| of.outcome);
+            format!("Call ended: {}", outcome.unwrap_or_default())
+        }
         Event::Switched => format!("{detail}{reason}"),
         Event::Configured => format!("Configuration in force: {detail}"),
         Event::ConfigRefused => format!("ERROR: the configuration was refused, and the one before stays: {detail}"),

@@ -262,12 +262,24 @@ fn run(which: &cli::WhichFiles, direction: &Direction) -> Result<ExitCode, Repor
     let changed: Vec<&Plan> = plans.iter().filter(|plan| plan.after != plan.config.text).collect();
 
     let mut words = String::new();
+    for plan in &changed {
+        let name = shown_path(plan, &home, &cwd);
+        words.push_str(&diff::unified(&name, &plan.config.text, &plan.after, paint));
+        words.push('\n');
+    }
+    // Last, as a long diff leaves the screen and this should not.
     for plan in &plans {
         words.push_str(&listing(plan, &shown_path(plan, &home, &cwd), paint));
     }
-    for plan in &changed {
-        let name = shown_path(plan, &home, &cwd);
-        words.push_str(&format!("\n{}", diff::unified(&name, &plan.config.text, &plan.after, paint)));
+    if let Direction::In(ours) = direction
+        && !ours.is_on_path
+        && ours.said.is_none()
+        && let Some(plan) = changed.iter().find(|plan| plan.config.place.is_shared)
+    {
+        let path = shown_path(plan, &home, &cwd);
+        words.push_str(&paint.yellow(&format!(
+            "\nPATH does not find this outlast, so {path} names it by its place on this machine, which others may not have.\n"
+        )));
     }
     print(&words)?;
 

@@ -1,6 +1,6 @@
 //! What backends ask of clients: sampling, elicitation, roots.
 //!
-//! A link of its own belongs to one client; on a shared one a request can only be for the client whose calls it works on,
+//! A link of its own belongs to one client, as do all links where one client on lines is alone; on a shared one a request can only be for the client whose calls it works on,
 //! and if there are several, nobody can say which. Toward a client of the stateless era, which cannot be asked anything, the
 //! question is the answer to its call, and its next try brings the answers; the backend's call stays open meanwhile. The
 //! other way round a stateless backend's question becomes requests to the client, and then our own next try.
@@ -140,6 +140,9 @@ impl Gateway {
         if let Seat::Session(client) = connection.place.seat {
             return Ok((client, newest(client)));
         }
+        if let Some(client) = self.only_client() {
+            return Ok((client, newest(client)));
+        }
         // One that is about a task says itself whose it is.
         if let Some(client) = self.task_named_in(serial, params) {
             return Ok((client, newest(client)));
@@ -217,13 +220,12 @@ impl Gateway {
             let key = *key;
             return self.take_back(key, "the backend took it back");
         }
-        if let Some(connection) = self.links.get_mut(&serial)
-            && let (Some(listen), Id::Integer(number)) = (connection.listen, id)
+        let listen = self.links.get(&serial).and_then(|connection| connection.listen);
+        if let (Some(listen), Id::Integer(number)) = (listen, id)
             && i128::from(listen) == number
         {
-            connection.listen = None;
             self.calls.remove(&listen);
-            let _ = now;
+            self.listen_ended(serial, listen, true, now);
         }
     }
 

@@ -217,9 +217,20 @@ impl Gateway {
         if let (Some(own), Some(name)) = (&call.own, named) {
             edits.push((message::place(message, name), own));
         }
-        if let Some([Some(token)]) = params.meta().and_then(|meta| pick(meta, ["progressToken"])) {
-            edits.push((message::place(message, token), &number));
-            call.token = Some(token.get().into());
+        let token = params.meta().and_then(|meta| pick(meta, ["progressToken"])).and_then(|[token]| token);
+        call.token = token.map(|token| token.get().into());
+        // A server of the handshake era may refuse what says that it is of the other.
+        let is_from_stateless = call.whom.as_ref().is_some_and(|whom| whom.era == Era::Stateless);
+        let plain = match params.meta() {
+            Some(meta) if is_from_stateless && connection.era == Era::Handshake => {
+                words::meta_of_handshake(meta, &number).map(|plain| (message::place(message, meta), plain))
+            }
+            _ => None,
+        };
+        match (&plain, token) {
+            (Some((at, plain)), _) => edits.push((at.clone(), plain)),
+            (None, Some(token)) => edits.push((message::place(message, token), &number)),
+            (None, None) => {}
         }
         let meta = match (call.whom.as_ref().map(|whom| (whom.era, whom.client)), connection.era) {
             (Some((Era::Handshake, client)), Era::Stateless) => words::meta_members(self.guests.get(&client)),
@@ -286,10 +297,10 @@ impl Gateway {
         let added;
         if whom.era == Era::Stateless
             && self.links.get(&serial).is_none_or(|connection| connection.era == Era::Handshake)
-            && let Some(result) = result
         {
-            added = words::complete(message, result, call.what);
+            added = result.and_then(|result| words::complete(message, result, call.what));
             edits.extend(added.as_ref().map(|(at, with)| (at.clone(), with.as_str())));
+            edits.extend(error.and_then(|error| words::error_for_stateless(message, error)));
         }
         let told = patch(message, &mut edits);
         self.answer(whom, told);
@@ -499,7 +510,7 @@ impl Gateway {
         }
         let mut call = self.calls.remove(&key).expect("found above");
         if let What::Private(private) = call.what {
-            return self.private_failed(link.serial, private, why, now);
+            return self.private_failed(link.serial, private, key, why, now);
         }
         self.drop_asks_of(key, "the call that this was for was lost");
         self.call_over(link.serial, now);

@@ -48,9 +48,28 @@ impl Gateway {
         self.merge_catalogue();
     }
 
-    /// Every backend that has no place yet gets its first one, filled at once.
+    /// What runs of a backend that is off finishes, and nothing takes its place.
+    fn rest_what_is_off(&mut self, now: Instant) {
+        for number in self.order.clone().into_iter().filter(|number| self.is_off(*number)).collect::<Vec<_>>() {
+            let name = self.owner_name(number);
+            let failure = Failure::switched_off(name, &format!("The backend `{name}`"));
+            let keys: Vec<PlaceKey> = self.places.keys().filter(|key| key.backend == number).copied().collect();
+            for key in keys {
+                self.drop_place(key, &failure, now);
+            }
+        }
+    }
+
+    fn is_off(&self, number: u32) -> bool {
+        self.switches.is_backend_off(self.owner_name(number))
+    }
+
+    /// Every backend that has no place yet gets its first one, filled at once, unless it is off.
     pub(super) fn place_all(&mut self, now: Instant) {
         for number in self.order.clone() {
+            if self.is_off(number) {
+                continue;
+            }
             let key = self.first_place(number);
             self.make_place(key, State::Waiting { at: now });
             if let Some(owner) = self.owners.get_mut(&number) {
@@ -105,6 +124,7 @@ impl Gateway {
                 }
             }
         }
+        self.rest_what_is_off(now);
         self.place_all(now);
         self.gather(now);
         self.rewatch(now);
@@ -298,8 +318,9 @@ impl Gateway {
         true
     }
 
-    /// Turns a tool or a backend off or on. A backend that is off keeps running; nobody sees or reaches it.
-    pub(super) fn switch_asked(&mut self, ticket: Ticket, what: &Switch, off: bool) {
+    /// Turns a tool or a backend off or on. A backend that is off finishes what it was asked and is stopped; one that is on
+    /// again is started.
+    pub(super) fn switch_asked(&mut self, ticket: Ticket, what: &Switch, off: bool, now: Instant) {
         let (kind, name) = match what {
             Switch::Tool(name) => ("tool", name),
             Switch::Backend(name) => ("backend", name),
@@ -310,8 +331,18 @@ impl Gateway {
         }
         let changed = self.switches.turn(what, off);
         if changed {
+            let detail = format!("the {kind} {name} was switched {}", if off { "off" } else { "on" });
+            let record = Record { detail: Some(detail), ..Record::new(record::Event::Switched) };
+            self.out.push(Action::Record(match what {
+                Switch::Tool(name) => {
+                    let of_gateway = record::OfGateway { tool: Some(name.clone()), ..Default::default() };
+                    Record { gateway: Some(Box::new(of_gateway)), ..record }
+                }
+                Switch::Backend(name) => Record { id: Some(name.clone()), kind: Some("backend"), ..record },
+            }));
             self.merge_catalogue();
-            self.note(format!("the {kind} {name} was switched {}", if off { "off" } else { "on" }));
+            self.rest_what_is_off(now);
+            self.place_all(now);
         }
         self.out.push(Action::Answer { ticket, result: Ok(json!({"changed": changed, "off": off})) });
     }

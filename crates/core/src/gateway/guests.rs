@@ -64,6 +64,15 @@ impl Guest {
 }
 
 impl Gateway {
+    /// The client that has all of this to itself: the one on lines, while there is no other. What is shared is its own then.
+    pub(super) fn only_client(&self) -> Option<Client> {
+        let mut guests = self.guests.iter();
+        match (guests.next(), guests.next()) {
+            (Some((client, guest)), None) if guest.front == Front::Lines => Some(*client),
+            _ => None,
+        }
+    }
+
     pub(super) fn client_came(&mut self, client: Client, front: Front, who: Who) {
         let view = self.view_of(&who);
         self.guests.insert(
@@ -85,10 +94,36 @@ impl Gateway {
     }
 
     pub(super) fn client_left(&mut self, client: Client, now: Instant) {
-        if !self.guests.contains_key(&client) {
-            return;
+        let Some(guest) = self.guests.get(&client) else { return };
+        let front = guest.front;
+        if guest.asked > 0 {
+            self.drop_asks_to(client);
         }
-        self.drop_asks_to(client);
+        if self.guests[&client].in_flight > 0 {
+            self.drop_requests_of(client, now);
+        }
+        // A single request has none of what follows.
+        if front != Front::Request {
+            self.forget_tasks(client);
+        }
+        let guest = self.guests.remove(&client).expect("seen above");
+        if !guest.watches.is_empty() || !guest.listens.is_empty() {
+            self.rewatch(now);
+        }
+        if guest.level.is_some() {
+            self.relevel(now);
+        }
+        if front != Front::Request {
+            let own: Vec<PlaceKey> =
+                self.places.keys().filter(|key| key.seat == Seat::Session(client)).copied().collect();
+            for key in own {
+                self.drop_place(key, &Failure::stopping(""), now);
+            }
+        }
+    }
+
+    /// Nobody waits for any of it any more.
+    fn drop_requests_of(&mut self, client: Client, now: Instant) {
         let mut keys: Vec<u64> =
             self.calls.iter().filter(|(_, call)| call.is_of(client)).map(|(key, _)| *key).collect();
         keys.sort_unstable();
@@ -98,26 +133,13 @@ impl Gateway {
                 self.cancel(key, None, now);
             }
         }
-        let (gone, waiting) =
+        let (gone, waiting): (Vec<Gathering>, Vec<Gathering>) =
             mem::take(&mut self.gathering).into_iter().partition(|waiting| waiting.whom.client == client);
         self.gathering = waiting;
-        let gone: Vec<Gathering> = gone;
         for waiting in gone {
             self.waited_in_vain(waiting);
         }
         self.batches.retain(|_, batch| batch.client != client);
-        self.forget_tasks(client);
-        let guest = self.guests.remove(&client).expect("seen above");
-        if !guest.watches.is_empty() || !guest.listens.is_empty() {
-            self.rewatch(now);
-        }
-        if guest.level.is_some() {
-            self.relevel(now);
-        }
-        let own: Vec<PlaceKey> = self.places.keys().filter(|key| key.seat == Seat::Session(client)).copied().collect();
-        for key in own {
-            self.drop_place(key, &Failure::stopping(""), now);
-        }
     }
 
     pub(super) fn client_said(&mut self, client: Client, said: &[u8], now: Instant) {
@@ -308,6 +330,12 @@ impl Gateway {
             "notifications/initialized" => {
                 if let Opened::Half(version) = guest.state {
                     guest.state = Opened::Fully(version);
+                    // Backends came up before it did; those that want to know its roots ask when they hear this.
+                    if guest.can("roots") && self.only_client() == Some(client) {
+                        let note =
+                            message::line(r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#.into());
+                        self.tell_own_links(client, &note);
+                    }
                 }
             }
             "notifications/cancelled" => {
@@ -317,17 +345,21 @@ impl Gateway {
             }
             "notifications/progress" => self.ask_progressed(client, said, params),
             // The rest can only be meant for a backend that nobody else speaks to.
-            _ => {
-                let own: Vec<u64> = self
-                    .links
-                    .iter()
-                    .filter(|(_, link)| link.place.seat == Seat::Session(client) && link.is_ready())
-                    .map(|(serial, _)| *serial)
-                    .collect();
-                for serial in own {
-                    self.tell_link(serial, message::patch(said, &mut []));
-                }
-            }
+            _ => self.tell_own_links(client, &message::patch(said, &mut [])),
+        }
+    }
+
+    /// What a client says to nobody in particular is for the links that are its own.
+    fn tell_own_links(&mut self, client: Client, note: &Bytes) {
+        let is_alone = self.only_client() == Some(client);
+        let is_own = |link: &Connection| {
+            let is_for_it = link.place.seat == Seat::Session(client) || is_alone;
+            is_for_it && link.is_ready() && link.era == Era::Handshake
+        };
+        let mut own: Vec<u64> = self.links.iter().filter(|(_, link)| is_own(link)).map(|(serial, _)| *serial).collect();
+        own.sort_unstable();
+        for serial in own {
+            self.tell_link(serial, note.clone());
         }
     }
 

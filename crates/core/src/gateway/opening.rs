@@ -39,6 +39,8 @@ impl Private {
 /// What we say that our clients can do, to a backend that they share. Whether the one that is asked can is seen when it is
 /// asked. No roots: which of many clients' would they be?
 const SHARED_CAPABILITIES: &str = r#"{"sampling":{},"elicitation":{"form":{},"url":{}}}"#;
+/// The same where one client is alone, and has not said yet what it can do.
+const LONELY_CAPABILITIES: &str = r#"{"sampling":{},"elicitation":{"form":{},"url":{}},"roots":{"listChanged":true}}"#;
 
 impl Gateway {
     pub(super) fn open_link(&mut self, serial: u64, now: Instant) {
@@ -62,11 +64,14 @@ impl Gateway {
         match era {
             Era::Stateless => drop(self.ask_link(serial, Private::Discover, "server/discover", "", era, now)),
             Era::Handshake => {
-                let own = match connection.place.seat {
+                let seat = connection.place.seat;
+                let alone = self.only_client();
+                let own = match seat {
                     Seat::Session(client) => self.guests.get(&client),
-                    _ => None,
+                    _ => alone.and_then(|client| self.guests.get(&client)),
                 };
-                let capabilities = own.and_then(|guest| guest.capabilities.as_deref()).unwrap_or(SHARED_CAPABILITIES);
+                let unsaid = if alone.is_some() { LONELY_CAPABILITIES } else { SHARED_CAPABILITIES };
+                let capabilities = own.and_then(|guest| guest.capabilities.as_deref()).unwrap_or(unsaid);
                 let info = own.and_then(|guest| guest.info.clone()).unwrap_or_else(|| words::info().into());
                 let version = own.and_then(|guest| guest.version()).unwrap_or(HANDSHAKE_VERSIONS[0]);
                 let params =
@@ -95,14 +100,8 @@ impl Gateway {
                 }
             },
             Private::List(kind) => self.listed(serial, kind, result, error, now),
-            Private::Listen => {
-                // Its end: the next change of what is wanted, or the next link, opens another.
-                if let Some(connection) = self.links.get_mut(&serial)
-                    && connection.listen == Some(key)
-                {
-                    connection.listen = None;
-                }
-            }
+            // One that has no subscriptions says so once; one that ends ours is asked again after a while.
+            Private::Listen => self.listen_ended(serial, key, error.is_none(), now),
             Private::Ping | Private::Told => {}
         }
     }
@@ -114,11 +113,11 @@ impl Gateway {
     }
 
     /// An HTTP backend will not answer a request of ours.
-    pub(super) fn private_failed(&mut self, serial: u64, private: Private, why: &str, now: Instant) {
+    pub(super) fn private_failed(&mut self, serial: u64, private: Private, key: u64, why: &str, now: Instant) {
         match private {
             Private::Initialize | Private::Discover => self.opening_refused(serial, private, why, now),
             Private::List(kind) => self.list_failed(serial, kind, why, now),
-            Private::Listen => self.private_answered(serial, private, 0, None, None, now),
+            Private::Listen => self.listen_ended(serial, key, true, now),
             Private::Ping | Private::Told => {}
         }
     }

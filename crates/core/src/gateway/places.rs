@@ -137,10 +137,15 @@ impl Gateway {
             (_, Some(index)) => index,
             (Some((_, index)), None) => index,
             (None, None) => {
-                // All are on their way or down: spread the waiting over them.
-                let owner = self.owners.get_mut(&backend).expect("asked for its seat");
-                owner.turn = (owner.turn + 1) % size;
-                owner.turn
+                // None serves: the waiting is spread over those that may come.
+                let turn = &mut self.owners.get_mut(&backend).expect("asked for its seat").turn;
+                *turn = (*turn + 1) % size;
+                let turn = *turn;
+                let is_hopeless = |index: &u32| {
+                    self.places.get(&key(*index)).is_some_and(|place| matches!(place.state, State::GivenUp { .. }))
+                };
+                let mut in_turn = (0..size).map(|step| (turn + step) % size);
+                in_turn.find(|index| !is_hopeless(index)).unwrap_or(turn)
             }
         };
         Seat::Pool(index)
@@ -293,11 +298,12 @@ impl Gateway {
                 record::Event::ServerCrashed
             })
         };
-        let record = record.ended(&how);
+        let mut record = record.ended(&how);
         place.last_end = Some(LastEnd { how: how.clone(), stderr, at: now });
         let words = match verdict {
             Verdict::StartAt { at, delay, .. } => {
                 place.state = State::Waiting { at };
+                record.delay = Some(delay);
                 match delay.is_zero() {
                     true => "it is started again at once".to_owned(),
                     false => format!("it is started again in {:.1} s", delay.as_secs_f64()),
@@ -305,7 +311,7 @@ impl Gateway {
             }
             Verdict::GiveUp { crashes, within } => {
                 let within = within.map_or_else(String::new, |within| format!(" within {:.0} s", within.as_secs_f64()));
-                let why = format!("{crashes} crashes{within}");
+                let why = format!("{crashes} {}{within}", if crashes == 1 { "crash" } else { "crashes" });
                 let retry = now + limits.retry_given_up;
                 let words = format!("given up after {why}; tried again in {} s", limits.retry_given_up.as_secs());
                 place.state = State::GivenUp { retry, why };
@@ -334,7 +340,6 @@ impl Gateway {
             };
             self.out.push(Action::Record(record));
         }
-        self.note(format!("{name}: {how}; {words}"));
         if let Some(due) = due {
             self.wake_by(due);
             self.starts_due |= due <= now;

@@ -5,7 +5,7 @@ use std::{ops::Range, time::Duration};
 
 use serde_json::{Value, json};
 
-use super::{Era, Outcome, STATELESS_VERSION, calls::What, guests::Guest};
+use super::{Era, Outcome, STATELESS_VERSION, calls::What, guests::Guest, subscriptions::Level};
 use crate::{
     exit::How,
     message::{self, Params, Raw, pick, quote},
@@ -182,7 +182,10 @@ impl Failure {
     }
 
     pub fn denied(backend: &str, role: Option<&str>, what: &str) -> Failure {
-        let message = format!("The role `{}` may not use {what}.", role.unwrap_or("none"));
+        let message = match role.filter(|role| !role.is_empty()) {
+            Some(role) => format!("The role `{role}` may not use {what}."),
+            None => format!("Without a role nobody may use {what}."),
+        };
         Failure::refusal(7014, "denied", Outcome::Denied, backend, message)
     }
 
@@ -293,11 +296,37 @@ pub(super) fn meta_members(guest: Option<&Guest>) -> String {
         None => (None, None),
     };
     let own = info.is_none().then(self::info).unwrap_or_default();
+    // A client of the handshake era hears logs unless it said otherwise; in this era nobody does who did not ask.
+    let level = guest.map_or_else(String::new, |guest| {
+        let level = guest.level.map_or("debug", Level::word);
+        format!(r#","io.modelcontextprotocol/logLevel":"{level}""#)
+    });
     format!(
-        r#""io.modelcontextprotocol/protocolVersion":"{STATELESS_VERSION}","io.modelcontextprotocol/clientInfo":{},"io.modelcontextprotocol/clientCapabilities":{}"#,
+        r#""io.modelcontextprotocol/protocolVersion":"{STATELESS_VERSION}","io.modelcontextprotocol/clientInfo":{},"io.modelcontextprotocol/clientCapabilities":{}{level}"#,
         info.unwrap_or(&own),
         capabilities.unwrap_or("{}"),
     )
+}
+
+/// A request's `_meta` without what only the stateless era has, and with our own progress token for the client's.
+pub(super) fn meta_of_handshake(meta: Raw<'_>, token: &str) -> Option<String> {
+    const ONLY_STATELESS: [&str; 4] = ["protocolVersion", "clientCapabilities", "clientInfo", "logLevel"];
+    let mut plain = String::from("{");
+    meta.for_each_member(|name, value| {
+        let text = message::text(name).unwrap_or_default();
+        let ours = text.strip_prefix("io.modelcontextprotocol/");
+        if ours.is_some_and(|ours| ONLY_STATELESS.contains(&ours)) {
+            return;
+        }
+        if plain.len() > 1 {
+            plain.push(',');
+        }
+        plain.push_str(name.get());
+        plain.push(':');
+        plain.push_str(if text == "progressToken" { token } else { value.get() });
+    })?;
+    plain.push('}');
+    Some(plain)
 }
 
 /// Puts members into a request's `_meta`, which may not be there yet.
@@ -333,6 +362,15 @@ pub(super) fn error_words(error: Raw<'_>) -> String {
     format!("{}{code}", cut(&message, 300))
 }
 
+/// A resource that is not there has another number in each era: this one, and that of wrong parameters.
+const RESOURCE_UNKNOWN: i64 = -32002;
+
+/// What an error of the handshake era is called in the stateless one, where that differs.
+pub(super) fn error_for_stateless(message: &[u8], error: Raw<'_>) -> Option<(Range<usize>, &'static str)> {
+    let code = pick(error, ["code"])?[0]?;
+    (error_code(error)? == RESOURCE_UNKNOWN).then(|| (message::place(message, code), "-32602"))
+}
+
 pub(super) fn error_code(error: Raw<'_>) -> Option<i64> {
     pick(error, ["code"])?[0]?.get().parse().ok()
 }
@@ -340,4 +378,25 @@ pub(super) fn error_code(error: Raw<'_>) -> Option<i64> {
 /// A member with a string value.
 pub(super) fn member(name: &str, value: &str) -> String {
     format!("{}:{}", quote(name), quote(value))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_says_stateless_is_not_told_to_a_server_with_a_handshake() {
+        #[rustfmt::skip]
+        let table = [
+            (r#"{}"#, r#"{}"#),
+            (r#"{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}"#, r#"{}"#),
+            (r#"{"io.modelcontextprotocol/clientInfo":{"a":1},"own":[1, 2],"io.modelcontextprotocol/logLevel":"info"}"#, r#"{"own":[1, 2]}"#),
+            (r#"{"progressToken":"x","io.modelcontextprotocol\/protocolVersion":"2026-07-28"}"#, r#"{"progressToken":7}"#),
+            (r#"{"io.modelcontextprotocol/related-task":{"taskId":"t"}}"#, r#"{"io.modelcontextprotocol/related-task":{"taskId":"t"}}"#),
+        ];
+        for (meta, plain) in table {
+            let raw = Raw::parse(meta).expect("JSON");
+            assert_eq!(meta_of_handshake(raw, "7").as_deref(), Some(plain), "{meta}");
+        }
+    }
 }

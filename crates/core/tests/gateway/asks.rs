@@ -231,6 +231,18 @@ fn logs_go_to_those_who_want_them() {
     story.pass(secs(6)).dies(link);
     assert_eq!(story.told("a").1["params"], json!({"level": "info"}));
 
+    // While it works for one, the others need not know of it.
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    let link = story.link("a");
+    story.shake(2).call(2, 7, "a__x").link_says(link, log("error")).hears_nothing(1);
+    assert_eq!(story.heard(2).about, Some(Id::Integer(7)));
+    let modern = Maker { handshake: false, stateless: true, ..maker(&["x"]) };
+    let mut story = Story::simple(&[("a", modern)]);
+    let link = story.link("a");
+    story.shake(2).link_says(link, log("error")).hears_nothing(1).hears_nothing(2);
+    story.call(1, 7, "a__x").link_says(link, log("error")).hears(1, log("error")).hears_nothing(2);
+    story.call(2, 7, "a__x").link_says(link, log("error")).hears_nothing(1).hears_nothing(2);
+
     // One request of the stateless era hears of its own work, if it said so.
     for (level, hears) in [(Some("info"), true), (Some("error"), false), (None, false)] {
         let mut story = Story::simple(&[("a", maker(&["x"]))]);
@@ -252,4 +264,30 @@ fn a_ping_is_answered_here_in_both_directions() {
     story.link_says(link, json!({"jsonrpc": "2.0", "id": "p", "method": "ping"}));
     assert_eq!(story.told("a").1, json!({"jsonrpc": "2.0", "id": "p", "result": {}}));
     story.ask(1, json!("p"), "ping", json!({})).hears(1, json!({"jsonrpc": "2.0", "id": "p", "result": {}}));
+}
+
+#[test]
+fn one_client_on_lines_has_every_backend_to_itself() {
+    let mut story = Story::new(settings(vec![stdio("a")]), &[("a", maker(&["x"]))]);
+    story.came(1, Front::Lines, local());
+    let opening = parsed(&story.opened[0]);
+    assert_eq!(opening["params"]["capabilities"]["roots"], json!({"listChanged": true}), "{opening}");
+    let link = story.link("a");
+    let roots = json!({"jsonrpc": "2.0", "id": "r", "method": "roots/list"});
+    story.link_says(link, roots.clone());
+    assert_eq!(story.told("a").1["error"]["code"], -32601, "it has not said what it can do");
+    story.ask(1, json!(1), "initialize", json!({"protocolVersion": "2025-11-25", "capabilities": {"roots": {}}, "clientInfo": {"name": "c", "version": "1"}})).heard(1);
+    story.say(1, r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#);
+    assert_eq!(story.told("a").1["method"], "notifications/roots/list_changed");
+    // No call is under way, and still it can only be for this one.
+    story.link_says(link, roots.clone());
+    let asked = story.heard(1).json();
+    assert_eq!(asked["method"], "roots/list");
+    story.say(1, &json!({"jsonrpc": "2.0", "id": asked["id"], "result": {"roots": []}}).to_string());
+    assert_eq!(story.told("a").1, json!({"jsonrpc": "2.0", "id": "r", "result": {"roots": []}}));
+    story.say(1, r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#);
+    assert_eq!(story.told("a").1["method"], "notifications/roots/list_changed");
+    // Another one comes, and nobody can tell any more.
+    story.shake(2).link_says(link, roots);
+    assert_eq!(story.told("a").1["error"]["code"], 7020);
 }

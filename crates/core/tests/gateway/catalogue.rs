@@ -134,7 +134,9 @@ fn resources_go_to_who_lists_them_then_to_who_has_a_template_then_to_the_only_on
     read(&mut story, "log://monday/x");
     story.told("b");
     read(&mut story, "who://knows");
-    assert_eq!(story.heard(1).json()["error"]["code"], -32602);
+    assert_eq!(story.heard(1).json()["error"]["code"], -32002);
+    story.post(10, json!(1), "resources/read", json!({"uri": "who://knows"}));
+    assert_eq!(story.heard(10).json()["error"]["code"], -32602);
 
     let mut lonely = maker(&[]);
     lonely.capabilities = json!({"tools": {}});
@@ -171,4 +173,21 @@ fn prompts_and_completions_are_renamed_on_their_way() {
         json!({"argument": argument, "ref": {"type": "ref/resource", "uri": "log://{day}"}}),
     );
     story.told("a");
+}
+
+#[test]
+fn a_resource_of_a_backend_that_has_not_spoken_yet_is_waited_for() {
+    let mut a = maker(&[]);
+    a.resources = vec![json!({"uri": "file:///a", "name": "a"})];
+    let mut story = Story::new(settings(vec![stdio("b"), stdio("a")]), &[("a", a), ("b", maker(&[]))]);
+    story.auto = false;
+    story.shake(1).ask(1, json!(1), "resources/read", json!({"uri": "file:///a"})).hears_nothing(1);
+    story.ask(1, json!(2), "resources/read", json!({"uri": "file:///none"})).hears_nothing(1);
+    for link in story.connected.clone() {
+        story.up.insert(link.serial, link);
+        story.event(Event::LinkUp { link, pid: None });
+    }
+    assert_eq!(story.told("a").1["params"]["uri"], "file:///a");
+    let heard: Vec<_> = story.clients.drain(..).map(|heard| heard.json()).filter(|said| said["id"] == 2).collect();
+    assert_eq!(heard[0]["error"]["code"], -32002, "{heard:?}");
 }

@@ -108,3 +108,20 @@ fn a_backend_that_comes_back_keeps_its_number() {
     assert_eq!(story.number("b"), number);
     story.call(1, 1, "b__y").told("b");
 }
+
+#[test]
+fn one_that_was_replaced_says_nothing_more_of_what_there_is() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    let old = story.link("a");
+    story.call(1, 1, "a__x").told("a");
+    // It is asked again for its tools, and replaced before it answers.
+    story.maker("a").mute = true;
+    story.link_says(old, changed());
+    let (_, asked) = story.told("a");
+    assert_eq!(asked["method"], "tools/list");
+    story.maker("a").mute = false;
+    story.event(Event::RestartAsked { ticket: 1, backend: None, reason: "why not".into() });
+    assert_ne!(story.link("a"), old);
+    story.answer(old, &asked["id"], json!({"tools": [tool("gone")]})).hears_nothing(1);
+    assert_eq!(tools(&mut story, 1), ["a__x"]);
+}

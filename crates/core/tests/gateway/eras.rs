@@ -58,10 +58,30 @@ fn a_stateless_request_must_say_what_it_is() {
         }
     }
     // What the other era has, this one does not.
-    for (index, method) in ["initialize", "ping", "logging/setLevel", "resources/subscribe"].into_iter().enumerate() {
+    let gone = ["initialize", "ping", "logging/setLevel", "resources/subscribe", "tasks/result"];
+    for (index, method) in gone.into_iter().enumerate() {
         let client = 30 + index as u64;
         story.post(client, json!(1), method, json!({"uri": "x", "level": "info"}));
         assert_eq!(story.heard(client).json()["error"]["code"], -32601, "{method}");
+    }
+}
+
+#[test]
+fn a_resource_that_is_not_there_has_the_number_of_the_clients_era() {
+    let mut a = maker(&[]);
+    a.resources = vec![json!({"uri": "file:///a", "name": "a"})];
+    let mut story = Story::simple(&[("a", a)]);
+    let gone = json!({"code": -32002, "message": "gone", "data": {"code": -32002}});
+    let gone_for_stateless = json!({"code": -32602, "message": "gone", "data": {"code": -32002}});
+    for (client, expected) in [(10, &gone_for_stateless), (1, &gone)] {
+        let params = json!({"uri": "file:///a"});
+        match client {
+            10 => story.post(client, json!(1), "resources/read", params),
+            _ => story.ask(client, json!(1), "resources/read", params),
+        };
+        let (link, told) = story.told("a");
+        story.link_says(link, json!({"jsonrpc": "2.0", "id": told["id"], "error": gone}));
+        assert_eq!(story.heard(client).json()["error"], *expected);
     }
 }
 
@@ -115,8 +135,17 @@ fn a_stateless_child_is_found_out_and_spoken_to_in_its_own_words() {
         told["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"],
         json!({"sampling": {}, "elicitation": {}, "roots": {}})
     );
+    let level = "io.modelcontextprotocol/logLevel";
+    assert_eq!(told["params"]["_meta"][level], "debug", "a client of the other era hears logs without asking");
     story.answer(link, &told["id"], json!({"content": [], "resultType": "complete"}));
     assert_eq!(story.heard(1).json()["id"], 7);
+    story.ask(1, json!(70), "logging/setLevel", json!({"level": "error"}));
+    story.heard(1);
+    story.call(1, 71, "a__echo");
+    let (link, told) = story.told("a");
+    assert_eq!(told["params"]["_meta"][level], "error");
+    story.answer(link, &told["id"], json!({"content": [], "resultType": "complete"}));
+    story.heard(1);
     // With what was in `_meta` already.
     story.ask(1, json!(8), "tools/call", json!({"name": "a__echo", "_meta": {"progressToken": "t"}}));
     let told = story.told("a").1;
@@ -272,4 +301,40 @@ fn who_leaves_is_not_told_any_more_and_its_resources_are_let_go() {
     story.told_nothing("a").event(Event::ClientLeft { client: 1 }).told_nothing("a");
     story.event(Event::ClientLeft { client: 2 });
     assert_eq!(story.told("a").1["method"], "resources/unsubscribe");
+}
+
+#[test]
+fn a_subscription_of_ours_that_a_backend_ends_is_opened_again_and_one_it_refuses_is_not() {
+    for how in ["result", "cancelled", "lost", "refused"] {
+        let mut story = Story::new(settings(vec![http("a")]), &[("a", modern(&["x"]))]);
+        story.shake(1);
+        let listens =
+            |story: &Story| story.links.iter().filter(|(_, text)| text.contains("subscriptions/listen")).count();
+        let (link, text) =
+            story.links.iter().find(|(_, text)| text.contains("subscriptions/listen")).cloned().expect("one");
+        let id = parsed(&text)["id"].clone();
+        let said = match how {
+            "result" => json!({"jsonrpc": "2.0", "id": id, "result": {"resultType": "complete"}}),
+            "cancelled" => json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}),
+            _ => json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32601, "message": "what?"}}),
+        };
+        if how == "lost" {
+            let id = Id::parse(&id.to_string()).expect("an id");
+            story.event(Event::RequestLost { link, id, was_sent: true, why: "cut".into() });
+        } else {
+            story.link_says(link, said);
+        }
+        // What changed meanwhile is found out.
+        story.maker("a").tools.push(tool("y"));
+        story.pass(secs(29)).hears_nothing(1);
+        assert_eq!(listens(&story), 1, "{how}");
+        story.pass(secs(2));
+        if how == "refused" {
+            assert_eq!(listens(&story), 1);
+            story.hears_nothing(1);
+        } else {
+            assert_eq!(listens(&story), 2, "{how}");
+            story.hears(1, json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}));
+        }
+    }
 }

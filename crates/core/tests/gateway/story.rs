@@ -151,6 +151,8 @@ pub struct Story {
     pub kept: Vec<(String, Offer)>,
     pub answers: Vec<(u64, Result<Value, String>)>,
     pub over: bool,
+    /// How links were greeted.
+    pub opened: Vec<String>,
     /// Links come up by themselves.
     pub auto: bool,
 }
@@ -181,6 +183,7 @@ impl Story {
             kept: vec![],
             answers: vec![],
             over: false,
+            opened: vec![],
             auto: true,
         }
     }
@@ -220,6 +223,9 @@ impl Story {
             }
             Action::TellLink { link, message } => {
                 let text = one_line(&message);
+                if text.contains(r#""method":"initialize""#) {
+                    self.opened.push(text.clone());
+                }
                 match self.up.contains_key(&link.serial).then(|| self.reply(link, &text)).flatten() {
                     Some(answer) => events.push_back(Event::LinkSaid { link, message: answer.into() }),
                     None => self.links.push((link, text)),

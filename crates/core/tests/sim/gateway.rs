@@ -81,6 +81,9 @@ pub struct World {
     /// Events that the world owes the gateway, in order.
     owed: VecDeque<Event>,
     next_number: u64,
+    /// How often servers heard each request, and which of them never left.
+    heard: BTreeMap<u64, u32>,
+    unsent: BTreeSet<u64>,
     next_ticket: u64,
     tickets: BTreeSet<u64>,
     story: VecDeque<String>,
@@ -132,6 +135,8 @@ impl World {
             serials: BTreeSet::new(),
             owed: VecDeque::new(),
             next_number: 1,
+            heard: BTreeMap::new(),
+            unsent: BTreeSet::new(),
             next_ticket: 1,
             tickets: BTreeSet::new(),
             story: VecDeque::new(),
@@ -150,6 +155,14 @@ impl World {
         let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| {
             for _ in 0..STEPS {
                 self.step();
+            }
+            if seed % 3 == 0 {
+                // In the middle of everything: whoever waits is answered all the same.
+                self.stop();
+                let waits = self.clients.iter().find(|(_, client)| !client.open.is_empty()).map(|(client, _)| *client);
+                check!(self, waits.is_none(), "client {waits:?} waits for a gateway that is over");
+                check!(self, self.tickets.is_empty(), "an operator waits for a gateway that is over");
+                return;
             }
             self.rest();
             self.quiet();
@@ -311,6 +324,10 @@ impl World {
         }
         self.tell(">", &event);
         let time_passed = matches!(event, Event::TimePassed);
+        let dead = match &event {
+            Event::LinkDown { link, .. } => Some(link.serial),
+            _ => None,
+        };
         let actions = self.gateway.handle(event, self.now);
         for action in actions {
             self.act(action);
@@ -318,6 +335,15 @@ impl World {
         for (client, id) in std::mem::take(&mut self.due_now) {
             let open = self.clients.get(&client).is_some_and(|client| client.open.contains_key(&id));
             check!(self, !open, "client {client} still waits for {id}, though its backend is dead");
+        }
+        if let Some(dead) = dead {
+            let asked = self.clients.iter().find(|(_, client)| client.is_asked_by(dead)).map(|(client, _)| *client);
+            check!(self, asked.is_none(), "client {asked:?} is still asked by link {dead}, which is dead");
+            let status = self.gateway.status(self.now);
+            let links =
+                status["backends"].as_array().into_iter().flatten().filter_map(|backend| backend["links"].as_array());
+            let waits = links.flatten().any(|link| link["state"] == "given_up" && link["held"] != 0);
+            check!(self, !waits, "something waits for what was given up: {status}");
         }
         if let Some(due) = self.gateway.deadline().filter(|_| time_passed) {
             check!(self, due > self.now, "what is due at once was not done");
@@ -413,6 +439,10 @@ impl World {
         let held: u64 =
             status["backends"].as_array().into_iter().flatten().filter_map(|backend| backend["held"].as_u64()).sum();
         check!(self, held == 0, "something is held: {status}");
+        let links =
+            status["backends"].as_array().into_iter().flatten().filter_map(|backend| backend["links"].as_array());
+        let busy = links.flatten().any(|link| link["in_flight"] != 0);
+        check!(self, !busy, "a link works on nothing and is busy: {status}");
         // One subscription for each stateless link, and nothing else.
         let own = under_way["own_requests"].as_u64().unwrap_or(0);
         check!(self, own <= self.servers.len() as u64, "{own} requests of ours are open: {status}");
@@ -421,10 +451,11 @@ impl World {
     }
 
     fn stop(&mut self) {
+        self.resting = true;
         self.stopping = true;
         self.handle(Event::StopAsked);
-        for _ in 0..1_000 {
-            if self.over {
+        for _ in 0..5_000 {
+            if self.over && self.owed.is_empty() {
                 break;
             }
             match self.owed.pop_front() {

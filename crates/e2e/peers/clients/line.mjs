@@ -1,5 +1,5 @@
 // The line protocol between the matrix test and a TypeScript client: one JSON object a line, an answer for each.
-// The first argument says what to start: {"command", "args", "env", "cwd"}.
+// The first argument says what to start, {"command", "args", "env", "cwd"}, or where it is, {"url"}.
 
 import { createInterface } from 'node:readline';
 

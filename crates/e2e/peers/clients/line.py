@@ -1,7 +1,7 @@
 """The line protocol between the matrix test and a Python client: one JSON object a line, an answer for each.
 
-The first argument says what to start: {"command", "args", "env", "cwd"}. The first line written says that the
-client is connected; then each line read is an operation.
+The first argument says what to start, {"command", "args", "env", "cwd"}, or where it is, {"url"}. The first line written
+says that the client is connected; then each line read is an operation.
 """
 
 import asyncio
@@ -9,6 +9,7 @@ import json
 import sys
 
 SETUP = json.loads(sys.argv[1])
+URL = SETUP.get("url")
 
 
 def say(answer):

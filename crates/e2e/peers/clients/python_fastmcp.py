@@ -6,7 +6,7 @@ from fastmcp.client.transports import StdioTransport
 
 
 async def main():
-    async with Client(StdioTransport(**line.SETUP, keep_alive=False), cache=False) as client:
+    async with Client(line.URL or StdioTransport(**line.SETUP, keep_alive=False), cache=False) as client:
 
         async def call(tool, arguments):
             answer = await client.call_tool_mcp(tool, arguments)

@@ -3,10 +3,12 @@
 import line
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
+from mcp.client.streamable_http import streamablehttp_client
 
 
 async def main():
-    async with stdio_client(StdioServerParameters(**line.SETUP)) as (read, write):
+    connected = streamablehttp_client(line.URL) if line.URL else stdio_client(StdioServerParameters(**line.SETUP))
+    async with connected as (read, write, *_):
         async with ClientSession(read, write) as session:
             opened = await session.initialize()
 

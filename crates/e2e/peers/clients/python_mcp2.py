@@ -5,7 +5,7 @@ from mcp import Client, StdioServerParameters
 
 
 async def main():
-    async with Client(StdioServerParameters(**line.SETUP), cache=None) as client:
+    async with Client(line.URL or StdioServerParameters(**line.SETUP), cache=None) as client:
 
         async def call(tool, arguments):
             answer = await client.call_tool(tool, arguments)

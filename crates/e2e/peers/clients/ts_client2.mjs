@@ -1,13 +1,13 @@
 // A client on the TypeScript SDK 2.x. The second argument is its mode: `legacy`, its default, or `auto`, which
 // first asks a sibling process which era the server speaks.
 
-import { Client } from '@modelcontextprotocol/client';
+import { Client, StreamableHTTPClientTransport } from '@modelcontextprotocol/client';
 import { StdioClientTransport } from '@modelcontextprotocol/client/stdio';
 import { SETUP, result, serve } from './line.mjs';
 
 await serve(async () => {
   const client = new Client({ name: 'matrix', version: '1.0.0' }, { versionNegotiation: { mode: process.argv[3] } });
-  await client.connect(new StdioClientTransport(SETUP));
+  await client.connect(SETUP.url ? new StreamableHTTPClientTransport(new URL(SETUP.url)) : new StdioClientTransport(SETUP));
   return {
     version: client.getNegotiatedProtocolVersion(),
     call: async (tool, args) => result(await client.callTool({ name: tool, arguments: args })),

@@ -2,14 +2,19 @@
 
 import { Client } from '@modelcontextprotocol/sdk/client/index.js';
 import { StdioClientTransport } from '@modelcontextprotocol/sdk/client/stdio.js';
+import { StreamableHTTPClientTransport } from '@modelcontextprotocol/sdk/client/streamableHttp.js';
 import { SETUP, result, serve } from './line.mjs';
 
 await serve(async () => {
   const client = new Client({ name: 'matrix', version: '1.0.0' });
-  const transport = new StdioClientTransport(SETUP);
+  const transport = SETUP.url ? new StreamableHTTPClientTransport(new URL(SETUP.url)) : new StdioClientTransport(SETUP);
   let version;
   // The client keeps the agreed version to itself and tells only its transport.
-  transport.setProtocolVersion = (agreed) => (version = agreed);
+  const told = transport.setProtocolVersion?.bind(transport);
+  transport.setProtocolVersion = (agreed) => {
+    version = agreed;
+    told?.(agreed);
+  };
   await client.connect(transport);
   return {
     version,

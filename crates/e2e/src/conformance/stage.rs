@@ -175,7 +175,9 @@ impl Stage {
                 let (era, script) =
                     if is_stateless { ("stateless", "stateless.mjs") } else { ("handshake", "handshake.mjs") };
                 let script = self.directory.path().join(script);
-                format!("command = {:?}\nargs = [{script:?}, \"stdio\"]\nera = {era:?}\n", self.node)
+                // A child that many share cannot say which of them it asks.
+                let own = if way == Way::Translated && !is_stateless { "children = \"per_session\"\n" } else { "" };
+                format!("command = {:?}\nargs = [{script:?}, \"stdio\"]\nera = {era:?}\n{own}", self.node)
             }
         };
         let name = format!("{}-{}", suite.name(), way.name());

@@ -1,13 +1,14 @@
 //! `outlast wrap` on the configurations of real clients, and back to the last byte.
 
 use std::{
-    fs,
+    fs::{self, File},
     io::{BufRead, BufReader, Write},
     os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
 
+use nix::pty::openpty;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -167,6 +168,24 @@ fn nothing_is_written_that_nobody_agreed_to() {
     assert_eq!(fs::read_to_string(&path).unwrap(), text);
 }
 
+/// With a terminal as its stdin, somebody can be asked.
+#[test]
+fn an_answer_is_heard_and_obeyed() {
+    let world = World::new();
+    let (path, text) = FILES[0];
+    let path = world.put(path, text);
+    for (answer, code, is_written) in [("\n", 1, false), ("no\n", 1, false), ("y\n", 0, true)] {
+        let terminal = openpty(None, None).unwrap();
+        // Typed ahead, as it is before the question is asked.
+        File::from(terminal.master.try_clone().unwrap()).write_all(answer.as_bytes()).unwrap();
+        let output = world.command().arg("wrap").stdin(terminal.slave).output().unwrap();
+        let asked = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(asked, "\nWrap 2 servers in 1 file? [y/N] ");
+        assert_eq!(output.status.code(), Some(code), "{answer:?}");
+        assert_eq!(fs::read_to_string(&path).unwrap() != text, is_written, "{answer:?}");
+    }
+}
+
 #[test]
 fn a_link_stays_a_link_and_a_mode_stays_a_mode() {
     let world = World::new();
@@ -191,6 +210,15 @@ fn a_project_names_outlast_and_a_user_its_path() {
     let args = ["mcp", "--name", "x", "--", "a", "b"];
     assert_eq!(read(&shared), server("outlast", &args));
     assert_eq!(read(&own), server(world.at("bin/outlast").to_str().unwrap(), &args));
+
+    // Where PATH has none, a shared file gets a path too, and one is told so.
+    world.outlast(&["unwrap", "--yes"]);
+    let output = world.command().env("PATH", "/nowhere").args(["wrap", "--yes"]).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("PATH does not find this outlast, so .mcp.json names it"), "{said}");
+    assert_ne!(read(&shared), server("outlast", &args));
+    world.outlast(&["unwrap", "--yes"]);
+    world.outlast(&["wrap", "--yes"]);
 
     // It moves, and is called by its new place.
     fs::create_dir(world.at("new")).unwrap();

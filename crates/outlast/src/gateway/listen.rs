@@ -236,6 +236,8 @@ pub struct Listen {
     sweep: Pin<Box<Sleep>>,
     sweep_at: Option<Instant>,
     swept: Instant,
+    /// When those who are being answered were last asked whether they still may be.
+    checked: Instant,
     pause: Option<Pin<Box<Sleep>>>,
 }
 
@@ -270,6 +272,7 @@ impl Listen {
             sweep: Box::pin(sleep_until(now.into())),
             sweep_at: None,
             swept: now,
+            checked: now,
             pause: None,
         })
     }
@@ -325,13 +328,25 @@ impl Listen {
         *self.door.mirrors.borrow_mut() = mirrors;
     }
 
-    /// For a configuration that changed: who may come from here on. An address beyond loopback stays guarded.
+    /// For a configuration that changed: who may come from here on, and stay. An address beyond loopback stays guarded.
     pub fn set_auth(&mut self, auth: Option<Auth>) -> Result<(), ListenError> {
         if auth.is_none() && !self.address.ip().is_loopback() {
             return Err(ListenError::Unguarded { address: self.address });
         }
-        *self.door.auth.borrow_mut() = auth;
+        let had_none = self.door.auth.replace(auth).is_none();
+        self.check_passes();
+        if had_none && self.door.auth.borrow().is_some() {
+            self.door.house.borrow().lines().for_each(|line| line.ask_for_pass());
+        }
         Ok(())
+    }
+
+    /// Whoever is being answered and may not be any more is cut off: an answer may take hours, and a token less.
+    fn check_passes(&mut self) {
+        if let Some(auth) = &*self.door.auth.borrow() {
+            self.door.house.borrow().lines().for_each(|line| line.check_pass(auth));
+        }
+        self.checked = Instant::now();
     }
 
     /// From here on nobody new is let in. Streams end, and connections close with the answer they are at.
@@ -405,6 +420,10 @@ impl Listen {
             self.swept = Instant::now();
             self.sweep_at = None;
             self.door.house.borrow_mut().sweep(self.swept);
+            let ping = self.door.house.borrow().limits.ping;
+            if self.checked + ping <= self.swept {
+                self.check_passes();
+            }
         }
     }
 }

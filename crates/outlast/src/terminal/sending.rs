@@ -74,6 +74,7 @@ impl Terminal {
                         false => "typed",
                     });
                     self.journal.event("send_ended", &[("result", &word)]);
+                    self.catch_up();
                     let result = result.map(|sent| in_json(&sent)).map_err(|failed| self.refusal(&failed));
                     self.control.answer(ticket, &result);
                 }

@@ -52,6 +52,16 @@ pub fn two_people() -> Auth {
     })
 }
 
+/// Everybody else's right has ended.
+pub fn only_bert() -> Auth {
+    let two = two_people();
+    Box::new(move |headers: &HeaderMap| {
+        let who = two(headers)?;
+        let ended = Unauthorized { challenge: "Bearer".into(), why: "not any more".into() };
+        if who.name == "bert" { Ok(who) } else { Err(ended) }
+    })
+}
+
 impl Front {
     pub fn new() -> Front {
         Front::with(limits(), || None)
@@ -84,10 +94,7 @@ impl Front {
     }
 
     pub fn connect(&self) -> Wire {
-        let tcp = TcpStream::connect(self.address).unwrap();
-        tcp.set_read_timeout(Some(PATIENCE)).unwrap();
-        tcp.set_nodelay(true).unwrap();
-        Wire { tcp, buffer: Vec::new() }
+        Wire::connect(self.address)
     }
 
     /// Waits until the machine heard this; what else it heard before is skipped.
@@ -183,6 +190,12 @@ impl Machine {
                     self.listen.publish(Some(page.ticket), "hello", "{}");
                 }
                 Heard::Page(page) if page.path == "/api/never" => {}
+                Heard::Page(page) if page.path == "/api/counts" => {
+                    let counts = self.listen.counts();
+                    let body = json!([counts.connections, counts.sessions, counts.requests]).to_string().into();
+                    let answer = PageAnswer { status: StatusCode::OK, kind: "application/json", headers: vec![], body };
+                    self.listen.answer_page(page.ticket, answer);
+                }
                 Heard::Page(page) => {
                     let body = format!("{} {}", page.path, String::from_utf8_lossy(&page.body));
                     let answer =
@@ -210,6 +223,9 @@ impl Machine {
                 for (client, id) in std::mem::take(&mut self.held) {
                     self.listen.tell(client, result_line(&id, "\"released\""), Some(&id));
                 }
+            }
+            Message::Notification { method, .. } if method == "only bert stays" => {
+                self.listen.set_auth(Some(only_bert())).unwrap();
             }
             Message::Notification { method, .. } if method == "drop me" => self.listen.drop_client(client),
             _ => {}
@@ -312,6 +328,13 @@ impl Answer {
 }
 
 impl Wire {
+    pub fn connect(address: SocketAddr) -> Wire {
+        let tcp = TcpStream::connect(address).unwrap();
+        tcp.set_read_timeout(Some(PATIENCE)).unwrap();
+        tcp.set_nodelay(true).unwrap();
+        Wire { tcp, buffer: Vec::new() }
+    }
+
     pub fn send(&mut self, text: &str) {
         self.tcp.write_all(text.as_bytes()).unwrap();
     }

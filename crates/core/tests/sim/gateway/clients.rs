@@ -26,6 +26,7 @@ pub struct Client {
 #[derive(Clone)]
 pub struct Request {
     pub number: u64,
+    asked_at: Instant,
     method: String,
     params: Value,
     token: Option<Value>,
@@ -34,6 +35,10 @@ pub struct Request {
 }
 
 impl Client {
+    pub fn is_asked_by(&self, serial: u64) -> bool {
+        self.asked.iter().any(|(_, question)| question["by"] == serial)
+    }
+
     pub fn is_counted(&self) -> bool {
         self.called == self.countable || self.may_be_counted_more
     }
@@ -111,6 +116,7 @@ impl World {
         }
         let request = Request {
             number,
+            asked_at: self.now,
             method: method.to_owned(),
             params: params.clone(),
             token,
@@ -182,8 +188,15 @@ impl World {
                 }
             }
             10..=11 => drop(self.client_answers(client)),
-            12 => self
-                .client_says(client, &json!({"jsonrpc": "2.0", "id": self.next_number + 3, "result": {"q": "guess"}})),
+            12 => {
+                // Nobody may answer for another.
+                let others = self.clients.iter().filter(|(other, _)| **other != client);
+                let asked: Vec<Value> = others.flat_map(|(_, other)| &other.asked).map(|(id, _)| id.clone()).collect();
+                if !asked.is_empty() {
+                    let theirs = self.dice.pick(&asked);
+                    self.client_says(client, &json!({"jsonrpc": "2.0", "id": theirs, "result": {"q": "theft"}}));
+                }
+            }
             _ if self.dice.one_in(3) => self.client_leaves(client),
             _ => {}
         }
@@ -207,8 +220,11 @@ impl World {
     }
 
     pub fn client_leaves(&mut self, client: u64) {
-        self.clients.remove(&client);
+        let Some(state) = self.clients.remove(&client) else { return };
         self.handle(Event::ClientLeft { client });
+        for request in state.open.values().filter(|request| request.number > 0 && !request.is_parked) {
+            check!(self, !self.is_worked_on(request.number), "{} goes on, though client {client} left", request.number);
+        }
     }
 
     pub fn client_hears(&mut self, client: u64, message: &[u8], about: Option<Id>) {
@@ -237,6 +253,15 @@ impl World {
         let numbers = [&said["result"]["n"], &said["error"]["data"]["n"]];
         for number in numbers.into_iter().filter_map(Value::as_u64) {
             check!(self, number == request.number, "client {client} asked {} and heard {said}", request.number);
+        }
+        // Only a crash fails a call at once: whatever is replaced has a minute to finish.
+        let failures = [&said["result"]["_meta"]["outlast/failure"], &said["error"]["data"]];
+        if failures
+            .into_iter()
+            .any(|failure| failure["exit"]["why"] == "was stopped" && failure["reason"] == "backend_ended")
+        {
+            let age = self.now.duration_since(request.asked_at);
+            check!(self, self.stopping || age >= Duration::from_secs(60), "{id} failed by a replacement after {age:?}");
         }
         if !state.handshake && said.get("result").is_some() && request.method != "initialize" {
             check!(self, said["result"]["resultType"].is_string(), "a stateless client heard {said}");
@@ -327,6 +352,7 @@ impl World {
         };
         let request = Request {
             number,
+            asked_at: self.now,
             method: method.into(),
             params: params.clone(),
             token: params["_meta"].get("progressToken").cloned(),
@@ -380,7 +406,7 @@ impl World {
             let is_its_own = self.clients[&client].open.values().any(|request| request.number == number);
             check!(self, is_its_own, "client {client} was asked {said}, and did not ask {number}");
         } else {
-            let is_its_own = own || works_for.is_empty() || works_for.contains(&client);
+            let is_its_own = own || works_for.iter().all(|other| *other == client);
             check!(self, is_its_own, "client {client} was asked {said}, which is for {works_for:?}");
         }
         let state = self.clients.get_mut(&client).expect("seen by the caller");

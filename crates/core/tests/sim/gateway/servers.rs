@@ -123,6 +123,14 @@ impl World {
             let name = params["name"].as_str().unwrap_or_default();
             check!(self, name.starts_with('t'), "{name} is not the backend's own name");
         }
+        // What is not known to be safe is asked once, and what is safe twice, unless it never left.
+        if let Some(number) = number.filter(|_| params.get("inputResponses").is_none()) {
+            let is_safe = method == "resources/read" || params["name"] == "t0" || self.unsent.contains(&number);
+            let heard = self.heard.entry(number).or_insert(0);
+            *heard += 1;
+            let heard = *heard;
+            check!(self, heard <= 1 + u32::from(is_safe), "{number} was asked {heard} times: {said}");
+        }
         let token = params["_meta"].get("progressToken").cloned();
         let server = self.servers.get_mut(&link.serial).expect("seen above");
         server.open.push(Work { id: id.clone(), method, params, number, token });
@@ -170,6 +178,9 @@ impl World {
                     let server = self.servers.get_mut(&serial).expect("seen above");
                     let work = server.open.remove(index);
                     let id = Id::parse(&work.id.to_string()).expect("our ids are numbers");
+                    if !was_sent {
+                        self.unsent.extend(work.number);
+                    }
                     self.owed.push_back(Event::RequestLost { link: server.link, id, was_sent, why: "reset".into() });
                 }
             }
@@ -320,7 +331,13 @@ impl World {
         }
     }
 
-    /// Whether a client's calls are all that a link works on.
+    /// Whether any server that is not on its way out still works on a request.
+    pub fn is_worked_on(&self, number: u64) -> bool {
+        let servers = self.servers.values().filter(|server| !server.leaving);
+        servers.flat_map(|server| &server.open).any(|work| work.number == Some(number))
+    }
+
+    /// The clients whose calls a link works on.
     pub fn works_for(&self, serial: u64) -> BTreeSet<u64> {
         let Some(server) = self.servers.get(&serial) else { return BTreeSet::new() };
         let numbers: BTreeSet<u64> = server.open.iter().filter_map(|work| work.number).collect();

@@ -169,8 +169,11 @@ pub fn signal(pid: u32, signal: Signal) {
 pub struct Setup {
     cwd: PathBuf,
     home: PathBuf,
+    verb: &'static str,
     options: Vec<String>,
+    /// Behind `--`; nothing for a gateway, whose commands stand in its configuration.
     command: Vec<String>,
+    env: Vec<(String, String)>,
     group: bool,
     deaf: bool,
 }
@@ -178,10 +181,29 @@ pub struct Setup {
 impl Setup {
     pub fn new(place: &Place) -> Setup {
         let cwd = place.path().to_owned();
-        Setup { home: cwd.clone(), cwd, options: Vec::new(), command: vec![PUPPET.into()], group: false, deaf: false }
+        Setup {
+            home: cwd.clone(),
+            cwd,
+            verb: "mcp",
+            options: Vec::new(),
+            command: vec![PUPPET.into()],
+            env: Vec::new(),
+            group: false,
+            deaf: false,
+        }
     }
 
-    /// Options of `outlast mcp`.
+    /// `outlast gateway`, with the `outlast.toml` of the place.
+    pub fn gateway(place: &Place) -> Setup {
+        Setup { verb: "gateway", command: Vec::new(), ..Setup::new(place) }
+    }
+
+    pub fn env(mut self, name: &str, value: &str) -> Setup {
+        self.env.push((name.to_owned(), value.to_owned()));
+        self
+    }
+
+    /// Options of the command.
     pub fn options<'a>(mut self, options: impl IntoIterator<Item = &'a str>) -> Setup {
         self.options.extend(options.into_iter().map(str::to_owned));
         self
@@ -229,14 +251,15 @@ impl Setup {
     pub fn start(self) -> Client {
         let mut command = Command::new(OUTLAST);
         command
-            .arg("mcp")
+            .arg(self.verb)
             .args(&self.options)
-            .arg("--")
+            .args((!self.command.is_empty()).then_some("--"))
             .args(&self.command)
             .current_dir(&self.cwd)
             .env("HOME", &self.home)
             .env_remove("OUTLAST_PUPPET")
             .env_remove("OUTLAST_CHILD")
+            .envs(self.env.iter().map(|(name, value)| (name, value)))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());

@@ -315,8 +315,22 @@ impl Peer {
         let (answered, answers) = channel();
         let operations = match client {
             Client::Rmcp | Client::RmcpAuto => rmcp_thread(client, setup, project.stderr_file(), answered),
-            _ => script(client, &setup, project, answered)?,
+            _ => {
+                let setup = json!({"command": setup.command, "args": setup.args, "env": setup.env, "cwd": setup.cwd});
+                script(client, &setup, project, answered)?
+            }
         };
+        Peer::opened(operations, answers)
+    }
+
+    /// Over HTTP, where a server is already. Only scripts do that.
+    pub fn connect(client: Client, project: &Project, url: &str) -> Result<Peer, String> {
+        let (answered, answers) = channel();
+        let operations = script(client, &json!({"url": url}), project, answered)?;
+        Peer::opened(operations, answers)
+    }
+
+    fn opened(operations: Operations, answers: Receiver<Value>) -> Result<Peer, String> {
         let mut peer = Peer { operations, answers, version: String::new() };
         let opened = peer.answer().map_err(|error| format!("cannot connect: {error}"))?;
         peer.version = opened["version"].as_str().unwrap_or_default().to_owned();
@@ -389,7 +403,7 @@ struct Setup {
     cwd: PathBuf,
 }
 
-fn script(client: Client, setup: &Setup, project: &Project, answered: Sender<Value>) -> Result<Operations, String> {
+fn script(client: Client, setup: &Value, project: &Project, answered: Sender<Value>) -> Result<Operations, String> {
     let peers = &project.peers;
     let (program, file, mode) = match client {
         Client::PythonMcp2 => (peers.python("python-2"), "python_mcp2.py", None),
@@ -405,7 +419,6 @@ fn script(client: Client, setup: &Setup, project: &Project, answered: Sender<Val
     for name in [file, "line.py", "line.mjs"] {
         fs::copy(Peers::script("clients").join(name), place.join(name)).map_err(|error| error.to_string())?;
     }
-    let setup = json!({"command": setup.command, "args": setup.args, "env": setup.env, "cwd": setup.cwd});
     let mut child = Command::new(program)
         .arg(place.join(file))
         .arg(setup.to_string())

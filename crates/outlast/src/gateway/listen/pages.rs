@@ -74,6 +74,9 @@ async fn answer(door: &Rc<Door>, line: &Rc<Line>, head: &Parts, body: &mut Optio
         check_order(&door.token, &head.headers, head.uri.authority())?;
     }
     let body = if is_order { take(door, body).await? } else { Bytes::new() };
+    if !is_open {
+        line.show_pass(head.headers.clone(), who.clone());
+    }
     let page = Page {
         ticket: 0,
         // What has a body when it is asked for has none when asked only for its head.

@@ -9,16 +9,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hyper::rt;
+use hyper::{HeaderMap, rt};
 use hyper_util::rt::TokioIo;
+use outlast_core::gateway::Who;
 use socket2::TcpKeepalive;
 use tokio::net::TcpStream;
 
-use super::{Limits, house::Shared};
+use super::{Auth, Limits, house::Shared};
 
 /// A connection on which nothing was heard for so long is asked by the kernel whether it is still there.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
+const KEEPALIVE_TRIES: u32 = 3;
 
 /// What a connection is at. Only `Busy` may last: there the answer is ours to give.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -46,6 +48,15 @@ pub struct Line {
     stalled: Cell<Option<Instant>>,
     wish: Cell<Wish>,
     waker: RefCell<Option<Waker>>,
+    /// By what right the request that is being answered came.
+    pass: RefCell<Option<Pass>>,
+}
+
+/// An answer may take long, and the right to it may end before.
+#[derive(Debug)]
+struct Pass {
+    headers: HeaderMap,
+    who: Rc<Who>,
 }
 
 impl Line {
@@ -55,6 +66,7 @@ impl Line {
             stalled: Cell::new(None),
             wish: Cell::new(Wish::Stay),
             waker: RefCell::new(None),
+            pass: RefCell::new(None),
         })
     }
 
@@ -67,9 +79,33 @@ impl Line {
     pub fn rest(&self, house: &Shared) {
         let now = Instant::now();
         self.phase.set(Phase::Idle(now));
+        self.pass.replace(None);
         let mut house = house.borrow_mut();
         let idle = house.limits.idle_timeout;
         house.want(now + idle);
+    }
+
+    /// The request is this one's, by these headers.
+    pub fn show_pass(&self, headers: HeaderMap, who: Rc<Who>) {
+        self.pass.replace(Some(Pass { headers, who }));
+    }
+
+    /// Cut off, if the right by which its request came has ended.
+    pub fn check_pass(&self, auth: &Auth) {
+        let is_over = match &*self.pass.borrow() {
+            Some(pass) => auth(&pass.headers).map_or(true, |who| who != *pass.who),
+            None => false,
+        };
+        if is_over {
+            self.cut();
+        }
+    }
+
+    /// Cut off, if it is being answered and nobody asked who it is.
+    pub fn ask_for_pass(&self) {
+        if self.phase.get() == Phase::Busy && self.pass.borrow().is_none() {
+            self.cut();
+        }
     }
 
     /// When it has been at the same thing for too long.
@@ -128,8 +164,12 @@ impl Socket {
         // Each is a help and not a need: a system without one of them still has our own limits.
         let _ = tcp.set_nodelay(true);
         let socket = socket2::SockRef::from(&tcp);
-        let _ =
-            socket.set_tcp_keepalive(&TcpKeepalive::new().with_time(KEEPALIVE_AFTER).with_interval(KEEPALIVE_EVERY));
+        let _ = socket.set_tcp_keepalive(
+            &TcpKeepalive::new()
+                .with_time(KEEPALIVE_AFTER)
+                .with_interval(KEEPALIVE_EVERY)
+                .with_retries(KEEPALIVE_TRIES),
+        );
         #[cfg(target_os = "linux")]
         let _ = socket.set_tcp_user_timeout(Some(house.borrow().limits.write_timeout));
         Socket { tcp: TokioIo::new(tcp), line, house }

@@ -44,6 +44,18 @@ pub(super) fn count() -> usize {
     0
 }
 
+/// What each of these children holds in memory, itself and all below it or in its group, in bytes.
+#[cfg(target_os = "linux")]
+pub fn weigh(leaders: &[u32]) -> Option<Vec<u64>> {
+    linux::weigh(leaders)
+}
+
+/// Only Linux tells.
+#[cfg(not(target_os = "linux"))]
+pub fn weigh(_leaders: &[u32]) -> Option<Vec<u64>> {
+    None
+}
+
 #[cfg(target_os = "linux")]
 mod linux {
     #![expect(unsafe_code, reason = "nix has no pidfd calls")]
@@ -56,7 +68,7 @@ mod linux {
 
     use nix::{
         sys::signal::{Signal, kill},
-        unistd::{Pid, getpid},
+        unistd::{Pid, SysconfVar, getpid, sysconf},
     };
 
     use super::{Family, Found};
@@ -71,6 +83,8 @@ mod linux {
         /// Together with the pid this names a process for good.
         started: u64,
         is_alive: bool,
+        /// Resident, in pages.
+        pages: u64,
     }
 
     enum Descent {
@@ -109,6 +123,25 @@ mod linux {
         processes.iter().filter(ours).count()
     }
 
+    pub(super) fn weigh(leaders: &[u32]) -> Option<Vec<u64>> {
+        let page = u64::try_from(sysconf(SysconfVar::PAGE_SIZE).ok()??).ok()?;
+        let processes = look();
+        let mut weights = vec![0; leaders.len()];
+        for process in &processes {
+            let of = |pid: i32| leaders.iter().position(|leader| i32::try_from(*leader) == Ok(pid));
+            let mut next = Some(process);
+            for _ in 0..processes.len() {
+                let Some(now) = next.filter(|now| now.pid > 1) else { break };
+                if let Some(at) = of(now.pid).or_else(|| of(now.group)) {
+                    weights[at] += process.pages * page;
+                    break;
+                }
+                next = find(&processes, now.parent);
+            }
+        }
+        Some(weights)
+    }
+
     /// All processes we can see, by pid.
     fn look() -> Vec<Process> {
         let Ok(entries) = fs::read_dir("/proc") else { return Vec::new() };
@@ -133,9 +166,10 @@ mod linux {
         let group = fields.next()?.parse().ok()?;
         let threads: i64 = fields.nth(14)?.parse().ok()?;
         let started = fields.nth(1)?.parse().ok()?;
+        let pages = fields.nth(1)?.parse().ok()?;
         // A process whose first thread has ended looks like a zombie while its other threads work on.
         let is_alive = !matches!(state, "Z" | "X" | "x") || 1 < threads;
-        Some(Process { pid, parent, group, started, is_alive })
+        Some(Process { pid, parent, group, started, is_alive, pages })
     }
 
     fn find(processes: &[Process], pid: i32) -> Option<&Process> {
@@ -238,7 +272,7 @@ mod linux {
                 (format!("9 (sh) Z{}", fields[1..].replace(" 20 0 1 0 ", " 20 0 3 0 ")), true),
             ];
             for (stat, is_alive) in table {
-                let expected = Process { pid: 9, parent: 7, group: 42, started: 98765, is_alive };
+                let expected = Process { pid: 9, parent: 7, group: 42, started: 98765, is_alive, pages: 200 };
                 assert_eq!(parse(9, stat.as_bytes()), Some(expected), "{stat}");
             }
         }
@@ -249,6 +283,18 @@ mod linux {
             assert_eq!(me.parent, nix::unistd::getppid().as_raw());
             assert_eq!(me.group, nix::unistd::getpgrp().as_raw());
             assert!(me.is_alive);
+        }
+
+        #[test]
+        fn a_child_is_weighed_with_all_below_it() {
+            let me = std::process::id();
+            let alone = weigh(&[me, u32::MAX >> 1]).unwrap();
+            assert!(alone[0] > 1 << 20 && alone[1] == 0, "{alone:?}");
+            let mut below = std::process::Command::new("sleep").arg("60").spawn().unwrap();
+            let weight = weigh(&[below.id()]).unwrap()[0];
+            assert!(0 < weight, "{weight}");
+            below.kill().unwrap();
+            below.wait().unwrap();
         }
     }
 }

@@ -17,6 +17,7 @@ mod terminal;
 mod wire;
 mod words;
 
+pub use descendants::weigh;
 pub use detach::{Announce, Claim, claim_name, detach};
 pub use household::{Household, Keeper};
 pub use memory::give_back_code;

@@ -1,0 +1,15 @@
+//! `outlast gateway`, as its clients and its operators meet it: puppets and real servers behind it that crash, hang or
+//! babble as told.
+
+mod broken;
+mod control;
+mod crash;
+mod ending;
+mod guards;
+mod limits;
+mod page;
+mod peers;
+mod reload;
+mod serve;
+mod web;
+mod world;

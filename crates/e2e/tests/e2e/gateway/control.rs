@@ -1,0 +1,140 @@
+//! A gateway and its backends, seen and steered from another terminal.
+
+use serde_json::{Value, json};
+
+use super::world::{Gate, HASTY, backend, outlast};
+use crate::mcp::client::{Place, is_alive, until};
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn ps_shows_a_gateway_and_its_backends() {
+    let gate = Gate::listen(Place::new(), &[backend("one", &[], ""), backend("two", &[], "")].concat());
+    let (one, two) = (gate.child("one"), gate.child("two"));
+    let rows = gate.json(&["ps"]);
+    let rows = rows.as_array().expect("an array");
+    let id = rows[0]["id"].as_str().expect("an id").to_owned();
+    let kinds: Vec<&str> = rows.iter().filter_map(|row| row["kind"].as_str()).collect();
+    assert_eq!(kinds, ["gateway", "backend", "backend"]);
+    let row = |name: &str| rows.iter().find(|row| row["id"] == format!("{id}/{name}")).expect("a row").clone();
+    assert_eq!((&row("one")["child_pid"], &row("two")["child_pid"]), (&json!(one), &json!(two)));
+    for row in rows {
+        for member in ["id", "kind", "state", "pid", "cwd", "socket", "uptime_s", "restarts"] {
+            assert!(!row[member].is_null(), "{member} of {row}");
+        }
+        assert_eq!(row["pid"], gate.client.pid(), "outlast's own");
+    }
+    let words = text(&gate.outlast(&["ps"]).stdout);
+    assert!(words.contains("/one") && words.contains("backend") && words.contains("ready"), "{words}");
+    gate.end();
+}
+
+#[test]
+fn one_backend_is_reached_by_its_name() {
+    let gate = Gate::listen(Place::new(), &[backend("one", &[], ""), backend("two", &[], "")].concat());
+    let (one, two) = (gate.child("one"), gate.child("two"));
+    let id = gate.state()["id"].as_str().expect("an id").to_owned();
+    for name in [format!("{id}/one"), "gateway/one".to_owned(), "one".to_owned()] {
+        let state = gate.json(&["state", &name]);
+        assert_eq!((&state["pid"], &state["kind"]), (&json!(one), &json!("backend")), "{name}: {state}");
+        assert_eq!(state["id"], format!("{id}/one"));
+    }
+    assert_eq!(text(&gate.outlast(&["pid", "two"]).stdout).trim(), two.to_string());
+
+    let restarted = gate.outlast(&["restart", "one", "--reason", "by name"]);
+    assert!(restarted.status.success(), "{}", text(&restarted.stderr));
+    assert!(text(&restarted.stdout).contains(&format!("Restarted {id}/one")), "{}", text(&restarted.stdout));
+    assert_ne!(gate.child("one"), one);
+    assert_eq!(gate.child("two"), two, "not touched");
+    let requested = gate.place.recorded("server_restart_requested", 1);
+    assert_eq!((&requested["backend"], &requested["reason"]), (&json!("one"), &json!("by name")));
+
+    let unknown = gate.outlast(&["state", "gateway/three"]);
+    assert_eq!(unknown.status.code(), Some(1));
+    assert!(text(&unknown.stderr).contains("there is no backend \"three\"; there are one, two"), "{unknown:?}");
+    gate.end();
+}
+
+#[test]
+fn a_stopped_backend_stays_away_until_it_is_resumed() {
+    let gate = Gate::listen(Place::new(), &[backend("one", &[], HASTY), backend("two", &[], "")].concat());
+    let mut session = gate.session();
+    let one = gate.child("one");
+    let stopped = gate.outlast(&["stop", "one"]);
+    assert!(stopped.status.success(), "{}", text(&stopped.stderr));
+    until("the child to be gone", || (!is_alive(one)).then_some(()));
+    let refused = session.ask("tools/call", json!({"name": "one__echo", "arguments": {}}));
+    let words = refused.to_string();
+    assert!(words.contains("off"), "{words}");
+    assert_eq!(session.call("two__echo", json!({"text": "goes on"})), "goes on");
+    let resumed = gate.outlast(&["resume", "one"]);
+    assert!(resumed.status.success(), "{}", text(&resumed.stderr));
+    assert_eq!(session.call("one__echo", json!({"text": "back"})), "back");
+    gate.end();
+}
+
+#[test]
+fn a_tool_is_switched_off_and_on() {
+    let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
+    let mut session = gate.session();
+    session.call("one__echo", json!({"text": "on"}));
+    let off = gate.outlast(&["switch", "--off", "one__echo"]);
+    assert!(off.status.success(), "{}", text(&off.stderr));
+    let refused = session.ask("tools/call", json!({"name": "one__echo", "arguments": {"text": "off"}}));
+    assert!(refused.to_string().contains("off"), "{refused}");
+    assert_eq!(session.call("one__pid", json!({})), gate.child("one").to_string(), "another tool goes on");
+    assert!(gate.outlast(&["switch", "--on", "one__echo"]).status.success());
+    assert_eq!(session.call("one__echo", json!({"text": "on"})), "on");
+    assert_eq!(gate.place.audit_of("switched").len(), 2);
+    let nothing = gate.outlast(&["switch"]);
+    assert_eq!(nothing.status.code(), Some(2), "{}", text(&nothing.stderr));
+    gate.end();
+}
+
+#[test]
+fn logs_and_audit_tell_of_one_backend() {
+    let gate = Gate::listen(Place::new(), &[backend("one", &[], HASTY), backend("two", &[], "")].concat());
+    let mut session = gate.session();
+    session.call("one__stderr", json!({"text": "one speaks"}));
+    session.call("two__stderr", json!({"text": "two speaks"}));
+    session.result("one__crash", json!({}));
+    gate.place.recorded("server_crashed", 1);
+    let logs = text(&gate.outlast(&["logs", "one"]).stdout);
+    assert!(logs.contains("one speaks") && logs.contains("crashed") && !logs.contains("two"), "{logs}");
+    let all = text(&gate.outlast(&["logs"]).stdout);
+    assert!(all.contains("one speaks") && all.contains("two speaks"), "{all}");
+    let audit = text(&gate.outlast(&["audit", "gateway/one", "--json"]).stdout);
+    let records: Vec<Value> = audit.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    assert!(records.iter().any(|record| record["props"]["event_type"] == "server_crashed"), "{audit}");
+    assert!(records.iter().all(|record| record["props"]["backend"] == "one"), "{audit}");
+    gate.end();
+}
+
+#[test]
+fn every_call_is_recorded_without_its_arguments() {
+    let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
+    let mut session = gate.session();
+    session.call("one__echo", json!({"text": "a secret word"}));
+    let called = until("the call in the audit log", || {
+        let all = gate.place.audit_of("call_ended");
+        all.into_iter().map(|record| record["props"].clone()).find(|props| props["tool"] == "one__echo")
+    });
+    for (member, value) in [("backend", "one"), ("outcome", "answered"), ("method", "tools/call"), ("who", "local")] {
+        assert_eq!(called[member], value, "{called}");
+    }
+    assert!(called["took_ms"].is_u64(), "{called}");
+    assert!(!called.to_string().contains("a secret word"));
+    gate.end();
+}
+
+#[test]
+fn a_gateway_is_stopped_from_outside() {
+    let mut gate = Gate::listen(Place::new(), &backend("one", &[], ""));
+    gate.child("one");
+    let stopped = outlast(&gate.place, &["stop"]);
+    assert!(stopped.status.success(), "{}", text(&stopped.stderr));
+    assert_eq!(gate.client.wait().code(), Some(0));
+    gate.place.is_swept();
+}

@@ -1,0 +1,169 @@
+//! Backends that die, hang or never come up, and clients who hardly notice.
+
+use std::{fs, thread};
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use super::world::{Gate, HASTY, backend};
+use crate::mcp::client::{Place, descriptors, is_alive, proc_number, signal, until};
+
+#[test]
+fn a_call_that_was_running_at_a_crash_is_told_so() {
+    let gate = Gate::listen(Place::new(), &backend("one", &[], HASTY));
+    let mut session = gate.session();
+    let result = session.result("one__crash", json!({"code": 3}));
+    assert_eq!(result["isError"], true, "{result}");
+    let words = crate::mcp::client::text(&result);
+    assert!(words.contains("exit code 3"), "{words}");
+    // The same session goes on; the call waits for the new child.
+    assert_eq!(session.call("one__echo", json!({"text": "back"})), "back");
+    let crashed = gate.place.recorded("server_crashed", 1);
+    assert_eq!((&crashed["backend"], &crashed["kind"]), (&json!("one"), &json!("backend")), "{crashed}");
+    gate.end();
+}
+
+#[test]
+fn a_backend_that_never_comes_up_blocks_nothing() {
+    let config = [
+        backend("good", &[], ""),
+        "[[backend]]\nname = \"missing\"\ncommand = \"/nowhere/at/all\"\nmax_restarts = 1\ndelay_first = \"10ms\"\n\n"
+            .to_owned(),
+        "[[backend]]\nname = \"silent\"\ncommand = \"sleep\"\nargs = [\"600\"]\n\n".to_owned(),
+    ];
+    let gate = Gate::listen(Place::new(), &config.concat());
+    let mut session = gate.session();
+    assert_eq!(session.call("good__echo", json!({"text": "at once"})), "at once");
+    assert!(session.tools().iter().any(|tool| tool == "good__echo"));
+    let missing = gate.is("missing", "given_up");
+    assert!(missing["next_try_s"].as_f64().is_some_and(|seconds| 200.0 < seconds), "tried again later: {missing}");
+    assert!(missing["last_exit"].as_str().is_some_and(|exit| exit.contains("could not be started")), "{missing}");
+    assert_eq!(gate.backend("silent")["state"], "starting");
+    gate.place.recorded("gave_up", 1);
+    gate.end();
+}
+
+#[test]
+fn a_backend_that_hangs_is_replaced_and_its_calls_end_in_time() {
+    let config = [backend("one", &[], &format!("{HASTY}\ncall_timeout = \"1s\"")), backend("two", &[], "")];
+    let gate = Gate::listen(Place::new(), &config.concat());
+    let (one, two) = (gate.child("one"), gate.child("two"));
+    let mut session = gate.session();
+    signal(one, Signal::SIGSTOP);
+    let result = session.result("one__echo", json!({"text": "nobody hears"}));
+    assert_eq!(result["isError"], true, "{result}");
+    assert_eq!(session.call("two__pid", json!({})), two.to_string());
+    until("the child to be replaced", || (!is_alive(one)).then_some(()));
+    assert_ne!(session.call("one__pid", json!({})), one.to_string());
+    gate.end();
+}
+
+#[test]
+fn killing_the_gateway_leaves_no_child() {
+    let config = [backend("one", &["--ignore-eof", "--ignore-term"], ""), backend("two", &[], "")];
+    let mut gate = Gate::listen(Place::new(), &config.concat());
+    let (one, two) = (gate.child("one"), gate.child("two"));
+    let mut session = gate.session();
+    let below = session.call("one__grandchild", json!({"setsid": true, "ignore_term": true}));
+    let below: u32 = below.parse().expect("a pid");
+    signal(gate.client.pid(), Signal::SIGKILL);
+    gate.client.wait();
+    for pid in [one, two, below] {
+        until(&format!("{pid} to be gone"), || (!is_alive(pid)).then_some(()));
+    }
+}
+
+#[test]
+fn a_thousand_kills_leave_nothing_behind() {
+    let gate = Gate::listen(Place::new(), &backend("one", &[], HASTY));
+    let mut session = gate.session();
+    let gateway = gate.client.pid();
+    let keeper = gate.client.keeper();
+    let mut early = (0, 0);
+    for kill in 1..=1000 {
+        let pid: u32 = session.call("one__pid", json!({})).parse().expect("a pid");
+        signal(pid, Signal::SIGKILL);
+        if kill == 100 {
+            early = (descriptors(gateway).len(), proc_number(gateway, "VmRSS:").expect("it runs"));
+        }
+        // A call that was on its way when the child died may fail; the next one waits for the new child.
+        session.result("one__echo", json!({"text": "still here"}));
+    }
+    session.call("one__echo", json!({"text": "still here"}));
+    let (descriptors_early, memory_early) = early;
+    until("the descriptors to be as before", || (descriptors(gateway).len() <= descriptors_early + 1).then_some(()));
+    let memory = proc_number(gateway, "VmRSS:").expect("it runs");
+    assert!(memory < memory_early + 4096, "{memory_early} kB after 100 kills, {memory} kB after 1000");
+    let zombies = || {
+        let all = fs::read_dir("/proc").expect("a process table").flatten();
+        let pids = all.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+        let ours = pids.filter(|pid| {
+            let parent = proc_number(*pid, "PPid:");
+            parent == Some(u64::from(gateway)) || parent == Some(u64::from(keeper))
+        });
+        ours.filter(|pid| *pid != keeper && !is_alive(*pid)).count()
+    };
+    until("no zombie to be left", || (zombies() == 0).then_some(()));
+    assert!(gate.backend("one")["restarts"].as_u64().is_some_and(|restarts| restarts >= 1000));
+    gate.end();
+}
+
+#[test]
+fn thirty_two_sessions_outlast_every_backend_in_turn() {
+    const SESSIONS: usize = 32;
+    const NAMES: [&str; 4] = ["a", "b", "c", "d"];
+    let config: String = NAMES.iter().map(|name| backend(name, &[], HASTY)).collect();
+    let gate = Gate::listen(Place::new(), &config);
+    for name in NAMES {
+        gate.child(name);
+    }
+    let stop = std::sync::atomic::AtomicBool::new(false);
+    let rounds = |session: &mut super::web::Session, number: usize| {
+        let (mut answered, mut failed) = (0usize, 0usize);
+        let mut turn = number;
+        while !stop.load(std::sync::atomic::Ordering::Relaxed) {
+            let name = NAMES[turn % NAMES.len()];
+            let text = format!("{number} {turn}");
+            let result = session.result(&format!("{name}__echo"), json!({"text": text}));
+            if result["isError"] == true {
+                failed += 1;
+            } else {
+                assert_eq!(crate::mcp::client::text(&result), text, "an answer to somebody else");
+                answered += 1;
+            }
+            turn += 1;
+        }
+        (answered, failed)
+    };
+    let sums: Vec<(usize, usize)> = thread::scope(|scope| {
+        let rounds = &rounds;
+        let all: Vec<_> = (0..SESSIONS)
+            .map(|number| {
+                let mut session = gate.session();
+                scope.spawn(move || rounds(&mut session, number))
+            })
+            .collect();
+        let before: Vec<u32> = NAMES.iter().map(|name| gate.child(name)).collect();
+        for (at, name) in NAMES.iter().enumerate() {
+            signal(before[at], Signal::SIGKILL);
+            let replaced = until(&format!("{name} to be back"), || {
+                let backend = gate.backend(name);
+                let pid = backend["pid"].as_u64().filter(|pid| *pid != u64::from(before[at]))?;
+                (backend["state"] == "ready").then_some(pid)
+            });
+            assert!(is_alive(u32::try_from(replaced).expect("a pid")));
+            // The others were not touched.
+            for (other, pid) in before.iter().enumerate().skip(at + 1) {
+                assert_eq!(gate.child(NAMES[other]), *pid, "{}", NAMES[other]);
+            }
+        }
+        stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        all.into_iter().map(|thread| thread.join().expect("no session hangs or ends")).collect()
+    });
+    let answered: usize = sums.iter().map(|(answered, _)| answered).sum();
+    let failed: usize = sums.iter().map(|(_, failed)| failed).sum();
+    println!("{answered} answered, {failed} were running at a crash");
+    // One session has one call in flight, so a crash costs each at most one.
+    assert!(failed <= SESSIONS * NAMES.len() && answered > SESSIONS * NAMES.len(), "{answered} and {failed}");
+    gate.end();
+}

@@ -1,0 +1,99 @@
+//! However it ends, it ends soon and leaves nothing.
+
+use std::time::Instant;
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use super::world::{Gate, backend};
+use crate::mcp::client::{BUSY, Place, Setup, signal};
+
+#[test]
+fn answers_that_are_due_are_told_before_the_end() {
+    let mut gate = Gate::stdio(Place::new(), &backend("one", &[], ""));
+    gate.child("one");
+    let id = gate.client.send_call("one__sleep", json!({"ms": 300}));
+    gate.client.close_stdin();
+    let answer = gate.client.answer(id);
+    assert_eq!(answer["result"]["content"][0]["text"], "slept", "{answer}");
+    assert_eq!(gate.client.wait().code(), Some(0));
+    gate.place.is_swept();
+}
+
+#[test]
+fn a_client_that_says_all_at_once_and_leaves_is_answered() {
+    let place = Place::new();
+    place.write("outlast.toml", &backend("one", &[], ""));
+    let mut client = Setup::gateway(&place).options(["--stdio"]).hasty().start();
+    client.request("initialize", crate::mcp::client::initialize_params(crate::mcp::client::VERSION));
+    client.line(crate::mcp::client::INITIALIZED);
+    client.send_call("one__echo", json!({"text": "all at once"}));
+    client.end();
+    place.is_swept();
+}
+
+#[test]
+fn a_signal_ends_it_even_between_two_starts() {
+    let config = [
+        backend("good", &["--ignore-eof"], ""),
+        "[[backend]]\nname = \"bad\"\ncommand = \"false\"\ndelay_first = \"50s\"\n\n".to_owned(),
+    ];
+    let mut gate = Gate::listen(Place::new(), &config.concat());
+    gate.child("good");
+    gate.is("bad", "backoff");
+    let crashes = gate.place.audit_of("server_started").len();
+    let since = Instant::now();
+    signal(gate.client.pid(), Signal::SIGTERM);
+    assert_eq!(gate.client.wait().code(), Some(0));
+    // One second and the grace, which is half a second here.
+    assert!(since.elapsed() < std::time::Duration::from_millis(1500) + BUSY, "{:?}", since.elapsed());
+    assert_eq!(gate.place.audit_of("server_started").len(), crashes, "nothing is started at the end");
+    gate.place.is_swept();
+}
+
+#[test]
+fn a_second_signal_ends_it_at_once() {
+    let place = Place::new();
+    place.write("outlast.toml", &backend("stubborn", &["--ignore-eof", "--ignore-term"], ""));
+    let mut client = Setup::gateway(&place)
+        .options(["--listen", "127.0.0.1:0", "--stdin-grace", "60", "--term-grace", "60"])
+        .start();
+    client.says("listening on");
+    place.recorded("server_started", 1);
+    signal(client.pid(), Signal::SIGINT);
+    client.says("SIGINT received");
+    signal(client.pid(), Signal::SIGINT);
+    assert_eq!(client.wait().code(), Some(0));
+    place.is_swept();
+}
+
+#[test]
+fn a_client_that_fell_over_ends_it() {
+    let mut gate = Gate::stdio(Place::new(), &backend("one", &[], ""));
+    gate.client.break_stdout();
+    assert_eq!(gate.client.wait().code(), Some(0));
+    gate.place.is_swept();
+}
+
+#[test]
+fn an_idle_gateway_costs_nothing() {
+    let config: String = (0..3).map(|number| backend(&format!("b{number}"), &[], "")).collect();
+    let gate = Gate::listen(Place::new(), &config);
+    for number in 0..3 {
+        gate.child(&format!("b{number}"));
+    }
+    let mut session = gate.session();
+    session.call("b0__echo", json!({"text": "the last for a while"}));
+    let ticks = || {
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", gate.client.pid())).expect("it runs");
+        let fields: Vec<u64> =
+            stat.rsplit_once(") ").expect("a name").1.split(' ').filter_map(|f| f.parse().ok()).collect();
+        fields[10] + fields[11]
+    };
+    // What was said last may still be on its way into the log.
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    let before = ticks();
+    std::thread::sleep(std::time::Duration::from_secs(3));
+    assert_eq!(ticks(), before, "clock ticks of 10 ms in 3 s");
+    gate.end();
+}

@@ -1,0 +1,34 @@
+//! What a backend may take.
+
+use serde_json::json;
+
+use super::world::{Gate, HASTY, backend};
+use crate::mcp::client::{Place, is_alive, until};
+
+#[test]
+fn a_child_above_its_memory_limit_is_replaced() {
+    let gate = Gate::listen(Place::new(), &backend("one", &[], &format!("{HASTY}\nmemory_max = \"64MB\"")));
+    let mut session = gate.session();
+    let one = gate.child("one");
+    // It keeps every line it received.
+    for _ in 0..20 {
+        session.call("one__echo", json!({"text": "x".repeat(8 << 20)}));
+        if !is_alive(one) {
+            break;
+        }
+    }
+    until("the child to be replaced", || (!is_alive(one)).then_some(()));
+    assert_ne!(session.call("one__pid", json!({})), one.to_string());
+    gate.end();
+}
+
+#[test]
+fn an_idle_child_is_stopped_and_comes_back_when_it_is_called() {
+    let gate = Gate::listen(Place::new(), &backend("one", &[], "idle_stop = \"300ms\""));
+    let one = gate.child("one");
+    until("the idle child to be stopped", || (!is_alive(one)).then_some(()));
+    let mut session = gate.session();
+    assert_ne!(session.call("one__pid", json!({})), one.to_string());
+    assert_eq!(gate.place.audit_of("server_crashed").len(), 0, "it did not crash");
+    gate.end();
+}

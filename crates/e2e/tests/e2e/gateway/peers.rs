@@ -1,0 +1,244 @@
+//! Servers that people run behind the gateway, and the SDKs that people use in front of it: each server is killed while
+//! each client keeps its one connection.
+
+use std::{
+    io::{BufRead, BufReader},
+    net::TcpListener,
+    process::{Child, Command, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nix::sys::signal::Signal;
+use serde_json::{Value, json};
+
+use super::world::outlast_in;
+use crate::{
+    mcp::client::{PATIENCE, signal, until},
+    support::{
+        outlast,
+        peers::{Client, Peer, Peers, Project, Server, text},
+    },
+};
+
+/// One question for each backend, and a part of the right answer.
+fn questions(project: &Project) -> [(&'static str, &'static str, Value, &'static str); 6] {
+    let path = text(&project.path());
+    [
+        ("everything", "echo", json!({"message": "it lives"}), "Echo: it lives"),
+        ("files", "read_text_file", json!({"path": format!("{path}/hello.txt")}), "hello from a file"),
+        ("memory", "search_nodes", json!({"query": "outlast"}), "a connection outlasts a process"),
+        ("time", "get_current_time", json!({"timezone": "UTC"}), "UTC"),
+        ("git", "git_log", json!({"repo_path": format!("{path}/repository")}), "the first commit"),
+        ("fast", "echo", json!({"text": "ü 漢 🦀"}), "ü 漢 🦀"),
+    ]
+}
+
+/// A project with all the servers in its configuration. The one over HTTP runs by itself.
+struct World {
+    project: Project,
+    fast: Child,
+}
+
+impl World {
+    fn new(peers: &Peers) -> World {
+        let project = Project::new(peers, Server::Filesystem);
+        let path = text(&project.path());
+        let memory = json!({
+            "type": "entity", "name": "outlast", "entityType": "program",
+            "observations": ["a connection outlasts a process"],
+        });
+        std::fs::write(format!("{path}/memory.jsonl"), memory.to_string()).expect("the project is ours");
+        for words in [
+            &["init", "-q", "repository"][..],
+            &[
+                "-C",
+                "repository",
+                "-c",
+                "user.name=a",
+                "-c",
+                "user.email=a@b.c",
+                "commit",
+                "-q",
+                "--allow-empty",
+                "-m",
+                "the first commit",
+            ],
+        ] {
+            let made = Command::new("git").args(words).current_dir(&path).env("HOME", &path).status();
+            assert!(made.is_ok_and(|status| status.success()), "git {words:?}");
+        }
+        let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
+        let (node, python) = (text(&peers.node()), text(&peers.python("python-2")));
+        let package = |name: &str| text(&peers.package(&format!("{name}/dist/index.js")));
+        let stdio = |name: &str, command: &str, args: &[&str], more: &str| {
+            format!("[[backend]]\nname = {name:?}\ncommand = {command:?}\nargs = {args:?}\n{more}\n")
+        };
+        let config = [
+            stdio("everything", &node, &[&package("server-everything"), "stdio"], ""),
+            stdio("files", &node, &[&package("server-filesystem"), &path], ""),
+            stdio(
+                "memory",
+                &node,
+                &[&package("server-memory")],
+                &format!("env = {{ MEMORY_FILE_PATH = \"{path}/memory.jsonl\" }}"),
+            ),
+            stdio("time", &python, &["-m", "mcp_server_time"], ""),
+            stdio("git", &python, &["-m", "mcp_server_git", "--repository", &format!("{path}/repository")], ""),
+            format!("[[backend]]\nname = \"fast\"\nurl = \"http://127.0.0.1:{port}/mcp\"\n"),
+        ];
+        std::fs::write(format!("{path}/outlast.toml"), config.concat()).expect("the project is ours");
+        let mut fast = Command::new(python)
+            .arg(Peers::script("servers/python_fastmcp_http.py"))
+            .arg(port.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .expect("the server starts");
+        let mut said = BufReader::new(fast.stderr.take().expect("stderr is piped")).lines().map_while(Result::ok);
+        assert!(said.any(|line| line.contains("Uvicorn running")), "the server over HTTP does not start");
+        thread::spawn(move || said.for_each(drop));
+        World { project, fast }
+    }
+
+    /// The child of a backend that is ready, in the newest gateway: some clients start one to look at it first.
+    fn child(&self, name: &str) -> Option<u32> {
+        let output = outlast_in(&self.project.path(), &["ps", "--json"]);
+        let rows: Vec<Value> = serde_json::from_slice(&output.stdout).expect("an array of rows");
+        let is_it = |row: &&Value| row["kind"] == "backend" && row["name"] == name;
+        let newest = |row: &&Value| row["started"].as_f64().map(f64::to_bits);
+        let row = rows.iter().filter(is_it).max_by_key(newest)?;
+        (row["state"] == "ready").then_some(())?;
+        row["child_pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
+    }
+
+    /// All answer; each child is killed in turn, and all answer again over the same connection.
+    fn outlives_everything(&self, peer: &mut Peer) -> Result<(), String> {
+        let questions = questions(&self.project);
+        // A list does not wait for a backend that takes its time; what comes later is announced.
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let tools = peer.tools()?;
+            let is_offered =
+                |(backend, tool, ..): &&(&str, &str, Value, &str)| tools.contains(&format!("{backend}__{tool}"));
+            match questions.iter().find(|question| !is_offered(question)) {
+                None => break,
+                Some((backend, tool, ..)) if deadline <= Instant::now() => {
+                    return Err(format!("{backend}__{tool} is not offered: {tools:?}"));
+                }
+                Some(_) => thread::sleep(Duration::from_millis(50)),
+            }
+        }
+        let answers = |peer: &mut Peer, at: usize| {
+            let (backend, tool, arguments, answer) = &questions[at];
+            let said = peer.call(&format!("{backend}__{tool}"), arguments.clone())?;
+            match !said.is_error && said.text.contains(answer) {
+                true => Ok(()),
+                false => Err(format!("{backend}__{tool} answered {said:?}")),
+            }
+        };
+        for at in 0..questions.len() {
+            answers(peer, at)?;
+        }
+        for (backend, ..) in questions.iter().filter(|(backend, ..)| *backend != "fast") {
+            let pid = until(&format!("{backend} to be ready"), || self.child(backend));
+            signal(pid, Signal::SIGKILL);
+            until(&format!("{backend} to be replaced"), || self.child(backend).filter(|new| *new != pid));
+            for at in 0..questions.len() {
+                answers(peer, at).map_err(|error| format!("after kill -9 of {backend}: {error}"))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = self.fast.kill();
+        let _ = self.fast.wait();
+    }
+}
+
+fn over_stdio(test: &str, client: Client) {
+    let Some(peers) = Peers::find(test) else { return };
+    let world = World::new(&peers);
+    let command = [text(&outlast()), "gateway".into(), "--stdio".into()];
+    let story = Peer::start(client, &world.project, &command).and_then(|mut peer| {
+        world.outlives_everything(&mut peer)?;
+        peer.close()
+    });
+    story.unwrap_or_else(|error| panic!("{client:?}: {error}\n{}", world.project.stderr_tail()));
+}
+
+fn over_http(test: &str, clients: &[Client]) {
+    let Some(peers) = Peers::find(test) else { return };
+    let world = World::new(&peers);
+    let path = world.project.path();
+    let mut gateway = Command::new(outlast())
+        .args(["gateway", "--listen", "127.0.0.1:0"])
+        .current_dir(&path)
+        .env("HOME", &path)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program starts");
+    let mut said = BufReader::new(gateway.stderr.take().expect("stderr is piped")).lines().map_while(Result::ok);
+    let line = said.find(|line| line.contains("listening on http://")).expect("it listens");
+    thread::spawn(move || said.for_each(drop));
+    let url = line.split("listening on ").nth(1).and_then(|rest| rest.split_whitespace().next()).expect("a url");
+    let mut failures = Vec::new();
+    for client in clients {
+        let story = Peer::connect(*client, &world.project, url).and_then(|mut peer| {
+            world.outlives_everything(&mut peer)?;
+            peer.close()
+        });
+        failures.extend(story.err().map(|error| format!("{client:?}: {error}\n{}", world.project.stderr_tail())));
+    }
+    signal(gateway.id(), Signal::SIGTERM);
+    assert_eq!(gateway.wait().expect("our child").code(), Some(0));
+    assert!(failures.is_empty(), "\n{}", failures.join("\n"));
+}
+
+#[test]
+fn python_over_stdio() {
+    over_stdio("gateway::peers::python_over_stdio", Client::PythonMcp2);
+}
+
+#[test]
+fn python_1_over_stdio() {
+    over_stdio("gateway::peers::python_1_over_stdio", Client::PythonMcp1);
+}
+
+#[test]
+fn typescript_1_over_stdio() {
+    over_stdio("gateway::peers::typescript_1_over_stdio", Client::TsSdk1);
+}
+
+#[test]
+fn typescript_2_over_stdio() {
+    over_stdio("gateway::peers::typescript_2_over_stdio", Client::TsClient2Auto);
+}
+
+#[test]
+fn rust_over_stdio() {
+    over_stdio("gateway::peers::rust_over_stdio", Client::Rmcp);
+}
+
+#[test]
+fn rust_stateless_over_stdio() {
+    over_stdio("gateway::peers::rust_stateless_over_stdio", Client::RmcpAuto);
+}
+
+#[test]
+fn python_over_http() {
+    let clients = [Client::PythonMcp2, Client::PythonMcp1, Client::PythonFastmcp];
+    over_http("gateway::peers::python_over_http", &clients);
+}
+
+#[test]
+fn typescript_over_http() {
+    let clients = [Client::TsSdk1, Client::TsClient2, Client::TsClient2Auto];
+    over_http("gateway::peers::typescript_over_http", &clients);
+}

@@ -1,0 +1,66 @@
+//! Another configuration for a gateway that runs.
+
+use nix::sys::signal::Signal;
+use serde_json::json;
+
+use super::world::{Gate, backend};
+use crate::mcp::client::{Place, is_alive, signal, until};
+
+#[test]
+fn a_changed_file_touches_only_what_changed() {
+    let keep = backend("keep", &[], "");
+    let config = [keep.clone(), backend("change", &[], ""), backend("remove", &[], "")].concat();
+    let gate = Gate::listen(Place::new(), &config);
+    let mut session = gate.session();
+    let (kept, changed, removed) = (gate.child("keep"), gate.child("change"), gate.child("remove"));
+    let next = [keep, backend("change", &["--prompts"], ""), backend("add", &[], "")].concat();
+    gate.place.write("outlast.toml", &next);
+    let configured = gate.place.recorded("configured", 1);
+    assert_eq!(configured["detail"], "added add; changed change; removed remove", "{configured}");
+    until("the removed one to be gone", || (!is_alive(removed)).then_some(()));
+    until("the changed one to be replaced", || (!is_alive(changed)).then_some(()));
+    assert_ne!(session.call("add__pid", json!({})), "");
+    assert_ne!(session.call("change__pid", json!({})), changed.to_string());
+    assert_eq!(session.call("keep__pid", json!({})), kept.to_string(), "in the same session");
+    let tools = session.tools();
+    assert!(!tools.iter().any(|tool| tool.starts_with("remove__")), "{tools:?}");
+    gate.end();
+}
+
+#[test]
+fn a_broken_file_is_reported_and_the_old_settings_stay() {
+    let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
+    let one = gate.child("one");
+    gate.place.write("outlast.toml", "[[backend]]\nname = \"one\"\ncomand = \"x\"\n");
+    let refused = gate.place.recorded("config_refused", 1);
+    let detail = refused["detail"].as_str().unwrap_or_default();
+    for words in ["outlast.toml:3", "comand", "command"] {
+        assert!(detail.contains(words), "{words} in {detail}");
+    }
+    assert_eq!(gate.child("one"), one);
+    assert_eq!(gate.session().call("one__pid", json!({})), one.to_string());
+    // Asked by hand, the same is said to whoever asks.
+    let output = gate.outlast(&["reload"]);
+    assert_eq!(output.status.code(), Some(1));
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(words.contains("outlast.toml:3"), "{words}");
+    gate.end();
+}
+
+#[test]
+fn a_hangup_signal_reads_the_configuration_again() {
+    let place = Place::new();
+    place.write("outlast.toml", &backend("one", &[], ""));
+    let gate = Gate::listen_with(place, &backend("one", &[], ""), |setup| setup.options(["--no-watch"]));
+    let one = gate.child("one");
+    gate.place.write("outlast.toml", &[backend("one", &[], ""), backend("two", &[], "")].concat());
+    assert_eq!(gate.place.audit_of("configured").len(), 0, "nobody watches");
+    signal(gate.client.pid(), Signal::SIGHUP);
+    gate.place.recorded("configured", 1);
+    gate.child("two");
+    assert_eq!(gate.child("one"), one);
+    let words = gate.outlast(&["reload"]);
+    assert!(words.status.success(), "{words:?}");
+    assert!(String::from_utf8_lossy(&words.stdout).contains("the backends are the same"), "{words:?}");
+    gate.end();
+}

@@ -1,0 +1,120 @@
+//! Many servers seen as one.
+
+use serde_json::json;
+
+use super::{
+    web::Web,
+    world::{Gate, backend},
+};
+use crate::mcp::client::{Place, Setup};
+
+#[test]
+fn tools_of_all_backends_are_called_by_their_names() {
+    let mut gate = Gate::stdio(Place::new(), &[backend("one", &[], ""), backend("two", &[], "")].concat());
+    let (one, two) = (gate.child("one"), gate.child("two"));
+    let tools = gate.client.tool_names();
+    for name in ["one__echo", "two__echo", "one__pid", "two__pid"] {
+        assert!(tools.iter().any(|tool| tool == name), "{name} in {tools:?}");
+    }
+    assert_eq!(gate.client.call("one__echo", json!({"text": "ü 漢 🦀"})), "ü 漢 🦀");
+    assert_eq!(gate.client.call("one__pid", json!({})), one.to_string());
+    assert_eq!(gate.client.call("two__pid", json!({})), two.to_string());
+    gate.end();
+}
+
+#[test]
+fn stdin_that_is_no_terminal_is_a_client() {
+    let place = Place::new();
+    place.write("outlast.toml", &backend("one", &[], ""));
+    let mut client = Setup::gateway(&place).hasty().ready();
+    assert_eq!(client.call("one__echo", json!({"text": "here"})), "here");
+    client.end();
+    place.is_swept();
+}
+
+#[test]
+fn both_fronts_serve_at_once() {
+    let place = Place::new();
+    place.write("outlast.toml", &backend("one", &[], ""));
+    let mut client = Setup::gateway(&place).options(["--stdio", "--listen", "127.0.0.1:0"]).hasty().ready();
+    let line = client.says("listening on http://");
+    let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address");
+    let mut session = super::web::Session::open(address);
+    assert_eq!(session.call("one__pid", json!({})), client.call("one__pid", json!({})));
+    // Who started it on its stdin takes it along.
+    client.end();
+    place.is_swept();
+}
+
+#[test]
+fn a_backend_has_its_own_environment_and_directory() {
+    let place = Place::new();
+    std::fs::create_dir(place.path().join("inside")).expect("a directory");
+    let config = backend("one", &[], "env = { SECRET = \"s-${OUTER}\", PLAIN = \"yes\" }\ncwd = \"inside\"");
+    place.write("outlast.toml", &config);
+    let mut client = Setup::gateway(&place).env("OUTER", "outer").options(["--stdio"]).hasty().ready();
+    for (name, value) in [("SECRET", "s-outer"), ("PLAIN", "yes"), ("OUTER", "outer")] {
+        assert_eq!(client.call("one__env", json!({"name": name})), value, "{name}");
+    }
+    let pid = client.call("one__pid", json!({}));
+    let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).expect("it runs");
+    assert!(cwd.ends_with("inside"), "{}", cwd.display());
+    let id = place.recorded("instance_started", 1)["id"].as_str().expect("an id").to_owned();
+    let tag = client.call("one__generation", json!({}));
+    assert!(tag.starts_with(&format!("{id}.one.")), "{tag}");
+    client.end();
+    place.is_swept();
+    let audit = std::fs::read_to_string(place.path().join(".outlast/audit.jsonl")).expect("an audit log");
+    assert!(!audit.contains("s-outer"), "secrets are not logged");
+}
+
+#[test]
+fn what_a_backend_says_for_people_is_told_with_its_name() {
+    let mut gate = Gate::stdio(Place::new(), &backend("one", &[], ""));
+    gate.client.call("one__stderr", json!({"text": "a word for people"}));
+    gate.client.says("[one] a word for people");
+    gate.client.call("one__garbage", json!({"text": "no JSON at all"}));
+    gate.client.says("[one stdout, not JSON] no JSON at all");
+    gate.client.call("one__garbage", json!({"text": "{\"half\": "}));
+    gate.client.says("[one stdout, not JSON] {\"half\":");
+    assert_eq!(gate.backend("one")["diverted"], 2);
+    assert_eq!(gate.client.call("one__echo", json!({"text": "goes on"})), "goes on");
+    gate.end();
+}
+
+#[test]
+fn what_a_client_says_that_is_no_json_is_refused_and_no_more() {
+    let mut gate = Gate::stdio(Place::new(), &backend("one", &[], ""));
+    gate.client.line("{not json");
+    let answer = gate.client.answer_to("null");
+    assert_eq!(answer["error"]["code"], -32700, "{answer}");
+    assert_eq!(gate.client.call("one__echo", json!({"text": "goes on"})), "goes on");
+    gate.end();
+}
+
+#[test]
+fn long_messages_pass_both_ways() {
+    let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
+    let mut session = gate.session();
+    let text = "x".repeat(3 << 20);
+    assert_eq!(session.call("one__echo", json!({"text": text})).len(), text.len());
+    assert_eq!(session.call("one__big", json!({"bytes": 5 << 20})).len(), 5 << 20);
+    gate.end();
+}
+
+#[test]
+fn health_and_metrics_are_told() {
+    let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
+    gate.child("one");
+    let mut session = gate.session();
+    session.call("one__echo", json!({"text": "counted"}));
+    let mut web = Web::connect(&gate.address);
+    assert_eq!(web.get("/health").status, 200);
+    let ready = web.get("/ready");
+    assert_eq!(ready.status, 200, "{}", ready.text());
+    let metrics = web.get("/metrics");
+    assert_eq!(metrics.status, 200);
+    let text = metrics.text();
+    assert!(text.contains("one__echo") && text.contains("# EOF"), "{text}");
+    gate.end();
+}

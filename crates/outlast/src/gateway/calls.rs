@@ -1,0 +1,64 @@
+//! The records of calls on their way to the audit log: many at once, and never later than a moment after.
+
+use std::time::{Duration, Instant};
+
+use outlast_core::{
+    gateway::Called,
+    record::{Event, OfGateway, Record},
+};
+
+use crate::journal::Journal;
+
+/// So much is written at once.
+const BATCH_MAX: usize = 32 << 10;
+/// What waits is written after this.
+const WAIT_MAX: Duration = Duration::from_millis(250);
+
+#[derive(Debug, Default)]
+pub struct Calls {
+    lines: String,
+    due: Option<Instant>,
+}
+
+impl Calls {
+    /// Its line, for those who listen.
+    pub fn add(&mut self, called: Called, journal: &mut Journal, now: Instant) -> String {
+        let of_gateway = OfGateway {
+            outcome: Some(called.outcome.name()),
+            backend: called.backend,
+            who: Some(called.who),
+            role: called.role,
+            method: Some(called.method),
+            tool: called.tool,
+        };
+        let mut record =
+            Record { took: Some(called.took), gateway: Some(Box::new(of_gateway)), ..Record::new(Event::CallEnded) };
+        let line = journal.line(&mut record);
+        self.lines.push_str(&line);
+        self.due.get_or_insert(now + WAIT_MAX);
+        if self.lines.len() >= BATCH_MAX {
+            self.write(journal);
+        }
+        line
+    }
+
+    /// When to say that time passed.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.due
+    }
+
+    pub fn time_passed(&mut self, journal: &mut Journal, now: Instant) {
+        if self.due.is_some_and(|due| due <= now) {
+            self.write(journal);
+        }
+    }
+
+    /// All that waits: something comes that is to stand after it.
+    pub fn write(&mut self, journal: &mut Journal) {
+        self.due = None;
+        if !self.lines.is_empty() {
+            journal.write(&self.lines);
+            self.lines.clear();
+        }
+    }
+}

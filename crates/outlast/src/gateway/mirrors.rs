@@ -1,0 +1,56 @@
+//! Which arguments of which tools clients of the stateless era mirror in headers, as the backends' lists say.
+
+use std::collections::{BTreeMap, HashMap};
+
+use outlast_core::{
+    gateway::{Backend, Offer},
+    message::{self, Raw},
+};
+
+use super::listen::{Mirror, Mirrors, mirrors_of};
+
+/// By backend and by the backend's own name for the tool. Nearly always there are none.
+#[derive(Debug, Default)]
+pub struct MirrorsByBackend(BTreeMap<String, Vec<(String, Vec<Mirror>)>>);
+
+impl MirrorsByBackend {
+    /// As the catalogue on disk has them.
+    pub fn of(kept: &BTreeMap<String, Offer>, backends: &[Backend]) -> MirrorsByBackend {
+        let mut all = MirrorsByBackend::default();
+        for (name, offer) in kept.iter().filter(|(name, _)| backends.iter().any(|backend| backend.name == **name)) {
+            all.learn(name, offer);
+        }
+        all
+    }
+
+    /// What a backend offers is now this. True if that changes anything here.
+    pub fn learn(&mut self, backend: &str, offer: &Offer) -> bool {
+        let named = |tool: &[u8]| {
+            let text = std::str::from_utf8(tool).ok()?;
+            message::pick_text(Raw::parse(text)?, "name")
+        };
+        let found: Vec<(String, Vec<Mirror>)> = offer
+            .tools
+            .iter()
+            .map(|tool| (tool, mirrors_of(tool)))
+            .filter(|(_, mirrors)| !mirrors.is_empty())
+            .filter_map(|(tool, mirrors)| Some((named(tool)?, mirrors)))
+            .collect();
+        if self.0.get(backend).map_or(found.is_empty(), |known| *known == found) {
+            return false;
+        }
+        self.0.insert(backend.to_owned(), found);
+        true
+    }
+
+    /// By the names that clients see.
+    pub fn shown<'a>(&self, backends: impl Iterator<Item = &'a Backend>) -> Mirrors {
+        let mut shown = HashMap::new();
+        for backend in backends {
+            for (tool, mirrors) in self.0.get(&backend.name).into_iter().flatten() {
+                shown.insert(format!("{}{tool}", backend.prefix), mirrors.clone());
+            }
+        }
+        shown
+    }
+}

@@ -1,0 +1,115 @@
+//! The pages of a gateway's HTTP front: whether it is well, what it counts, and the status page's questions.
+
+use bytes::Bytes;
+use hyper::StatusCode;
+use serde_json::{Value, json};
+
+use super::{
+    Driver, Stopping,
+    listen::{Page, PageAnswer},
+    metrics,
+};
+use crate::control::wire::Refusal;
+
+/// Marks the tickets of pages among those of the control socket.
+const PAGE: u64 = 1 << 63;
+/// What may be asked for by a page, and is to be answered.
+const ORDERS: [&str; 4] = ["restart", "resume", "switch", "reload"];
+
+impl Driver {
+    pub(super) fn turn_page(&mut self, page: Page) {
+        let ticket = page.ticket;
+        let answer = match (page.method.as_str(), page.path.as_str()) {
+            ("GET", "/health") => self.health(),
+            ("GET", "/ready") => self.readiness(),
+            ("GET", "/metrics") => {
+                let body = Bytes::from(self.metrics.text(&self.gateway.status(self.now)));
+                PageAnswer { status: StatusCode::OK, kind: metrics::KIND, headers: Vec::new(), body }
+            }
+            // Errors and last words of backends are not for everybody who may call one of their tools.
+            (_, path) if path.starts_with("/api/") && !self.gateway.is_operator(&page.who) => {
+                refuse(StatusCode::FORBIDDEN, "only a role that may call every tool may see and steer the gateway")
+            }
+            ("GET", "/api/state") => json_page(StatusCode::OK, &self.state(None)),
+            ("GET", "/api/events") => {
+                self.listen.as_mut().into_iter().for_each(|listen| listen.watch(ticket));
+                return;
+            }
+            ("POST", path) => match self.order(&page, path) {
+                Some(answer) => answer,
+                None => return,
+            },
+            _ => refuse(StatusCode::NOT_FOUND, "there is no such page"),
+        };
+        self.show(ticket, answer);
+    }
+
+    /// Nothing: it is answered later.
+    fn order(&mut self, page: &Page, path: &str) -> Option<PageAnswer> {
+        let method = path.strip_prefix("/api/").filter(|method| ORDERS.contains(method));
+        let Some(method) = method else { return Some(refuse(StatusCode::NOT_FOUND, "there is no such page")) };
+        let params: Value = match page.body.as_ref() {
+            b"" => json!({}),
+            body => match serde_json::from_slice(body) {
+                Ok(params @ Value::Object(_)) => params,
+                _ => return Some(refuse(StatusCode::BAD_REQUEST, "a JSON object is wanted")),
+            },
+        };
+        self.journal.note(&format!("{} asked for a {method} by the status page", page.who.name));
+        self.asked(page.ticket | PAGE, method, &params).map(|answer| answer_page(&answer))
+    }
+
+    /// Answers whoever asked, over the socket or by a page.
+    pub(super) fn answer_asked(&mut self, ticket: u64, answer: &Result<Value, Refusal>) {
+        if ticket & PAGE == 0 {
+            self.control.answer(ticket, answer);
+        } else {
+            self.show(ticket & !PAGE, answer_page(answer));
+        }
+    }
+
+    fn show(&mut self, ticket: u64, answer: PageAnswer) {
+        if let Some(listen) = &mut self.listen {
+            listen.answer_page(ticket, answer);
+        }
+    }
+
+    /// We answer, so we are well.
+    fn health(&self) -> PageAnswer {
+        json_page(StatusCode::OK, &json!({"status": "ok", "version": env!("CARGO_PKG_VERSION")}))
+    }
+
+    /// Ready to be called: every backend has come up once or is known to be in trouble, and we are not about to end.
+    fn readiness(&self) -> PageAnswer {
+        let state = self.state(None);
+        let mut backends = serde_json::Map::new();
+        let mut is_ready = self.stopping == Stopping::No;
+        for backend in state["backends"].as_array().into_iter().flatten() {
+            let name = backend["name"].as_str().unwrap_or_default();
+            is_ready &= backend["state"] != "starting" || backend["restarts"] != 0;
+            let of_backend = json!({"state": backend["state"], "next_try_s": backend["next_try_s"]});
+            backends.insert(name.to_owned(), of_backend);
+        }
+        let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        json_page(status, &json!({"ready": is_ready, "backends": backends}))
+    }
+}
+
+fn json_page(status: StatusCode, value: &Value) -> PageAnswer {
+    let body = Bytes::from(format!("{value}\n"));
+    PageAnswer { status, kind: "application/json", headers: Vec::new(), body }
+}
+
+fn refuse(status: StatusCode, why: &str) -> PageAnswer {
+    json_page(status, &json!({"error": {"code": "refused", "message": why}}))
+}
+
+fn answer_page(answer: &Result<Value, Refusal>) -> PageAnswer {
+    match answer {
+        Ok(value) => json_page(StatusCode::OK, value),
+        Err(refusal) => {
+            let error = json!({"code": refusal.code, "message": refusal.message});
+            json_page(StatusCode::CONFLICT, &json!({"error": error}))
+        }
+    }
+}

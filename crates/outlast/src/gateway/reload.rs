@@ -1,0 +1,181 @@
+//! The configuration of a running gateway: read again when a file of it changes or somebody asks, and taken only whole.
+
+use std::{
+    future::Future,
+    path::PathBuf,
+    pin::Pin,
+    task::{Context, Poll},
+};
+
+use outlast_core::gateway::{Backend, Event, Settings};
+use serde_json::json;
+use tokio::task::JoinHandle;
+
+use super::{Driver, begin};
+use crate::{
+    config::gateway::{Front, Gateway as Config},
+    control::wire::Refusal,
+    report::Report,
+    watch::Watch,
+};
+
+/// Where the configuration comes from. No file: the nearest `outlast.toml`.
+#[derive(Debug, Clone)]
+pub struct Source {
+    pub files: Vec<PathBuf>,
+    pub cwd: PathBuf,
+}
+
+impl Source {
+    pub fn read(&self) -> Result<Config, Report> {
+        Config::read(&self.files, &self.cwd)
+    }
+}
+
+pub struct Reload {
+    source: Source,
+    is_watching: bool,
+    watched: Vec<PathBuf>,
+    /// What the HTTP endpoint was opened with, or has been told of since.
+    front: Front,
+    watch: Option<Watch>,
+    reading: Option<JoinHandle<Result<Config, Report>>>,
+    /// Somebody asked while it was being read, and may have changed it just then.
+    again: bool,
+    /// Who wants to know how it went.
+    tickets: Vec<u64>,
+}
+
+impl Reload {
+    /// A sentence if changes will go unnoticed.
+    pub fn new(source: Source, config: &Config, is_watching: bool) -> (Reload, Option<String>) {
+        let mut reload = Reload {
+            source,
+            is_watching,
+            watched: Vec::new(),
+            front: config.front.clone(),
+            watch: None,
+            reading: None,
+            again: false,
+            tickets: Vec::new(),
+        };
+        let complaint = reload.watch(&config.watched);
+        (reload, complaint)
+    }
+
+    /// The files may be others after each reading.
+    fn watch(&mut self, files: &[PathBuf]) -> Option<String> {
+        if !self.is_watching || self.watched == files {
+            return None;
+        }
+        match Watch::begin(files, &self.source.cwd) {
+            Ok(watch) => {
+                self.watch = Some(watch);
+                self.watched = files.to_vec();
+                None
+            }
+            Err(error) => {
+                Some(format!("changes of the configuration go unnoticed until SIGHUP or `outlast reload`: {error}"))
+            }
+        }
+    }
+
+    fn begin(&mut self, ticket: Option<u64>) {
+        self.tickets.extend(ticket);
+        if self.reading.is_some() {
+            self.again = true;
+            return;
+        }
+        let source = self.source.clone();
+        self.reading = Some(tokio::task::spawn_blocking(move || source.read()));
+    }
+
+    /// What was read, if something was. A change of the files begins to read them.
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Result<Config, Report>> {
+        if let Some(watch) = &mut self.watch
+            && watch.poll_next(cx).is_ready()
+        {
+            self.begin(None);
+        }
+        let Some(reading) = &mut self.reading else { return Poll::Pending };
+        let Poll::Ready(read) = Pin::new(reading).poll(cx) else { return Poll::Pending };
+        self.reading = None;
+        if std::mem::take(&mut self.again) {
+            self.begin(None);
+            return self.poll(cx);
+        }
+        Poll::Ready(read.unwrap_or_else(|error| {
+            Err(Report::new(crate::report::FAILURE, "reading the configuration failed").because(error))
+        }))
+    }
+}
+
+impl Driver {
+    /// Begins to read; whoever waits is told how it went.
+    pub(super) fn reload(&mut self, ticket: Option<u64>) {
+        self.reload.begin(ticket);
+    }
+
+    pub(super) fn poll_reload(&mut self, cx: &mut Context<'_>) -> bool {
+        let Poll::Ready(read) = self.reload.poll(cx) else { return false };
+        let tickets = std::mem::take(&mut self.reload.tickets);
+        let answer = match read.and_then(|config| self.take_config(config)) {
+            Ok(detail) => Ok(json!({"reloaded": true, "detail": detail})),
+            Err(report) => {
+                let words = report.to_string();
+                self.refuse_config(words.trim_end().trim_start_matches("error: "));
+                Err(Refusal::new("config_refused", words.trim_end()))
+            }
+        };
+        for ticket in tickets {
+            self.answer_asked(ticket, &answer);
+        }
+        true
+    }
+
+    fn take_config(&mut self, config: Config) -> Result<String, Report> {
+        // Who may come is decided first: if that cannot be had, all stays as it is.
+        let auth = begin::auth(&config)?;
+        if let Some(listen) = &mut self.listen {
+            listen.set_auth(auth).map_err(|error| Report::of(&error, error.hint(), crate::report::USAGE))?;
+            if config.front != self.reload.front {
+                self.journal.note("what is new in `[gateway]` of the configuration is taken at the next start");
+                self.reload.front = config.front;
+            }
+        }
+        if let Some(complaint) = self.reload.watch(&config.watched) {
+            self.journal.note(&complaint);
+        }
+        config.notes.iter().for_each(|note| self.journal.note(note));
+        let before: Vec<Backend> = self.gateway.backends().cloned().collect();
+        let detail = changes(&before, &config.settings);
+        self.configured(&detail);
+        self.shelf.configure(&config.settings.backends, self.now);
+        self.tell(Event::Configured(Box::new(config.settings)));
+        self.set_scale();
+        self.show_mirrors();
+        Ok(detail)
+    }
+}
+
+/// What is different, in words.
+fn changes(before: &[Backend], after: &Settings) -> String {
+    let old = |name: &str| before.iter().find(|backend| backend.name == name);
+    let mut added = Vec::new();
+    let mut changed = Vec::new();
+    for backend in &after.backends {
+        match old(&backend.name) {
+            None => added.push(backend.name.as_str()),
+            Some(old) if old != backend => changed.push(backend.name.as_str()),
+            Some(_) => {}
+        }
+    }
+    let is_left = |backend: &&Backend| after.backends.iter().all(|other| other.name != backend.name);
+    let removed: Vec<&str> = before.iter().filter(is_left).map(|backend| backend.name.as_str()).collect();
+    let parts: Vec<String> = [("added", added), ("changed", changed), ("removed", removed)]
+        .into_iter()
+        .filter(|(_, names)| !names.is_empty())
+        .map(|(what, names)| format!("{what} {}", names.join(", ")))
+        .collect();
+    if parts.is_empty() { "the backends are the same".to_owned() } else { parts.join("; ") }
+}
