@@ -17,9 +17,9 @@ const READ_ROOM: usize = 64 << 10;
 /// So much is read before it is passed on, if it is there. Above this, what the agent is to wait for makes it wait.
 pub(super) const SHOWN_HIGH: usize = 16 << 10;
 /// The model may be so much behind what is shown,
-const UNSEEN_MAX: usize = 256 << 10;
+const UNSEEN_MAX: usize = 512 << 10;
 /// and for so long, while nobody needs it.
-const UNSEEN_FOR: Duration = Duration::from_millis(5);
+const UNSEEN_FOR: Duration = Duration::from_millis(25);
 /// So often bytes are carried before anything else is looked at.
 const ROUNDS_MAX: usize = 16;
 
