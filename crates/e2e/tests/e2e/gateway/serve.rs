@@ -6,7 +6,7 @@ use super::{
     web::Web,
     world::{Gate, backend},
 };
-use crate::mcp::client::{Place, Setup};
+use crate::mcp::client::{Place, Setup, until};
 
 #[test]
 fn tools_of_all_backends_are_called_by_their_names() {
@@ -124,9 +124,9 @@ fn what_was_offered_last_time_is_offered_at_once_and_marked() {
     let place = Place::new();
     let more = place.join("more");
     let config = backend("slow", &["--more", &more], "");
-    let gate = Gate::listen(place, &config);
-    gate.child("slow");
-    let mut gate = gate;
+    let mut gate = Gate::listen(place, &config);
+    // Ready is one thing, its lists another.
+    until("what it offers", || (gate.backend("slow")["catalogue"] == "confirmed").then_some(()));
     crate::mcp::client::signal(gate.client.pid(), nix::sys::signal::Signal::SIGTERM);
     gate.client.wait();
 
