@@ -780,7 +780,7 @@ mod tests {
           files    backoff     -       -  14 (stale)       0         3  4.0s  signal 9 (SIGKILL)
         ");
         let found = found(Entry { kind: "gateway".into(), ..entry("tools-1abcd", "tools", "/srv") }, gateway);
-        insta::assert_snapshot!(ps_in_words(&[found], None, Some(100)), @"
+        insta::assert_snapshot!(ps_in_words(&[found], None, Some(100), Paint::plain()), @"
         ID                  KIND     STATE     PID  CHILD  UPTIME  RESTARTS  NEXT  LAST-EXIT           CWD
         tools-1abcd         gateway  running  4240      -       -         3     -  -                   /srv
         tools-1abcd/github  backend  ready    4240   4242      1m         0     -  -                   /srv
