@@ -295,13 +295,19 @@ impl Visit {
                 );
                 continue;
             };
-            let word = state["state"].as_str().unwrap_or_default();
-            if matches!(word, "given_up" | "halted") {
+            // A gateway's backends are looked at as well as the gateway.
+            let backends = state["backends"].as_array().into_iter().flatten();
+            let below = backends.map(|one| (format!("{id}/{}", one["name"].as_str().unwrap_or_default()), one));
+            for (id, state) in [(id.clone(), state)].into_iter().chain(below) {
+                let word = state["state"].as_str().unwrap_or_default();
+                if !matches!(word, "given_up" | "halted") {
+                    continue;
+                }
                 let exit = state["last_exit"].as_str().unwrap_or("nobody knows what");
                 let stderr: Vec<&str> = state["stderr_tail"].as_str().unwrap_or_default().lines().collect();
                 let details = stderr[stderr.len().saturating_sub(3)..].iter().map(|line| (*line).to_owned()).collect();
                 let says = format!("{}; it last ended with {exit}", word.replace('_', " "));
-                let finding = Finding::new(Level::Problem, Area::Instance, id, says);
+                let finding = Finding::new(Level::Problem, Area::Instance, id.clone(), says);
                 findings.push(Finding { details, ..finding.mend(format!("outlast resume {id}")) });
             }
         }

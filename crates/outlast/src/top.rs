@@ -142,9 +142,17 @@ impl Top<'_> {
     }
 
     /// In a thread of its own: a restart takes as long as a build and a handshake do.
-    fn do_to(&self, id: String, method: &'static str, params: serde_json::Value) {
+    fn do_to(&self, id: String, method: &'static str, mut params: serde_json::Value) {
         let (tell, ask) = (self.tell.clone(), self.ask.clone());
-        let entry = self.registry.read().into_iter().find(|entry| entry.id == id);
+        // One behind a gateway is reached through it.
+        let (owner, backend) = match id.split_once('/') {
+            Some((owner, backend)) => (owner, Some(backend)),
+            None => (id.as_str(), None),
+        };
+        if let Some(backend) = backend {
+            params["backend"] = backend.into();
+        }
+        let entry = self.registry.read().into_iter().find(|entry| entry.id == owner);
         thread::spawn(move || {
             let result = match entry {
                 Some(entry) => instances::do_to(&entry, method, params),
@@ -176,7 +184,7 @@ fn last_lines(path: PathBuf) -> Result<Vec<String>, String> {
 fn ask_around(registry: Registry, asked: Receiver<()>, tell: Sender<Heard>) {
     thread::spawn(move || {
         loop {
-            let rows = client::survey(&registry, SURVEY_MAX).iter().map(Row::of).collect();
+            let rows = Row::all(&client::survey(&registry, SURVEY_MAX));
             if tell.send(Heard::Board(Event::Surveyed(rows))).is_err() {
                 return;
             }
@@ -286,10 +294,9 @@ fn in_words(found: &[Found], width: Option<usize>) -> String {
         column("LAST-EXIT", false, Yield::End(12, 9)),
         column("LAST-WORDS", false, Yield::End(20, 10)),
     ];
-    let rows: Vec<Vec<String>> = found
-        .iter()
-        .map(|found| {
-            let row = Row::of(found);
+    let rows: Vec<Vec<String>> = Row::all(found)
+        .into_iter()
+        .map(|row| {
             let words = row.words.iter().rev().find(|line| !line.trim().is_empty()).cloned();
             let or_nothing = |text: Option<String>| text.unwrap_or_else(|| table::NOTHING.to_owned());
             vec![

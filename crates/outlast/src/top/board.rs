@@ -42,15 +42,42 @@ pub struct Row {
 }
 
 impl Row {
-    pub fn of(found: &Found) -> Row {
+    /// An instance, and behind it the backends it has, if it is a gateway.
+    pub fn all(found: &[Found]) -> Vec<Row> {
+        let with_backends = |found: &Found| {
+            let row = Row::of(found);
+            let backends = found.state.as_ref().and_then(|state| state["backends"].as_array());
+            let below = backends.into_iter().flatten().map(|state| Row {
+                id: format!("{}/{}", row.id, state["name"].as_str().unwrap_or_default()),
+                kind: "backend".to_owned(),
+                cwd: row.cwd.clone(),
+                command: state["command"].as_str().unwrap_or_default().to_owned(),
+                log: row.log.clone(),
+                ..Row::said(state)
+            });
+            let below: Vec<Row> = below.collect();
+            [vec![row], below].concat()
+        };
+        found.iter().flat_map(with_backends).collect()
+    }
+
+    fn of(found: &Found) -> Row {
         let entry = &found.entry;
-        let nothing = Value::Null;
-        let state = found.state.as_ref().unwrap_or(&nothing);
-        let text = |member: &str| state[member].as_str().map(str::to_owned);
-        let ends = state["last_exits"].as_array().into_iter().flatten();
         Row {
             id: entry.id.clone(),
             kind: entry.kind.clone(),
+            cwd: entry.cwd.display().to_string(),
+            command: entry.command.clone(),
+            log: entry.log.clone(),
+            ..Row::said(found.state.as_ref().unwrap_or(&Value::Null))
+        }
+    }
+
+    /// What it said of itself.
+    fn said(state: &Value) -> Row {
+        let text = |member: &str| state[member].as_str().map(str::to_owned);
+        let ends = state["last_exits"].as_array().into_iter().flatten();
+        Row {
             state: text("state").unwrap_or_else(|| "unresponsive".to_owned()),
             health: text("health").filter(|health| health != "healthy"),
             pid: state["pid"].as_u64(),
@@ -64,9 +91,7 @@ impl Row {
             last_exit: text("last_exit"),
             ends: ends.filter_map(|end| Some((end["seconds_ago"].as_f64()?, end["crashed"] == true))).collect(),
             words: text("stderr_tail").unwrap_or_default().lines().map(str::to_owned).collect(),
-            cwd: entry.cwd.display().to_string(),
-            command: entry.command.clone(),
-            log: entry.log.clone(),
+            ..Row::default()
         }
     }
 
@@ -489,6 +514,37 @@ mod tests {
         assert_eq!(story.survey(&rows), []);
         story.board.handle(Event::LogRead { id: id(), lines: Err("late".into()) }, story.now);
         assert_eq!(story.board.news, None, "nobody reads it any more");
+    }
+
+    #[test]
+    fn a_gateway_is_followed_by_its_backends() {
+        use crate::control::registry::Entry;
+        let entry = Entry {
+            id: "tools-1".into(),
+            kind: "gateway".into(),
+            name: "tools".into(),
+            pid: 1,
+            born: String::new(),
+            started: 0.0,
+            cwd: "/srv".into(),
+            socket: "/x.sock".into(),
+            command: "outlast gateway".into(),
+            log: None,
+            audit: None,
+        };
+        let state = serde_json::json!({"state": "running", "backends": [
+            {"name": "github", "state": "ready", "pid": 7, "in_flight": 2}, {"name": "files", "state": "backoff", "next_try_s": 4.0},
+        ]});
+        let rows = Row::all(&[Found { entry, state: Some(state) }]);
+        let told: Vec<(&str, &str, &str)> =
+            rows.iter().map(|row| (row.id.as_str(), row.kind.as_str(), row.state.as_str())).collect();
+        let expected = [
+            ("tools-1", "gateway", "running"),
+            ("tools-1/github", "backend", "ready"),
+            ("tools-1/files", "backend", "backoff"),
+        ];
+        assert_eq!(told, expected);
+        assert_eq!((rows[1].in_flight, rows[2].next_try_s), (Some(2), Some(4.0)));
     }
 
     #[test]
