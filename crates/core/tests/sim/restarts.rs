@@ -87,7 +87,7 @@ impl World {
 
     fn is_crash(&self, cause: Cause) -> bool {
         match cause {
-            Cause::Asked => false,
+            Cause::Asked | Cause::Forgot => false,
             Cause::Clean => !self.policy.clean_leaves,
             Cause::RestartRequested => self.policy.request_gap.is_none(),
             Cause::Crashed | Cause::NeverReady => true,
