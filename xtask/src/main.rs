@@ -20,7 +20,7 @@ Commands:
                                   ARGS go to `cargo test`
   sim --seeds N [--from SEED]     Run the simulated worlds of the core, N seeds from SEED (0) on
   cross                           Type-check for Windows and macOS, where the cross tools are at hand
-  bench [mcp|gateway] [ARGS…]     Build for speed and run the benchmark; ARGS go to it
+  bench [mcp|gateway|pty] [ARGS…] Build for speed and run the benchmark; ARGS go to it
   conformance [ARGS…]             Run the conformance suites against a server, directly and through
                                   the gateway; ARGS go to outlast-conformance
   capi                            Build the library for C, shared and static, with its header,
@@ -119,7 +119,9 @@ fn cross() -> Result<(), Failure> {
 }
 
 fn bench(arguments: &[String]) -> Result<(), Failure> {
-    let peers = peers::provide(peers::FOR_BENCH)?;
+    let is_pty = arguments.first().is_some_and(|word| word == "pty");
+    // The rivals of a terminal are the system's own; those that are not to be had are said to be missing.
+    let peers = if is_pty { peers::terminals() } else { peers::provide(peers::FOR_BENCH)? };
     let mut build = cargo(["build", "--release", "-p", "outlast", "-p", "outlast-e2e"]);
     // Only those: each is optimised as a whole, which takes its time.
     for program in ["outlast", "outlast-bench", "outlast-echo", "outlast-hop"] {

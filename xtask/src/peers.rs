@@ -225,6 +225,19 @@ fn tmux() -> Result<(), Failure> {
     install_unless(|| quietly(Command::new("tmux").arg("-V")), &["tmux"], "tmux, the terminal around the agents")
 }
 
+/// The rivals of `outlast run`, installed where that is possible. They have no folder of their own.
+pub fn terminals() -> PathBuf {
+    let programs = [("tmux", "-V", "tmux"), ("dtach", "--version", "dtach"), ("script", "--version", "bsdutils")];
+    for (program, option, package) in programs {
+        // Nothing depends on the exit code: dtach has no use for the option, and that it says so is enough.
+        let is_here = || Command::new(program).arg(option).stdin(Stdio::null()).output().is_ok();
+        if let Err(failure) = install_unless(is_here, &[package], program) {
+            failure.report();
+        }
+    }
+    PathBuf::new()
+}
+
 /// The major version the Inspector needs; the system's Node may be older.
 const NODE: &str = "v22.";
 

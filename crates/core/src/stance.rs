@@ -73,7 +73,7 @@ pub fn of(signs: &Signs, lines: &[String]) -> Stance {
         let digits = rest.chars().take_while(char::is_ascii_digit).count();
         digits > 0 && rest[digits..].starts_with(['.', ')'])
     };
-    if typed.iter().any(|rest| is_choice(rest)) || (has(signs.dialog) && !typed.is_empty()) {
+    if typed.iter().any(is_choice) || (has(signs.dialog) && !typed.is_empty()) {
         return Stance::Dialog;
     }
     if typed.is_empty() { Stance::Unclear } else { Stance::Prompt }

@@ -4,7 +4,7 @@ use std::{
     env, io,
     path::{Path, PathBuf},
     process::ExitCode,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use outlast_core::{
@@ -35,6 +35,9 @@ use crate::{
 /// A thread that wrote a file is let go after this, and its memory with it.
 const THREAD_KEPT: Duration = Duration::from_millis(200);
 const THREADS_MAX: usize = 2;
+/// How long a session of the same name may take to be gone after its last word.
+const LEAVING_MAX: Duration = Duration::from_secs(5);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 pub fn mcp(arguments: cli::Mcp) -> Result<ExitCode, Report> {
     let cwd = env::current_dir()
@@ -126,12 +129,13 @@ pub fn run(arguments: cli::Run) -> Result<ExitCode, Report> {
             .hint("it works for claude and codex, without `--no-screen`"));
     }
     // Before the shell stands one who only waits for us, so that we can leave it.
-    let stand_in = match if arguments.detach { Ok(None) } else { os::stand_in() } {
-        Ok(Some(os::Standing::Over(code))) => return Ok(ExitCode::from(code)),
-        Ok(Some(os::Standing::Worker(stand_in))) => Some(stand_in),
-        Ok(None) => None,
-        Err(error) => return Err(Report::new(report::FAILURE, "cannot use the terminal").because(error)),
-    };
+    let standing = if arguments.detach { Ok(None) } else { os::stand_in() };
+    let stand_in =
+        match standing.map_err(|error| Report::new(report::FAILURE, "cannot use the terminal").because(error))? {
+            Some(os::Standing::Over(code)) => return Ok(ExitCode::from(code)),
+            Some(os::Standing::Worker(stand_in)) => Some(stand_in),
+            None => None,
+        };
     let claim = claim(&plan.id)?;
     let announce = if arguments.detach {
         let detached = os::detach()
@@ -261,7 +265,15 @@ fn claim(id: &str) -> Result<Option<os::Claim>, Report> {
     if os::claim_dir(registry.dir()).is_err() {
         return Ok(None);
     }
-    match os::claim_name(&registry.dir().join(format!("{id}.lock"))) {
+    let path = registry.dir().join(format!("{id}.lock"));
+    let deadline = Instant::now() + LEAVING_MAX;
+    let mut claim = os::claim_name(&path);
+    // One who has it and cannot be found any more is about to let go of it.
+    while matches!(claim, Ok(None)) && !registry.has(id) && Instant::now() < deadline {
+        std::thread::sleep(LOOK_AGAIN);
+        claim = os::claim_name(&path);
+    }
+    match claim {
         Ok(Some(claim)) => Ok(Some(claim)),
         Err(_) => Ok(None),
         Ok(None) => {

@@ -423,6 +423,9 @@ fn judge(finding: &mut Finding, trial: &Trial, outcome: &Outcome) {
             let command = shell_quote(words.iter().map(String::as_str));
             finding.mend = Some(match stage {
                 Stage::Start => "install it, or name it by its whole path".to_owned(),
+                Stage::Late => {
+                    format!("`--timeout 120` waits longer; or see what it says in {}: {command}", trial.cwd.display())
+                }
                 Stage::Talk => format!("see what it says in {}: {command}", trial.cwd.display()),
             });
         }

@@ -561,6 +561,15 @@ fn state_in_words(state: &Value, width: Option<usize>) -> String {
         crashes => format!(", {crashes} crashes not forgiven yet"),
     };
     say("restarts", format!("{}{crashes}", count("restarts")));
+    if let (Some(columns), Some(rows)) = (state["columns"].as_u64(), state["rows"].as_u64()) {
+        say("terminal", format!("{columns} × {rows}, {} attached", count("attached")));
+    }
+    let waits = match (state["waiting_for_input"].as_bool(), state["stance"].as_str()) {
+        (Some(true), Some("dialog")) => "for a choice",
+        (Some(true), _) => "for input",
+        _ => "",
+    };
+    say("waiting", waits.to_owned());
     let busy: Vec<String> = [("in_flight", "in flight"), ("held", "held"), ("draining", "draining")]
         .into_iter()
         .filter(|(member, _)| count(member) > 0)
@@ -804,6 +813,19 @@ mod tests {
           state      backoff
           next try   in 4.0s
           restarts   1, 4 crashes not forgiven yet
+          outlast    pid 4240
+        ");
+        let state = json!({"id": "night", "kind": "session", "state": "ready", "uptime_s": 61.0, "pid": 7, "restarts": 0,
+            "outlast_pid": 4240, "columns": 101, "rows": 33, "attached": 2, "waiting_for_input": true,
+            "stance": "dialog", "conversation": "11111111", "command": "claude"});
+        insta::assert_snapshot!(state_in_words(&state), @"
+        night (session)
+          state      ready for 1m, pid 7
+          restarts   0
+          terminal   101 × 33, 2 attached
+          waiting    for a choice
+          command    claude
+          agent id   11111111
           outlast    pid 4240
         ");
     }

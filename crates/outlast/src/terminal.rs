@@ -74,8 +74,11 @@ pub struct Terminal {
     viewers: Viewers,
     /// Where the agent's output goes when we have no terminal.
     stdout: Option<Pipe>,
-    /// What was just shown: on its way to everybody, and not yet in the model.
+    /// What was just shown: on its way to everybody.
     fresh: BytesMut,
+    /// What was shown and is not yet in the model, and since when.
+    unseen: BytesMut,
+    unseen_since: Option<Instant>,
     /// None if it is not kept.
     screen: Option<Screen>,
     alternate: Alternate,
@@ -139,6 +142,8 @@ impl Terminal {
             viewers,
             stdout: parts.stdout.map(Pipe::new),
             fresh: BytesMut::new(),
+            unseen: BytesMut::new(),
+            unseen_since: None,
             screen: parts.keeps_screen.then(|| Screen::new(size)),
             alternate: Alternate::default(),
             child: None,
@@ -241,6 +246,7 @@ impl Terminal {
         for action in actions {
             match action {
                 waiting::Action::Look => {
+                    self.catch_up();
                     let screen = self.screen.as_ref();
                     let stance = screen.map(|screen| self.agent.stance(&screen.own_lines())).unwrap_or_default();
                     let is_cursor_visible = screen.is_none_or(Screen::is_cursor_visible);
@@ -275,7 +281,7 @@ impl Terminal {
         }
         about["cwd"] = self.place.cwd.path.to_string_lossy().into();
         about["program"] = self.plan.program.as_str().into();
-        about["title"] = self.screen.as_ref().and_then(Screen::title).into();
+        about["title"] = self.screen().and_then(|screen| screen.title()).into();
         about["attached"] = self.viewers.count().into();
         about["timestamp"] = crate::home::epoch().into();
         if let Some(complaint) = self.hooks.run(&about, &self.plan, &self.place, &mut self.household, self.now) {
@@ -286,7 +292,8 @@ impl Terminal {
     fn poll_time(&mut self, cx: &mut Context<'_>) -> bool {
         let lives = self.lives.values().filter_map(Life::deadline);
         let machines = [self.session.deadline(), self.viewers.deadline(), self.waiting.deadline()];
-        let own = [self.ending.map(|(_, until)| until), self.hooks.deadline(), self.sends.deadline()];
+        let own =
+            [self.ending.map(|(_, until)| until), self.hooks.deadline(), self.sends.deadline(), self.catches_up_at()];
         let Some(at) = lives.chain(machines.into_iter().chain(own).flatten()).min() else {
             self.timer = None;
             return false;
@@ -298,6 +305,9 @@ impl Terminal {
                 self.live(key, life::Event::TimePassed);
             }
             self.hooks.pass_time(self.now, &mut self.household);
+            if self.catches_up_at().is_some_and(|at| at <= self.now) {
+                self.catch_up();
+            }
             self.tell(Event::TimePassed);
             self.see(terminal::Event::TimePassed);
             self.watch(waiting::Event::TimePassed);

@@ -262,12 +262,14 @@ fn run(which: &cli::WhichFiles, direction: &Direction) -> Result<ExitCode, Repor
     let changed: Vec<&Plan> = plans.iter().filter(|plan| plan.after != plan.config.text).collect();
 
     let mut words = String::new();
-    for plan in &plans {
-        words.push_str(&listing(plan, &shown_path(plan, &home, &cwd), paint));
-    }
     for plan in &changed {
         let name = shown_path(plan, &home, &cwd);
-        words.push_str(&format!("\n{}", diff::unified(&name, &plan.config.text, &plan.after, paint)));
+        words.push_str(&diff::unified(&name, &plan.config.text, &plan.after, paint));
+        words.push('\n');
+    }
+    // Last, as a long diff leaves the screen and this should not.
+    for plan in &plans {
+        words.push_str(&listing(plan, &shown_path(plan, &home, &cwd), paint));
     }
     print(&words)?;
 

@@ -220,13 +220,12 @@ impl Gateway {
             let key = *key;
             return self.take_back(key, "the backend took it back");
         }
-        if let Some(connection) = self.links.get_mut(&serial)
-            && let (Some(listen), Id::Integer(number)) = (connection.listen, id)
+        let listen = self.links.get(&serial).and_then(|connection| connection.listen);
+        if let (Some(listen), Id::Integer(number)) = (listen, id)
             && i128::from(listen) == number
         {
-            connection.listen = None;
             self.calls.remove(&listen);
-            let _ = now;
+            self.listen_ended(serial, listen, true, now);
         }
     }
 

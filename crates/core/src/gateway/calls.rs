@@ -379,8 +379,11 @@ impl Gateway {
 
     /// For audit and metrics, on every way out; and for the breaker.
     pub(super) fn called(&mut self, call: &Call, outcome: Outcome, now: Instant) {
+        // A backend that went away is not ill but gone: that is for its restarts, and who comes meanwhile waits for it.
+        let is_gone = call.link.is_some_and(|serial| !self.links.contains_key(&serial));
         let health = match outcome {
             Outcome::Answered | Outcome::Failed => Health::Well,
+            Outcome::Lost if is_gone => Health::Unknown,
             Outcome::Lost | Outcome::TimedOut => Health::Ill,
             _ => Health::Unknown,
         };
@@ -510,7 +513,7 @@ impl Gateway {
         }
         let mut call = self.calls.remove(&key).expect("found above");
         if let What::Private(private) = call.what {
-            return self.private_failed(link.serial, private, why, now);
+            return self.private_failed(link.serial, private, key, why, now);
         }
         self.drop_asks_of(key, "the call that this was for was lost");
         self.call_over(link.serial, now);

@@ -23,6 +23,10 @@ pub(super) struct Entry {
     pub own_json: Option<Rc<str>>,
     /// Its definition as clients see it.
     pub json: Bytes,
+    /// What a tool's arguments must be like.
+    pub schema: Option<Bytes>,
+    /// Its annotations say that calling it twice does no harm.
+    pub is_safe: bool,
     hash: u64,
 }
 
@@ -77,8 +81,12 @@ impl Catalogue {
 
     fn add(&mut self, kind: List, number: u32, owner: &Owner, json: &Bytes, switches: &Switches) {
         let Some(element) = std::str::from_utf8(json).ok().and_then(Raw::parse) else { return };
-        let Some([Some(key)]) = pick(element, [key_of(kind)]) else { return };
+        let Some([Some(key), schema, annotations]) = pick(element, [key_of(kind), "inputSchema", "annotations"]) else {
+            return;
+        };
         let Some(own) = key.text() else { return };
+        let schema = schema.filter(|_| kind == List::Tools).map(|schema| json.slice_ref(schema.get().as_bytes()));
+        let is_safe = annotations.is_some_and(is_safe);
         let (shown, json): (Rc<str>, Bytes) = match kind {
             List::Tools | List::Prompts => {
                 if kind == List::Tools && !guard::passes(&owner.settings.allow, &owner.settings.deny, &own) {
@@ -106,7 +114,8 @@ impl Catalogue {
         let mut hasher = DefaultHasher::new();
         (number, &json).hash(&mut hasher);
         self.names[index].insert(shown.clone(), self.lists[index].len() as u32);
-        self.lists[index].push(Entry { owner: number, shown, own: own.into(), own_json, json, hash: hasher.finish() });
+        let (own, hash) = (own.into(), hasher.finish());
+        self.lists[index].push(Entry { owner: number, shown, own, own_json, json, schema, is_safe, hash });
     }
 
     pub fn find(&self, kind: List, shown: &str) -> Option<(u32, &Entry)> {
@@ -276,6 +285,11 @@ impl Gateway {
         }
         view
     }
+}
+
+fn is_safe(annotations: Raw<'_>) -> bool {
+    let hints = pick(annotations, ["readOnlyHint", "idempotentHint"]).unwrap_or_default();
+    hints.into_iter().any(|hint| hint.is_some_and(|hint| hint.get() == "true"))
 }
 
 fn key_of(kind: List) -> &'static str {

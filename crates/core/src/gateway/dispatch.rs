@@ -112,17 +112,14 @@ impl Gateway {
             return self.unknown(&asked, format!("there is no tool `{shown}`"), Some(&shown));
         }
         let entry = self.catalogue.entry(List::Tools, index);
-        let definition = std::str::from_utf8(&entry.json).ok().and_then(Raw::parse);
-        let picked = definition.and_then(|raw| pick(raw, ["inputSchema", "annotations"]));
-        let [schema, annotations] = picked.unwrap_or_default();
         let arguments = asked.params.arguments().map_or(b"{}" as &[u8], |raw| raw.get().as_bytes());
-        if let Some(schema) = schema
-            && let Err(why) = self.schemas.0.check(schema.get().as_bytes(), arguments)
+        if let Some(schema) = &entry.schema
+            && let Err(why) = self.schemas.0.check(schema, arguments)
         {
             let failure = Failure::bad_arguments(name, &shown, &why);
             return self.refused(&asked, Some(&target), &failure);
         }
-        let repeatable = owner.settings.retry_annotated && annotations.is_some_and(is_safe);
+        let repeatable = owner.settings.retry_annotated && entry.is_safe;
         self.send(asked, Target { repeatable, ..target }, now);
     }
 
@@ -261,6 +258,14 @@ impl Gateway {
                 self.send(asked, target, now);
             }
             Err(mut failure) => {
+                // It may be of a backend that has not said yet what it has.
+                let unheard = |number: &&u32| self.owners[*number].standing == Standing::Unknown;
+                if failure.outcome == Outcome::Unknown
+                    && self.stopping.is_none()
+                    && let Some(owner) = self.order.iter().find(unheard).copied()
+                {
+                    return self.wait_for_offer(asked, owner, now);
+                }
                 // The older era has a code of its own for this.
                 if asked.whom.era == Era::Handshake && failure.outcome == Outcome::Unknown {
                     failure.code = -32002;
@@ -292,6 +297,10 @@ impl Gateway {
                     Err(Failure::denied(self.owner_name(owner), guest.who.role.as_deref(), &format!("`{uri}`")).into())
                 }
             };
+        }
+        // Who is the only one, nobody knows before all have spoken.
+        if self.owners.values().any(|owner| owner.standing == Standing::Unknown) {
+            return Err(Failure::unknown(format!("no backend lists the resource `{}`", words::cut(uri, 200))).into());
         }
         let mut with_any = self.order.iter().copied().filter(|number| {
             let owner = &self.owners[number];
@@ -462,12 +471,6 @@ fn text(raw: Raw<'_>) -> std::borrow::Cow<'_, str> {
         Some(plain) => plain.into(),
         None => raw.text().unwrap_or_default().into(),
     }
-}
-
-/// Whether a tool's annotations say that calling it twice does no harm.
-fn is_safe(annotations: Raw<'_>) -> bool {
-    let hints = pick(annotations, ["readOnlyHint", "idempotentHint"]).unwrap_or_default();
-    hints.into_iter().any(|hint| hint.is_some_and(|hint| hint.get() == "true"))
 }
 
 /// Methods that a client of the one era has and a backend of the other does not: never passed on by accident.

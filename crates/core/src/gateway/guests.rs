@@ -94,10 +94,36 @@ impl Gateway {
     }
 
     pub(super) fn client_left(&mut self, client: Client, now: Instant) {
-        if !self.guests.contains_key(&client) {
-            return;
+        let Some(guest) = self.guests.get(&client) else { return };
+        let front = guest.front;
+        if guest.asked > 0 {
+            self.drop_asks_to(client);
         }
-        self.drop_asks_to(client);
+        if self.guests[&client].in_flight > 0 {
+            self.drop_requests_of(client, now);
+        }
+        // A single request has none of what follows.
+        if front != Front::Request {
+            self.forget_tasks(client);
+        }
+        let guest = self.guests.remove(&client).expect("seen above");
+        if !guest.watches.is_empty() || !guest.listens.is_empty() {
+            self.rewatch(now);
+        }
+        if guest.level.is_some() {
+            self.relevel(now);
+        }
+        if front != Front::Request {
+            let own: Vec<PlaceKey> =
+                self.places.keys().filter(|key| key.seat == Seat::Session(client)).copied().collect();
+            for key in own {
+                self.drop_place(key, &Failure::stopping(""), now);
+            }
+        }
+    }
+
+    /// Nobody waits for any of it any more.
+    fn drop_requests_of(&mut self, client: Client, now: Instant) {
         let mut keys: Vec<u64> =
             self.calls.iter().filter(|(_, call)| call.is_of(client)).map(|(key, _)| *key).collect();
         keys.sort_unstable();
@@ -107,26 +133,13 @@ impl Gateway {
                 self.cancel(key, None, now);
             }
         }
-        let (gone, waiting) =
+        let (gone, waiting): (Vec<Gathering>, Vec<Gathering>) =
             mem::take(&mut self.gathering).into_iter().partition(|waiting| waiting.whom.client == client);
         self.gathering = waiting;
-        let gone: Vec<Gathering> = gone;
         for waiting in gone {
             self.waited_in_vain(waiting);
         }
         self.batches.retain(|_, batch| batch.client != client);
-        self.forget_tasks(client);
-        let guest = self.guests.remove(&client).expect("seen above");
-        if !guest.watches.is_empty() || !guest.listens.is_empty() {
-            self.rewatch(now);
-        }
-        if guest.level.is_some() {
-            self.relevel(now);
-        }
-        let own: Vec<PlaceKey> = self.places.keys().filter(|key| key.seat == Seat::Session(client)).copied().collect();
-        for key in own {
-            self.drop_place(key, &Failure::stopping(""), now);
-        }
     }
 
     pub(super) fn client_said(&mut self, client: Client, said: &[u8], now: Instant) {

@@ -36,6 +36,10 @@ pub(super) struct Connection {
     pub watched: BTreeSet<String>,
     /// Our subscription to what a stateless backend has to say.
     pub listen: Option<u64>,
+    /// It ended; another one is due then.
+    pub listen_again: Option<Instant>,
+    /// It has no subscriptions.
+    pub is_deaf: bool,
     /// The level that it was last told.
     pub level: Option<subscriptions::Level>,
 }
@@ -70,6 +74,16 @@ pub(super) struct Has {
     pub tasks: bool,
 }
 
+impl Has {
+    pub fn list(self, kind: List) -> bool {
+        match kind {
+            List::Tools => self.tools,
+            List::Prompts => self.prompts,
+            List::Resources | List::Templates => self.resources,
+        }
+    }
+}
+
 impl Connection {
     pub fn new(link: Link, place: PlaceKey, generation: u64, by: Instant, now: Instant) -> Connection {
         Connection {
@@ -91,6 +105,8 @@ impl Connection {
             garbage: 0,
             watched: BTreeSet::new(),
             listen: None,
+            listen_again: None,
+            is_deaf: false,
             level: None,
         }
     }
@@ -106,7 +122,7 @@ impl Connection {
             Phase::Ready => {
                 let idle = owners.get(&self.link.backend).and_then(|owner| owner.settings.idle_stop);
                 let idle = idle.filter(|_| self.is_idle()).map(|idle| self.last_used + idle);
-                self.suspected.into_iter().chain(idle).min()
+                self.suspected.into_iter().chain(idle).chain(self.listen_again).min()
             }
             Phase::Stopping { .. } => None,
         }
@@ -214,6 +230,7 @@ impl Gateway {
                 }
                 Phase::Draining { .. } => self.part(serial, How::Stopped, false, now),
                 Phase::Ready if connection.suspected.is_some_and(|by| by <= now) => self.hung(serial, now),
+                Phase::Ready if connection.listen_again.is_some_and(|at| at <= now) => self.listen_anew(serial, now),
                 Phase::Ready => self.part(serial, How::Stopped, false, now),
                 Phase::Stopping { .. } => {}
             }

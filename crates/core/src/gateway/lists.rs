@@ -57,15 +57,8 @@ impl Gateway {
             return;
         }
         let has = connection.has;
-        for kind in List::ALL {
-            let wanted = match kind {
-                List::Tools => has.tools,
-                List::Prompts => has.prompts,
-                List::Resources | List::Templates => has.resources,
-            };
-            if wanted {
-                self.fetch(serial, kind, now);
-            }
+        for kind in List::ALL.into_iter().filter(|kind| has.list(*kind)) {
+            self.fetch(serial, kind, now);
         }
         self.offered(serial, now);
     }
@@ -83,7 +76,8 @@ impl Gateway {
         if connection.phase != Phase::Ready || connection.place.seat == Seat::Second {
             return;
         }
-        for kind in List::ALL.into_iter().filter(|kind| kind.family() == family) {
+        let has = connection.has;
+        for kind in List::ALL.into_iter().filter(|kind| kind.family() == family && has.list(*kind)) {
             match self.links.get_mut(&serial).and_then(|link| link.fetch.under_way[kind as usize].as_mut()) {
                 Some(pages) => pages.again = true,
                 None => self.fetch(serial, kind, now),

@@ -100,14 +100,8 @@ impl Gateway {
                 }
             },
             Private::List(kind) => self.listed(serial, kind, result, error, now),
-            Private::Listen => {
-                // Its end: the next change of what is wanted, or the next link, opens another.
-                if let Some(connection) = self.links.get_mut(&serial)
-                    && connection.listen == Some(key)
-                {
-                    connection.listen = None;
-                }
-            }
+            // One that has no subscriptions says so once; one that ends ours is asked again after a while.
+            Private::Listen => self.listen_ended(serial, key, error.is_none(), now),
             Private::Ping | Private::Told => {}
         }
     }
@@ -119,11 +113,11 @@ impl Gateway {
     }
 
     /// An HTTP backend will not answer a request of ours.
-    pub(super) fn private_failed(&mut self, serial: u64, private: Private, why: &str, now: Instant) {
+    pub(super) fn private_failed(&mut self, serial: u64, private: Private, key: u64, why: &str, now: Instant) {
         match private {
             Private::Initialize | Private::Discover => self.opening_refused(serial, private, why, now),
             Private::List(kind) => self.list_failed(serial, kind, why, now),
-            Private::Listen => self.private_answered(serial, private, 0, None, None, now),
+            Private::Listen => self.listen_ended(serial, key, true, now),
             Private::Ping | Private::Told => {}
         }
     }

@@ -137,10 +137,15 @@ impl Gateway {
             (_, Some(index)) => index,
             (Some((_, index)), None) => index,
             (None, None) => {
-                // All are on their way or down: spread the waiting over them.
-                let owner = self.owners.get_mut(&backend).expect("asked for its seat");
-                owner.turn = (owner.turn + 1) % size;
-                owner.turn
+                // None serves: the waiting is spread over those that may come.
+                let turn = &mut self.owners.get_mut(&backend).expect("asked for its seat").turn;
+                *turn = (*turn + 1) % size;
+                let turn = *turn;
+                let is_hopeless = |index: &u32| {
+                    self.places.get(&key(*index)).is_some_and(|place| matches!(place.state, State::GivenUp { .. }))
+                };
+                let mut in_turn = (0..size).map(|step| (turn + step) % size);
+                in_turn.find(|index| !is_hopeless(index)).unwrap_or(turn)
             }
         };
         Seat::Pool(index)
@@ -305,7 +310,7 @@ impl Gateway {
             }
             Verdict::GiveUp { crashes, within } => {
                 let within = within.map_or_else(String::new, |within| format!(" within {:.0} s", within.as_secs_f64()));
-                let why = format!("{crashes} crashes{within}");
+                let why = format!("{crashes} {}{within}", if crashes == 1 { "crash" } else { "crashes" });
                 let retry = now + limits.retry_given_up;
                 let words = format!("given up after {why}; tried again in {} s", limits.retry_given_up.as_secs());
                 place.state = State::GivenUp { retry, why };

@@ -2,7 +2,7 @@
 //!
 //! A backend is asked to watch a resource while anybody wants it watched; the old era asks for each, the new one for all
 //! at once. Levels of logs are the client's own: a backend is told the lowest of them, and each client hears no more than
-//! it wanted.
+//! it wanted. While a backend works for some clients, its logs are for them alone.
 
 use super::*;
 use crate::{
@@ -16,6 +16,8 @@ use words::Failure;
 
 const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
 const FLAGS: [&str; 3] = ["toolsListChanged", "promptsListChanged", "resourcesListChanged"];
+/// How long after a backend ended our subscription it is opened again.
+const LISTEN_GAP: Duration = Duration::from_secs(30);
 /// How many subscriptions one client may have open; one more is refused.
 const LISTENS_MAX: usize = 64;
 
@@ -95,36 +97,44 @@ impl Gateway {
         if let Seat::Session(client) = connection.place.seat {
             return self.tell_log(client, level, message, None);
         }
-        // In the stateless era a log belongs to the request it is written for.
-        let on_link: Vec<&Whom> = self
+        let works_on: Vec<&Call> = self
             .calls
             .values()
-            .filter(|call| call.link == Some(serial))
-            .filter_map(|call| call.whom.as_ref())
+            .map(|call| &**call)
+            .filter(|call| call.link == Some(serial) && call.whom.is_some() && !call.is_parked())
             .collect();
-        let only = match on_link[..] {
-            [whom] => Some(whom),
-            _ => None,
-        };
-        if let Some(whom) = only.filter(|whom| whom.era == Era::Stateless).cloned() {
-            let call = self.calls.values().find(|call| call.link == Some(serial) && call.whom.is_some());
-            if call.and_then(|call| call.says.level).is_some_and(|wanted| wanted <= level) {
-                self.out.push(Action::TellClient { client: whom.client, message, about: Some(whom.id) });
+        // In the stateless era a log belongs to the request it is written for, which can be seen if there is only one.
+        if let [call] = works_on[..]
+            && let Some(whom) = call.whom.as_ref().filter(|whom| whom.era == Era::Stateless)
+        {
+            if call.says.level.is_some_and(|wanted| wanted <= level) {
+                let (client, about) = (whom.client, Some(whom.id.clone()));
+                self.out.push(Action::TellClient { client, message, about });
             }
             return;
         }
+        // What a backend says while it works is for those it works for; the rest may hear it when it does not.
         let owner = connection.link.backend;
-        let about = only.map(|whom| (whom.client, whom.id.clone()));
-        let mut clients: Vec<Client> = self
-            .guests
-            .iter()
-            .filter(|(_, guest)| guest.hears_changes() && self.views[guest.view].is_open(owner))
-            .map(|(client, _)| *client)
-            .collect();
+        let callers: BTreeSet<Client> = works_on.iter().filter_map(|call| Some(call.whom.as_ref()?.client)).collect();
+        let is_nobodys = match connection.era {
+            Era::Handshake => callers.is_empty(),
+            Era::Stateless => false,
+        };
+        if connection.era == Era::Stateless && callers.len() > 1 {
+            return;
+        }
+        let about = match works_on[..] {
+            [call] => call.whom.as_ref().map(|whom| whom.id.clone()),
+            _ => None,
+        };
+        let is_for = |client: &Client, guest: &Guest| {
+            (is_nobodys || callers.contains(client)) && guest.hears_changes() && self.views[guest.view].is_open(owner)
+        };
+        let mut clients: Vec<Client> =
+            self.guests.iter().filter(|(client, guest)| is_for(client, guest)).map(|(client, _)| *client).collect();
         clients.sort_unstable();
         for client in clients {
-            let about = about.as_ref().filter(|(caller, _)| *caller == client).map(|(_, id)| id.clone());
-            self.tell_log(client, level, message.clone(), about);
+            self.tell_log(client, level, message.clone(), about.clone());
         }
     }
 
@@ -237,7 +247,8 @@ impl Gateway {
             }
             Era::Handshake => {}
             Era::Stateless => {
-                if (before != wanted || connection.listen.is_none()) && key.seat != Seat::Second {
+                let is_unheard = connection.listen.is_none() && connection.listen_again.is_none();
+                if (before != wanted || is_unheard) && !connection.is_deaf && key.seat != Seat::Second {
                     self.listen_to(serial, &wanted, now);
                 }
             }
@@ -254,10 +265,33 @@ impl Gateway {
         let params = format!(r#""notifications":{{{flags}{uris}}}"#);
         let new = self.ask_link(serial, Private::Listen, "subscriptions/listen", &params, Era::Stateless, now);
         let connection = self.links.get_mut(&serial).expect("asked by the caller");
+        connection.listen_again = None;
         // The old one goes when the new one is there, so that nothing falls between them.
         if let Some(old) = mem::replace(&mut connection.listen, new) {
             self.calls.remove(&old);
             self.cancel_on(serial, old, "replaced by another one");
+        }
+    }
+
+    /// Our subscription is over, and worth another try or not.
+    pub(super) fn listen_ended(&mut self, serial: u64, key: u64, again: bool, now: Instant) {
+        let Some(connection) = self.links.get_mut(&serial).filter(|connection| connection.listen == Some(key)) else {
+            return;
+        };
+        connection.listen = None;
+        connection.is_deaf = !again;
+        if again && connection.is_ready() {
+            connection.listen_again = Some(now + LISTEN_GAP);
+            self.wake_by(now + LISTEN_GAP);
+        }
+    }
+
+    /// What changed while nobody listened has to be asked for.
+    pub(super) fn listen_anew(&mut self, serial: u64, now: Instant) {
+        let watched = self.links[&serial].watched.clone();
+        self.listen_to(serial, &watched, now);
+        for family in Family::ALL {
+            self.refetch(serial, family, now);
         }
     }
 

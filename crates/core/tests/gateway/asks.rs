@@ -231,6 +231,18 @@ fn logs_go_to_those_who_want_them() {
     story.pass(secs(6)).dies(link);
     assert_eq!(story.told("a").1["params"], json!({"level": "info"}));
 
+    // While it works for one, the others need not know of it.
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    let link = story.link("a");
+    story.shake(2).call(2, 7, "a__x").link_says(link, log("error")).hears_nothing(1);
+    assert_eq!(story.heard(2).about, Some(Id::Integer(7)));
+    let modern = Maker { handshake: false, stateless: true, ..maker(&["x"]) };
+    let mut story = Story::simple(&[("a", modern)]);
+    let link = story.link("a");
+    story.shake(2).link_says(link, log("error")).hears_nothing(1).hears_nothing(2);
+    story.call(1, 7, "a__x").link_says(link, log("error")).hears(1, log("error")).hears_nothing(2);
+    story.call(2, 7, "a__x").link_says(link, log("error")).hears_nothing(1).hears_nothing(2);
+
     // One request of the stateless era hears of its own work, if it said so.
     for (level, hears) in [(Some("info"), true), (Some("error"), false), (None, false)] {
         let mut story = Story::simple(&[("a", maker(&["x"]))]);

@@ -174,3 +174,20 @@ fn prompts_and_completions_are_renamed_on_their_way() {
     );
     story.told("a");
 }
+
+#[test]
+fn a_resource_of_a_backend_that_has_not_spoken_yet_is_waited_for() {
+    let mut a = maker(&[]);
+    a.resources = vec![json!({"uri": "file:///a", "name": "a"})];
+    let mut story = Story::new(settings(vec![stdio("b"), stdio("a")]), &[("a", a), ("b", maker(&[]))]);
+    story.auto = false;
+    story.shake(1).ask(1, json!(1), "resources/read", json!({"uri": "file:///a"})).hears_nothing(1);
+    story.ask(1, json!(2), "resources/read", json!({"uri": "file:///none"})).hears_nothing(1);
+    for link in story.connected.clone() {
+        story.up.insert(link.serial, link);
+        story.event(Event::LinkUp { link, pid: None });
+    }
+    assert_eq!(story.told("a").1["params"]["uri"], "file:///a");
+    let heard: Vec<_> = story.clients.drain(..).map(|heard| heard.json()).filter(|said| said["id"] == 2).collect();
+    assert_eq!(heard[0]["error"]["code"], -32002, "{heard:?}");
+}

@@ -161,3 +161,23 @@ fn a_task_belongs_to_who_made_it_and_to_the_process_that_works_on_it() {
     story.ask(1, json!(6), "tasks/get", json!({"taskId": "t1"}));
     assert_eq!(story.heard(1).json()["error"]["code"], -32602);
 }
+
+#[test]
+fn a_pool_does_not_wait_for_one_that_was_given_up() {
+    let backend = Backend {
+        children: Children::Pool(2),
+        policy: Policy { restarts_max: Some(1), jitter_percent: 0, ..Policy::exponential() },
+        ..stdio("a")
+    };
+    let mut story = one(backend, maker(&["x"]));
+    story.shake(1).call(1, 1, "a__x").call(1, 2, "a__x");
+    let (first, second) = (story.connected[0], story.connected[1]);
+    // One is given up, the other comes back in a while.
+    story.dies(first).pass(secs(1));
+    story.auto = false;
+    let again = story.link("a");
+    story.dies(again).dies(second);
+    story.clients.clear();
+    story.call(1, 3, "a__x").call(1, 4, "a__x").hears_nothing(1);
+    assert_eq!(story.status("a")["held"], 2);
+}

@@ -302,3 +302,39 @@ fn who_leaves_is_not_told_any_more_and_its_resources_are_let_go() {
     story.event(Event::ClientLeft { client: 2 });
     assert_eq!(story.told("a").1["method"], "resources/unsubscribe");
 }
+
+#[test]
+fn a_subscription_of_ours_that_a_backend_ends_is_opened_again_and_one_it_refuses_is_not() {
+    for how in ["result", "cancelled", "lost", "refused"] {
+        let mut story = Story::new(settings(vec![http("a")]), &[("a", modern(&["x"]))]);
+        story.shake(1);
+        let listens =
+            |story: &Story| story.links.iter().filter(|(_, text)| text.contains("subscriptions/listen")).count();
+        let (link, text) =
+            story.links.iter().find(|(_, text)| text.contains("subscriptions/listen")).cloned().expect("one");
+        let id = parsed(&text)["id"].clone();
+        let said = match how {
+            "result" => json!({"jsonrpc": "2.0", "id": id, "result": {"resultType": "complete"}}),
+            "cancelled" => json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}),
+            _ => json!({"jsonrpc": "2.0", "id": id, "error": {"code": -32601, "message": "what?"}}),
+        };
+        if how == "lost" {
+            let id = Id::parse(&id.to_string()).expect("an id");
+            story.event(Event::RequestLost { link, id, was_sent: true, why: "cut".into() });
+        } else {
+            story.link_says(link, said);
+        }
+        // What changed meanwhile is found out.
+        story.maker("a").tools.push(tool("y"));
+        story.pass(secs(29)).hears_nothing(1);
+        assert_eq!(listens(&story), 1, "{how}");
+        story.pass(secs(2));
+        if how == "refused" {
+            assert_eq!(listens(&story), 1);
+            story.hears_nothing(1);
+        } else {
+            assert_eq!(listens(&story), 2, "{how}");
+            story.hears(1, json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}));
+        }
+    }
+}

@@ -156,6 +156,14 @@ impl World {
             for _ in 0..STEPS {
                 self.step();
             }
+            if seed % 3 == 0 {
+                // In the middle of everything: whoever waits is answered all the same.
+                self.stop();
+                let waits = self.clients.iter().find(|(_, client)| !client.open.is_empty()).map(|(client, _)| *client);
+                check!(self, waits.is_none(), "client {waits:?} waits for a gateway that is over");
+                check!(self, self.tickets.is_empty(), "an operator waits for a gateway that is over");
+                return;
+            }
             self.rest();
             self.quiet();
             self.stop();
@@ -331,6 +339,11 @@ impl World {
         if let Some(dead) = dead {
             let asked = self.clients.iter().find(|(_, client)| client.is_asked_by(dead)).map(|(client, _)| *client);
             check!(self, asked.is_none(), "client {asked:?} is still asked by link {dead}, which is dead");
+            let status = self.gateway.status(self.now);
+            let links =
+                status["backends"].as_array().into_iter().flatten().filter_map(|backend| backend["links"].as_array());
+            let waits = links.flatten().any(|link| link["state"] == "given_up" && link["held"] != 0);
+            check!(self, !waits, "something waits for what was given up: {status}");
         }
         if let Some(due) = self.gateway.deadline().filter(|_| time_passed) {
             check!(self, due > self.now, "what is due at once was not done");
@@ -438,10 +451,11 @@ impl World {
     }
 
     fn stop(&mut self) {
+        self.resting = true;
         self.stopping = true;
         self.handle(Event::StopAsked);
-        for _ in 0..1_000 {
-            if self.over {
+        for _ in 0..5_000 {
+            if self.over && self.owed.is_empty() {
                 break;
             }
             match self.owed.pop_front() {

@@ -5,6 +5,7 @@ mod guard;
 mod life;
 mod relay;
 mod restarts;
+mod send;
 mod session;
 mod terminal;
 mod waiting;

@@ -1,6 +1,7 @@
 //! What the relay costs, side by side with nothing at all, with `cat`, and with others who do the same.
 //!
 //! ```text
+//! outlast-bench pty …                 (see `pty.rs`)
 //! outlast-bench [mcp] [--quick] [--only small,deep,big,rss,start,crash,reload] [--json] [--outlast PATH]
 //! outlast-bench gateway [--quick] [--only small,load,rss,crash] [--json] [--outlast PATH]
 //! ```
@@ -11,6 +12,7 @@
 
 mod gateway;
 mod measure;
+mod pty;
 mod session;
 mod subject;
 mod table;
@@ -34,6 +36,12 @@ enum Only {
 }
 
 pub fn main() -> ExitCode {
+    if env::args().nth(1).is_some_and(|word| word == "pty") {
+        return pty::main(env::args().skip(2)).unwrap_or_else(|problem| {
+            eprintln!("error: {problem}");
+            ExitCode::from(2)
+        });
+    }
     let options = match read_options(env::args().skip(1)) {
         Ok(options) => options,
         Err(problem) => {

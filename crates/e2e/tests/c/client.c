@@ -23,6 +23,7 @@ static int has(const char *text, const char *part) { return text != NULL && strs
 static void prove_bad_input(outlast_client *client, const char *id) {
     outlast_client *other = (outlast_client *)&other;
     char *json = (char *)&json;
+    char deep[300] = "";
 
     PROVE(outlast_connect(NULL, PATIENCE, &other) == OUTLAST_BAD_ARGUMENT);
     PROVE(other == NULL);
@@ -36,6 +37,10 @@ static void prove_bad_input(outlast_client *client, const char *id) {
     PROVE(outlast_connect("/nowhere/at.sock", PATIENCE, &other) == OUTLAST_UNREACHABLE);
     PROVE(other == NULL);
     PROVE(has(outlast_last_error(), "nobody listens at /nowhere/at.sock"));
+
+    memset(deep, 'a', sizeof deep - 1);
+    deep[0] = '/';
+    PROVE(outlast_connect(deep, PATIENCE, &other) == OUTLAST_UNREACHABLE); /* No socket has such a long path. */
 
     PROVE(outlast_state(NULL, PATIENCE, &json) == OUTLAST_BAD_ARGUMENT);
     PROVE(json == NULL);

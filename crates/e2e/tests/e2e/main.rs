@@ -14,8 +14,13 @@ mod config;
 mod control;
 #[cfg(unix)]
 mod crowd;
+mod docs;
 #[cfg(target_os = "linux")]
 mod doctor;
+#[cfg(target_os = "linux")]
+mod exact;
+#[cfg(target_os = "linux")]
+mod faults;
 #[cfg(target_os = "linux")]
 mod gateway;
 #[cfg(unix)]

@@ -635,10 +635,11 @@ fn a_killed_outlast_leaves_nothing_behind() {
     let stray: u64 = session.ask("stray", "stray=").parse().unwrap();
     let agent = world.state()["pid"].as_u64().unwrap();
     assert!(is_alive(stray) && is_alive(agent));
-    session.child.kill().unwrap();
+    let outlast = world.state()["outlast_pid"].as_i64().unwrap();
+    kill(Pid::from_raw(outlast as i32), Signal::SIGKILL).unwrap();
     until_gone(agent);
     until_gone(stray);
-    session.child.wait().unwrap();
+    assert_eq!(session.ended().0, Some(137));
     // Its name is free again.
     let session = world.session();
     world.outlast(&["stop", "s"]);

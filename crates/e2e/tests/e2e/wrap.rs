@@ -1,13 +1,14 @@
 //! `outlast wrap` on the configurations of real clients, and back to the last byte.
 
 use std::{
-    fs,
+    fs::{self, File},
     io::{BufRead, BufReader, Write},
     os::unix::fs::{PermissionsExt, symlink},
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
 
+use nix::pty::openpty;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -165,6 +166,24 @@ fn nothing_is_written_that_nobody_agreed_to() {
     assert!(said.contains("error: nobody can be asked, as stdin is no terminal\n  hint: `--yes` goes on"), "{said}");
     assert!(said.ends_with("[2]"), "{said}");
     assert_eq!(fs::read_to_string(&path).unwrap(), text);
+}
+
+/// With a terminal as its stdin, somebody can be asked.
+#[test]
+fn an_answer_is_heard_and_obeyed() {
+    let world = World::new();
+    let (path, text) = FILES[0];
+    let path = world.put(path, text);
+    for (answer, code, is_written) in [("\n", 1, false), ("no\n", 1, false), ("y\n", 0, true)] {
+        let terminal = openpty(None, None).unwrap();
+        // Typed ahead, as it is before the question is asked.
+        File::from(terminal.master.try_clone().unwrap()).write_all(answer.as_bytes()).unwrap();
+        let output = world.command().arg("wrap").stdin(terminal.slave).output().unwrap();
+        let asked = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(asked, "\nWrap 2 servers in 1 file? [y/N] ");
+        assert_eq!(output.status.code(), Some(code), "{answer:?}");
+        assert_eq!(fs::read_to_string(&path).unwrap() != text, is_written, "{answer:?}");
+    }
 }
 
 #[test]

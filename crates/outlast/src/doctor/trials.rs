@@ -24,7 +24,7 @@ const AT_ONCE_MAX: usize = 8;
 /// How long a server may take to leave when its stdin is closed; then it is killed.
 const LEAVE_MAX: Duration = Duration::from_secs(1);
 /// How many of its last lines are worth quoting.
-const STDERR_KEPT: usize = 5;
+const STDERR_KEPT: usize = 8;
 const STDERR_LINE_MAX: usize = 4 << 10;
 
 /// What is to be started.
@@ -46,6 +46,8 @@ pub enum Outcome {
 pub enum Stage {
     Start,
     Talk,
+    /// It may have needed more time.
+    Late,
 }
 
 /// The outcome of each, in their order.
@@ -175,7 +177,7 @@ impl All<'_> {
         if run.outcome.is_none() {
             let stderr = run.last_words();
             let why = format!("it did not answer within {} s", self.patience.as_secs_f64());
-            run.end(Outcome::Broken { stage: Stage::Talk, why, stderr });
+            run.end(Outcome::Broken { stage: Stage::Late, why, stderr });
         } else {
             run.until = now + LEAVE_MAX;
             self.household.signal(at as u64, os::Signal::Kill);

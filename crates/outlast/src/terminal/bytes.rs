@@ -3,6 +3,7 @@
 use std::{
     io::IoSlice,
     task::{Context, Poll},
+    time::{Duration, Instant},
 };
 
 use bytes::{Buf, BytesMut};
@@ -15,6 +16,10 @@ use crate::os::Sink;
 const READ_ROOM: usize = 64 << 10;
 /// So much is read before it is passed on, if it is there. Above this, what the agent is to wait for makes it wait.
 pub(super) const SHOWN_HIGH: usize = 16 << 10;
+/// The model may be so much behind what is shown,
+const UNSEEN_MAX: usize = 256 << 10;
+/// and for so long, while nobody needs it.
+const UNSEEN_FOR: Duration = Duration::from_millis(5);
 /// So often bytes are carried before anything else is looked at.
 const ROUNDS_MAX: usize = 16;
 
@@ -54,6 +59,8 @@ impl Terminal {
             for key in self.viewers.take_drained() {
                 self.see(terminal::Event::Drained { key });
             }
+            // What came of it may have words of ours.
+            carried |= !self.fresh.is_empty();
             if !carried {
                 break;
             }
@@ -101,49 +108,68 @@ impl Terminal {
         true
     }
 
-    /// Brings the model, and whoever depends on it, up to date.
+    /// Hands what was shown to the model, which may take its time.
     fn take_in(&mut self) {
         if self.fresh.is_empty() {
             return;
         }
         self.viewers.note_alternate(self.alternate.is_on);
-        let fresh = self.fresh.split();
-        let mut answers = Vec::new();
-        if let Some(screen) = &mut self.screen {
-            let was_alternate = screen.modes().alternate;
-            let is_alone = !self.viewers.has_person();
-            if self.waiting.wants_text() {
-                // No words may leave the screen unseen.
-                let lines_max = usize::from(screen.size().rows / 2).max(1);
-                let mut found = Vec::new();
-                for piece in pieces(&fresh, lines_max) {
-                    answers.extend(screen.feed(piece, is_alone));
-                    found.extend(self.waiting.seen(&screen.text()));
-                }
-                let has_left = was_alternate && !screen.modes().alternate;
-                self.act_on_watch(found);
-                self.seen_by_all(has_left);
-            } else {
-                answers = screen.feed(&fresh, is_alone);
-                let has_left = was_alternate && !screen.modes().alternate;
-                self.seen_by_all(has_left);
-            }
+        if self.screen.is_some() {
+            self.unseen.extend_from_slice(&self.fresh);
         }
-        // The buffer is used again.
-        let mut fresh = fresh;
-        fresh.clear();
-        self.fresh.unsplit(fresh);
-        if let Some(child) = self.child.as_mut().filter(|child| !answers.is_empty() && child.stdin.is_some()) {
-            child.typed.extend_from_slice(&answers);
+        self.fresh.clear();
+        // A person who is alone with the agent needs no model; later there may be less to do, because most has passed.
+        let may_wait = self.viewers.is_owner_alone() && !self.waiting.wants_text() && self.unseen.len() < UNSEEN_MAX;
+        if may_wait {
+            self.unseen_since.get_or_insert(self.now);
+        } else {
+            self.catch_up();
         }
         self.watch(waiting::Event::Output);
     }
 
-    fn seen_by_all(&mut self, has_left_alternate: bool) {
+    /// When the model is to be up to date at the latest, though nobody asks.
+    pub(super) fn catches_up_at(&self) -> Option<Instant> {
+        self.unseen_since.map(|since| since + UNSEEN_FOR)
+    }
+
+    /// Brings the model, and whoever depends on it, up to date.
+    pub(super) fn catch_up(&mut self) {
+        self.unseen_since = None;
+        let Some(screen) = self.screen.as_mut().filter(|_| !self.unseen.is_empty()) else { return };
+        let mut unseen = std::mem::take(&mut self.unseen);
+        let was_alternate = screen.modes().alternate;
+        let is_alone = !self.viewers.has_person();
+        let mut answers = Vec::new();
+        let mut found = Vec::new();
+        if self.waiting.wants_text() {
+            // No words may leave the screen unseen.
+            let lines_max = usize::from(screen.size().rows / 2).max(1);
+            for piece in pieces(&unseen, lines_max) {
+                answers.extend(screen.feed(piece, is_alone));
+                found.extend(self.waiting.seen(&screen.text()));
+            }
+        } else {
+            answers = screen.feed(&unseen[screen.passing(&unseen)..], is_alone);
+        }
+        let has_left_alternate = was_alternate && !screen.modes().alternate;
+        // The buffer is used again.
+        unseen.clear();
+        self.unseen = unseen;
+        if let Some(child) = self.child.as_mut().filter(|child| !answers.is_empty() && child.stdin.is_some()) {
+            child.typed.extend_from_slice(&answers);
+        }
         if has_left_alternate {
             self.see(terminal::Event::LeftAlternate);
         }
         self.see(terminal::Event::Shown);
+        self.act_on_watch(found);
+    }
+
+    /// The screen as it is now, if it is kept.
+    pub(super) fn screen(&mut self) -> Option<&mut Screen> {
+        self.catch_up();
+        self.screen.as_mut()
     }
 
     fn type_to_agent(&mut self, cx: &mut Context<'_>) -> bool {
@@ -183,11 +209,6 @@ impl Terminal {
             }
         }
         moved
-    }
-
-    /// The screen, if it is kept.
-    pub(super) fn screen(&self) -> Option<&Screen> {
-        self.screen.as_ref()
     }
 }
 

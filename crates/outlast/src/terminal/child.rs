@@ -180,7 +180,7 @@ impl Terminal {
             announce.say(&json!({"id": self.plan.id, "pid": std::process::id()}).to_string());
         }
         self.tell(Event::Started { pid, mode });
-        if let Some(screen) = &mut self.screen {
+        if let Some(screen) = self.screen() {
             screen.begin_anew();
         }
         self.watch(waiting::Event::AgentStarted);

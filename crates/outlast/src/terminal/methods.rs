@@ -15,7 +15,7 @@ use outlast_core::{
 };
 use serde_json::{Value, json};
 
-use super::{Terminal, health_word, screen::Screen, viewers::VIEWERS_MAX};
+use super::{Terminal, health_word, viewers::VIEWERS_MAX};
 use crate::{
     base64,
     control::{self, server::Asked, wire::Refusal},
@@ -132,7 +132,7 @@ impl Terminal {
         Ok(json!({"n": bytes.len()}))
     }
 
-    fn look(&self, params: &Value) -> Result<Value, Refusal> {
+    fn look(&mut self, params: &Value) -> Result<Value, Refusal> {
         let screen = self.screen().ok_or_else(no_screen)?;
         let (look, modes, size) = (screen.look(), screen.modes(), screen.size());
         let history = usize::try_from(params["history"].as_u64().unwrap_or(0)).unwrap_or(usize::MAX);
@@ -182,15 +182,15 @@ impl Terminal {
         self.asked_at.insert(ticket, self.now);
         self.watch(waiting::Event::Asked { ticket, wish, timeout });
         if self.waiting.wants_text()
-            && let Some(screen) = &self.screen
+            && let Some(text) = self.screen().map(|screen| screen.text())
         {
-            let found = self.waiting.seen(&screen.text());
+            let found = self.waiting.seen(&text);
             self.act_on_watch(found);
         }
         true
     }
 
-    fn wish(&self, params: &Value) -> Result<Wish, Refusal> {
+    fn wish(&mut self, params: &Value) -> Result<Wish, Refusal> {
         let bad = |message: &str| Refusal::new("bad_request", message);
         if self.session.state() == "halted" {
             return Err(Refusal::new("halted", "it failed too often and is halted; there is nothing to wait for"));
@@ -244,8 +244,9 @@ impl Terminal {
         true
     }
 
-    fn state(&self) -> Value {
+    fn state(&mut self) -> Value {
         let now = Instant::now();
+        let title = self.screen().and_then(|screen| screen.title()).map(str::to_owned);
         let restarts = self.session.restarts();
         let last_code = self.session.last_exit().and_then(How::exit);
         let mut state = json!({
@@ -275,7 +276,7 @@ impl Terminal {
             "rows": self.viewers.size().rows,
             "waiting_for_input": self.waiting.is_waiting(),
             "stance": self.waiting.stance().word(),
-            "title": self.screen().and_then(Screen::title),
+            "title": title,
         });
         self.control.complete(&mut state);
         state

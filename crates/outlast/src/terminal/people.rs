@@ -112,8 +112,9 @@ impl Terminal {
                 Action::Resize(size) => self.resize(size),
                 Action::Paint { key, with_history } => {
                     let extent = if with_history { Extent::WithHistory } else { Extent::Screen };
-                    if let Some(screen) = &self.screen {
-                        let picture = screen.paint(self.viewers.size_of(key), extent);
+                    let size = self.viewers.size_of(key);
+                    if let Some(screen) = self.screen() {
+                        let picture = screen.paint(size, extent);
                         self.viewers.show(key, &picture);
                     }
                 }
@@ -168,6 +169,8 @@ impl Terminal {
     }
 
     fn leave(&mut self, words: &str) {
+        // What the agent asked this terminal, nobody else answers.
+        self.catch_up();
         let Some(outer) = self.viewers.remove(OWNER) else { return };
         outer.note_alternate(self.alternate.is_on);
         // Below what the agent shows, which stays there.
@@ -235,8 +238,10 @@ impl Terminal {
     /// What is on our terminal is somebody else's: it is painted, where that can be done; else a change of size, and back,
     /// has the agent draw anew.
     fn redraw(&mut self) {
-        if let (Some(screen), true) = (&self.screen, self.viewers.outer().is_some()) {
-            let picture = screen.paint(self.viewers.size_of(OWNER), Extent::Screen);
+        let size = self.viewers.size_of(OWNER);
+        if let Some(screen) = self.screen() {
+            let picture = screen.paint(size, Extent::Screen);
+            // If nobody is there, nobody is shown it.
             self.viewers.show(OWNER, &picture);
         }
         if let Some(window) = self.child.as_ref().and_then(|child| child.window.as_ref()) {
@@ -248,7 +253,7 @@ impl Terminal {
     }
 
     fn resize(&mut self, size: Size) {
-        if let Some(screen) = &mut self.screen {
+        if let Some(screen) = self.screen() {
             screen.resize(size);
         }
         self.journal.event("resize", &[("columns", &size.columns), ("rows", &size.rows)]);

@@ -54,8 +54,9 @@ impl Plan {
         let cwd = cwd::resolve(wish).map_err(|error| wrong(&error, error.hint()))?;
         let document = self.document.as_deref().and_then(|document| self.here.join(document).canonicalize().ok());
         let about = environment::About { session: &self.id, document: document.as_deref(), cwd: &cwd.path };
-        let env = environment::build(environment::ours(), &self.env_pass, &said.env, about)
-            .map_err(|error| wrong(&error, None))?;
+        let env = environment::build(environment::ours(), &self.env_pass, &said.env, about).map_err(|error| {
+            wrong(&error, Some("set it before, or say what to take instead: `${NAME:-value}`".into()))
+        })?;
         Ok(Place { cwd, env })
     }
 }

@@ -107,6 +107,21 @@ impl Screen {
         self.size
     }
 
+    /// How many bytes at the beginning make no difference to what is there after all of them: plain text that leaves the
+    /// screen, and the lines that are kept above it, before the end.
+    pub fn passing(&self, bytes: &[u8]) -> usize {
+        if self.watched.region.is_some() || !self.unfinished.bytes().is_empty() {
+            return 0;
+        }
+        // The first of these lines may only move the cursor down; then each moves a line out.
+        let lines = history(self.size) + 2 * self.term.grid().screen_lines();
+        let Some(end) = memchr::memrchr_iter(b'\n', bytes).nth(lines) else { return 0 };
+        let passing = &bytes[..=end];
+        // Not what may be more than text: a control, or the first half of one.
+        let is_plain = |byte: &u8| matches!(byte, 0x20..=0x7e | b'\r' | b'\n' | b'\t' | 0x80..=0xc1 | 0xc3..=0xff);
+        if passing.ends_with(b"\r\n") && passing.iter().all(is_plain) { passing.len() } else { 0 }
+    }
+
     /// `answers`: nobody is there whose terminal answers what the agent asks of it, so it is answered here. What is to be
     /// typed to the agent comes back.
     pub fn feed(&mut self, bytes: &[u8], answers: bool) -> Vec<u8> {
@@ -494,6 +509,35 @@ mod tests {
         screen.begin_anew();
         screen.resize(Size { columns: 30, rows: 6, width: 0, height: 0 });
         assert_eq!(screen.own_lines().concat(), "");
+    }
+
+    #[test]
+    fn what_passes_makes_no_difference() {
+        let everything = |screen: &Screen| (screen.look(), screen.history(usize::MAX));
+        let text = |count: usize| -> String {
+            let line = |n: usize| format!("{n} {}日本\tx\r\n", "wide ".repeat(n % 30));
+            (0..count).map(line).collect()
+        };
+        let befores = ["", "first\r\n\r\n", "\x1b[31mred\x1b[3;5H", "\x1b[2;3r", "\x1b[", "\x1b[?1049h"];
+        let mut passed = 0;
+        for before in befores {
+            for count in [10, 1000, 1100, 5000] {
+                let text = text(count) + "the last";
+                let (mut whole, mut part) = (screen(80, 24), screen(80, 24));
+                whole.feed(before.as_bytes(), false);
+                part.feed(before.as_bytes(), false);
+                let passing = part.passing(text.as_bytes());
+                passed += usize::from(passing > 0);
+                whole.feed(text.as_bytes(), false);
+                part.feed(&text.as_bytes()[passing..], false);
+                assert_eq!(everything(&part), everything(&whole), "{before:?} and {count} lines");
+            }
+        }
+        assert_eq!(passed, 8, "where nothing but text is written, and enough of it");
+        for control in ["\x1b[31m", "\u{9b}31m", "\x0e", "\x07"] {
+            let text = format!("{control}\r\n{}", text(5000));
+            assert_eq!(screen(80, 24).passing(text.as_bytes()), 0, "{control:?}");
+        }
     }
 
     #[test]

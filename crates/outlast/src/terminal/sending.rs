@@ -36,7 +36,11 @@ impl Terminal {
 
     /// Looks whether what is sent has come any further.
     pub(super) fn tend_sends(&mut self) -> bool {
-        let Some(screen) = self.screen.as_ref().filter(|_| self.sends.is_busy()) else { return false };
+        if !self.sends.is_busy() {
+            return false;
+        }
+        self.catch_up();
+        let Some(screen) = &self.screen else { return false };
         let is_ready = self.session.state() == "ready"
             && self.child.as_ref().is_some_and(|child| child.stdin.is_some() && !child.is_ending);
         let actions = self.sends.look(&screen.seen(), is_ready, Instant::now());
@@ -66,6 +70,7 @@ impl Terminal {
                         false => "typed",
                     });
                     self.journal.event("send_ended", &[("result", &word)]);
+                    self.catch_up();
                     let result = result.map(|sent| in_json(&sent)).map_err(|failed| self.refusal(&failed));
                     self.control.answer(ticket, &result);
                 }

@@ -130,6 +130,10 @@ impl Viewers {
         self.all.len()
     }
 
+    pub(super) fn is_owner_alone(&self) -> bool {
+        self.machine.sets_the_pace(OWNER)
+    }
+
     pub(super) fn has_person(&self) -> bool {
         self.machine.has_person()
     }

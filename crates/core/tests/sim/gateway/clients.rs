@@ -179,7 +179,8 @@ impl World {
                 if !open.is_empty() {
                     let id = self.dice.pick(&open);
                     let state = self.clients.get_mut(&client).expect("picked above");
-                    if state.open[&id].method != "initialize" {
+                    // A next try is on its way, and cannot be taken back before it is there.
+                    if state.open[&id].method != "initialize" && !state.open[&id].is_parked {
                         state.open.remove(&id);
                         state.cancelled.insert(id.clone());
                         let id: Value = serde_json::from_str(&id).expect("we wrote it");
