@@ -379,8 +379,11 @@ impl Gateway {
 
     /// For audit and metrics, on every way out; and for the breaker.
     pub(super) fn called(&mut self, call: &Call, outcome: Outcome, now: Instant) {
+        // A backend that went away is not ill but gone: that is for its restarts, and who comes meanwhile waits for it.
+        let is_gone = call.link.is_some_and(|serial| !self.links.contains_key(&serial));
         let health = match outcome {
             Outcome::Answered | Outcome::Failed => Health::Well,
+            Outcome::Lost if is_gone => Health::Unknown,
             Outcome::Lost | Outcome::TimedOut => Health::Ill,
             _ => Health::Unknown,
         };

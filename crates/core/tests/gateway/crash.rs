@@ -24,6 +24,29 @@ fn calls_in_flight_end_at_once_and_others_go_on() {
 }
 
 #[test]
+fn a_crash_under_load_opens_no_circuit_so_who_comes_meanwhile_waits() {
+    let configured = settings(vec![Backend { breaker_failures: 2, ..stdio("a") }]);
+    let mut story = Story::new(configured, &[("a", maker(&["x"]))]);
+    story.shake(1);
+    for id in 1..=5 {
+        story.call(1, id, "a__x");
+    }
+    let link = story.link("a");
+    story.dies(link);
+    for _ in 1..=5 {
+        assert_eq!(story.heard(1).json()["result"]["isError"], true);
+    }
+    story.call(1, 6, "a__x").hears_nothing(1);
+    let status = story.status("a");
+    assert_eq!((&status["held"], &status["circuit"]["state"]), (&json!(1), &json!("closed")));
+    for _ in 1..=5 {
+        story.told("a");
+    }
+    story.pass(secs(1));
+    assert_eq!(story.told("a").0, story.link("a"), "the next child got it");
+}
+
+#[test]
 fn a_call_while_it_is_down_waits_and_then_goes_or_fails_with_the_time_of_the_next_try() {
     let mut story = Story::simple(&[("a", maker(&["x"]))]);
     let link = story.link("a");

@@ -76,7 +76,10 @@ impl World {
             self.starts += 1;
             return;
         }
-        let how = How::Exited(Exit::Code(self.dice.pick(&[0, 1, 1, 1, 42])));
+        let how = match self.dice.one_in(8) {
+            true => How::Forgot("404".into()),
+            false => How::Exited(Exit::Code(self.dice.pick(&[0, 1, 1, 1, 42]))),
+        };
         let asked = self.dice.one_in(8);
         let cause = classify(&how, asked, ready_for.is_some());
         let before = self.crashes;
@@ -99,7 +102,8 @@ impl World {
         let spent = self.policy.restarts_max.is_some_and(|max| before >= max);
         match verdict {
             Verdict::Left => {
-                assert!(!self.is_crash(cause) && cause != Cause::RestartRequested, "seed {seed}: {cause:?} left");
+                let comes_back = self.is_crash(cause) || matches!(cause, Cause::RestartRequested | Cause::Forgot);
+                assert!(!comes_back, "seed {seed}: {cause:?} left");
                 // Somebody calls it back.
                 self.restarts.replaced(self.now);
                 self.starts += 1;
