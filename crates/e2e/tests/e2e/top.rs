@@ -144,12 +144,13 @@ fn top_gives_the_terminal_back_however_it_ends() {
 #[test]
 fn top_hands_the_terminal_to_an_agent() {
     let world = World::new();
-    let started = world.outlast(&["run", "-d", "--session", "night", "--", "sh", "-c", "echo the agent is here; cat"]);
+    let started =
+        world.outlast(&["run", "-d", "--session", "night", "--", "sh", "-c", "echo the agent is $((40 + 2)); cat"]);
     assert!(started.status.success(), "{started:?}");
     let pane = Pane::open(&world);
     pane.shows("night");
     pane.press("a");
-    let screen = pane.shows("the agent is here");
+    let screen = pane.shows("the agent is 42");
     assert!(!screen.contains("INSTANCE"), "{screen}");
     pane.press("C-\\");
     pane.shows("left with 0");
