@@ -94,7 +94,7 @@ fn every_command_in_the_book_can_be_typed() {
                 let command = command.trim_start().trim_start_matches("$ ");
                 // What another program is told to start.
                 let command = command.find(" -- outlast ").map_or(command, |at| &command[at + 4..]);
-                let mut words = words(command);
+                let words = words(command);
                 if words.first().is_none_or(|first| first != "outlast") {
                     continue;
                 }
