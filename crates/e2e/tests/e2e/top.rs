@@ -141,15 +141,26 @@ fn top_gives_the_terminal_back_however_it_ends() {
     }
 }
 
+/// A session in the background is ended with the test, however that goes.
+struct Night<'a>(&'a World);
+
+impl Drop for Night<'_> {
+    fn drop(&mut self) {
+        self.0.outlast(&["stop", "night", "--force"]);
+    }
+}
+
 #[test]
 fn top_hands_the_terminal_to_an_agent() {
     let world = World::new();
-    let started = world.outlast(&["run", "-d", "--session", "night", "--", "sh", "-c", "echo the agent is here; cat"]);
+    let _night = Night(&world);
+    let started =
+        world.outlast(&["run", "-d", "--session", "night", "--", "sh", "-c", "echo the agent is $((40 + 2)); cat"]);
     assert!(started.status.success(), "{started:?}");
     let pane = Pane::open(&world);
     pane.shows("night");
     pane.press("a");
-    let screen = pane.shows("the agent is here");
+    let screen = pane.shows("the agent is 42");
     assert!(!screen.contains("INSTANCE"), "{screen}");
     pane.press("C-\\");
     pane.shows("left with 0");
