@@ -74,6 +74,13 @@ fn test(arguments: &[String]) -> Result<(), Failure> {
     }
     let mut tests = cargo(["test", "--workspace", "--no-fail-fast"]);
     tests.args(arguments).env(peers::VARIABLE, &peers);
+    match peers::browser() {
+        Ok(()) => drop(tests.env(peers::BROWSER, "1")),
+        Err(failure) => {
+            failure.report();
+            failed.push("browser");
+        }
+    }
     let tally = Tally::of(tests)?;
     if !tally.succeeded {
         failed.push("test");

@@ -238,6 +238,20 @@ pub fn terminals() -> PathBuf {
     PathBuf::new()
 }
 
+/// Says to the tests that there must be a browser.
+pub const BROWSER: &str = "OUTLAST_BROWSER";
+
+/// For the gateway's status page: a Chromium or Chrome, and the driver that goes with it.
+pub fn browser() -> Result<(), Failure> {
+    let works = || {
+        let browsers = ["chromium", "google-chrome", "chromium-browser"];
+        let is_mac_app = Path::new("/Applications/Google Chrome.app").exists();
+        quietly(Command::new("chromedriver").arg("--version"))
+            && (is_mac_app || browsers.iter().any(|browser| quietly(Command::new(browser).arg("--version"))))
+    };
+    install_unless(works, &["chromium", "chromium-driver"], "a browser with its driver, for the status page")
+}
+
 /// The major version the Inspector needs; the system's Node may be older.
 const NODE: &str = "v22.";
 

@@ -481,6 +481,11 @@ impl Gateway {
         self.settings.backends.iter()
     }
 
+    /// Whether somebody may see and steer all of it: where there are roles, only one that may call every tool.
+    pub fn is_operator(&self, who: &Who) -> bool {
+        self.roles.has_all(who.role.as_deref())
+    }
+
     /// What a client still waits for, subscriptions aside.
     pub fn in_flight(&self, client: Client) -> usize {
         let calls = self.calls.values().filter_map(|call| call.whom.as_ref());

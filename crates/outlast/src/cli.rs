@@ -404,7 +404,7 @@ pub struct Screen {
     pub which: Which,
 
     /// With so many lines of what has left the screen at its top.
-    #[arg(long, value_name = "N", default_value_t = 0)]
+    #[arg(long, value_name = "N", value_parser = whole::<usize>, default_value_t = 0)]
     pub history: usize,
 }
 

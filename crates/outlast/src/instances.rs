@@ -18,6 +18,7 @@ use crate::{
         wire::Refusal,
     },
     os,
+    paint::Paint,
     report::{self, Report, one_of, slips},
     table::{self, Column, Yield},
 };
@@ -37,7 +38,7 @@ pub fn ps(arguments: &cli::Ps) -> Result<ExitCode, Report> {
         let rows: Vec<Value> = found.iter().flat_map(rows_in_json).collect();
         return print(&format!("{}\n", pretty(&Value::Array(rows))));
     }
-    print(&ps_in_words(&found, env::home_dir().as_deref(), table::room()))
+    print(&ps_in_words(&found, env::home_dir().as_deref(), table::room(), Paint::stdout()))
 }
 
 pub fn state(which: &cli::Which) -> Result<ExitCode, Report> {
@@ -493,7 +494,7 @@ fn row_in_json(found: &Found) -> Value {
     row
 }
 
-fn ps_in_words(found: &[Found], home: Option<&Path>, width: Option<usize>) -> String {
+fn ps_in_words(found: &[Found], home: Option<&Path>, width: Option<usize>, paint: Paint) -> String {
     if found.is_empty() {
         return "Nothing runs under outlast.\n".to_owned();
     }
@@ -532,7 +533,15 @@ fn ps_in_words(found: &[Found], home: Option<&Path>, width: Option<usize>) -> St
             ]
         })
         .collect();
-    table::lines(&columns, &rows, width).into_iter().map(|line| line + "\n").collect()
+    let dress = |title: &str, cell: &str| match (title, cell) {
+        ("STATE", "given_up" | "halted") => paint.red(cell),
+        ("STATE", "backoff" | "unresponsive") | ("NEXT", _) if cell != table::NOTHING => paint.yellow(cell),
+        ("STATE", "starting" | "started" | "reloading" | "stopping") => paint.cyan(cell),
+        ("STATE", "stopped") | (_, table::NOTHING) => paint.dim(cell),
+        ("STATE", _) => paint.green(cell),
+        _ => cell.to_owned(),
+    };
+    table::dressed(&columns, &rows, width, &dress).into_iter().map(|line| line + "\n").collect()
 }
 
 fn state_in_words(state: &Value, width: Option<usize>) -> String {
@@ -726,23 +735,23 @@ mod tests {
             ),
         ];
         let home = Some(Path::new("/home/me"));
-        insta::assert_snapshot!(ps_in_words(&all, home, Some(140)), @"
+        insta::assert_snapshot!(ps_in_words(&all, home, Some(140), Paint::plain()), @"
         ID                       KIND  STATE          PID  CHILD  UPTIME  RESTARTS  NEXT  LAST-EXIT           CWD
         weather-1abcd            mcp   ready         4240   4242   2h03m         0     -  -                   ~/projects/weather
         github-mcp-7k2mq         mcp   backoff       4240      -       -        12  4.2s  signal 9 (SIGKILL)  ~/projects/assistant/servers/github
         py-zz9yx                 mcp   unresponsive  4240      -       -         -     -  -                   /srv/data
         server-everything-0qwer  mcp   given_up      4240      -       -         5     -  exit code 1         ~
         ");
-        insta::assert_snapshot!(ps_in_words(&all, home, Some(80)), @"
+        insta::assert_snapshot!(ps_in_words(&all, home, Some(80), Paint::plain()), @"
         ID                      STATE        CHILD UPTIME RESTARTS LAST-EXIT  CWD
         weather-1abcd           ready         4242  2h03m        0 -          …s/weather
         github-mcp-7k2mq        backoff          -      -       12 signal 9 … …rs/github
         py-zz9yx                unresponsive     -      -        - -          /srv/data
         server-everything-0qwer given_up         -      -        5 exit code… ~
         ");
-        insta::assert_snapshot!(ps_in_words(&[], home, Some(80)), @"Nothing runs under outlast.");
+        insta::assert_snapshot!(ps_in_words(&[], home, Some(80), Paint::plain()), @"Nothing runs under outlast.");
         for width in [80, 100, 140] {
-            for line in ps_in_words(&all, home, Some(width)).lines() {
+            for line in ps_in_words(&all, home, Some(width), Paint::plain()).lines() {
                 assert!(line.chars().count() <= width, "{line}");
             }
         }
@@ -771,7 +780,7 @@ mod tests {
           files    backoff     -       -  14 (stale)       0         3  4.0s  signal 9 (SIGKILL)
         ");
         let found = found(Entry { kind: "gateway".into(), ..entry("tools-1abcd", "tools", "/srv") }, gateway);
-        insta::assert_snapshot!(ps_in_words(&[found], None, Some(100)), @"
+        insta::assert_snapshot!(ps_in_words(&[found], None, Some(100), Paint::plain()), @"
         ID                  KIND     STATE     PID  CHILD  UPTIME  RESTARTS  NEXT  LAST-EXIT           CWD
         tools-1abcd         gateway  running  4240      -       -         3     -  -                   /srv
         tools-1abcd/github  backend  ready    4240   4242      1m         0     -  -                   /srv
@@ -818,7 +827,7 @@ mod tests {
         let state = json!({"id": "night", "kind": "session", "state": "ready", "uptime_s": 61.0, "pid": 7, "restarts": 0,
             "outlast_pid": 4240, "columns": 101, "rows": 33, "attached": 2, "waiting_for_input": true,
             "stance": "dialog", "conversation": "11111111", "command": "claude"});
-        insta::assert_snapshot!(state_in_words(&state), @"
+        insta::assert_snapshot!(state_in_words(&state, None), @"
         night (session)
           state      ready for 1m, pid 7
           restarts   0

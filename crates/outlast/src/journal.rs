@@ -271,6 +271,7 @@ fn sentence(record: &Record) -> String {
             format!("ERROR: MCP server crashed{pid}: {detail}{meaning} (crash #{crashes}{again})")
         }
         Event::RestartThrottled => format!("WARNING: restart throttled to one a second{again}"),
+        Event::ServerRestartRequested if detail.is_empty() => format!("Restart requested{reason}"),
         Event::ServerRestartRequested => format!("Restart requested by {detail}{reason}"),
         Event::RestartMarkerWritten => format!("Restart marker written to {detail}"),
         Event::ReloadFailed => format!("ERROR: reload failed{reason}: {detail}"),

@@ -41,6 +41,16 @@ pub fn room() -> Option<usize> {
 
 /// The lines of a table, in `width` columns if there is a limit.
 pub fn lines(columns: &[Column], rows: &[Vec<String>], width: Option<usize>) -> Vec<String> {
+    dressed(columns, rows, width, &|_, cell| cell.to_owned())
+}
+
+/// The same, with each cell below its title as `dress` makes it look: it may add colours, and no letters.
+pub fn dressed(
+    columns: &[Column],
+    rows: &[Vec<String>],
+    width: Option<usize>,
+    dress: &dyn Fn(&str, &str) -> String,
+) -> Vec<String> {
     let rows: Vec<Vec<String>> = rows.iter().map(|row| row.iter().map(|cell| tame(cell)).collect()).collect();
     let mut widths: Vec<usize> = columns
         .iter()
@@ -57,12 +67,15 @@ pub fn lines(columns: &[Column], rows: &[Vec<String>], width: Option<usize>) -> 
     let titles: Vec<String> = columns.iter().map(|column| column.title.to_owned()).collect();
     std::iter::once(&titles)
         .chain(&rows)
-        .map(|row| {
+        .enumerate()
+        .map(|(line, row)| {
+            let is_title = line == 0;
             let mut line = String::new();
             for &at in &layout.shown {
                 let cell = fit(&row[at], widths[at], columns[at].yields);
                 let blank = " ".repeat(widths[at].saturating_sub(length(&cell)));
                 let (before, after) = if columns[at].is_number { (blank.as_str(), "") } else { ("", blank.as_str()) };
+                let cell = if is_title { cell } else { dress(columns[at].title, &cell) };
                 line.push_str(&format!("{before}{cell}{after}{}", " ".repeat(layout.gap)));
             }
             line.trim_end().to_owned()

@@ -215,7 +215,12 @@ impl Terminal {
             Action::Start(mode) => self.start(mode),
             Action::Stop => self.live(self.generation, life::Event::StopAsked(How::Stopped)),
             Action::Kill => self.live(self.generation, life::Event::KillAsked),
-            Action::StopHung(silent_for) => self.live(self.generation, life::Event::StopAsked(How::Hung(silent_for))),
+            Action::StopHung(silent_for) => {
+                // No more exactly than people would say it.
+                let tenths = u64::try_from(silent_for.as_millis() / 100).unwrap_or(u64::MAX);
+                let how = How::Hung(Duration::from_millis(tenths.saturating_mul(100)));
+                self.live(self.generation, life::Event::StopAsked(how));
+            }
             Action::Ask => self.say(&format!(
                 "{} left ({}). Enter: go on with the conversation, f: a fresh one, q: quit",
                 self.plan.program,
@@ -293,7 +298,7 @@ impl Terminal {
         let lives = self.lives.values().filter_map(Life::deadline);
         let machines = [self.session.deadline(), self.viewers.deadline(), self.waiting.deadline()];
         let own =
-            [self.ending.map(|(_, until)| until), self.hooks.deadline(), self.sends.deadline(), self.catches_up_at()];
+            [self.ending.map(|(_, until)| until), self.hooks.deadline(), self.catches_up_at(), self.sends.deadline()];
         let Some(at) = lives.chain(machines.into_iter().chain(own).flatten()).min() else {
             self.timer = None;
             return false;

@@ -271,6 +271,16 @@ fn run(which: &cli::WhichFiles, direction: &Direction) -> Result<ExitCode, Repor
     for plan in &plans {
         words.push_str(&listing(plan, &shown_path(plan, &home, &cwd), paint));
     }
+    if let Direction::In(ours) = direction
+        && !ours.is_on_path
+        && ours.said.is_none()
+        && let Some(plan) = changed.iter().find(|plan| plan.config.place.is_shared)
+    {
+        let path = shown_path(plan, &home, &cwd);
+        words.push_str(&paint.yellow(&format!(
+            "\nPATH does not find this outlast, so {path} names it by its place on this machine, which others may not have.\n"
+        )));
+    }
     print(&words)?;
 
     let failed = |troubles: Vec<Report>| {

@@ -67,6 +67,11 @@ impl Role {
     pub fn allows(&self, tool: &str) -> bool {
         any_fits(&self.allow, tool) && !any_fits(&self.deny, tool)
     }
+
+    /// Whether it allows every tool, also those that are not there yet.
+    fn is_unbounded(&self) -> bool {
+        self.allow.iter().any(|pattern| pattern.0 == "*") && self.deny.is_empty()
+    }
 }
 
 /// Who may call what.
@@ -83,6 +88,14 @@ impl Roles {
     pub fn allow(&self, role: Option<&str>, tool: &str) -> bool {
         match role {
             Some(role) if !self.0.is_empty() => self.0.get(role).is_some_and(|role| role.allows(tool)),
+            _ => true,
+        }
+    }
+
+    /// Whether somebody may see and steer the whole gateway: only those whose rights have no end.
+    pub fn has_all(&self, role: Option<&str>) -> bool {
+        match role {
+            Some(role) if !self.0.is_empty() => self.0.get(role).is_some_and(Role::is_unbounded),
             _ => true,
         }
     }

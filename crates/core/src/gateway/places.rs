@@ -298,11 +298,12 @@ impl Gateway {
                 _ => record::Event::ServerCrashed,
             })
         };
-        let record = record.ended(&how);
+        let mut record = record.ended(&how);
         place.last_end = Some(LastEnd { how: how.clone(), stderr, at: now });
         let words = match verdict {
             Verdict::StartAt { at, delay, .. } => {
                 place.state = State::Waiting { at };
+                record.delay = Some(delay);
                 match delay.is_zero() {
                     true => "it is started again at once".to_owned(),
                     false => format!("it is started again in {:.1} s", delay.as_secs_f64()),
@@ -338,9 +339,6 @@ impl Gateway {
                 ..Record::new(record::Event::GaveUp)
             };
             self.out.push(Action::Record(record));
-        }
-        if cause != Cause::Asked {
-            self.note(format!("{name}: {how}; {words}"));
         }
         if let Some(due) = due {
             self.wake_by(due);

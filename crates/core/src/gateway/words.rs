@@ -182,7 +182,10 @@ impl Failure {
     }
 
     pub fn denied(backend: &str, role: Option<&str>, what: &str) -> Failure {
-        let message = format!("The role `{}` may not use {what}.", role.unwrap_or("none"));
+        let message = match role.filter(|role| !role.is_empty()) {
+            Some(role) => format!("The role `{role}` may not use {what}."),
+            None => format!("Without a role nobody may use {what}."),
+        };
         Failure::refusal(7014, "denied", Outcome::Denied, backend, message)
     }
 

@@ -156,7 +156,7 @@ impl World {
             for _ in 0..STEPS {
                 self.step();
             }
-            if seed % 3 == 0 {
+            if seed.is_multiple_of(3) {
                 // In the middle of everything: whoever waits is answered all the same.
                 self.stop();
                 let waits = self.clients.iter().find(|(_, client)| !client.open.is_empty()).map(|(client, _)| *client);

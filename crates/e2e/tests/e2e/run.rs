@@ -44,7 +44,7 @@ while read -r word rest; do
         stop) kill -STOP $$ ;;
         much) head -c 28000 /dev/zero | tr '\0' '#'; printf 'END'; exit 0 ;;
         stray) setsid sleep 300 & printf 'stray=%s\n' "$!" ;;
-        deaf) trap '' HUP TERM; printf 'deaf\n'; sleep 300 ;;
+        deaf) trap '' HUP TERM; stty -icanon -echo; printf 'deaf\n'; sleep 300 ;;
         *) printf 'heard %s\n' "$word" ;;
     esac
     printf 'ready> '

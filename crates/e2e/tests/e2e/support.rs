@@ -1,5 +1,6 @@
 //! What the stories share.
 
+pub mod browser;
 pub mod peers;
 pub mod service;
 

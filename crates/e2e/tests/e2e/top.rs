@@ -142,6 +142,21 @@ fn top_gives_the_terminal_back_however_it_ends() {
 }
 
 #[test]
+fn top_hands_the_terminal_to_an_agent() {
+    let world = World::new();
+    let started = world.outlast(&["run", "-d", "--session", "night", "--", "sh", "-c", "echo the agent is here; cat"]);
+    assert!(started.status.success(), "{started:?}");
+    let pane = Pane::open(&world);
+    pane.shows("night");
+    pane.press("a");
+    let screen = pane.shows("the agent is here");
+    assert!(!screen.contains("INSTANCE"), "{screen}");
+    pane.press("C-\\");
+    pane.shows("left with 0");
+    assert!(world.outlast(&["stop", "night"]).status.success(), "it went on all the while");
+}
+
+#[test]
 fn without_a_terminal_top_is_one_table() {
     let world = World::new();
     let nothing = world.outlast(&["top"]);

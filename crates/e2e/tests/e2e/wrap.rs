@@ -211,6 +211,15 @@ fn a_project_names_outlast_and_a_user_its_path() {
     assert_eq!(read(&shared), server("outlast", &args));
     assert_eq!(read(&own), server(world.at("bin/outlast").to_str().unwrap(), &args));
 
+    // Where PATH has none, a shared file gets a path too, and one is told so.
+    world.outlast(&["unwrap", "--yes"]);
+    let output = world.command().env("PATH", "/nowhere").args(["wrap", "--yes"]).output().unwrap();
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.contains("PATH does not find this outlast, so .mcp.json names it"), "{said}");
+    assert_ne!(read(&shared), server("outlast", &args));
+    world.outlast(&["unwrap", "--yes"]);
+    world.outlast(&["wrap", "--yes"]);
+
     // It moves, and is called by its new place.
     fs::create_dir(world.at("new")).unwrap();
     fs::rename(world.at("bin/outlast"), world.at("new/outlast")).unwrap();

@@ -3,6 +3,7 @@
 use std::{env, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgMatches, ValueEnum, parser::ValueSource};
+use outlast_core::keys::DetachKey;
 
 use super::{
     Config, Surroundings, Want,
@@ -21,6 +22,7 @@ pub const WITHOUT_KEY: &[(&str, &str)] = &[
     ("command", "each server and each agent has its own"),
     ("document", "each session has its own"),
     ("session", "each session has its own"),
+    ("stdio", "whoever starts the gateway speaks to it, or does not"),
     ("cwd", "the file itself marks the root of a project, which is where an agent works"),
 ];
 
@@ -38,6 +40,15 @@ pub fn run(mut arguments: cli::Run, given: Option<&ArgMatches>) -> Result<cli::R
         here(|around| fill_run(&mut arguments, given, around))?;
     }
     Ok(arguments)
+}
+
+/// The arguments of `outlast gateway`, with what the file sets. Of its address and its name the driver takes care, as they
+/// may change with the file; and of mistakes, of which it finds more than stand in this one table.
+pub fn gateway(mut arguments: cli::Gateway, given: Option<&ArgMatches>) -> cli::Gateway {
+    if let Some(given) = given {
+        let _ = here(|around| fill_gateway(&mut arguments, given, around));
+    }
+    arguments
 }
 
 fn here(fill: impl FnOnce(&Surroundings<'_>) -> Result<(), Mistakes>) -> Result<(), Report> {
@@ -87,6 +98,29 @@ pub fn fill_run(arguments: &mut cli::Run, given: &ArgMatches, around: &Surroundi
         arguments.env_pass = filler.file.values("env_pass");
     }
     filler.truth("detach", &mut arguments.detach);
+    if let Some(key) = check_run(&filler.file)?.filter(|_| filler.is_new("detach_key")) {
+        arguments.detach_key = key;
+    }
+    filler.choice("on_hangup", &mut arguments.on_hangup);
+    filler.truth("no_screen", &mut arguments.no_screen);
+    filler.optional_text("notify", &mut arguments.notify);
+    if let Some(span) = filler.is_new("hang_timeout").then(|| filler.file.span("hang_timeout")).flatten() {
+        arguments.hang_timeout = Some(span);
+    }
+    Ok(())
+}
+
+/// Of `outlast gateway`.
+pub fn fill_gateway(
+    arguments: &mut cli::Gateway,
+    given: &ArgMatches,
+    around: &Surroundings<'_>,
+) -> Result<(), Mistakes> {
+    let config = Config::load(&arguments.config, Want::Only("gateway"), around)?;
+    let filler = Filler { file: config.table("gateway"), given };
+    filler.truth("no_watch", &mut arguments.no_watch);
+    filler.span("stdin_grace", &mut arguments.stdin_grace);
+    filler.span("term_grace", &mut arguments.term_grace);
     Ok(())
 }
 
@@ -109,6 +143,15 @@ pub fn check_mcp(file: &Section) -> Result<(), Mistakes> {
         }
     }
     mistakes.check()
+}
+
+/// The key that the file names.
+pub fn check_run(file: &Section) -> Result<Option<DetachKey>, Mistakes> {
+    let Some(text) = file.the_text("detach_key") else { return Ok(None) };
+    DetachKey::parse(&text.value).map(Some).map_err(|why| {
+        let what = format!("`{}` cannot be that key", text.written);
+        super::mistake::Mistake::new(text.at.clone(), "run.detach_key", what).hint(why).into()
+    })
 }
 
 struct Filler<'a> {

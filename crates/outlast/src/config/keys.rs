@@ -114,6 +114,14 @@ pub const GATEWAY: &[Key] = &[
     key("session_idle", Shape::Span, "\"1h\"", "A session that nobody has used for so long is ended."),
     key("connections_max", SOME, "1024", "Open connections at a time. One more is told so and closed."),
     key("body_max", Shape::Size, "\"32MiB\"", "The largest message that is accepted."),
+    key(
+        "no_watch",
+        Shape::Truth,
+        "false",
+        "The file is not read again when it changes, but on SIGHUP and by `outlast reload`.",
+    ),
+    key("stdin_grace", Shape::Span, "\"1s\"", "How long a backend may take to end after its stdin is closed."),
+    key("term_grace", Shape::Span, "\"2s\"", "How long it may take after SIGTERM."),
 ];
 
 pub const BACKEND: &[Key] = &[
@@ -389,4 +397,29 @@ pub const RUN: &[Key] = &[
         "Variables of our own environment that pass to the agent; `NAME*` stands for all that begin so.",
     ),
     key("detach", Shape::Truth, "false", "It runs in the background, without a terminal."),
+    key(
+        "detach_key",
+        Shape::Text,
+        "'ctrl-\\'",
+        "Leaves the agent to itself in the background: a key with Ctrl, perhaps another after it, or `none`.",
+    ),
+    key(
+        "on_hangup",
+        Shape::Choice(&["end", "detach"]),
+        "\"end\"",
+        "What a lost terminal means: the agent and outlast end too, or go on in the background.",
+    ),
+    key("no_screen", Shape::Truth, "false", "The screen is not kept: nobody can attach, read it or wait for it."),
+    key(
+        "notify",
+        Shape::Text,
+        "",
+        "This is run in a shell, with the event as JSON on its stdin, when the agent waits for input, crashes or hangs.",
+    ),
+    key(
+        "hang_timeout",
+        Shape::Span,
+        "",
+        "An agent that is busy by its own account and has shown nothing for so long is restarted. Otherwise never.",
+    ),
 ];

@@ -316,6 +316,7 @@ fn a_mistake_is_told_with_its_place_its_key_and_the_fix() {
         "[[auth.key]]\nname = \"ci\"\nrole = \"admin\"\nsha256 = \"00000000000000000000000000000000000000000000000000000000000000ff\"\n",
         "a = \n",
         "[mcp]\nwatch = 5\n",
+        "[run]\ndetach_key = \"d\"\n",
     ];
     insta::assert_snapshot!(texts.map(words).concat());
 }
@@ -447,6 +448,22 @@ fn every_option_has_its_key() {
             assert!(options.contains(&key.name), "[{command}] {} has no option", key.name);
         }
     }
+    let cli = cli::Cli::command();
+    for option in cli.find_subcommand("gateway").unwrap().get_arguments().map(|argument| argument.get_id().as_str()) {
+        let has_key = keys::GATEWAY.iter().any(|key| key.name == option);
+        let has_reason = flags::WITHOUT_KEY.iter().any(|(name, _)| *name == option);
+        assert!(has_key != has_reason, "gateway --{option}: a key, or a reason why there is none");
+    }
+}
+
+#[test]
+fn the_file_sets_how_a_gateway_ends() {
+    let world = World::new(&[(NAME, "[gateway]\nno_watch = true\nstdin_grace = 7\nterm_grace = \"9s\"\n")]);
+    let given = cli::Cli::command().get_matches_from(["outlast", "gateway", "--term-grace", "3"]);
+    let cli::Command::Gateway(mut got) = cli::Cli::from_arg_matches(&given).unwrap().command else { panic!() };
+    world.around(|around| flags::fill_gateway(&mut got, given.subcommand().unwrap().1, around)).unwrap();
+    assert!(got.no_watch);
+    assert_eq!((got.stdin_grace, got.term_grace), (Duration::from_secs(7), Duration::from_secs(3)));
 }
 
 fn mcp(world: &World, line: &str) -> Result<cli::Mcp, Mistakes> {
@@ -482,6 +499,11 @@ fn the_file_sets_what_the_command_line_does_not() {
         [run]
         env_pass = ["A", "B*"]
         detach = true
+        detach_key = "ctrl-a d"
+        on_hangup = "detach"
+        no_screen = true
+        notify = "say so"
+        hang_timeout = "10m"
     "#;
     let world = World::new(&[(NAME, text)]);
     let got = mcp(&world, "outlast mcp -- cat").unwrap();
@@ -503,6 +525,16 @@ fn the_file_sets_what_the_command_line_does_not() {
     let cli::Command::Run(mut run) = cli::Cli::from_arg_matches(&given).unwrap().command else { panic!() };
     world.around(|around| flags::fill_run(&mut run, given.subcommand().unwrap().1, around)).unwrap();
     assert_eq!((run.env_pass, run.detach), (vec!["A".to_owned(), "B*".to_owned()], true));
+    assert_eq!((run.detach_key.to_string().as_str(), run.no_screen), ("ctrl-a d", true));
+    assert!(matches!(run.on_hangup, cli::OnHangup::Detach));
+    assert_eq!((run.notify.as_deref(), run.hang_timeout), (Some("say so"), Some(Duration::from_secs(600))));
+
+    let line = ["outlast", "run", "--detach-key", "none", "--on-hangup", "end", "--notify", "x", "--", "claude"];
+    let given = cli::Cli::command().get_matches_from(line);
+    let cli::Command::Run(mut run) = cli::Cli::from_arg_matches(&given).unwrap().command else { panic!() };
+    world.around(|around| flags::fill_run(&mut run, given.subcommand().unwrap().1, around)).unwrap();
+    assert_eq!((run.detach_key.to_string().as_str(), run.notify.as_deref()), ("none", Some("x")));
+    assert!(matches!(run.on_hangup, cli::OnHangup::End));
 }
 
 #[test]

@@ -60,7 +60,8 @@ async fn serve(arguments: &cli::Gateway, source: Source, config: Config, keeper:
     let failed = |what: &'static str| move |error: io::Error| Report::new(report::FAILURE, what).because(error);
     let stops = os::Stops::begin().map_err(failed("cannot listen for signals"))?;
     let household = keeper.attach().map_err(failed("cannot reach the process that keeps the children"))?;
-    let Fronts { stdio, listen } = Fronts::choose(arguments, &config, io::stdin().is_terminal());
+    let Fronts { stdio, listen } =
+        Fronts::choose(arguments.stdio, arguments.listen, config.front.listen, io::stdin().is_terminal());
     let listen = listen.map(|address| bind(address, &config)).transpose()?;
     let stdio = stdio.then(|| StdioFront::begin(STDIO_CLIENT)).transpose();
     let stdio = stdio.map_err(failed("cannot use stdin and stdout"))?;
@@ -87,7 +88,7 @@ async fn serve(arguments: &cli::Gateway, source: Source, config: Config, keeper:
     };
     let (control, complaint) = Control::begin(instance, env::home_dir().as_deref());
     complaint.into_iter().for_each(|complaint| journal.note(&complaint));
-    let (reload, complaint) = Reload::new(source, &config.watched, !arguments.no_watch);
+    let (reload, complaint) = Reload::new(source, &config, !arguments.no_watch);
     complaint.into_iter().for_each(|complaint| journal.note(&complaint));
     // Who hears this can already ask us anything.
     if let Some(listen) = &listen {
@@ -120,15 +121,15 @@ struct Fronts {
 }
 
 impl Fronts {
-    fn choose(arguments: &cli::Gateway, config: &Config, is_terminal: bool) -> Fronts {
-        let listen = arguments.listen;
-        match (arguments.stdio, listen) {
-            (true, _) | (_, Some(_)) => Fronts { stdio: arguments.stdio, listen },
-            (false, None) => match config.front.listen {
-                Some(address) => Fronts { stdio: false, listen: Some(address) },
-                None if is_terminal => Fronts { stdio: false, listen: Some(ADDRESS) },
-                None => Fronts { stdio: true, listen: None },
-            },
+    /// What was asked for; otherwise what is configured; otherwise whatever is on the other end of stdin.
+    fn choose(stdio: bool, listen: Option<SocketAddr>, configured: Option<SocketAddr>, is_terminal: bool) -> Fronts {
+        if stdio || listen.is_some() {
+            return Fronts { stdio, listen };
+        }
+        match configured {
+            Some(address) => Fronts { stdio: false, listen: Some(address) },
+            None if is_terminal => Fronts { stdio: false, listen: Some(ADDRESS) },
+            None => Fronts { stdio: true, listen: None },
         }
     }
 }
@@ -166,4 +167,28 @@ pub(super) fn auth(config: &Config) -> Result<Option<listen::Auth>, Report> {
         auth.who(headers)
             .map_err(|error| listen::Unauthorized { challenge: error.challenge(), why: error.words().to_owned() })
     })))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_come_in_where_it_was_said_or_where_they_are() {
+        let [asked, configured] = ["127.0.0.1:1", "127.0.0.1:2"].map(|text| text.parse().ok());
+        #[rustfmt::skip]
+        let table = [
+            // --stdio  --listen  configured  terminal  stdio  listen
+            (true,      None,     configured, true,     true,  None),
+            (false,     asked,    configured, false,    false, asked),
+            (true,      asked,    None,       false,    true,  asked),
+            (false,     None,     configured, false,    false, configured),
+            (false,     None,     None,       true,     false, Some(ADDRESS)),
+            (false,     None,     None,       false,    true,  None),
+        ];
+        for (stdio, listen, configured, is_terminal, serves_stdio, listens) in table {
+            let fronts = Fronts::choose(stdio, listen, configured, is_terminal);
+            assert_eq!(fronts, Fronts { stdio: serves_stdio, listen: listens });
+        }
+    }
 }

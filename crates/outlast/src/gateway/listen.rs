@@ -42,12 +42,18 @@ pub use headers::Names;
 use house::{House, Shared};
 use socket::{Line, Socket, Wish};
 
+use crate::os;
+
 /// Let in at one turn of the loop; further ones at the next.
 const ACCEPTS_MAX: usize = 8;
 /// How long we wait for a descriptor if the system has none left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 /// How often time is looked at, at most.
 const SWEEP_MIN: Duration = Duration::from_millis(20);
+/// Descriptors that connections leave to backends and files: however many come, a backend can be started again.
+const RESERVED: usize = 256;
+/// Told that they are turned away at a time; further ones are just closed.
+const TURNED_AWAY_MAX: usize = 64;
 /// How long we listen to one that is turned away.
 const TURN_AWAY_MAX: Duration = Duration::from_secs(1);
 /// A longer head of a request is refused.
@@ -92,6 +98,7 @@ pub struct PageAnswer {
     pub status: StatusCode,
     /// Its content type.
     pub kind: &'static str,
+    /// Names in lower case.
     pub headers: Vec<(&'static str, String)>,
     pub body: Bytes,
 }
@@ -134,7 +141,7 @@ pub struct Limits {
     pub body_max: usize,
     /// Bodies that are being read, all together; one that would go beyond is refused (503).
     pub bodies_max: usize,
-    /// A connection more is told so (503) and closed.
+    /// A connection more is told so (503) and closed. There are fewer where the system allows fewer descriptors.
     pub connections_max: usize,
     /// With a session more, the one that was idle longest ends; if all are in use, the new one is refused (503).
     pub sessions_max: usize,
@@ -236,6 +243,9 @@ pub struct Listen {
     sweep: Pin<Box<Sleep>>,
     sweep_at: Option<Instant>,
     swept: Instant,
+    /// When those who are being answered were last asked whether they still may be.
+    checked: Instant,
+    turned_away: Rc<()>,
     pause: Option<Pin<Box<Sleep>>>,
 }
 
@@ -254,12 +264,16 @@ impl Listen {
         let mut http = http1::Builder::new();
         // Time is looked at in one place for all connections, not by a timer for each.
         http.header_read_timeout(None).max_header_size(HEAD_MAX).half_close(false);
+        let mut limits = options.limits;
+        let room = os::room_for_descriptors((limits.connections_max + RESERVED) as u64);
+        let room = usize::try_from(room).unwrap_or(usize::MAX).saturating_sub(RESERVED).max(1);
+        limits.connections_max = limits.connections_max.min(room);
         let now = Instant::now();
         Ok(Listen {
             listener: Some(listener),
             address,
             door: Rc::new(Door {
-                house: Rc::new(RefCell::new(House::new(options.limits))),
+                house: Rc::new(RefCell::new(House::new(limits))),
                 names: RefCell::new(names),
                 auth: RefCell::new(options.auth),
                 mirrors: RefCell::new(HashMap::new()),
@@ -270,6 +284,8 @@ impl Listen {
             sweep: Box::pin(sleep_until(now.into())),
             sweep_at: None,
             swept: now,
+            checked: now,
+            turned_away: Rc::new(()),
             pause: None,
         })
     }
@@ -325,13 +341,25 @@ impl Listen {
         *self.door.mirrors.borrow_mut() = mirrors;
     }
 
-    /// For a configuration that changed: who may come from here on. An address beyond loopback stays guarded.
+    /// For a configuration that changed: who may come from here on, and stay. An address beyond loopback stays guarded.
     pub fn set_auth(&mut self, auth: Option<Auth>) -> Result<(), ListenError> {
         if auth.is_none() && !self.address.ip().is_loopback() {
             return Err(ListenError::Unguarded { address: self.address });
         }
-        *self.door.auth.borrow_mut() = auth;
+        let had_none = self.door.auth.replace(auth).is_none();
+        self.check_passes();
+        if had_none && self.door.auth.borrow().is_some() {
+            self.door.house.borrow().lines().for_each(|line| line.ask_for_pass());
+        }
         Ok(())
+    }
+
+    /// Whoever is being answered and may not be any more is cut off: an answer may take hours, and a token less.
+    fn check_passes(&mut self) {
+        if let Some(auth) = &*self.door.auth.borrow() {
+            self.door.house.borrow().lines().for_each(|line| line.check_pass(auth));
+        }
+        self.checked = Instant::now();
     }
 
     /// From here on nobody new is let in. Streams end, and connections close with the answer they are at.
@@ -376,7 +404,10 @@ impl Listen {
     fn welcome(&self, tcp: TcpStream) {
         let house = &self.door.house;
         let Some((key, line)) = house.borrow_mut().line_came(Instant::now()) else {
-            tokio::task::spawn_local(turn_away(tcp));
+            // The count of those who hold it is theirs and ours.
+            if Rc::strong_count(&self.turned_away) <= TURNED_AWAY_MAX {
+                tokio::task::spawn_local(turn_away(tcp, self.turned_away.clone()));
+            }
             return;
         };
         let guard = Leaving { house: house.clone(), key };
@@ -405,6 +436,10 @@ impl Listen {
             self.swept = Instant::now();
             self.sweep_at = None;
             self.door.house.borrow_mut().sweep(self.swept);
+            let ping = self.door.house.borrow().limits.ping;
+            if self.checked + ping <= self.swept {
+                self.check_passes();
+            }
         }
     }
 }
@@ -446,7 +481,7 @@ impl Drop for Leaving {
 }
 
 /// Whoever comes when too many are there is told so, and nothing else.
-async fn turn_away(mut tcp: TcpStream) {
+async fn turn_away(mut tcp: TcpStream, _counted: Rc<()>) {
     let body = message::error_line("null", words::INVALID_REQUEST, "too many connections are open: try later", None);
     let head = format!(
         "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 5\r\n\

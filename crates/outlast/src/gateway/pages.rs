@@ -26,6 +26,10 @@ impl Driver {
                 let body = Bytes::from(self.metrics.text(&self.gateway.status(self.now)));
                 PageAnswer { status: StatusCode::OK, kind: metrics::KIND, headers: Vec::new(), body }
             }
+            // Errors and last words of backends are not for everybody who may call one of their tools.
+            (_, path) if path.starts_with("/api/") && !self.gateway.is_operator(&page.who) => {
+                refuse(StatusCode::FORBIDDEN, "only a role that may call every tool may see and steer the gateway")
+            }
             ("GET", "/api/state") => json_page(StatusCode::OK, &self.state(None)),
             ("GET", "/api/events") => {
                 self.listen.as_mut().into_iter().for_each(|listen| listen.watch(ticket));

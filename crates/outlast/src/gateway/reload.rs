@@ -12,7 +12,12 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 
 use super::{Driver, begin};
-use crate::{config::gateway::Gateway as Config, control::wire::Refusal, report::Report, watch::Watch};
+use crate::{
+    config::gateway::{Front, Gateway as Config},
+    control::wire::Refusal,
+    report::Report,
+    watch::Watch,
+};
 
 /// Where the configuration comes from. No file: the nearest `outlast.toml`.
 #[derive(Debug, Clone)]
@@ -31,6 +36,8 @@ pub struct Reload {
     source: Source,
     is_watching: bool,
     watched: Vec<PathBuf>,
+    /// What the HTTP endpoint was opened with, or has been told of since.
+    front: Front,
     watch: Option<Watch>,
     reading: Option<JoinHandle<Result<Config, Report>>>,
     /// Somebody asked while it was being read, and may have changed it just then.
@@ -41,17 +48,18 @@ pub struct Reload {
 
 impl Reload {
     /// A sentence if changes will go unnoticed.
-    pub fn new(source: Source, watched: &[PathBuf], is_watching: bool) -> (Reload, Option<String>) {
+    pub fn new(source: Source, config: &Config, is_watching: bool) -> (Reload, Option<String>) {
         let mut reload = Reload {
             source,
             is_watching,
             watched: Vec::new(),
+            front: config.front.clone(),
             watch: None,
             reading: None,
             again: false,
             tickets: Vec::new(),
         };
-        let complaint = reload.watch(watched);
+        let complaint = reload.watch(&config.watched);
         (reload, complaint)
     }
 
@@ -130,8 +138,9 @@ impl Driver {
         let auth = begin::auth(&config)?;
         if let Some(listen) = &mut self.listen {
             listen.set_auth(auth).map_err(|error| Report::of(&error, error.hint(), crate::report::USAGE))?;
-            if config.front.listen.is_some_and(|address| address != listen.address()) {
-                self.journal.note("another address to listen on is taken at the next start");
+            if config.front != self.reload.front {
+                self.journal.note("what is new in `[gateway]` of the configuration is taken at the next start");
+                self.reload.front = config.front;
             }
         }
         if let Some(complaint) = self.reload.watch(&config.watched) {

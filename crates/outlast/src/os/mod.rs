@@ -21,8 +21,8 @@ use windows as platform;
 pub use platform::{
     Announce, Claim, Hangups, Household, Keeper, Line, Listener, Outer, Peer, SOCKET_PATH_MAX, SOCKETS, Sink, Source,
     StandIn, Standing, Stops, TERMINALS, Window, become_program, born, calm, claim_dir, claim_name, detach,
-    finish_saying, give_back_code, is_ours, kill_hard, outer_size, remove_socket, say, short_dirs, stand_in, stdin,
-    stdout, strays, suspend, terminal_size, weigh, write_stdout,
+    finish_saying, give_back_code, is_ours, kill_hard, outer_size, remove_socket, room_for_descriptors, say,
+    short_dirs, stand_in, stdin, stdout, strays, suspend, terminal_size, weigh, write_stdout,
 };
 
 /// The environment variable by which a child's descendants are known, wherever they went.

@@ -643,6 +643,11 @@ pub fn kill_hard(pid: u32) -> io::Result<()> {
     }
 }
 
+/// Handles are bounded by memory alone.
+pub fn room_for_descriptors(wanted: u64) -> u64 {
+    wanted
+}
+
 /// The system looks after our code by itself.
 pub fn give_back_code() {}
 

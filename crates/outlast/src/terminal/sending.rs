@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use outlast_core::send::{Action, Failed, Letter, Sent};
+use outlast_core::{
+    send::{Action, Failed, Letter, Sent},
+    waiting,
+};
 use serde_json::{Value, json};
 
 use super::{Terminal, methods::no_screen, screen::Screen};
@@ -63,6 +66,7 @@ impl Terminal {
                         child.typed.extend_from_slice(&bytes);
                     }
                     self.typing.interrupted();
+                    self.watch(waiting::Event::Input { enter: bytes.contains(&b'\r') });
                 }
                 Action::Answer { ticket, result } => {
                     let word = result.as_ref().map_or_else(Failed::code, |sent| match sent.submitted {

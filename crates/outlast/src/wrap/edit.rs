@@ -147,7 +147,9 @@ fn starts(server: &Server) -> Result<&Program, Verdict> {
 /// By its name, wherever it lies and whatever the system calls programs.
 fn is_outlast(command: &str) -> bool {
     let name = command.rsplit(['/', '\\']).next().unwrap_or(command).to_ascii_lowercase();
-    name.strip_suffix(".exe").unwrap_or(&name) == "outlast"
+    let name = name.strip_suffix(".exe").unwrap_or(&name);
+    // Several may lie side by side: `outlast-0.2`.
+    name == "outlast" || name.starts_with("outlast-")
 }
 
 /// `cmd /c outlast mcp …`, `env A=1 outlast mcp …`: somebody has done our work in another way.
@@ -309,7 +311,7 @@ mod tests {
                 r#"{{"servers": {{"x": {{"command": {command:?}, "args": ["mcp", "--watch", "src", "--", "a"]}}}}}}"#
             )
         };
-        for old in ["/old/outlast", "C:\\old\\Outlast.exe"] {
+        for old in ["/old/outlast", "C:\\old\\Outlast.exe", "/old/outlast-0.2"] {
             assert_eq!(wrapped(&server(old), Format::Json), server("/opt/outlast"));
         }
         assert_eq!(wrapped(&server("outlast"), Format::Json), server("outlast"), "it is found, and is the same");

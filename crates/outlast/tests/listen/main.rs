@@ -4,6 +4,7 @@ mod crowd;
 mod handshake;
 mod limits;
 mod pages;
+mod rights;
 mod stateless;
 mod streams;
 mod support;

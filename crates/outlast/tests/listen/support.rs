@@ -52,6 +52,16 @@ pub fn two_people() -> Auth {
     })
 }
 
+/// Everybody else's right has ended.
+pub fn only_bert() -> Auth {
+    let two = two_people();
+    Box::new(move |headers: &HeaderMap| {
+        let who = two(headers)?;
+        let ended = Unauthorized { challenge: "Bearer".into(), why: "not any more".into() };
+        if who.name == "bert" { Ok(who) } else { Err(ended) }
+    })
+}
+
 impl Front {
     pub fn new() -> Front {
         Front::with(limits(), || None)
@@ -213,6 +223,9 @@ impl Machine {
                 for (client, id) in std::mem::take(&mut self.held) {
                     self.listen.tell(client, result_line(&id, "\"released\""), Some(&id));
                 }
+            }
+            Message::Notification { method, .. } if method == "only bert stays" => {
+                self.listen.set_auth(Some(only_bert())).unwrap();
             }
             Message::Notification { method, .. } if method == "drop me" => self.listen.drop_client(client),
             _ => {}

@@ -82,6 +82,26 @@ fn a_right_that_nobody_gave_is_none() {
 }
 
 #[test]
+fn only_rights_without_end_let_somebody_steer() {
+    #[rustfmt::skip]
+    let table: [(&[&str], &[&str], bool); 5] = [
+        (&["*"],          &[],    true),
+        (&["fs__*", "*"], &[],    true),
+        (&["*"],          &["x"], false),
+        (&["*read*"],     &[],    false),
+        (&[],             &[],    false),
+    ];
+    for (allow, deny, expected) in table {
+        let role = Role { allow: patterns(allow), deny: patterns(deny) };
+        let roles = Roles::new([("some".to_owned(), role)].into());
+        assert_eq!(roles.has_all(Some("some")), expected, "{allow:?} {deny:?}");
+        assert!(!roles.has_all(Some("other")));
+        assert!(roles.has_all(None), "nobody asked who it is");
+    }
+    assert!(Roles::default().has_all(Some("some")));
+}
+
+#[test]
 fn a_bucket_gives_its_burst_and_then_its_rate() {
     let rate = Rate { per_minute: 60, burst: 3 };
     let mut buckets = Buckets::new(Rates { default: Some(rate), tools: vec![] });

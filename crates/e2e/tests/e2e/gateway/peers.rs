@@ -37,7 +37,25 @@ fn questions(project: &Project) -> [(&'static str, &'static str, Value, &'static
 /// A project with all the servers in its configuration. The one over HTTP runs by itself.
 struct World {
     project: Project,
+    python: String,
+    port: u16,
     fast: Child,
+}
+
+/// The server over HTTP, once it listens.
+fn start_fast(python: &str, port: u16) -> Child {
+    let mut fast = Command::new(python)
+        .arg(Peers::script("servers/python_fastmcp_http.py"))
+        .arg(port.to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the server starts");
+    let mut said = BufReader::new(fast.stderr.take().expect("stderr is piped")).lines().map_while(Result::ok);
+    assert!(said.any(|line| line.contains("Uvicorn running")), "the server over HTTP does not start");
+    thread::spawn(move || said.for_each(drop));
+    fast
 }
 
 impl World {
@@ -88,34 +106,23 @@ impl World {
             format!("[[backend]]\nname = \"fast\"\nurl = \"http://127.0.0.1:{port}/mcp\"\n"),
         ];
         std::fs::write(format!("{path}/outlast.toml"), config.concat()).expect("the project is ours");
-        let mut fast = Command::new(python)
-            .arg(Peers::script("servers/python_fastmcp_http.py"))
-            .arg(port.to_string())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .expect("the server starts");
-        let mut said = BufReader::new(fast.stderr.take().expect("stderr is piped")).lines().map_while(Result::ok);
-        assert!(said.any(|line| line.contains("Uvicorn running")), "the server over HTTP does not start");
-        thread::spawn(move || said.for_each(drop));
-        World { project, fast }
+        let fast = start_fast(&python, port);
+        World { project, python, port, fast }
     }
 
-    fn state(&self) -> Value {
-        let output = outlast_in(&self.project.path(), &["state", "--json"]);
-        serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", String::from_utf8_lossy(&output.stderr)))
-    }
-
+    /// The child of a backend that is ready, in the newest gateway: some clients start one to look at it first.
     fn child(&self, name: &str) -> Option<u32> {
-        let state = self.state();
-        let backend = state["backends"].as_array()?.iter().find(|backend| backend["name"] == name)?.clone();
-        (backend["state"] == "ready").then_some(())?;
-        backend["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
+        let output = outlast_in(&self.project.path(), &["ps", "--json"]);
+        let rows: Vec<Value> = serde_json::from_slice(&output.stdout).expect("an array of rows");
+        let is_it = |row: &&Value| row["kind"] == "backend" && row["name"] == name;
+        let newest = |row: &&Value| row["started"].as_f64().map(f64::to_bits);
+        let row = rows.iter().filter(is_it).max_by_key(newest)?;
+        (row["state"] == "ready").then_some(())?;
+        row["child_pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
     }
 
     /// All answer; each child is killed in turn, and all answer again over the same connection.
-    fn outlives_everything(&self, peer: &mut Peer) -> Result<(), String> {
+    fn outlives_everything(&mut self, peer: &mut Peer) -> Result<(), String> {
         let questions = questions(&self.project);
         // A list does not wait for a backend that takes its time; what comes later is announced.
         let deadline = Instant::now() + PATIENCE;
@@ -150,6 +157,19 @@ impl World {
                 answers(peer, at).map_err(|error| format!("after kill -9 of {backend}: {error}"))?;
             }
         }
+        // The one over HTTP is somebody else's process: it goes away and comes back, and has forgotten every session.
+        let at = questions.len() - 1;
+        let _ = self.fast.kill();
+        let _ = self.fast.wait();
+        self.fast = start_fast(&self.python, self.port);
+        let deadline = Instant::now() + PATIENCE;
+        // A call that finds the old session gone may fail once, as the answer of a tool; the next one has a new one.
+        while let Err(error) = answers(peer, at) {
+            if deadline <= Instant::now() {
+                return Err(format!("after a restart of fast: {error}"));
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
         Ok(())
     }
 }
@@ -163,7 +183,7 @@ impl Drop for World {
 
 fn over_stdio(test: &str, client: Client) {
     let Some(peers) = Peers::find(test) else { return };
-    let world = World::new(&peers);
+    let mut world = World::new(&peers);
     let command = [text(&outlast()), "gateway".into(), "--stdio".into()];
     let story = Peer::start(client, &world.project, &command).and_then(|mut peer| {
         world.outlives_everything(&mut peer)?;
@@ -174,7 +194,7 @@ fn over_stdio(test: &str, client: Client) {
 
 fn over_http(test: &str, clients: &[Client]) {
     let Some(peers) = Peers::find(test) else { return };
-    let world = World::new(&peers);
+    let mut world = World::new(&peers);
     let path = world.project.path();
     let mut gateway = Command::new(outlast())
         .args(["gateway", "--listen", "127.0.0.1:0"])

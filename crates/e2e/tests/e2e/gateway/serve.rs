@@ -6,7 +6,7 @@ use super::{
     web::Web,
     world::{Gate, backend},
 };
-use crate::mcp::client::{Place, Setup};
+use crate::mcp::client::{Place, Setup, until};
 
 #[test]
 fn tools_of_all_backends_are_called_by_their_names() {
@@ -116,5 +116,72 @@ fn health_and_metrics_are_told() {
     assert_eq!(metrics.status, 200);
     let text = metrics.text();
     assert!(text.contains("one__echo") && text.contains("# EOF"), "{text}");
+    gate.end();
+}
+
+#[test]
+fn what_was_offered_last_time_is_offered_at_once_and_marked() {
+    let place = Place::new();
+    let more = place.join("more");
+    let config = backend("slow", &["--more", &more], "");
+    let mut gate = Gate::listen(place, &config);
+    // Ready is one thing, its lists another.
+    until("what it offers", || (gate.backend("slow")["catalogue"] == "confirmed").then_some(()));
+    crate::mcp::client::signal(gate.client.pid(), nix::sys::signal::Signal::SIGTERM);
+    gate.client.wait();
+
+    gate.place.write("more", "--slow-start\n4000\n");
+    let gate = Gate::listen(gate.place, &config);
+    let mut session = gate.session();
+    let tools = session.tools();
+    let slow = gate.backend("slow");
+    assert_eq!((&slow["state"], &slow["stale"]), (&json!("starting"), &json!(true)), "{slow}");
+    assert!(tools.iter().any(|tool| tool == "slow__echo"), "{tools:?}");
+    // A call waits for the backend itself.
+    assert_eq!(session.call("slow__echo", json!({"text": "at last"})), "at last");
+    assert_eq!(gate.is("slow", "ready")["stale"], false);
+    gate.end();
+}
+
+#[test]
+fn each_session_may_have_a_process_of_its_own() {
+    let config = [backend("own", &[], "children = \"per_session\""), backend("shared", &[], "")].concat();
+    let gate = Gate::listen(Place::new(), &config);
+    let (mut one, mut two) = (gate.session(), gate.session());
+    let pid = |session: &mut super::web::Session, tool: &str| session.call(tool, json!({}));
+    assert_ne!(pid(&mut one, "own__pid"), pid(&mut two, "own__pid"));
+    assert_eq!(pid(&mut one, "own__pid"), pid(&mut one, "own__pid"));
+    assert_eq!(pid(&mut one, "shared__pid"), pid(&mut two, "shared__pid"));
+    gate.end();
+}
+
+#[test]
+fn the_status_page_reads_and_orders() {
+    let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
+    let one = gate.child("one");
+    let mut web = Web::connect(&gate.address);
+    let page = web.get("/");
+    assert_eq!(page.status, 200);
+    assert!(page.text().contains("/api/"), "the page asks for what it shows");
+    let json_of = |reply: super::web::Reply| serde_json::from_slice::<serde_json::Value>(&reply.body).expect("JSON");
+    let state = json_of(web.get("/api/state"));
+    assert_eq!(state["backends"][0]["pid"], one, "{state}");
+    let token = json_of(web.get("/api/token"))["token"].as_str().expect("a token").to_owned();
+    let mut order = |path: &str, token: &str, body: serde_json::Value| {
+        let headers = [("content-type", "application/json"), ("x-outlast-token", token)];
+        web.ask("POST", path, &headers, body.to_string().as_bytes())
+    };
+    assert_eq!(order("/api/restart", "guessed", json!({"backend": "one"})).status, 403);
+    assert_eq!(gate.child("one"), one, "not touched");
+    let restarted = order("/api/restart", &token, json!({"backend": "one", "reason": "by the page"}));
+    assert_eq!(restarted.status, 200, "{}", restarted.text());
+    assert_ne!(gate.child("one"), one);
+    assert_eq!(gate.place.recorded("server_restart_requested", 1)["reason"], "by the page");
+    let off = order("/api/switch", &token, json!({"name": "one__echo", "off": true}));
+    assert_eq!(off.status, 200, "{}", off.text());
+    assert_eq!(gate.state()["switched_off"], json!([{"tool": "one__echo"}]));
+    let unknown = order("/api/restart", &token, json!({"backend": "nobody"}));
+    assert_eq!(unknown.status, 409, "{}", unknown.text());
+    assert_eq!(order("/api/stop", &token, json!({})).status, 404, "a page ends nothing");
     gate.end();
 }

@@ -114,12 +114,19 @@ impl Web {
 pub struct Session {
     web: Web,
     pub id: String,
+    /// As which client.
+    pub token: Option<String>,
     next_id: u64,
 }
 
 impl Session {
     pub fn open(address: &str) -> Session {
-        let mut session = Session { web: Web::connect(address), id: String::new(), next_id: 1 };
+        Session::open_as(address, None)
+    }
+
+    pub fn open_as(address: &str, token: Option<&str>) -> Session {
+        let token = token.map(|token| format!("Bearer {token}"));
+        let mut session = Session { web: Web::connect(address), id: String::new(), token, next_id: 1 };
         let reply = session.post(&json!({
             "jsonrpc": "2.0", "id": 0, "method": "initialize", "params": initialize_params(VERSION),
         }));
@@ -138,6 +145,9 @@ impl Session {
         ];
         if !self.id.is_empty() {
             headers.push(("mcp-session-id", &self.id));
+        }
+        if let Some(token) = &self.token {
+            headers.push(("authorization", token));
         }
         self.web.ask("POST", "/mcp", &headers, message.to_string().as_bytes())
     }

@@ -224,6 +224,10 @@ impl House {
         }
     }
 
+    pub fn lines(&self) -> impl Iterator<Item = &Rc<Line>> {
+        self.lines.values()
+    }
+
     pub fn is_over(&self) -> bool {
         self.lines.is_empty()
     }

@@ -40,7 +40,7 @@ pub async fn turn(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Opti
             answer.headers.push(("content-security-policy", POLICY.clone()));
             answer.headers.push(("cross-origin-opener-policy", "same-origin".into()));
         }
-        // Of two that say the same the first counts; a stream has its own.
+        // Nothing here is true for long. A stream says so by itself.
         if !matches!(answer.content, Content::Events(..)) {
             answer.headers.push(("cache-control", "no-store".into()));
         }
@@ -74,6 +74,9 @@ async fn answer(door: &Rc<Door>, line: &Rc<Line>, head: &Parts, body: &mut Optio
         check_order(&door.token, &head.headers, head.uri.authority())?;
     }
     let body = if is_order { take(door, body).await? } else { Bytes::new() };
+    if !is_open {
+        line.show_pass(head.headers.clone(), who.clone());
+    }
     let page = Page {
         ticket: 0,
         // What has a body when it is asked for has none when asked only for its head.

@@ -77,7 +77,7 @@ async fn route(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Option<
     let who = identify(door, &head.headers)?;
     match head.method {
         Method::POST => post(door, line, who, head.headers, body).await,
-        Method::GET => get(door, line, &who, &head.headers),
+        Method::GET => get(door, line, who, head.headers),
         Method::DELETE => delete(door, &who, &head.headers),
         _ => Err(words::method_not_allowed("GET, POST, DELETE", "MCP is spoken by POST, GET and DELETE")),
     }
@@ -115,15 +115,16 @@ fn session(door: &Door, who: &Who, headers: &HeaderMap) -> Result<u128, Box<Answ
     house.session(id, who, Instant::now()).map(|_| id).ok_or_else(words::no_such_session)
 }
 
-fn get(door: &Door, line: &Rc<Line>, who: &Who, headers: &HeaderMap) -> Told {
-    only_with_sessions(headers)?;
-    if !accepts(headers).1 {
+fn get(door: &Door, line: &Rc<Line>, who: Rc<Who>, headers: HeaderMap) -> Told {
+    only_with_sessions(&headers)?;
+    if !accepts(&headers).1 {
         return Err(Answer::refusal(StatusCode::NOT_ACCEPTABLE, "a GET is answered by text/event-stream alone"));
     }
-    let id = session(door, who, headers)?;
-    let last = single(headers, "last-event-id").map_err(|_| lost_stream(NoStream::NotAnId))?;
+    let id = session(door, &who, &headers)?;
+    let last = single(&headers, "last-event-id").map_err(|_| lost_stream(NoStream::NotAnId))?;
     let mut house = door.house.borrow_mut();
     let (stream, place) = house.listen(id, last, line.clone(), Instant::now()).map_err(lost_stream)?;
+    line.show_pass(headers, who);
     Ok(Answer::events(None, stream, place))
 }
 
@@ -161,11 +162,11 @@ async fn post(door: &Rc<Door>, line: &Rc<Line>, who: Rc<Who>, headers: HeaderMap
         return Err(Answer::refusal(StatusCode::NOT_ACCEPTABLE, message));
     }
     let body = take(door, body).await?;
-    let exchange = match said(door, line, who, &headers, &body)? {
+    let exchange = match said(door, line, &who, &headers, &body)? {
         Some(exchange) => exchange,
         None => return Ok(Answer::empty(StatusCode::ACCEPTED)),
     };
-    drop(headers);
+    line.show_pass(headers, who);
     drop(body);
     Ok(wait(door, exchange).await)
 }
@@ -174,7 +175,7 @@ async fn post(door: &Rc<Door>, line: &Rc<Line>, who: Rc<Who>, headers: HeaderMap
 fn said(
     door: &Door,
     line: &Rc<Line>,
-    who: Rc<Who>,
+    who: &Rc<Who>,
     headers: &HeaderMap,
     body: &Bytes,
 ) -> Result<Option<Exchange>, Box<Answer>> {
@@ -190,7 +191,7 @@ fn said(
         {
             let id = known(id)?;
             agree::check(headers, &id.to_string(), &method, &params, &door.mirrors.borrow())?;
-            Ok(Some(door.house.borrow_mut().ask_stateless(&who, body.clone(), line.clone(), now)))
+            Ok(Some(door.house.borrow_mut().ask_stateless(who, body.clone(), line.clone(), now)))
         }
         Message::Request { id, method, .. } if method == "initialize" && !headers.contains_key(SESSION) => {
             let id = known(id)?;
@@ -198,7 +199,7 @@ fn said(
                 let message = "initialize belongs to revisions before the one in the MCP-Protocol-Version header";
                 return Err(words::mismatch(&id.to_string(), message));
             }
-            door.house.borrow_mut().open_session(who, id, body.clone(), line.clone(), now).map(Some)
+            door.house.borrow_mut().open_session(who.clone(), id, body.clone(), line.clone(), now).map(Some)
         }
         // Nothing that a client could notify us of has a meaning by itself.
         Message::Notification { params, .. } if is_stateless || agree::claims(&params) => Ok(None),
@@ -207,20 +208,20 @@ fn said(
         }
         Message::Other => Err(invalid("the body is no JSON-RPC message")),
         Message::Request { id, .. } => {
-            let session = session(door, &who, headers)?;
+            let session = session(door, who, headers)?;
             let ids = vec![known(id)?];
-            fresh(door, session, &who, &ids, now)?;
+            fresh(door, session, who, &ids, now)?;
             let mut house = door.house.borrow_mut();
             Ok(house.ask(session, ids, false, vec![body.clone()], line.clone(), now))
         }
         Message::Notification { .. } | Message::Response { .. } => {
-            let session = session(door, &who, headers)?;
+            let session = session(door, who, headers)?;
             door.house.borrow_mut().note(session, vec![body.clone()]);
             Ok(None)
         }
         Message::Batch(members) => {
-            let session = session(door, &who, headers)?;
-            let (ids, messages) = batch(door, session, &who, body, &members, now)?;
+            let session = session(door, who, headers)?;
+            let (ids, messages) = batch(door, session, who, body, &members, now)?;
             let mut house = door.house.borrow_mut();
             if ids.is_empty() {
                 house.note(session, messages);

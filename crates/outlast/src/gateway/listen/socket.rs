@@ -9,12 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hyper::rt;
+use hyper::{HeaderMap, rt};
 use hyper_util::rt::TokioIo;
+use outlast_core::gateway::Who;
 use socket2::TcpKeepalive;
 use tokio::net::TcpStream;
 
-use super::{Limits, house::Shared};
+use super::{Auth, Limits, house::Shared};
 
 /// A connection on which nothing was heard for so long is asked by the kernel whether it is still there.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);
@@ -47,6 +48,15 @@ pub struct Line {
     stalled: Cell<Option<Instant>>,
     wish: Cell<Wish>,
     waker: RefCell<Option<Waker>>,
+    /// By what right the request that is being answered came.
+    pass: RefCell<Option<Pass>>,
+}
+
+/// An answer may take long, and the right to it may end before.
+#[derive(Debug)]
+struct Pass {
+    headers: HeaderMap,
+    who: Rc<Who>,
 }
 
 impl Line {
@@ -56,6 +66,7 @@ impl Line {
             stalled: Cell::new(None),
             wish: Cell::new(Wish::Stay),
             waker: RefCell::new(None),
+            pass: RefCell::new(None),
         })
     }
 
@@ -68,9 +79,33 @@ impl Line {
     pub fn rest(&self, house: &Shared) {
         let now = Instant::now();
         self.phase.set(Phase::Idle(now));
+        self.pass.replace(None);
         let mut house = house.borrow_mut();
         let idle = house.limits.idle_timeout;
         house.want(now + idle);
+    }
+
+    /// The request is this one's, by these headers.
+    pub fn show_pass(&self, headers: HeaderMap, who: Rc<Who>) {
+        self.pass.replace(Some(Pass { headers, who }));
+    }
+
+    /// Cut off, if the right by which its request came has ended.
+    pub fn check_pass(&self, auth: &Auth) {
+        let is_over = match &*self.pass.borrow() {
+            Some(pass) => auth(&pass.headers).map_or(true, |who| who != *pass.who),
+            None => false,
+        };
+        if is_over {
+            self.cut();
+        }
+    }
+
+    /// Cut off, if it is being answered and nobody asked who it is.
+    pub fn ask_for_pass(&self) {
+        if self.phase.get() == Phase::Busy && self.pass.borrow().is_none() {
+            self.cut();
+        }
     }
 
     /// When it has been at the same thing for too long.

@@ -1,6 +1,7 @@
 //! Linux and macOS: a keeper process, pipes in the reactor, signals.
 
 mod descendants;
+mod descriptors;
 mod detach;
 mod household;
 mod keeper;
@@ -18,6 +19,7 @@ mod wire;
 mod words;
 
 pub use descendants::weigh;
+pub use descriptors::room_for_descriptors;
 pub use detach::{Announce, Claim, claim_name, detach};
 pub use household::{Household, Keeper};
 pub use memory::give_back_code;

@@ -1,0 +1,392 @@
+//! G7 through the real gateway: who is it, is it switched off, does it come too often, may it, do the arguments fit, is the
+//! backend well; and what is left of it in audit and metrics.
+
+use std::{
+    process::Output,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
+use serde_json::{Value, json};
+use sha2::{Digest, Sha256};
+
+use super::{
+    web::{Reply, Session, Web},
+    world::{Gate, HASTY, backend, outlast},
+};
+use crate::mcp::client::{Place, VERSION, initialize_params, text, until};
+
+const SECRET: &str = "0123456789abcdef0123456789abcdef";
+const CI: &str = "key-of-the-machine-that-builds";
+const ANN: &str = "key-of-ann-who-may-do-anything";
+
+fn sha256(key: &str) -> String {
+    Sha256::digest(key.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn auth() -> String {
+    format!(
+        r#"
+[auth.jwt]
+secret_env = "SIGNING"
+issuer = "https://issuer.example.com"
+[[auth.key]]
+name = "ci"
+sha256 = "{}"
+role = "reader"
+[[auth.key]]
+name = "ann"
+sha256 = "{}"
+role = "admin"
+[role.reader]
+allow = ["one__echo", "one__pid"]
+[role.admin]
+deny = ["one__crash"]
+"#,
+        sha256(CI),
+        sha256(ANN)
+    )
+}
+
+fn guarded(more: &str) -> Gate {
+    let config = backend("one", &[], HASTY) + &auth() + more;
+    Gate::listen_with(Place::new(), &config, |setup| setup.env("SIGNING", SECRET))
+}
+
+fn token(algorithm: Algorithm, secret: &str, change: impl FnOnce(&mut Value)) -> String {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_secs();
+    let mut claims = json!({"sub": "tom", "iss": "https://issuer.example.com", "exp": now + 600, "role": "reader"});
+    change(&mut claims);
+    encode(&Header::new(algorithm), &claims, &EncodingKey::from_secret(secret.as_bytes())).expect("a token")
+}
+
+/// The first word of a session, with whatever it says of itself.
+fn knock(gate: &Gate, header: Option<(&str, &str)>) -> Reply {
+    let body = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": initialize_params(VERSION)});
+    let mut headers = vec![("content-type", "application/json"), ("accept", "application/json, text/event-stream")];
+    headers.extend(header);
+    Web::connect(&gate.address).ask("POST", "/mcp", &headers, body.to_string().as_bytes())
+}
+
+fn error(session: &mut Session, tool: &str, arguments: Value) -> Value {
+    let answer = session.ask("tools/call", json!({"name": tool, "arguments": arguments}));
+    assert!(answer["error"].is_object(), "{tool}: {answer}");
+    answer["error"].clone()
+}
+
+/// How calls of a tool ended, as the audit log has it.
+fn outcomes(gate: &Gate, tool: &str, count: usize) -> Vec<(String, String)> {
+    until(&format!("{count} calls of {tool} in the audit log"), || {
+        let calls = gate.place.audit_of("call_ended");
+        let calls = calls.iter().map(|record| &record["props"]).filter(|props| props["tool"] == tool);
+        let word = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let calls: Vec<_> = calls.map(|props| (word(&props["who"]), word(&props["outcome"]))).collect();
+        (calls.len() >= count).then_some(calls)
+    })
+}
+
+#[test]
+fn nobody_comes_in_who_is_not_known() {
+    let gate = guarded("");
+    let bearer = |token: &str| format!("Bearer {token}");
+    let expired = token(Algorithm::HS256, SECRET, |claims| claims["exp"] = json!(1_000_000_000));
+    let foreign = token(Algorithm::HS256, SECRET, |claims| claims["iss"] = json!("https://evil.example.com"));
+    let forged = token(Algorithm::HS256, "another secret that is long enough", |_| {});
+    let stronger = token(Algorithm::HS512, SECRET, |_| {});
+    let claims = token(Algorithm::HS256, SECRET, |_| {}).split('.').nth(1).expect("claims").to_owned();
+    // {"alg":"none"}
+    let unsigned = format!("eyJhbGciOiJub25lIn0.{claims}.");
+    let table = [
+        (None, "Bearer"),
+        (Some(("authorization", "Basic YTpi".to_owned())), "not `Bearer` and a token"),
+        (Some(("authorization", bearer("key-of-nobody-in-particular"))), "not one that is accepted"),
+        (Some(("x-api-key", sha256(CI))), "not one that is accepted"),
+        (Some(("authorization", bearer(&expired))), "has expired"),
+        (Some(("authorization", bearer(&foreign))), "by another issuer"),
+        (Some(("authorization", bearer(&forged))), "signature is wrong"),
+        (Some(("authorization", bearer(&stronger))), "algorithm that is not accepted"),
+        (Some(("authorization", bearer(&unsigned))), "not one that is accepted"),
+    ];
+    for (header, words) in &table {
+        let reply = knock(&gate, header.as_ref().map(|(name, value)| (*name, value.as_str())));
+        assert_eq!(reply.status, 401, "{header:?}: {}", reply.text());
+        let challenge = reply.header("www-authenticate").unwrap_or_default();
+        assert!(challenge.starts_with("Bearer") && challenge.contains(words), "{header:?}: {challenge}");
+        assert!(reply.header("mcp-session-id").is_none());
+    }
+    for header in [
+        ("authorization", bearer(CI)),
+        ("x-api-key", CI.to_owned()),
+        ("authorization", bearer(&token(Algorithm::HS256, SECRET, |_| {}))),
+    ] {
+        let reply = knock(&gate, Some((header.0, &header.1)));
+        assert_eq!(reply.status, 200, "{header:?}: {}", reply.text());
+    }
+
+    let mut web = Web::connect(&gate.address);
+    assert_eq!(web.get("/health").status, 200, "anybody may ask whether we are well");
+    assert_eq!(web.get("/metrics").status, 401);
+    assert_eq!(web.get("/api/state").status, 401);
+    gate.end();
+}
+
+#[test]
+fn a_session_belongs_to_the_one_who_opened_it() {
+    let gate = guarded("");
+    let mut ann = Session::open_as(&gate.address, Some(ANN));
+    assert_eq!(ann.call("one__echo", json!({"text": "a"})), "a");
+    let call =
+        json!({"jsonrpc": "2.0", "id": 9, "method": "tools/call", "params": {"name": "one__echo", "arguments": {}}});
+    for other in [None, Some(format!("Bearer {CI}"))] {
+        let mut thief = Session::open_as(&gate.address, Some(CI));
+        thief.id.clone_from(&ann.id);
+        thief.token.clone_from(&other);
+        let reply = thief.post(&call);
+        assert!([401, 404].contains(&reply.status), "{other:?}: {} {}", reply.status, reply.text());
+    }
+    assert_eq!(ann.call("one__echo", json!({"text": "b"})), "b");
+    gate.end();
+}
+
+#[test]
+fn a_role_sees_and_calls_what_it_may() {
+    let gate = guarded("");
+    let mut ci = Session::open_as(&gate.address, Some(CI));
+    gate.child("one");
+    until("the tools", || (ci.tools() == ["one__echo", "one__pid"]).then_some(()));
+    assert_eq!(ci.call("one__echo", json!({"text": "a"})), "a");
+    let refusal = error(&mut ci, "one__sleep", json!({"ms": 1}));
+    assert_eq!(refusal["data"]["reason"], "denied", "{refusal}");
+
+    let mut ann = Session::open_as(&gate.address, Some(ANN));
+    assert!(ann.tools().contains(&"one__sleep".to_owned()));
+    assert!(!ann.tools().contains(&"one__crash".to_owned()));
+    assert_eq!(ann.call("one__sleep", json!({"ms": 1})), "slept");
+
+    let mut tom = Session::open_as(
+        &gate.address,
+        Some(&token(Algorithm::HS256, SECRET, |claims| claims["role"] = json!("boss"))),
+    );
+    assert!(tom.tools().is_empty(), "a role that nobody configured has no rights");
+    assert_eq!(error(&mut tom, "one__echo", json!({}))["data"]["reason"], "denied");
+    let pairs = outcomes(&gate, "one__sleep", 2);
+    assert!(
+        pairs.contains(&("ci".into(), "denied".into())) && pairs.contains(&("ann".into(), "answered".into())),
+        "{pairs:?}"
+    );
+    let pairs = outcomes(&gate, "one__echo", 2);
+    assert!(pairs.contains(&("tom".into(), "denied".into())), "{pairs:?}");
+    gate.end();
+}
+
+#[test]
+fn who_calls_too_often_is_told_when_to_come_back() {
+    let gate = guarded("[rates.tool.one__echo]\nper_minute = 1\nburst = 2\n");
+    let mut ci = Session::open_as(&gate.address, Some(CI));
+    for _ in 0..2 {
+        ci.call("one__echo", json!({"text": "a"}));
+    }
+    let refusal = error(&mut ci, "one__echo", json!({"text": "a"}));
+    assert_eq!(refusal["data"]["reason"], "rate_limited", "{refusal}");
+    let wait = refusal["data"]["retryAfter"].as_f64().expect("when to come back");
+    assert!(wait > 1.0 && wait <= 60.0, "{wait}");
+    // The same client by another connection is still the same one; another client, and another tool, are not.
+    let mut again = Session::open_as(&gate.address, Some(CI));
+    assert_eq!(error(&mut again, "one__echo", json!({}))["data"]["reason"], "rate_limited");
+    again.call("one__pid", json!({}));
+    Session::open_as(&gate.address, Some(ANN)).call("one__echo", json!({"text": "a"}));
+
+    let reply = Web::connect(&gate.address).ask("GET", "/metrics", &[("x-api-key", ANN)], b"");
+    assert_eq!(reply.status, 200);
+    assert!(reply.header("content-type").is_some_and(|kind| kind.starts_with("application/openmetrics-text")));
+    let text = reply.text();
+    for line in [
+        r#"outlast_rate_limited_total{backend="one",tool="one__echo"} 2"#,
+        r#"outlast_calls_total{backend="one",tool="one__echo",method="tools/call",outcome="answered"} 3"#,
+        r#"outlast_calls_total{backend="one",tool="one__echo",method="tools/call",outcome="rate_limited"} 2"#,
+        r#"outlast_backend_up{backend="one"} 1"#,
+        r#"outlast_backend_restarts_total{backend="one"} 0"#,
+        r#"outlast_call_duration_seconds_count{backend="one"} 4"#,
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line} is not in\n{text}");
+    }
+    assert!(text.ends_with("# EOF\n"));
+    gate.end();
+}
+
+#[test]
+fn what_is_switched_off_is_off_for_everybody() {
+    let gate = guarded("[switch]\ntools = [\"one__sleep\"]\n");
+    let mut ann = Session::open_as(&gate.address, Some(ANN));
+    gate.child("one");
+    until("the tools", || ann.tools().contains(&"one__echo".to_owned()).then_some(()));
+    assert!(!ann.tools().contains(&"one__sleep".to_owned()));
+    assert_eq!(error(&mut ann, "one__sleep", json!({"ms": 1}))["data"]["reason"], "switched_off");
+    let said = |output: Output| assert!(output.status.success(), "{output:?}");
+    said(gate.outlast(&["switch", "--on", "one__sleep"]));
+    assert_eq!(ann.call("one__sleep", json!({"ms": 1})), "slept");
+    said(gate.outlast(&["switch", "--off", "one__echo"]));
+    assert_eq!(error(&mut ann, "one__echo", json!({}))["data"]["reason"], "switched_off");
+    let pairs = outcomes(&gate, "one__sleep", 2);
+    assert_eq!(pairs[0], ("ann".into(), "switched_off".into()), "{pairs:?}");
+    gate.end();
+}
+
+#[test]
+fn the_guards_stand_in_their_order() {
+    // One tool that every guard would refuse; one after the other is taken away.
+    let rates = "[rates]\nper_minute = 1\nburst = 1\n";
+    let gate = guarded(&format!("{rates}[switch]\ntools = [\"one__sleep\"]\n"));
+    let mut ci = Session::open_as(&gate.address, Some(CI));
+    gate.child("one");
+    for _ in 0..3 {
+        assert_eq!(error(&mut ci, "one__sleep", json!([]))["data"]["reason"], "switched_off");
+    }
+    assert!(gate.outlast(&["switch", "--on", "one__sleep"]).status.success());
+    // What was switched off has cost nothing of the rate: the first call gets as far as its role.
+    assert_eq!(error(&mut ci, "one__sleep", json!({}))["data"]["reason"], "denied");
+    assert_eq!(error(&mut ci, "one__sleep", json!({}))["data"]["reason"], "rate_limited");
+    gate.end();
+}
+
+#[test]
+fn arguments_that_do_not_fit_never_reach_the_backend() {
+    let place = Place::new();
+    let schema = json!({
+        "type": "object", "required": ["path"], "additionalProperties": false,
+        "properties": {"path": {"type": "string"}, "lines": {"type": "array", "items": {"type": "integer"}}},
+    });
+    let tools = place.write("tools.json", &json!([{"name": "read", "inputSchema": schema}]).to_string());
+    let gate = Gate::listen(place, &backend("one", &["--tools", &tools], HASTY));
+    let mut session = gate.session();
+    gate.child("one");
+    until("the tools", || session.tools().contains(&"one__read".to_owned()).then_some(()));
+    let refused = session.result("one__read", json!({"path": "a", "lines": [1, "s3cret"]}));
+    assert_eq!(refused["isError"], true, "{refused}");
+    let words = text(&refused);
+    assert!(words.contains("`lines[1]`") && words.contains("integer") && !words.contains("s3cret"), "{words}");
+    assert_eq!(session.result("one__read", json!({}))["isError"], true);
+    session.call("one__read", json!({"path": "a", "lines": [1]}));
+    let received = session.call("one__received", json!({}));
+    assert_eq!(received.matches("tools/call").count(), 2, "the good one, and this question: {received}");
+    assert_eq!(outcomes(&gate, "one__read", 3)[0].1, "bad_arguments");
+    gate.end();
+}
+
+#[test]
+fn a_backend_that_only_fails_is_left_alone_for_a_while() {
+    let more = "call_timeout = \"200ms\"\nbreaker = { failures = 2, open = \"1h\" }\n";
+    let config = backend("one", &[], &format!("{HASTY}\n{more}")) + &backend("two", &[], HASTY);
+    let gate = Gate::listen(Place::new(), &config);
+    let mut session = gate.session();
+    gate.child("one");
+    gate.child("two");
+    for _ in 0..2 {
+        assert_eq!(session.result("one__sleep", json!({"ms": 60_000}))["isError"], true);
+    }
+    let refused = session.result("one__echo", json!({"text": "a"}));
+    assert_eq!(refused["isError"], true, "{refused}");
+    assert!(text(&refused).contains("left alone"), "{refused}");
+    assert_eq!(session.call("two__echo", json!({"text": "a"})), "a", "the others are as they were");
+    assert_eq!(outcomes(&gate, "one__echo", 1)[0].1, "circuit_open");
+    gate.end();
+}
+
+#[test]
+fn another_key_counts_as_soon_as_the_file_says_so() {
+    let gate = guarded("");
+    let mut ci = Session::open_as(&gate.address, Some(CI));
+    ci.tools();
+    let config = backend("one", &[], HASTY) + &auth().replace(&sha256(CI), &sha256("another-key-for-the-builder"));
+    gate.place.write("outlast.toml", &config);
+    let list = json!({"jsonrpc": "2.0", "id": 7, "method": "tools/list", "params": {}});
+    until("the old key to be refused", || (ci.post(&list).status == 401).then_some(()));
+    let mut again = Session::open_as(&gate.address, Some("another-key-for-the-builder"));
+    assert!(again.tools().contains(&"one__echo".to_owned()));
+    // What cannot be changed on the way is said.
+    gate.place.write("outlast.toml", &format!("[gateway]\nsessions_max = 5\n{config}"));
+    gate.client.says("what is new in `[gateway]` of the configuration is taken at the next start");
+    gate.end();
+}
+
+#[test]
+fn the_catalogue_is_there_before_the_backends_are() {
+    let place = Place::new();
+    let broken = place.join("broken");
+    let config = backend("one", &["--fail-if", &broken], "delay_first = \"1h\"\ndelay_max = \"1h\"\n");
+    let gate = Gate::listen(place, &config);
+    gate.child("one");
+    let mut session = gate.session();
+    until("the tools", || session.tools().contains(&"one__echo".to_owned()).then_some(()));
+    let Gate { place, client, .. } = gate;
+    drop(session);
+    crate::mcp::client::signal(client.pid(), nix::sys::signal::Signal::SIGTERM);
+    let mut client = client;
+    assert_eq!(client.wait().code(), Some(0), "{}", client.stderr_text());
+    drop(client);
+
+    // The next time it does not come up, and what it offered is still known.
+    place.write("broken", "out of order");
+    let gate = Gate::listen(place, &config);
+    assert!(gate.session().tools().contains(&"one__echo".to_owned()));
+    gate.end();
+}
+
+#[test]
+fn a_configuration_is_checked_without_starting_anything() {
+    let place = Place::new();
+    let config = backend("one", &[], "") + &auth() + "[[backend]]\nname = \"gone\"\ncommand = \"no-such-program\"\n";
+    place.write(
+        "outlast.toml",
+        &config.replace("[auth.jwt]\nsecret_env = \"SIGNING\"\nissuer = \"https://issuer.example.com\"\n", ""),
+    );
+    let output = outlast(&place, &["gateway", "check"]);
+    assert!(output.status.success(), "{output:?}");
+    let words = String::from_utf8_lossy(&output.stdout).into_owned();
+    for (line, wanted) in
+        [("one ", "one__*"), ("gone ", "no such command"), ("auth ", "2 keys"), ("role ", "but one__crash")]
+    {
+        let found = words.lines().find(|found| found.starts_with(line) && found.contains(wanted));
+        assert!(found.is_some(), "{line} {wanted}\n{words}");
+    }
+    let summary = outlast(&place, &["gateway", "check", "--json"]);
+    let summary: Value = serde_json::from_slice(&summary.stdout).expect("JSON");
+    assert_eq!(summary["backends"][1]["command_found"], false, "{summary}");
+    assert!(!place.path().join(".outlast").exists(), "nothing was begun");
+
+    place.write("outlast.toml", "[[backend]]\nname = \"one\"\ncomand = \"x\"\n");
+    for arguments in [&["gateway", "check"][..], &["gateway", "--stdio"]] {
+        let output = outlast(&place, arguments);
+        assert_eq!(output.status.code(), Some(2), "{output:?}");
+        let words = "error: outlast.toml:3:1: `backend.one.comand`: there is no such key in `backend.one`\n  hint: did you mean `command`?\n";
+        assert_eq!(String::from_utf8_lossy(&output.stderr), words);
+    }
+    assert!(!place.path().join(".outlast").exists(), "nothing was begun");
+}
+
+#[test]
+fn a_key_that_was_made_lets_its_client_in() {
+    let place = Place::new();
+    let output = outlast(&place, &["gateway", "hash-key", "builder", "--role", "reader"]);
+    let words = String::from_utf8(output.stdout).expect("words");
+    let key = words.lines().next().and_then(|line| line.rsplit(' ').next()).expect("the key").to_owned();
+    assert!(key.starts_with("outlast_") && key.len() == 72, "{words}");
+    // All of it can stand in the file: the key is in a comment, for whoever pipes it there.
+    let config = backend("one", &[], HASTY) + &words.replace(&key, "…") + "[role.reader]\nallow = [\"one__pid\"]\n";
+    let gate = Gate::listen(place, &config);
+    let mut session = Session::open_as(&gate.address, Some(&key));
+    gate.child("one");
+    until("the tools", || (session.tools() == ["one__pid"]).then_some(()));
+    gate.end();
+}
+
+#[test]
+fn nobody_beyond_this_machine_is_served_without_being_asked() {
+    let place = Place::new();
+    place.write("outlast.toml", &backend("one", &[], ""));
+    let output = outlast(&place, &["gateway", "--listen", "0.0.0.0:0"]);
+    assert_eq!(output.status.code(), Some(2), "{output:?}");
+    let words = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(words.contains("0.0.0.0") && words.contains("hint: "), "{words}");
+    place.is_swept();
+}
