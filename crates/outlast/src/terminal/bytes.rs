@@ -150,7 +150,9 @@ impl Terminal {
                 found.extend(self.waiting.seen(&screen.text()));
             }
         } else {
-            answers = screen.feed(&unseen[screen.passing(&unseen)..], is_alone);
+            let (styles, rest) = screen.lasting(&unseen);
+            screen.feed(&styles, is_alone);
+            answers = screen.feed(rest, is_alone);
         }
         let has_left_alternate = was_alternate && !screen.modes().alternate;
         // The buffer is used again.

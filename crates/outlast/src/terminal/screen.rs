@@ -107,19 +107,20 @@ impl Screen {
         self.size
     }
 
-    /// How many bytes at the beginning make no difference to what is there after all of them: plain text that leaves the
-    /// screen, and the lines that are kept above it, before the end.
-    pub fn passing(&self, bytes: &[u8]) -> usize {
+    /// What of it makes a difference to what is there after all of it. Text that leaves the screen, and the lines that are
+    /// kept above it, before the end makes none, but for the style it is written in: that comes first.
+    pub fn lasting<'a>(&self, bytes: &'a [u8]) -> (Vec<u8>, &'a [u8]) {
         if self.watched.region.is_some() || !self.unfinished.bytes().is_empty() {
-            return 0;
+            return (Vec::new(), bytes);
         }
         // The first of these lines may only move the cursor down; then each moves a line out.
         let lines = history(self.size) + 2 * self.term.grid().screen_lines();
-        let Some(end) = memchr::memrchr_iter(b'\n', bytes).nth(lines) else { return 0 };
-        let passing = &bytes[..=end];
-        // Not what may be more than text: a control, or the first half of one.
-        let is_plain = |byte: &u8| matches!(byte, 0x20..=0x7e | b'\r' | b'\n' | b'\t' | 0x80..=0xc1 | 0xc3..=0xff);
-        if passing.ends_with(b"\r\n") && passing.iter().all(is_plain) { passing.len() } else { 0 }
+        let end = memchr::memrchr_iter(b'\n', bytes).nth(lines).map_or(0, |end| end + 1);
+        let (passing, rest) = bytes.split_at(end);
+        match styles(passing).filter(|_| passing.ends_with(b"\r\n")) {
+            Some(styles) => (styles, rest),
+            None => (Vec::new(), bytes),
+        }
     }
 
     /// `answers`: nobody is there whose terminal answers what the agent asks of it, so it is answered here. What is to be
@@ -313,6 +314,33 @@ pub(super) fn keyboard(mode: TermMode) -> u8 {
         TermMode::REPORT_ASSOCIATED_TEXT,
     ];
     flags.iter().enumerate().map(|(bit, flag)| u8::from(mode.contains(*flag)) << bit).sum()
+}
+
+/// The sequences in a text that say how letters look, from the last on that begins anew. Nothing if there is any other, or
+/// what may be the first half of one.
+fn styles(text: &[u8]) -> Option<Vec<u8>> {
+    let is_plain = |byte: &u8| matches!(byte, 0x20..=0x7e | b'\r' | b'\n' | b'\t' | 0x80..=0xc1 | 0xc3..=0xff);
+    let mut styles = Vec::new();
+    let mut rest = text;
+    loop {
+        let start = memchr::memchr(0x1b, rest).unwrap_or(rest.len());
+        if !rest[..start].iter().all(is_plain) {
+            return None;
+        }
+        if start == rest.len() {
+            return Some(styles);
+        }
+        let inside = rest[start..].strip_prefix(b"\x1b[")?;
+        let length = inside.iter().position(|byte| !matches!(byte, b'0'..=b'9' | b';' | b':'))?;
+        if inside[length] != b'm' {
+            return None;
+        }
+        if matches!(&inside[..length], b"" | b"0") {
+            styles.clear();
+        }
+        styles.extend_from_slice(&rest[start..start + 2 + length + 1]);
+        rest = &inside[length + 1..];
+    }
 }
 
 fn history(size: Size) -> usize {
@@ -513,9 +541,18 @@ mod tests {
 
     #[test]
     fn what_passes_makes_no_difference() {
-        let everything = |screen: &Screen| (screen.look(), screen.history(usize::MAX));
+        let everything = |screen: &Screen| {
+            (
+                screen.look(),
+                screen.history(usize::MAX),
+                screen.paint(screen.size(), crate::terminal::Extent::WithHistory),
+            )
+        };
         let text = |count: usize| -> String {
-            let line = |n: usize| format!("{n} {}日本\tx\r\n", "wide ".repeat(n % 30));
+            let line = |n: usize| match n % 8 {
+                0 => format!("\x1b[0m\x1b[1;38:5:{}mstyle {n}\x1b[4m\r\n", n % 256),
+                _ => format!("{n} {}日本\tx\r\n", "wide ".repeat(n % 30)),
+            };
             (0..count).map(line).collect()
         };
         let befores = ["", "first\r\n\r\n", "\x1b[31mred\x1b[3;5H", "\x1b[2;3r", "\x1b[", "\x1b[?1049h"];
@@ -526,17 +563,18 @@ mod tests {
                 let (mut whole, mut part) = (screen(80, 24), screen(80, 24));
                 whole.feed(before.as_bytes(), false);
                 part.feed(before.as_bytes(), false);
-                let passing = part.passing(text.as_bytes());
-                passed += usize::from(passing > 0);
+                let (styles, rest) = part.lasting(text.as_bytes());
+                passed += usize::from(rest.len() < text.len());
                 whole.feed(text.as_bytes(), false);
-                part.feed(&text.as_bytes()[passing..], false);
+                part.feed(&styles, false);
+                part.feed(rest, false);
                 assert_eq!(everything(&part), everything(&whole), "{before:?} and {count} lines");
             }
         }
         assert_eq!(passed, 8, "where nothing but text is written, and enough of it");
-        for control in ["\x1b[31m", "\u{9b}31m", "\x0e", "\x07"] {
+        for control in ["\x1b[31K", "\x1b[>4m", "\x1b", "\u{9b}31m", "\x0e", "\x07"] {
             let text = format!("{control}\r\n{}", text(5000));
-            assert_eq!(screen(80, 24).passing(text.as_bytes()), 0, "{control:?}");
+            assert_eq!(screen(80, 24).lasting(text.as_bytes()), (Vec::new(), text.as_bytes()), "{control:?}");
         }
     }
 
