@@ -17,7 +17,6 @@ use hyper::{
     body::Incoming,
     header::{HeaderName, HeaderValue, LOCATION},
 };
-use hyper_rustls::{HttpsConnector, HttpsConnectorBuilder};
 use hyper_util::{
     client::legacy::{self, Client, connect::HttpConnector},
     rt::{TokioExecutor, TokioTimer},
@@ -44,7 +43,34 @@ pub struct HttpClient {
 }
 
 type Plain = Client<HttpConnector, Full<Bytes>>;
-type Secure = Client<Timely<HttpsConnector<HttpConnector>>, Full<Bytes>>;
+type Secure = Client<Timely<tls::Connector>, Full<Bytes>>;
+
+/// The system's own TLS and trust, where the system has them.
+#[cfg(any(windows, target_os = "macos"))]
+mod tls {
+    use hyper_util::client::legacy::connect::HttpConnector;
+
+    pub type Connector = hyper_tls::HttpsConnector<HttpConnector>;
+
+    pub fn over(connector: HttpConnector) -> Connector {
+        let mut connector = hyper_tls::HttpsConnector::new_with_connector(connector);
+        connector.https_only(true);
+        connector
+    }
+}
+
+/// Elsewhere the TLS, and the roots, that are compiled in: nothing needs to be installed.
+#[cfg(not(any(windows, target_os = "macos")))]
+mod tls {
+    use hyper_util::client::legacy::connect::HttpConnector;
+
+    pub type Connector = hyper_rustls::HttpsConnector<HttpConnector>;
+
+    pub fn over(connector: HttpConnector) -> Connector {
+        let builder = hyper_rustls::HttpsConnectorBuilder::new().with_webpki_roots().https_only().enable_http1();
+        builder.wrap_connector(connector)
+    }
+}
 
 impl HttpClient {
     pub fn new(connect_max: Duration) -> HttpClient {
@@ -63,9 +89,7 @@ impl HttpClient {
             return self.plain.request(request);
         }
         let secure = self.secure.get_or_init(|| {
-            let connector = HttpsConnectorBuilder::new().with_webpki_roots().https_only().enable_http1();
-            let connector = connector.wrap_connector(self.connector.clone());
-            builder().build(Timely { connector, max: self.connect_max })
+            builder().build(Timely { connector: tls::over(self.connector.clone()), max: self.connect_max })
         });
         secure.request(request)
     }
