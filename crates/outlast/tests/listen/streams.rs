@@ -231,9 +231,8 @@ fn a_request_that_was_cancelled_ends_without_an_answer() {
     let front = Front::new();
     let (mut wire, id) = front.session(NEWEST);
     let session = [("mcp-session-id", id.as_str())];
-    let cancel = |id: &str| {
-        format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#)
-    };
+    let cancel =
+        |id: &str| format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#);
 
     // Nothing was said of it yet.
     let mut held = front.connect();
