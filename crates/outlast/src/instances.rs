@@ -259,6 +259,10 @@ pub fn find(wanted: Option<&str>) -> Result<Entry, Report> {
     let registry = registry()?;
     let mut entries = registry.read();
     let cwd = env::current_dir().unwrap_or_default();
+    // Whoever was killed is neither counted nor named where several could be meant, or none.
+    if choose(wanted, &entries, &cwd).is_err() {
+        entries.retain(|entry| !client::is_gone(&registry, entry));
+    }
     // Only who is meant is looked at closely, so that one that hangs does not delay the others.
     loop {
         let entry = choose(wanted, &entries, &cwd)?;

@@ -398,6 +398,19 @@ fn ps_shows_what_lives_and_sweeps_what_does_not() {
 }
 
 #[test]
+fn who_was_killed_is_not_taken_for_the_one_that_is_meant() {
+    let world = World::new();
+    let mut lives = world.start("twin", &[]);
+    let mut killed = world.start("twin", &[]);
+    let (code, _, stderr) = said(&world.outlast(&["pid", "twin"]));
+    assert_eq!((code, stderr.contains("may be")), (Some(1), true), "{stderr}");
+    killed.child.kill().unwrap();
+    killed.child.wait().unwrap();
+    let (code, stdout, stderr) = said(&world.outlast(&["pid", "twin"]));
+    assert_eq!((code, stdout.trim()), (Some(0), lives.pid().to_string().as_str()), "{stderr}");
+}
+
+#[test]
 fn a_bad_client_disturbs_nobody() {
     let world = World::new();
     let mut session = world.start("py", &[]);

@@ -224,3 +224,53 @@ fn an_answer_nobody_waited_for_is_dropped() {
     let answer = wire.post(&[("mcp-session-id", &id)], &request(1, "echo", json!({"arguments": 1})));
     assert_eq!(answer.json()["result"], 1, "the id is free, and the session goes on");
 }
+
+/// Nobody answers a request that was cancelled, so nobody would ever end its POST.
+#[test]
+fn a_request_that_was_cancelled_ends_without_an_answer() {
+    let front = Front::new();
+    let (mut wire, id) = front.session(NEWEST);
+    let session = [("mcp-session-id", id.as_str())];
+    let cancel =
+        |id: &str| format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#);
+
+    // Nothing was said of it yet.
+    let mut held = front.connect();
+    held.send_post(&session, &request(5, "hold", json!({})));
+    front.wait_for("said 1 hold");
+    assert_eq!(wire.post(&session, &cancel("\"5\"")).status, 202, "a string is another id");
+    assert_eq!(wire.post(&session, &request(5, "echo", json!({}))).status, 400, "it is still in flight");
+    assert_eq!(wire.post(&session, &cancel("5")).status, 202);
+    front.wait_for("said 1 notifications/cancelled");
+    let head = held.head();
+    assert_eq!((head.status, head.header("content-type")), (200, Some("text/event-stream")));
+    assert_eq!(held.event(), None);
+    assert_eq!(wire.post(&session, &request(5, "echo", json!({}))).status, 200, "the id is free again");
+
+    // It is a stream already: whoever came back to it would wait again and again.
+    let mut held = front.connect();
+    held.send_post(&session, &request(6, "hold after a word", json!({})));
+    assert_eq!(held.head().header("content-type"), Some("text/event-stream"));
+    held.event().unwrap();
+    let (first, _) = held.event().unwrap();
+    wire.post(&session, &cancel("6"));
+    assert_eq!(held.event(), None);
+    assert_eq!(listen(&front, &id, Some(&first)).head().status, 400);
+
+    // The machine's answer comes too late, and is nobody's.
+    release(&mut wire, &id);
+    assert_eq!(wire.post(&session, &request(7, "echo", json!({"arguments": 1}))).json()["result"], 1);
+}
+
+#[test]
+fn of_a_batch_only_what_was_cancelled_has_no_answer() {
+    let front = Front::new();
+    let (mut wire, id) = front.session("2025-03-26");
+    let session = [("mcp-session-id", id.as_str())];
+    let mut held = front.connect();
+    let batch = format!("[{},{}]", request(1, "echo", json!({"arguments": 1})), request(2, "hold", json!({})));
+    held.send_post(&session, &batch);
+    front.wait_for("said 1 hold");
+    wire.post(&session, r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":2}}"#);
+    assert_eq!(held.answer().json(), json!([{"jsonrpc": "2.0", "id": 1, "result": 1}]));
+}

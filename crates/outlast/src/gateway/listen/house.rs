@@ -305,8 +305,11 @@ impl House {
         let Some(Guest::Session(session)) = self.guests.get_mut(&client) else { return None };
         let reply = Rc::new(Reply::default());
         let number = session.post(ids, is_batch, reply.clone(), line, now);
-        for message in messages {
-            self.hear(Heard::Said { client, message });
+        if is_batch {
+            self.hear_all(client, messages, now);
+        } else {
+            // One request cancels nothing: it need not be read again.
+            messages.into_iter().for_each(|message| self.hear(Heard::Said { client, message }));
         }
         let quiet = now + self.limits.quiet;
         self.want(quiet);
@@ -314,11 +317,9 @@ impl House {
     }
 
     /// What needs no answer.
-    pub fn note(&mut self, session: u128, messages: Vec<Bytes>) {
+    pub fn note(&mut self, session: u128, messages: Vec<Bytes>, now: Instant) {
         let Some(client) = self.sessions.get(&session).copied() else { return };
-        for message in messages {
-            self.hear(Heard::Said { client, message });
-        }
+        self.hear_all(client, messages, now);
     }
 
     pub fn ask_stateless(&mut self, who: &Who, message: Bytes, line: Rc<Line>, now: Instant) -> Exchange {
@@ -464,6 +465,19 @@ impl House {
         self.next_client - 1
     }
 
+    /// What a session says. A request that it cancels has no answer, so what waits for one is let go here.
+    fn hear_all(&mut self, client: u64, messages: Vec<Bytes>, now: Instant) {
+        for message in messages {
+            let id = cancelled(&message);
+            self.hear(Heard::Said { client, message });
+            if let (Some(id), Some(Guest::Session(session))) = (id, self.guests.get_mut(&client)) {
+                let kept = session.events_bytes;
+                session.cancelled(&id, now);
+                self.events_bytes = self.events_bytes + session.events_bytes - kept;
+            }
+        }
+    }
+
     fn hear(&mut self, heard: Heard) {
         self.heard.push_back(heard);
         self.wake();
@@ -571,6 +585,15 @@ fn said_in(text: &str) -> Option<Said> {
 fn error_code(message: &[u8]) -> Option<i64> {
     let Ok(Message::Response { error: Some(error), .. }) = message::parse(message) else { return None };
     message::pick(error, ["code"])?[0]?.get().parse().ok()
+}
+
+/// The request that this message cancels, if it does.
+fn cancelled(message: &[u8]) -> Option<Id> {
+    let Ok(Message::Notification { method, params }) = message::parse(message) else { return None };
+    if method != "notifications/cancelled" {
+        return None;
+    }
+    Id::parse(params.request_id()?.get())
 }
 
 fn version_of(message: &[u8]) -> Option<String> {

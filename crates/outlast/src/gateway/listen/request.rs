@@ -216,7 +216,7 @@ fn said(
         }
         Message::Notification { .. } | Message::Response { .. } => {
             let session = session(door, who, headers)?;
-            door.house.borrow_mut().note(session, vec![body.clone()]);
+            door.house.borrow_mut().note(session, vec![body.clone()], now);
             Ok(None)
         }
         Message::Batch(members) => {
@@ -224,7 +224,7 @@ fn said(
             let (ids, messages) = batch(door, session, who, body, &members, now)?;
             let mut house = door.house.borrow_mut();
             if ids.is_empty() {
-                house.note(session, messages);
+                house.note(session, messages, now);
                 return Ok(None);
             }
             Ok(house.ask(session, ids, true, messages, line.clone(), now))

@@ -167,6 +167,43 @@ impl Session {
         }
     }
 
+    /// The client cancelled this request: nothing more comes for it. A POST that has no other ends without an answer.
+    pub fn cancelled(&mut self, id: &Id, now: Instant) {
+        let Some(number) = self.requests.remove(id) else { return };
+        let Some(post) = self.posts.get_mut(&number) else { return };
+        post.open -= 1;
+        if post.open > 0 {
+            return;
+        }
+        let Some(mut post) = self.posts.remove(&number) else { return };
+        match (post.way, post.answers.pop()) {
+            (Way::Quiet(reply, _), Some(last)) => {
+                reply.tell(Answer::json(StatusCode::OK, None, join(&post.answers, &last)));
+            }
+            (Way::Quiet(reply, line), None) => {
+                // Without an event there is no id, so nobody tries to take it up again.
+                let stream = Stream::new(line, now);
+                stream.end();
+                reply.tell(Answer::events(None, stream, Place::Client(self.client, number)));
+            }
+            (Way::Events(stream), _) => {
+                if !post.is_batch {
+                    // Whoever came back would wait for an answer, again and again.
+                    self.forget_stream(number);
+                }
+                if let Some(stream) = stream {
+                    stream.end();
+                }
+            }
+            (Way::Lost, _) => {}
+        }
+    }
+
+    fn forget_stream(&mut self, number: u32) {
+        self.events.retain(|event| event.stream != number);
+        self.events_bytes = self.events.iter().map(|event| event.frame.len()).sum();
+    }
+
     /// Its answer becomes a stream of events; answers of its batch that waited are the first of them.
     fn open_events(&mut self, number: u32, limits: &Limits, now: Instant) {
         let Some(post) = self.posts.get_mut(&number) else { return };
