@@ -326,6 +326,24 @@ mod tests {
         "\x1b]8;;https://example.org/\x1b\\link\x1b]8;;\x1b\\ no\x1b[2;2H\x1b7\x1b[4;4H",
     ];
 
+    #[cfg(unix)]
+    #[test]
+    fn what_an_agent_left_on_is_turned_off() {
+        let manner = |screen: &Screen| {
+            let cursor = &screen.term.grid().cursor;
+            let letters = (Style::of(&cursor.template), cursor.charsets, screen.watched.charset);
+            (*screen.term.mode(), screen.watched.region, screen.term.cursor_style(), letters)
+        };
+        for bytes in SCREENS {
+            let mut here = screen(bytes.as_bytes());
+            let is_alternate = here.term.mode().contains(TermMode::ALT_SCREEN);
+            let place = here.term.grid().cursor.point;
+            here.feed(&crate::os::calm(is_alternate), false);
+            assert_eq!(manner(&here), manner(&screen(b"")), "{bytes:?}");
+            assert!(is_alternate || here.term.grid().cursor.point == place, "{bytes:?}");
+        }
+    }
+
     #[test]
     fn below_the_alternate_screen_the_cursor_keeps_its_place() {
         let agent = screen(b"\x1b[?1049h\x1b[2;4rvim");
