@@ -261,6 +261,7 @@ enum Step {
 
 impl Job {
     fn look(&mut self, kind: Kind, seen: &Seen, draft: Option<String>, now: Instant) -> Step {
+        let text = to_be_seen(kind, &self.letter.text);
         match &mut self.state {
             State::Waiting { empty_since, occupied_by, cannot_paste } => {
                 let is_free = match &draft {
@@ -291,7 +292,7 @@ impl Job {
                 if let Some(draft) = draft {
                     *last = draft;
                 }
-                match (composer::holds(last, &self.letter.text), self.letter.submit) {
+                match (composer::holds(last, text), self.letter.submit) {
                     (true, true) => {
                         self.state =
                             State::Pressed { typed: at, at: now, until: now + ENTER_MAX, as_paste, presses: 1 };
@@ -305,7 +306,7 @@ impl Job {
             State::Pressed { typed, at, until, as_paste, presses } => {
                 let (typed_at, was_paste, pressed) = (*typed, *as_paste, *presses);
                 match draft {
-                    Some(draft) if !composer::holds(&draft, &self.letter.text) => {
+                    Some(draft) if !composer::holds(&draft, text) => {
                         Step::End(Ok(self.sent(typed_at, was_paste, pressed, now)))
                     }
                     _ if now < *until => Step::None,
@@ -357,6 +358,14 @@ impl Job {
             State::Waiting { cannot_paste: true, .. } => Failed::NoPaste,
             _ => Failed::NotReady,
         }
+    }
+}
+
+/// Without a profile only the line of the cursor is known, and the last of a text stands there.
+fn to_be_seen(kind: Kind, text: &str) -> &str {
+    match kind {
+        Kind::Claude | Kind::Codex => text,
+        Kind::Other | Kind::Errand => text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or(text),
     }
 }
 
@@ -612,6 +621,27 @@ mod tests {
         story.seen = at("ready> hello");
         assert_eq!(story.look(), typed(b"\x1b[13u"), "it asked for sequences");
         story.seen = at("heard hello. ready> ");
+        assert_eq!(answer(&story.look()), (1, Ok((true, 1))));
+    }
+
+    #[test]
+    fn of_many_lines_the_last_stands_at_the_cursor_of_an_agent_without_a_profile() {
+        let at = |lines: &[&str]| Seen {
+            lines: lines.iter().map(|line| (*line).to_owned()).collect(),
+            cursor: (lines.len() - 1, lines.last().unwrap().chars().count()),
+            is_cursor_visible: true,
+            takes_pastes: true,
+            ..Seen::default()
+        };
+        let mut story = Story { seen: at(&["$ "]), ..Story::new(Kind::Other) };
+        story.ask(1, letter("echo one\necho two\n"));
+        story.look();
+        assert_eq!(story.wait(), typed(b"\x1b[200~echo one\necho two\n\x1b[201~"));
+        story.seen = at(&["$ echo one", "> "]);
+        assert_eq!(story.look(), [], "half of it");
+        story.seen = at(&["$ echo one", "> echo two"]);
+        assert_eq!(story.look(), typed(b"\r"));
+        story.seen = at(&["one", "two", "$ "]);
         assert_eq!(answer(&story.look()), (1, Ok((true, 1))));
     }
 

@@ -38,7 +38,7 @@ const SIGNALLED: u8 = 128;
 pub fn run(arguments: &cli::Attach) -> Result<ExitCode, Report> {
     let entry = find_session(arguments.id.as_deref())?;
     let wrong = |error| Report::new(report::FAILURE, "cannot use the terminal").because(error);
-    let stand_in = match os::stand_in().map_err(wrong)? {
+    let stand_in = match os::stand_in("this window on the agent").map_err(wrong)? {
         Some(Standing::Over(code)) => return Ok(ExitCode::from(code)),
         Some(Standing::Worker(stand_in)) => stand_in,
         None => {

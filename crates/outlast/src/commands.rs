@@ -129,7 +129,7 @@ pub fn run(arguments: cli::Run) -> Result<ExitCode, Report> {
             .hint("it works for claude and codex, without `--no-screen`"));
     }
     // Before the shell stands one who only waits for us, so that we can leave it.
-    let standing = if arguments.detach { Ok(None) } else { os::stand_in() };
+    let standing = if arguments.detach { Ok(None) } else { os::stand_in("outlast itself") };
     let stand_in =
         match standing.map_err(|error| Report::new(report::FAILURE, "cannot use the terminal").because(error))? {
             Some(os::Standing::Over(code)) => return Ok(ExitCode::from(code)),

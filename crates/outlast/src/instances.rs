@@ -355,9 +355,20 @@ fn target_failed(target: &Target, method: &str, error: &AskError) -> Report {
         AskError::TooLate => report
             .because(error)
             .hint(format!("outlast itself hangs; its process is {}, and ending that ends its server too", entry.pid)),
-        AskError::Refused(Refusal { message, data, .. }) => report.because(with_stderr(message, data)),
+        AskError::Refused(refusal @ Refusal { message, data, .. }) => {
+            let report = report.because(with_stderr(message, data));
+            if is_halted(refusal) { report.hint(resume_hint(&id)) } else { report }
+        }
         error => report.because(error),
     }
+}
+
+pub fn is_halted(refusal: &Refusal) -> bool {
+    refusal.code == "halted"
+}
+
+pub fn resume_hint(id: &str) -> String {
+    format!("`outlast resume {id}` tries again")
 }
 
 /// What a restart said when it failed, and the end of what the server had to say.
@@ -558,7 +569,7 @@ fn state_in_words(state: &Value, width: Option<usize>) -> String {
     };
     let since = state["uptime_s"].as_f64().map(|uptime| format!(" for {}", in_short(uptime))).unwrap_or_default();
     let pid = state["pid"].as_u64().map(|pid| format!(", pid {pid}")).unwrap_or_default();
-    let health = state["health"].as_str().filter(|health| *health != "healthy");
+    let health = state["health"].as_str().filter(|health| *health != "healthy" && *health != text("state"));
     let health = health.map(|health| format!(", {health}")).unwrap_or_default();
     say("state", format!("{}{since}{pid}{health}", text("state")));
     if let Some(seconds) = state["next_try_s"].as_f64() {

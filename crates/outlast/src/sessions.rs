@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::{
     cli,
     control::{client::AskError, registry::Entry},
-    instances::{ANSWER_MAX, ask, ask_plainly, failed, find, pretty, print},
+    instances::{ANSWER_MAX, ask, ask_plainly, failed, find, is_halted, pretty, print, resume_hint},
     report::{self, Report},
 };
 
@@ -63,6 +63,7 @@ pub fn send(arguments: &cli::Send) -> Result<ExitCode, Report> {
             let report = report.because(&refusal.message);
             return Err(match refusal.data["screen"].is_string() {
                 true => report.hint(format!("`outlast screen {}` shows what is there", entry.id)),
+                false if is_halted(&refusal) => report.hint(resume_hint(&entry.id)),
                 false => report,
             });
         }

@@ -349,6 +349,13 @@ fn only_so_many_can_look() {
 
 // ---- deaths ------------------------------------------------------------------------------------------------------
 
+/// The one that does the work is the child of the one that the shell knows.
+fn kill_worker(guest: &Session) {
+    let parent = guest.child.id();
+    let worker = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
+    kill(Pid::from_raw(worker.trim().parse().unwrap()), Signal::SIGKILL).unwrap();
+}
+
 #[test]
 fn a_killed_viewer_is_missed_by_nobody_and_its_terminal_is_given_back() {
     let world = World::new();
@@ -356,10 +363,7 @@ fn a_killed_viewer_is_missed_by_nobody_and_its_terminal_is_given_back() {
     let mut guest = attach(&world, size(101, 33), &[]);
     guest.shows("ready>");
     world.until("attached", json!(2));
-    // The one that does the work is the child of the one that the shell knows.
-    let parent = guest.child.id();
-    let worker = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
-    kill(Pid::from_raw(worker.trim().parse().unwrap()), Signal::SIGKILL).unwrap();
+    kill_worker(&guest);
     let (code, shown) = guest.ended();
     assert_eq!(code, Some(137), "{shown}");
     assert!(shown.contains("\x1b[?2004l"), "{shown}");
@@ -372,6 +376,25 @@ fn a_killed_viewer_is_missed_by_nobody_and_its_terminal_is_given_back() {
     kill(Pid::from_raw(guest.child.id() as i32), Signal::SIGKILL).unwrap();
     guest.child.wait().unwrap();
     world.until("attached", json!(1));
+    assert!(world.outlast(&["stop", "s"]).status.success());
+    owner.ended();
+}
+
+#[test]
+fn a_killed_viewer_that_found_the_alternate_screen_leaves_it() {
+    let world = World::new();
+    let mut owner = world.session();
+    owner.type_keys(b"modes\r");
+    owner.shows("ready> ");
+    let mut guest = attach(&world, size(101, 33), &[]);
+    guest.shows("\x1b[?1049h");
+    guest.shows("ready>");
+    kill_worker(&guest);
+    let (code, shown) = guest.ended();
+    assert_eq!(code, Some(137), "{shown}");
+    let end = shown.rsplit("\x1b[?1049h").next().unwrap();
+    assert!(end.contains("\x1b[?1049l"), "{shown:?}");
+    assert!(end.contains("[outlast] this window on the agent was ended by SIGKILL"), "{shown:?}");
     assert!(world.outlast(&["stop", "s"]).status.success());
     owner.ended();
 }

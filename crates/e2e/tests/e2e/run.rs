@@ -505,6 +505,14 @@ fn a_session_goes_through_every_state() {
     assert!(text(&refused.stderr).contains("halted; only `resume` and `stop` reach it"), "{}", text(&refused.stderr));
     let refused = world.outlast(&["inject", "s", "hello"]);
     assert!(text(&refused.stderr).contains("the session is halted"), "{}", text(&refused.stderr));
+    let requests: [&[&str]; 4] =
+        [&["restart", "s"], &["inject", "s", "hello"], &["send", "s", "hello"], &["wait-for", "s", "--prompt"]];
+    for request in requests {
+        let refused = text(&world.outlast(request).stderr);
+        assert!(refused.ends_with("\n  hint: `outlast resume s` tries again\n"), "{request:?}: {refused}");
+    }
+    let words = text(&world.outlast(&["state", "s"]).stdout);
+    assert!(words.contains("  state      halted\n"), "{words}");
     session.type_keys(b"\r");
     let resumed = world.outlast(&["resume", "s"]);
     assert!(text(&resumed.stdout).starts_with("Restarted s in "), "{}", text(&resumed.stdout));

@@ -15,9 +15,11 @@ use alacritty_terminal::{
 use super::screen::{OLD, Screen, keyboard, push_letters};
 use crate::os::Size;
 
-/// Whatever was under way is broken off, and everything is as terminals usually are.
-const BEGIN: &str =
-    "\x18\x1b\\\x1b[?2026h\x1b[?25l\x1b[0m\x1b[r\x1b[?6l\x1b[4l\x1b[20l\x1b[?7h\x1b(B\x1b)B\x0f\x1b]8;;\x1b\\";
+/// Whatever was under way is broken off.
+const BEGIN: &str = "\x18\x1b\\\x1b[?2026h\x1b[?25l\x1b[0m";
+/// Everything is as terminals usually are. Moves the cursor: not before the screen is the right one, as the other keeps
+/// its place.
+const USUAL: &str = "\x1b[r\x1b[?6l\x1b[4l\x1b[20l\x1b[?7h\x1b(B\x1b)B\x0f\x1b]8;;\x1b\\";
 const END: &str = "\x1b[?2026l";
 
 /// How much of it is painted.
@@ -34,13 +36,10 @@ impl Screen {
         let mut paint = Paint { out: String::from(BEGIN), style: Style::default() };
         let mode = *self.term.mode();
         let is_alternate = mode.contains(TermMode::ALT_SCREEN);
-        match (is_alternate, extent) {
-            (true, _) => paint.out.push_str("\x1b[?1049h\x1b[H"),
-            (false, Extent::Screen) => paint.out.push_str("\x1b[?1049l\x1b[H"),
-            (false, Extent::WithHistory) => {
-                paint.out.push_str("\x1b[?1049l");
-                self.paint_history(size, &mut paint);
-            }
+        paint.out.push_str(if is_alternate { "\x1b[?1049h" } else { "\x1b[?1049l" });
+        paint.out.push_str(USUAL);
+        if !is_alternate && extent == Extent::WithHistory {
+            self.paint_history(size, &mut paint);
         }
         let grid = self.term.grid();
         let (rows, columns) = (grid.screen_lines(), grid.columns());
@@ -326,6 +325,33 @@ mod tests {
         "\x1b(0lqqk\x1b(B\x1b)0\x0eqq",
         "\x1b]8;;https://example.org/\x1b\\link\x1b]8;;\x1b\\ no\x1b[2;2H\x1b7\x1b[4;4H",
     ];
+
+    #[cfg(unix)]
+    #[test]
+    fn what_an_agent_left_on_is_turned_off() {
+        let manner = |screen: &Screen| {
+            let cursor = &screen.term.grid().cursor;
+            let letters = (Style::of(&cursor.template), cursor.charsets, screen.watched.charset);
+            (*screen.term.mode(), screen.watched.region, screen.term.cursor_style(), letters)
+        };
+        for bytes in SCREENS {
+            let mut here = screen(bytes.as_bytes());
+            let is_alternate = here.term.mode().contains(TermMode::ALT_SCREEN);
+            let place = here.term.grid().cursor.point;
+            here.feed(&crate::os::calm(is_alternate), false);
+            assert_eq!(manner(&here), manner(&screen(b"")), "{bytes:?}");
+            assert!(is_alternate || here.term.grid().cursor.point == place, "{bytes:?}");
+        }
+    }
+
+    #[test]
+    fn below_the_alternate_screen_the_cursor_keeps_its_place() {
+        let agent = screen(b"\x1b[?1049h\x1b[2;4rvim");
+        let mut here = screen(b"$ ls\r\nfile\r\n$ outlast attach\r\n");
+        here.feed(&agent.paint(size(20, 5), Extent::WithHistory), false);
+        here.feed(b"\x1b[?1049l[left]", false);
+        assert_eq!(here.text().lines().collect::<Vec<_>>(), ["$ ls", "file", "$ outlast attach", "[left]"]);
+    }
 
     #[test]
     fn a_repaint_brings_everything_back() {

@@ -36,12 +36,16 @@ use super::{
 use crate::os::{OuterEvent, Size};
 
 /// Turns off what an agent turns on and, when it is killed, leaves on: paste marks, mouse and focus reports, special
-/// keys, a hidden cursor, colours. What was not on stays as it is.
-const CALM: &[u8] = b"\x1b[?2004l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2026l\x1b[<9u\x1b[>4m\x1b[?1l\x1b>\x1b[?25h\x1b[0m";
+/// keys, a hidden cursor or one of another shape, letters that push others aside or do not wrap. What was not on stays as
+/// it is.
+const CALM: &[u8] = b"\x1b[?2004l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2026l\x1b[<9u\x1b[>4m\x1b[?1l\x1b>\x1b[?25h\x1b[0 q\x1b[4l\x1b[?7h";
 /// The beginning of it. A shell that has its prompt back may have turned these on again.
 const PASTE_OFF: &[u8] = b"\x1b[?2004l";
 /// Leaves the alternate screen. Only for one who is there: elsewhere it moves the cursor.
 const LEAVE_ALTERNATE: &[u8] = b"\x1b[?1049l";
+/// All lines scroll, letters are letters, and without colour. On the screen that is kept: the first moves the cursor, so
+/// that its place is put aside.
+const PLAIN: &[u8] = b"\x1b7\x1b[r\x1b8\x1b(B\x1b)B\x0f\x1b[0m";
 
 /// How the terminal was when we came, for as long as we have it.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
@@ -199,12 +203,12 @@ pub(super) fn give_back_after(before: &Termios, is_alternate: bool) {
     let mut raw = before.clone();
     cfmakeraw(&mut raw);
     let is_ours = tcgetattr(stdin()).is_ok_and(|now| now.local_flags == raw.local_flags);
-    let leave = if is_alternate { LEAVE_ALTERNATE } else { b"" };
-    let calm = if is_ours { CALM } else { CALM.strip_prefix(PASTE_OFF).unwrap_or(CALM) };
+    let calm = calm(is_alternate);
+    let calm = if is_ours { &calm } else { calm.strip_prefix(PASTE_OFF).unwrap_or(&calm) };
     // SAFETY: std opens /dev/null in place of closed standard descriptors at start, and we never close them.
     let stdout = unsafe { BorrowedFd::borrow_raw(libc::STDOUT_FILENO) };
     // Whoever hung up does not need it.
-    let _ = write(stdout, &[calm, leave].concat());
+    let _ = write(stdout, calm);
     if is_ours {
         let _ = tcsetattr(stdin(), SetArg::TCSANOW, before);
     }
@@ -252,7 +256,7 @@ fn give_back() {
 /// What calms a terminal after an agent that cannot do it any more.
 pub fn calm(is_alternate: bool) -> Vec<u8> {
     let leave = if is_alternate { LEAVE_ALTERNATE } else { b"" };
-    [CALM, leave].concat()
+    [CALM, leave, PLAIN].concat()
 }
 
 /// We are in the foreground: to touch a terminal from the background stops whoever does it.

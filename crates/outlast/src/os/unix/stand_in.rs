@@ -23,7 +23,7 @@ use nix::{
         termios::{Termios, tcgetattr},
         wait::{WaitPidFlag, WaitStatus, waitpid},
     },
-    unistd::{ForkResult, Pid, fork, getpid, getppid, getsid},
+    unistd::{ForkResult, Pid, fork, getpid, getppid, getsid, write},
 };
 use tokio::net::UnixStream;
 
@@ -63,8 +63,8 @@ pub(super) enum Passed {
     Gone,
 }
 
-/// Forks, if we are on a terminal. Must come before any thread.
-pub fn stand_in() -> io::Result<Option<Standing>> {
+/// Forks, if we are on a terminal. Must come before any thread. `name` is what is said to have ended when we are killed.
+pub fn stand_in(name: &'static str) -> io::Result<Option<Standing>> {
     if !outer::is_on_terminal() {
         return Ok(None);
     }
@@ -80,7 +80,7 @@ pub fn stand_in() -> io::Result<Option<Standing>> {
         }
         ForkResult::Parent { child } => {
             drop(line);
-            let code = Waiter { worker: child, line: other, before, is_alternate: false }.wait()?;
+            let code = Waiter { name, worker: child, line: other, before, is_alternate: false }.wait()?;
             Ok(Some(Standing::Over(code)))
         }
     }
@@ -108,8 +108,9 @@ impl Attached {
     }
 
     fn say(&self, word: u8) {
-        // It only ever listens; if it is gone, that is told elsewhere.
-        let _ = self.0.try_write(&[word]);
+        // It only ever listens; if it is gone, that is told elsewhere. Past the runtime, which refuses to try before it
+        // has once seen that there is room.
+        let _ = write(&self.0, &[word]);
     }
 
     pub(super) fn poll_passed(&self, cx: &mut Context<'_>) -> Poll<Passed> {
@@ -133,6 +134,7 @@ impl Attached {
 
 /// The one who waits.
 struct Waiter {
+    name: &'static str,
     worker: Pid,
     line: Stream,
     before: Termios,
@@ -181,7 +183,7 @@ impl Waiter {
                     // What it last said may not have been heard.
                     self.listen()?;
                     outer::give_back_after(&self.before, self.is_alternate);
-                    say(&format!("[outlast] outlast itself was ended by {signal}"));
+                    say(&format!("[outlast] {} was ended by {signal}", self.name));
                     return Ok(Some(128 + signal as u8));
                 }
                 // It has given the terminal back itself. Both of us are one job to the shell.
