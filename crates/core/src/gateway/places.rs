@@ -265,7 +265,11 @@ impl Gateway {
         let serial = connection.link.serial;
         let limits = self.settings.limits.clone();
         let name = self.owner_name(key.backend).to_owned();
-        let Some(place) = self.places.get_mut(&key) else { return };
+        let is_spare = |place: &Place| place.candidate != Some(serial) && place.current() != Some(serial);
+        if self.places.get(&key).is_none_or(is_spare) {
+            return self.record_parted(connection, &how, now);
+        }
+        let place = self.places.get_mut(&key).expect("found above");
         if place.candidate == Some(serial) {
             place.candidate = None;
             let tickets = mem::take(&mut place.tickets);
@@ -276,9 +280,6 @@ impl Gateway {
                     Err(format!("{name} was not restarted: the new one {how}; the old one goes on")),
                 );
             }
-            return;
-        }
-        if place.current() != Some(serial) {
             return;
         }
         let was_ready = connection.ready.is_some();
@@ -353,6 +354,27 @@ impl Gateway {
             self.fail(*call, failure, now);
         }
         self.failed_once(key.backend, now);
+    }
+
+    /// The end of a link that had served, and whose place was another's already or is no more.
+    fn record_parted(&mut self, connection: &Connection, how: &How, now: Instant) {
+        let Some(ready) = connection.ready else { return };
+        let event = match exit::classify(how, false, true) {
+            Cause::Asked => record::Event::ServerStopped,
+            Cause::Forgot => record::Event::ServerExiting,
+            _ => record::Event::ServerCrashed,
+        };
+        // A backend that was taken out of the configuration has no owner any more, but had a name.
+        let named = self.numbers.iter().find(|(_, number)| **number == connection.place.backend);
+        let record = Record {
+            id: named.map(|(name, _)| name.clone()),
+            kind: Some("backend"),
+            pid: connection.pid,
+            generation: Some(connection.generation),
+            uptime: Some(now.saturating_duration_since(ready)),
+            ..Record::new(event)
+        };
+        self.out.push(Action::Record(record.ended(how)));
     }
 
     pub(super) fn is_given_up(&self, backend: u32) -> bool {

@@ -74,6 +74,25 @@ fn a_child_that_nobody_calls_is_stopped_and_started_by_the_next_call() {
 }
 
 #[test]
+fn every_end_of_a_child_is_recorded_whoever_wished_it() {
+    let mut story = one(stdio("a"), maker(&["x"]));
+    let stopped = |story: &Story| -> Vec<(Option<String>, Option<u64>)> {
+        let records = story.records.iter().filter(|record| record.event == outlast_core::record::Event::ServerStopped);
+        records.map(|record| (record.id.clone(), record.generation)).collect()
+    };
+    let first = story.link("a");
+    story.event(Event::RestartAsked { ticket: 1, backend: None, reason: "new".into() });
+    let second = story.link("a");
+    assert_ne!(first, second);
+    assert_eq!(stopped(&story), [], "it is not over yet");
+    story.dies(first);
+    assert_eq!(stopped(&story), [(Some("a".to_owned()), Some(1))]);
+    story.event(Event::SwitchAsked { ticket: 2, what: Switch::Backend("a".into()), off: true }).dies(second);
+    assert_eq!(stopped(&story).last(), Some(&(Some("a".to_owned()), Some(2))));
+    assert_eq!(stopped(&story).len(), 2);
+}
+
+#[test]
 fn a_child_above_its_memory_is_replaced_without_a_failed_call() {
     let mut story = one(Backend { memory_max: Some(100 << 20), ..stdio("a") }, maker(&["x"]));
     story.shake(1).call(1, 1, "a__x");
