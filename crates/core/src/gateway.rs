@@ -17,6 +17,7 @@ use rustc_hash::FxHashMap;
 use crate::{
     exit::How,
     message::Id,
+    pace::Pace,
     record::{self, Record},
     relay::lists::{Family, Kind as List},
 };
@@ -328,6 +329,7 @@ struct Owner {
     gather_until: Option<Instant>,
     /// The next pool place to be used, where several are equally busy.
     turn: u32,
+    pace: Pace,
 }
 
 /// What is known of a backend's offer.
@@ -386,6 +388,8 @@ pub struct Gateway {
     starts_due: bool,
     stopping: Option<Instant>,
     over: bool,
+    /// Of all backends together.
+    pace: Pace,
     out: Vec<Action>,
 }
 
@@ -427,6 +431,7 @@ impl Gateway {
             starts_due: false,
             stopping: None,
             over: false,
+            pace: Pace::default(),
             out: Vec::new(),
             settings,
         };

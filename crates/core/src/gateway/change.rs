@@ -39,6 +39,7 @@ impl Gateway {
                             eras: None,
                             gather_until: now.map(|now| now + GATHER_MAX),
                             turn: 0,
+                            pace: Pace::default(),
                             settings,
                         },
                     );

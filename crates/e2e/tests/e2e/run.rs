@@ -486,6 +486,7 @@ fn a_session_goes_through_every_state() {
     session.shows("failure 3; again in 30 s");
     let state = world.state();
     assert_eq!((&state["health"], &state["last_exit"]), (&json!("degraded"), &json!("signal 9 (SIGKILL)")));
+    assert_eq!(state["last_exits"][0]["crashed"], true, "{state}");
     assert!(state["next_try_s"].as_f64().unwrap() > 20.0);
 
     // Nobody has to wait, but the count is kept.
