@@ -20,6 +20,7 @@ use crate::{
     pace::Pace,
     record::{self, Record},
     relay::lists::{Family, Kind as List},
+    restarts::{Past, RECENT_MAX},
 };
 
 mod asks;
@@ -330,6 +331,9 @@ struct Owner {
     /// The next pool place to be used, where several are equally busy.
     turn: u32,
     pace: Pace,
+    /// Of places that are no more: how often they were filled again, and the last endings there.
+    restarts_gone: u64,
+    past_gone: Vec<Past>,
 }
 
 /// What is known of a backend's offer.

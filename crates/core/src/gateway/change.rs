@@ -40,6 +40,8 @@ impl Gateway {
                             gather_until: now.map(|now| now + GATHER_MAX),
                             turn: 0,
                             pace: Pace::default(),
+                            restarts_gone: 0,
+                            past_gone: Vec::new(),
                             settings,
                         },
                     );

@@ -3,10 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{
-    pace::Figures,
-    restarts::{Past, RECENT_MAX},
-};
+use crate::pace::Figures;
 
 use guard::Circuit;
 use links::Phase;
@@ -97,6 +94,7 @@ impl Gateway {
             .iter()
             .filter(|(key, _)| key.backend == number)
             .flat_map(|(_, place)| place.restarts.recent())
+            .chain(&owner.past_gone)
             .collect();
         past.sort_by_key(|past| past.at);
         let past = &past[past.len().saturating_sub(RECENT_MAX)..];
@@ -107,7 +105,7 @@ impl Gateway {
             "era": main["era"],
             "pid": main["pid"],
             "generation": main["generation"],
-            "restarts": links.iter().filter_map(|link| link["restarts"].as_u64()).sum::<u64>(),
+            "restarts": owner.restarts_gone + links.iter().filter_map(|link| link["restarts"].as_u64()).sum::<u64>(),
             "crashes": main["crashes"],
             "uptime_ms": main["uptime_ms"],
             "next_try_ms": main["next_try_ms"],

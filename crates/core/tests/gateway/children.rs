@@ -93,6 +93,25 @@ fn every_end_of_a_child_is_recorded_whoever_wished_it() {
 }
 
 #[test]
+fn what_was_turned_off_and_on_again_keeps_its_history() {
+    let mut story = one(stdio("a"), maker(&["x"]));
+    let link = story.link("a");
+    story.pass(secs(6)).dies(link);
+    let told = |story: &Story| {
+        let status = story.status("a");
+        (status["restarts"].clone(), status["last_exits"][0]["exit"]["signal"].clone())
+    };
+    assert_eq!(told(&story), (json!(1), json!(9)));
+    for off in [true, false] {
+        story.event(Event::SwitchAsked { ticket: 1, what: Switch::Backend("a".into()), off });
+        assert_eq!(told(&story), (json!(1), json!(9)), "off: {off}");
+    }
+    let link = story.link("a");
+    story.pass(secs(6)).dies(link);
+    assert_eq!(told(&story).0, json!(2));
+}
+
+#[test]
 fn a_child_above_its_memory_is_replaced_without_a_failed_call() {
     let mut story = one(Backend { memory_max: Some(100 << 20), ..stdio("a") }, maker(&["x"]));
     story.shake(1).call(1, 1, "a__x");
