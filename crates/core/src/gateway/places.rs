@@ -327,10 +327,10 @@ impl Gateway {
             }
         };
         let (due, given_up) = (place.due(), matches!(place.state, State::GivenUp { .. }));
-        let (held, tickets) = match given_up {
-            true => (mem::take(&mut place.held), mem::take(&mut place.tickets)),
-            false => Default::default(),
-        };
+        let held = if given_up { mem::take(&mut place.held) } else { VecDeque::new() };
+        // Calls wait for the next try, but whoever asked for this one hears at once that it failed.
+        let is_failed_try = !was_ready && cause != Cause::Asked && place.candidate.is_none();
+        let tickets = if given_up || is_failed_try { mem::take(&mut place.tickets) } else { Vec::new() };
         self.out.push(Action::Record(record));
         if given_up {
             let record = Record {

@@ -112,6 +112,24 @@ fn what_was_turned_off_and_on_again_keeps_its_history() {
 }
 
 #[test]
+fn who_asks_for_a_restart_that_fails_hears_so_at_once() {
+    let mut story = one(stdio("a"), Maker { mute: true, ..maker(&["x"]) });
+    for ticket in [1, 2] {
+        story.event(match ticket {
+            1 => Event::RestartAsked { ticket, backend: Some("a".into()), reason: "why not".into() },
+            _ => Event::ResumeAsked { ticket, backend: Some("a".into()) },
+        });
+        let link = story.link("a");
+        story.dies(link);
+        let (answered, result) = story.answers.last().cloned().expect("an answer");
+        let words = result.expect_err("it failed");
+        assert_eq!(answered, ticket);
+        assert!(words.contains("did not come up") && words.contains("started again in"), "{words}");
+        assert_eq!(story.status("a")["state"], "waiting");
+    }
+}
+
+#[test]
 fn a_child_above_its_memory_is_replaced_without_a_failed_call() {
     let mut story = one(Backend { memory_max: Some(100 << 20), ..stdio("a") }, maker(&["x"]));
     story.shake(1).call(1, 1, "a__x");
