@@ -554,7 +554,7 @@ fn state_in_words(state: &Value, width: Option<usize>) -> String {
     };
     let since = state["uptime_s"].as_f64().map(|uptime| format!(" for {}", in_short(uptime))).unwrap_or_default();
     let pid = state["pid"].as_u64().map(|pid| format!(", pid {pid}")).unwrap_or_default();
-    let health = state["health"].as_str().filter(|health| *health != "healthy");
+    let health = state["health"].as_str().filter(|health| !["healthy", &text("state")].contains(health));
     let health = health.map(|health| format!(", {health}")).unwrap_or_default();
     say("state", format!("{}{since}{pid}{health}", text("state")));
     if let Some(seconds) = state["next_try_s"].as_f64() {
@@ -837,6 +837,11 @@ mod tests {
           agent id   11111111
           outlast    pid 4240
         ");
+        for (health, words) in [("halted", "state      halted\n"), ("degraded", "state      halted, degraded\n")] {
+            let said =
+                state_in_words(&json!({"id": "s", "kind": "session", "state": "halted", "health": health}), None);
+            assert!(said.contains(words), "{said}");
+        }
     }
 
     #[test]
