@@ -17,8 +17,10 @@ use rustc_hash::FxHashMap;
 use crate::{
     exit::How,
     message::Id,
+    pace::Pace,
     record::{self, Record},
     relay::lists::{Family, Kind as List},
+    restarts::{Past, RECENT_MAX},
 };
 
 mod asks;
@@ -328,6 +330,10 @@ struct Owner {
     gather_until: Option<Instant>,
     /// The next pool place to be used, where several are equally busy.
     turn: u32,
+    pace: Pace,
+    /// Of places that are no more: how often they were filled again, and the last endings there.
+    restarts_gone: u64,
+    past_gone: Vec<Past>,
 }
 
 /// What is known of a backend's offer.
@@ -386,6 +392,8 @@ pub struct Gateway {
     starts_due: bool,
     stopping: Option<Instant>,
     over: bool,
+    /// Of all backends together.
+    pace: Pace,
     out: Vec<Action>,
 }
 
@@ -427,6 +435,7 @@ impl Gateway {
             starts_due: false,
             stopping: None,
             over: false,
+            pace: Pace::default(),
             out: Vec::new(),
             settings,
         };

@@ -209,8 +209,9 @@ pub enum GatewayCommand {
 
 /// Own an interactive agent behind a terminal of its own: it may crash, and comes back with the same conversation.
 ///
-/// The agent works in the directory that is named by `--cwd`, or by `outlast_cwd` in the block at the top of DOCUMENT, or
-/// is the root of the project, or the document's own:
+/// The agent works in the directory that is named by `--cwd`, or by `outlast_cwd`
+/// in the block at the top of DOCUMENT, or is the root of the project, or the
+/// document's own:
 ///
 ///     outlast run -- claude
 ///     outlast run plan.md -- codex
@@ -226,7 +227,7 @@ pub struct Run {
     pub command: Vec<OsString>,
 
     /// What the session is called; only one at a time can have a name [default: from the document, or a new one]
-    #[arg(long, value_name = "ID")]
+    #[arg(long, value_name = "ID", visible_alias = "name")]
     pub session: Option<String>,
 
     /// Where the agent works.

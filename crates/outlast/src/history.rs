@@ -359,13 +359,23 @@ fn row(record: &Value) -> Vec<String> {
     let when = when.trim_end_matches('Z').split('.').next().unwrap_or_default().to_owned();
     // What is most worth knowing stands first, as the end may be cut.
     let mut words: Vec<String> = ["detail", "reason"].map(|member| text(&props[member])).to_vec();
+    if props["event_type"] == "call_ended" {
+        let what = ["tool", "method"].map(|member| text(&props[member])).into_iter().find(|what| !what.is_empty());
+        words.push(format!("{} {}", what.unwrap_or_default(), text(&props["outcome"]).replace('_', " ")));
+        words.extend(props["who"].as_str().map(|who| format!("for {who}")));
+    }
     words.retain(|word| !word.is_empty());
     let time = |member: &str| props[member].as_u64().map(|ms| Duration::from_millis(ms).as_secs_f64());
     words.extend(props["crashes"].as_u64().filter(|count| *count > 0).map(|count| format!("crash #{count}")));
     words.extend(time("uptime_ms").map(|seconds| format!("after {seconds:.1} s")));
     words.extend(time("delay_ms").map(|seconds| format!("next in {seconds:.1} s")));
-    words.extend(time("took_ms").map(|seconds| format!("took {seconds:.1} s")));
-    words.extend(props["pid"].as_u64().filter(|pid| *pid > 0).map(|pid| format!("pid {pid}")));
+    words.extend(props["took_ms"].as_u64().map(|ms| match ms {
+        0..1000 => format!("took {ms} ms"),
+        _ => format!("took {:.1} s", Duration::from_millis(ms).as_secs_f64()),
+    }));
+    let is_said = |pid: u64| words.iter().any(|word| word.contains(&format!("PID {pid},")));
+    let pid = props["pid"].as_u64().filter(|pid| *pid > 0 && !is_said(*pid));
+    words.extend(pid.map(|pid| format!("pid {pid}")));
     vec![when, text(&props["id"]), text(&props["event_type"]), words.join(", ")]
 }
 
@@ -486,6 +496,18 @@ mod tests {
         });
         let later = json!({"timestamp": "2026-01-13T14:32:46Z",
             "props": {"event_type": "later", "id": "py-1abcd", "reason": "a\nb"}});
+        let begun = json!({"timestamp": "2026-01-13T14:32:47Z", "props": {"event_type": "instance_started",
+            "id": "py-1abcd", "pid": 9, "detail": "outlast 0.1.0, PID 9, in /srv: python"}});
+        let called = json!({"timestamp": "2026-01-13T14:32:48Z", "props": {"event_type": "call_ended", "id": "all-1abcd",
+            "tool": "github__search", "method": "tools/call", "outcome": "timed_out", "who": "ci", "took_ms": 30_000}});
+        let listed = json!({"timestamp": "2026-01-13T14:32:49Z", "props": {"event_type": "call_ended", "id": "all-1abcd",
+            "method": "resources/read", "outcome": "answered", "took_ms": 7}});
+        insta::assert_snapshot!(in_words(&[row(&begun), row(&called), row(&listed)], None), @"
+        TIME (UTC)           ID         EVENT             DETAIL
+        2026-01-13 14:32:47  py-1abcd   instance_started  outlast 0.1.0, PID 9, in /srv: python
+        2026-01-13 14:32:48  all-1abcd  call_ended        github__search timed out, for ci, took 30.0 s
+        2026-01-13 14:32:49  all-1abcd  call_ended        resources/read answered, took 7 ms
+        ");
         let rows = [row(&record), row(&later)];
         insta::assert_snapshot!(in_words(&rows, None), @"
         TIME (UTC)           ID        EVENT           DETAIL

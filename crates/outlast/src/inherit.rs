@@ -226,6 +226,7 @@ impl Inherit {
             "crashes": self.restarts.crashes(now),
             "next_try_s": self.next.map(|at| at.saturating_duration_since(now).as_secs_f64()),
             "last_exit": self.last_exit,
+            "last_exits": self.restarts.recent().map(|past| past.to_json(now)).collect::<Vec<Value>>(),
         });
         self.control.complete(&mut state);
         state

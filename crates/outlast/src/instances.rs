@@ -852,6 +852,11 @@ mod tests {
           agent id   11111111
           outlast    pid 4240
         ");
+        for (health, words) in [("halted", "state      halted\n"), ("degraded", "state      halted, degraded\n")] {
+            let said =
+                state_in_words(&json!({"id": "s", "kind": "session", "state": "halted", "health": health}), None);
+            assert!(said.contains(words), "{said}");
+        }
     }
 
     #[test]

@@ -392,6 +392,10 @@ impl Gateway {
         if let Some(owner) = self.owners.get_mut(&call.place.backend) {
             backend = Some(owner.settings.name.clone());
             opened = call.pass.is_some_and(|pass| owner.breaker.heard(pass, health, now));
+            if call.whom.is_some() && health == Health::Well {
+                owner.pace.note(call.began, now);
+                self.pace.note(call.began, now);
+            }
         }
         if opened {
             let name = backend.clone().unwrap_or_default();

@@ -39,6 +39,9 @@ impl Gateway {
                             eras: None,
                             gather_until: now.map(|now| now + GATHER_MAX),
                             turn: 0,
+                            pace: Pace::default(),
+                            restarts_gone: 0,
+                            past_gone: Vec::new(),
                             settings,
                         },
                     );

@@ -265,7 +265,11 @@ impl Gateway {
         let serial = connection.link.serial;
         let limits = self.settings.limits.clone();
         let name = self.owner_name(key.backend).to_owned();
-        let Some(place) = self.places.get_mut(&key) else { return };
+        let is_spare = |place: &Place| place.candidate != Some(serial) && place.current() != Some(serial);
+        if self.places.get(&key).is_none_or(is_spare) {
+            return self.record_parted(connection, &how, now);
+        }
+        let place = self.places.get_mut(&key).expect("found above");
         if place.candidate == Some(serial) {
             place.candidate = None;
             let tickets = mem::take(&mut place.tickets);
@@ -276,9 +280,6 @@ impl Gateway {
                     Err(format!("{name} was not restarted: the new one {how}; the old one goes on")),
                 );
             }
-            return;
-        }
-        if place.current() != Some(serial) {
             return;
         }
         let was_ready = connection.ready.is_some();
@@ -326,10 +327,10 @@ impl Gateway {
             }
         };
         let (due, given_up) = (place.due(), matches!(place.state, State::GivenUp { .. }));
-        let (held, tickets) = match given_up {
-            true => (mem::take(&mut place.held), mem::take(&mut place.tickets)),
-            false => Default::default(),
-        };
+        let held = if given_up { mem::take(&mut place.held) } else { VecDeque::new() };
+        // Calls wait for the next try, but whoever asked for this one hears at once that it failed.
+        let is_failed_try = !was_ready && cause != Cause::Asked && place.candidate.is_none();
+        let tickets = if given_up || is_failed_try { mem::take(&mut place.tickets) } else { Vec::new() };
         self.out.push(Action::Record(record));
         if given_up {
             let record = Record {
@@ -353,6 +354,27 @@ impl Gateway {
             self.fail(*call, failure, now);
         }
         self.failed_once(key.backend, now);
+    }
+
+    /// The end of a link that had served, and whose place was another's already or is no more.
+    fn record_parted(&mut self, connection: &Connection, how: &How, now: Instant) {
+        let Some(ready) = connection.ready else { return };
+        let event = match exit::classify(how, false, true) {
+            Cause::Asked => record::Event::ServerStopped,
+            Cause::Forgot => record::Event::ServerExiting,
+            _ => record::Event::ServerCrashed,
+        };
+        // A backend that was taken out of the configuration has no owner any more, but had a name.
+        let named = self.numbers.iter().find(|(_, number)| **number == connection.place.backend);
+        let record = Record {
+            id: named.map(|(name, _)| name.clone()),
+            kind: Some("backend"),
+            pid: connection.pid,
+            generation: Some(connection.generation),
+            uptime: Some(now.saturating_duration_since(ready)),
+            ..Record::new(event)
+        };
+        self.out.push(Action::Record(record.ended(how)));
     }
 
     pub(super) fn is_given_up(&self, backend: u32) -> bool {
@@ -397,6 +419,13 @@ impl Gateway {
     /// A place that nobody can come back to.
     pub(super) fn drop_place(&mut self, key: PlaceKey, failure: &Failure, now: Instant) {
         let Some(place) = self.places.remove(&key) else { return };
+        // Who counts restarts never sees fewer.
+        if let Some(owner) = self.owners.get_mut(&key.backend) {
+            owner.restarts_gone += u64::from(place.restarts.restarts());
+            owner.past_gone.extend(place.restarts.recent().cloned());
+            owner.past_gone.sort_by_key(|past| past.at);
+            owner.past_gone.drain(..owner.past_gone.len().saturating_sub(RECENT_MAX));
+        }
         for ticket in place.tickets {
             let words = format!("{} is no longer there", self.owner_name(key.backend));
             self.ticket_done(ticket, Err(words));

@@ -3,6 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
+use crate::pace::Figures;
 
 use guard::Circuit;
 use links::Phase;
@@ -34,7 +35,7 @@ impl Gateway {
                 Switch::Backend(name) => json!({"backend": name}),
             })
             .collect();
-        json!({
+        let mut status = json!({
             "backends": backends,
             "clients": self.guests.len(),
             "in_flight": self.calls.values().filter(|call| call.whom.is_some()).count(),
@@ -54,7 +55,9 @@ impl Gateway {
                 "links": self.links.len(),
             },
             "stopping": self.stopping.is_some(),
-        })
+        });
+        put_figures(&mut status, &self.pace.figures(now));
+        status
     }
 
     fn backend_status(&self, number: u32, now: Instant) -> Value {
@@ -86,19 +89,29 @@ impl Gateway {
             Circuit::Open { until } => json!({"state": "open", "for_ms": millis(until.saturating_duration_since(now))}),
             Circuit::HalfOpen => json!({"state": "half_open"}),
         };
-        json!({
+        let mut past: Vec<&Past> = self
+            .places
+            .iter()
+            .filter(|(key, _)| key.backend == number)
+            .flat_map(|(_, place)| place.restarts.recent())
+            .chain(&owner.past_gone)
+            .collect();
+        past.sort_by_key(|past| past.at);
+        let past = &past[past.len().saturating_sub(RECENT_MAX)..];
+        let mut status = json!({
             "name": owner.settings.name,
             "kind": match owner.settings.kind { Kind::Stdio { .. } => "stdio", Kind::Http { .. } => "http" },
             "state": if is_off { json!("off") } else { main["state"].clone() },
             "era": main["era"],
             "pid": main["pid"],
             "generation": main["generation"],
-            "restarts": links.iter().filter_map(|link| link["restarts"].as_u64()).sum::<u64>(),
+            "restarts": owner.restarts_gone + links.iter().filter_map(|link| link["restarts"].as_u64()).sum::<u64>(),
             "crashes": main["crashes"],
             "uptime_ms": main["uptime_ms"],
             "next_try_ms": main["next_try_ms"],
             "reason": main["reason"],
             "last_exit": main["last_exit"],
+            "last_exits": past.iter().map(|past| past.to_json(now)).collect::<Vec<Value>>(),
             "stderr_tail": main["stderr_tail"],
             "catalogue": match owner.standing {
                 Standing::Confirmed => "confirmed",
@@ -116,7 +129,9 @@ impl Gateway {
             "held": held,
             "circuit": circuit,
             "links": links,
-        })
+        });
+        put_figures(&mut status, &owner.pace.figures(now));
+        status
     }
 
     fn place_status(&self, key: PlaceKey, place: &Place, now: Instant) -> Value {
@@ -173,6 +188,15 @@ impl Gateway {
             "stderr_tail": place.last_end.as_ref().map(|end| end.stderr.clone()),
         })
     }
+}
+
+/// In the words that all kinds of instances share.
+fn put_figures(status: &mut Value, figures: &Figures) {
+    let in_ms = |took: Option<Duration>| took.map(|took| took.as_secs_f64() * 1e3);
+    status["calls"] = figures.answered.into();
+    status["calls_per_s"] = figures.per_second.into();
+    status["p50_ms"] = in_ms(figures.p50).into();
+    status["p99_ms"] = in_ms(figures.p99).into();
 }
 
 fn millis(duration: Duration) -> u64 {

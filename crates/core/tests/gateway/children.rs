@@ -74,6 +74,62 @@ fn a_child_that_nobody_calls_is_stopped_and_started_by_the_next_call() {
 }
 
 #[test]
+fn every_end_of_a_child_is_recorded_whoever_wished_it() {
+    let mut story = one(stdio("a"), maker(&["x"]));
+    let stopped = |story: &Story| -> Vec<(Option<String>, Option<u64>)> {
+        let records = story.records.iter().filter(|record| record.event == outlast_core::record::Event::ServerStopped);
+        records.map(|record| (record.id.clone(), record.generation)).collect()
+    };
+    let first = story.link("a");
+    story.event(Event::RestartAsked { ticket: 1, backend: None, reason: "new".into() });
+    let second = story.link("a");
+    assert_ne!(first, second);
+    assert_eq!(stopped(&story), [], "it is not over yet");
+    story.dies(first);
+    assert_eq!(stopped(&story), [(Some("a".to_owned()), Some(1))]);
+    story.event(Event::SwitchAsked { ticket: 2, what: Switch::Backend("a".into()), off: true }).dies(second);
+    assert_eq!(stopped(&story).last(), Some(&(Some("a".to_owned()), Some(2))));
+    assert_eq!(stopped(&story).len(), 2);
+}
+
+#[test]
+fn what_was_turned_off_and_on_again_keeps_its_history() {
+    let mut story = one(stdio("a"), maker(&["x"]));
+    let link = story.link("a");
+    story.pass(secs(6)).dies(link);
+    let told = |story: &Story| {
+        let status = story.status("a");
+        (status["restarts"].clone(), status["last_exits"][0]["exit"]["signal"].clone())
+    };
+    assert_eq!(told(&story), (json!(1), json!(9)));
+    for off in [true, false] {
+        story.event(Event::SwitchAsked { ticket: 1, what: Switch::Backend("a".into()), off });
+        assert_eq!(told(&story), (json!(1), json!(9)), "off: {off}");
+    }
+    let link = story.link("a");
+    story.pass(secs(6)).dies(link);
+    assert_eq!(told(&story).0, json!(2));
+}
+
+#[test]
+fn who_asks_for_a_restart_that_fails_hears_so_at_once() {
+    let mut story = one(stdio("a"), Maker { mute: true, ..maker(&["x"]) });
+    for ticket in [1, 2] {
+        story.event(match ticket {
+            1 => Event::RestartAsked { ticket, backend: Some("a".into()), reason: "why not".into() },
+            _ => Event::ResumeAsked { ticket, backend: Some("a".into()) },
+        });
+        let link = story.link("a");
+        story.dies(link);
+        let (answered, result) = story.answers.last().cloned().expect("an answer");
+        let words = result.expect_err("it failed");
+        assert_eq!(answered, ticket);
+        assert!(words.contains("did not come up") && words.contains("started again in"), "{words}");
+        assert_eq!(story.status("a")["state"], "waiting");
+    }
+}
+
+#[test]
 fn a_child_above_its_memory_is_replaced_without_a_failed_call() {
     let mut story = one(Backend { memory_max: Some(100 << 20), ..stdio("a") }, maker(&["x"]));
     story.shake(1).call(1, 1, "a__x");

@@ -24,6 +24,28 @@ fn calls_in_flight_end_at_once_and_others_go_on() {
 }
 
 #[test]
+fn the_status_says_how_many_calls_were_answered_how_quickly_and_what_ended() {
+    let mut story = Story::simple(&[("a", maker(&["x"])), ("b", maker(&["y"]))]);
+    for id in 1..=4 {
+        story.call(1, id, "a__x");
+        let (link, told) = story.told("a");
+        story.pass(ms(100)).answer(link, &told["id"], json!({})).heard(1);
+    }
+    story.pass(secs(6));
+    let link = story.link("a");
+    story.call(1, 5, "a__x").dies(link).heard(1);
+    let (busy, idle) = (story.status("a"), story.status("b"));
+    assert_eq!((&busy["calls"], &idle["calls"]), (&json!(4), &json!(0)), "what was lost was not answered");
+    assert!(busy["calls_per_s"].as_f64().is_some_and(|rate| rate > 0.1), "{busy}");
+    assert!(busy["p50_ms"].as_f64().is_some_and(|half| (85.0..115.0).contains(&half)), "{busy}");
+    assert_eq!(idle["p50_ms"], json!(null));
+    let ends = busy["last_exits"].as_array().expect("a list");
+    assert_eq!((ends.len(), &ends[0]["crashed"], &ends[0]["exit"]["signal"]), (1, &json!(true), &json!(9)), "{busy}");
+    assert_eq!(idle["last_exits"], json!([]));
+    assert_eq!(story.gateway.status(story.now)["calls"], 4);
+}
+
+#[test]
 fn a_crash_under_load_opens_no_circuit_so_who_comes_meanwhile_waits() {
     let configured = settings(vec![Backend { breaker_failures: 2, ..stdio("a") }]);
     let mut story = Story::new(configured, &[("a", maker(&["x"]))]);

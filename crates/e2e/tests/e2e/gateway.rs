@@ -12,4 +12,4 @@ mod peers;
 mod reload;
 mod serve;
 mod web;
-mod world;
+pub mod world;

@@ -486,6 +486,8 @@ fn a_session_goes_through_every_state() {
     session.shows("failure 3; again in 30 s");
     let state = world.state();
     assert_eq!((&state["health"], &state["last_exit"]), (&json!("degraded"), &json!("signal 9 (SIGKILL)")));
+    let ends = state["last_exits"].as_array().expect("a list");
+    assert_eq!(ends.last().map(|end| (&end["crashed"], &end["exit"])), Some((&json!(true), &json!({"signal": 9}))));
     assert!(state["next_try_s"].as_f64().unwrap() > 20.0);
 
     // Nobody has to wait, but the count is kept.

@@ -67,11 +67,21 @@ impl Driver {
                 None
             }
             "resume" => {
-                let state = self.state(backend.as_deref())["state"].take();
-                if backend.is_some() && !matches!(state.as_str(), Some("given_up" | "backoff" | "idle" | "off")) {
-                    return Some(Ok(json!({"resumed": false, "state": state})));
+                let state = self.state(backend.as_deref());
+                let is_away = |state: &Value| matches!(state["state"].as_str(), Some("given_up" | "backoff" | "idle"));
+                let names = match (&backend, state["backends"].as_array()) {
+                    (None, Some(all)) => all.iter().filter(|one| is_away(one)).map(|one| one["name"].clone()).collect(),
+                    _ if is_away(&state) || state["state"] == "off" => vec![state["name"].clone()],
+                    _ => Vec::new(),
+                };
+                if names.is_empty() {
+                    return Some(Ok(json!({"resumed": false, "state": state["state"]})));
                 }
                 self.begin_errand(ticket, backend.clone());
+                // The others are not touched.
+                if let Some(errand) = self.errands.get_mut(&ticket) {
+                    errand.before.retain(|(name, _)| names.iter().any(|away| away == name));
+                }
                 // What was stopped by hand is wanted again.
                 if let Some(backend) = backend.clone() {
                     self.tell(Event::SwitchAsked { ticket: NOBODY, what: Switch::Backend(backend), off: false });

@@ -261,6 +261,7 @@ impl Terminal {
             "crashes": restarts.crashes(now),
             "next_try_s": self.session.next_try(now).map(|left| left.as_secs_f64()),
             "last_exit": self.session.last_exit().map(ToString::to_string),
+            "last_exits": restarts.recent().map(|past| past.to_json(now)).collect::<Vec<Value>>(),
             "last_exit_code": last_code.map(|exit| match exit {
                 exit::Exit::Code(code) => *code,
                 exit::Exit::Signal(signal) => 128 + signal,

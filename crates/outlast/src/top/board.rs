@@ -90,7 +90,12 @@ impl Row {
             next_try_s: state["next_try_s"].as_f64(),
             last_exit: text("last_exit"),
             ends: ends.filter_map(|end| Some((end["seconds_ago"].as_f64()?, end["crashed"] == true))).collect(),
-            words: text("stderr_tail").unwrap_or_default().lines().map(str::to_owned).collect(),
+            words: text("last_stderr")
+                .or_else(|| text("stderr_tail"))
+                .unwrap_or_default()
+                .lines()
+                .map(str::to_owned)
+                .collect(),
             ..Row::default()
         }
     }
@@ -533,7 +538,8 @@ mod tests {
             audit: None,
         };
         let state = serde_json::json!({"state": "running", "backends": [
-            {"name": "github", "state": "ready", "pid": 7, "in_flight": 2}, {"name": "files", "state": "backoff", "next_try_s": 4.0},
+            {"name": "github", "state": "ready", "pid": 7, "in_flight": 2, "last_stderr": "now", "stderr_tail": "then"},
+            {"name": "files", "state": "backoff", "next_try_s": 4.0},
         ]});
         let rows = Row::all(&[Found { entry, state: Some(state) }]);
         let told: Vec<(&str, &str, &str)> =
@@ -545,6 +551,7 @@ mod tests {
         ];
         assert_eq!(told, expected);
         assert_eq!((rows[1].in_flight, rows[2].next_try_s), (Some(2), Some(4.0)));
+        assert_eq!(rows[1].words, ["now"], "not the last words of the one before it");
     }
 
     #[test]

@@ -97,7 +97,9 @@ fn header(board: &Board, look: Look, width: usize) -> Line<'static> {
         spans.push(Span::styled(mark(state), state_style(state, look)));
         spans.push(format!(" {count} {}", state.replace('_', " ")).into());
     }
-    let rate: f64 = board.rows.iter().filter_map(|row| row.calls_per_s).sum();
+    // The calls of backends are those of their gateway.
+    let whole = board.rows.iter().filter(|row| row.kind != "backend");
+    let rate: f64 = whole.filter_map(|row| row.calls_per_s).sum();
     let right = format!("{} calls/s", rate_in_words(rate));
     let left: usize = spans.iter().map(Span::width).sum();
     if left + right.len() + 2 <= width {
@@ -577,6 +579,27 @@ mod tests {
     fn a_wide_screen_shows_all_there_is() {
         let (board, now) = board();
         insta::assert_snapshot!(shown(&board, now + Duration::from_millis(1500), 140, 20));
+    }
+
+    #[test]
+    fn a_call_through_a_gateway_counts_once() {
+        let row = |id: &str, kind: &str, rate| Row {
+            id: id.into(),
+            kind: kind.into(),
+            calls_per_s: Some(rate),
+            ..Row::default()
+        };
+        let mut board = Board::default();
+        let rows = vec![
+            row("g", "gateway", 5.0),
+            row("g/a", "backend", 2.0),
+            row("g/b", "backend", 3.0),
+            row("m", "mcp", 1.0),
+        ];
+        let now = Instant::now();
+        board.handle(Event::Surveyed(rows), now);
+        let header = header(&board, Look { has_colours: false }, 80).to_string();
+        assert!(header.ends_with(" 6.0 calls/s"), "{header}");
     }
 
     #[test]

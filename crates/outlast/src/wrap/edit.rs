@@ -32,7 +32,7 @@ pub fn wrap(text: &str, format: Format, server: &Server, caller: &Caller<'_>) ->
         Ok(program) => program,
         Err(leave) => return leave,
     };
-    if is_outlast(&program.command.text) {
+    if is_outlast(program) {
         let is_ours = inner(program).is_some();
         return match &program.command.text {
             _ if !is_ours => Verdict::Leave("it is outlast already, in a way of its own"),
@@ -70,7 +70,7 @@ pub fn unwrap(text: &str, server: &Server, had_args: Option<bool>) -> Verdict {
         Ok(program) => program,
         Err(leave) => return leave,
     };
-    if !is_outlast(&program.command.text) {
+    if !is_outlast(program) {
         return Verdict::Settled;
     }
     let (Some(at), Some(args)) = (inner(program), &program.args) else {
@@ -111,7 +111,7 @@ pub fn options(server: &Server) -> Vec<String> {
 pub fn command_of(server: &Server) -> Option<Vec<String>> {
     let How::Starts(program) = &server.how else { return None };
     let args = program.args.iter().flat_map(|args| &args.words).map(|word| word.text.clone());
-    match inner(program).filter(|_| is_outlast(&program.command.text)) {
+    match inner(program).filter(|_| is_outlast(program)) {
         Some(at) => Some(args.skip(at).collect()),
         None => Some([program.command.text.clone()].into_iter().chain(args).collect()),
     }
@@ -119,7 +119,7 @@ pub fn command_of(server: &Server) -> Option<Vec<String>> {
 
 /// Whether outlast stands before this server, as `wrap` puts it there.
 pub fn is_wrapped(server: &Server) -> bool {
-    matches!(&server.how, How::Starts(program) if is_outlast(&program.command.text) && inner(program).is_some())
+    matches!(&server.how, How::Starts(program) if is_outlast(program) && inner(program).is_some())
 }
 
 pub fn apply(text: &str, edits: &[Edit]) -> String {
@@ -144,18 +144,25 @@ fn starts(server: &Server) -> Result<&Program, Verdict> {
     }
 }
 
-/// By its name, wherever it lies and whatever the system calls programs.
-fn is_outlast(command: &str) -> bool {
+/// By its name, wherever it lies and whatever the system calls programs. A server may be called `outlast-notes`: such a
+/// name is ours only with a version, or where it is called as `wrap` calls us.
+fn is_outlast(program: &Program) -> bool {
+    let name = name_of(&program.command.text);
+    let is_version = |rest: &str| rest.starts_with(|letter: char| letter.is_ascii_digit());
+    let is_ours = |rest: &str| is_version(rest) || inner(program).is_some();
+    name == "outlast" || name.strip_prefix("outlast-").is_some_and(is_ours)
+}
+
+fn name_of(command: &str) -> String {
     let name = command.rsplit(['/', '\\']).next().unwrap_or(command).to_ascii_lowercase();
-    let name = name.strip_suffix(".exe").unwrap_or(&name);
-    // Several may lie side by side: `outlast-0.2`.
-    name == "outlast" || name.starts_with("outlast-")
+    name.strip_suffix(".exe").map(str::to_owned).unwrap_or(name)
 }
 
 /// `cmd /c outlast mcp …`, `env A=1 outlast mcp …`: somebody has done our work in another way.
 fn is_behind_another(program: &Program) -> bool {
     let words: Vec<&str> = program.args.iter().flat_map(|args| &args.words).map(|word| word.text.as_str()).collect();
-    words.windows(2).any(|pair| is_outlast(pair[0]) && pair[1] == "mcp")
+    let is_outlast = |name: String| name == "outlast" || name.starts_with("outlast-");
+    words.windows(2).any(|pair| is_outlast(name_of(pair[0])) && pair[1] == "mcp")
 }
 
 /// Of `mcp [OPTIONS] -- CMD …`: where the command stands among the arguments.
@@ -315,6 +322,14 @@ mod tests {
             assert_eq!(wrapped(&server(old), Format::Json), server("/opt/outlast"));
         }
         assert_eq!(wrapped(&server("outlast"), Format::Json), server("outlast"), "it is found, and is the same");
+    }
+
+    #[test]
+    fn a_server_whose_name_begins_like_ours_is_a_server() {
+        let before = r#"{"servers": {"x": {"command": "outlast-notes", "args": ["a"]}}}"#;
+        let after = wrapped(before, Format::Json);
+        assert!(after.contains(r#"["mcp", "--name", "x", "--", "outlast-notes", "a"]"#), "{after}");
+        assert_eq!(unwrapped(&after, Format::Json, Some(true)), before);
     }
 
     #[test]

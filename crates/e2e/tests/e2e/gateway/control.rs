@@ -72,6 +72,9 @@ fn a_stopped_backend_stays_away_until_it_is_resumed() {
     let resumed = gate.outlast(&["resume", "one"]);
     assert!(resumed.status.success(), "{}", text(&resumed.stderr));
     assert_eq!(session.call("one__echo", json!({"text": "back"})), "back");
+    let id = gate.state()["id"].as_str().expect("an id").to_owned();
+    let nothing = gate.outlast(&["resume", &id]);
+    assert_eq!(text(&nothing.stdout), format!("Nothing to resume: {id} is running\n"), "nobody was restarted");
     gate.end();
 }
 

@@ -5,6 +5,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::client::{Client, PUPPET, Place, Setup, signal};
+use crate::gateway::world::outlast;
 use crate::support::peers::{Peers, Project, Server};
 
 /// A server of one shell function, which needs no handshake: it answers each line with its process id, and leaves to
@@ -38,6 +39,9 @@ fn a_server_without_a_handshake_is_restarted_on_the_same_pipes() {
     assert_ne!(pid(&mut client), second);
     assert_eq!(place.recorded("server_exiting", 1)["exit_code"], 42);
     assert_eq!(place.recorded("server_crashed", 1)["exit_code"], 3);
+    let state: Value = serde_json::from_slice(&outlast(&place, &["state", "--json"]).stdout).expect("JSON");
+    let ends = state["last_exits"].as_array().expect("a list");
+    assert_eq!(ends.last().map(|end| (&end["crashed"], &end["exit"]["code"])), Some((&json!(true), &json!(3))));
     client.notify("end", json!({}));
     assert_eq!(client.wait().code(), Some(0));
     assert_eq!(place.audit_of("server_started").len(), 3);
