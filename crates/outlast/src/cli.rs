@@ -479,6 +479,10 @@ pub struct Logs {
     /// How many lines, from the end.
     #[arg(short = 'n', long, value_name = "N", value_parser = whole::<usize>, default_value_t = 100)]
     pub lines: usize,
+
+    /// An object for each line: `time`, `source`, `text`, and the `line` as it stands.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Show what happened in this directory, or to one instance: starts, crashes, restarts and why.

@@ -13,7 +13,7 @@ use std::{
 
 use notify::{RecursiveMode, Watcher};
 use outlast_core::record::{self, Event};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::{
     audit::AUDIT_KEPT,
@@ -57,16 +57,38 @@ pub fn logs(arguments: &cli::Logs) -> Result<ExitCode, Report> {
     }
     let text = log.only_wanted(&text);
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
-    print(&lines[lines.len().saturating_sub(arguments.lines)..].concat())?;
+    let shown = |text: String| if arguments.json { in_json(&text) } else { text };
+    print(&shown(lines[lines.len().saturating_sub(arguments.lines)..].concat()))?;
     let Some(news) = news else { return Ok(ExitCode::SUCCESS) };
     loop {
         let goes_on = news.wait();
         let text = tail.rest(&log.path).map_err(cannot_read)?;
-        print_or_end(&log.only_wanted(&text))?;
+        print_or_end(&shown(log.only_wanted(&text)))?;
         if !goes_on {
             return Ok(ExitCode::SUCCESS);
         }
     }
+}
+
+/// Each line of a log as an object: when it was said, if it says so, who said it, and what.
+fn in_json(text: &str) -> String {
+    let object = |line: &str| {
+        let bracket = |text: &str| {
+            let (inside, rest) = text.strip_prefix('[')?.split_once(']')?;
+            Some((inside.to_owned(), rest.strip_prefix(' ').unwrap_or(rest).to_owned()))
+        };
+        let is_time = |inside: &str| inside.starts_with(|letter: char| letter.is_ascii_digit());
+        let (time, rest) = match bracket(line).filter(|(inside, _)| is_time(inside)) {
+            Some((time, rest)) => (Some(time), rest),
+            None => (None, line.to_owned()),
+        };
+        let (source, text) = match bracket(&rest) {
+            Some((source, text)) => (Some(source), text),
+            None => (None, rest),
+        };
+        format!("{}\n", json!({"time": time, "source": source, "text": text, "line": line}))
+    };
+    text.lines().map(object).collect()
 }
 
 /// The end of a log, for those who show it elsewhere.
@@ -461,7 +483,23 @@ fn state_dirs(cwd: &Path) -> Vec<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
+
+    #[test]
+    fn a_line_of_a_log_is_an_object_for_programs() {
+        let log = "[2026-01-13T14:32:01.000Z] [SUPERVISOR] Server started\n[1763239200] [supervisor] resize rows=24\n\
+                   [time] listening on [::1]\nno brackets\n";
+        let expected = [
+            json!({"time": "2026-01-13T14:32:01.000Z", "source": "SUPERVISOR", "text": "Server started",
+                "line": "[2026-01-13T14:32:01.000Z] [SUPERVISOR] Server started"}),
+            json!({"time": "1763239200", "source": "supervisor", "text": "resize rows=24",
+                "line": "[1763239200] [supervisor] resize rows=24"}),
+            json!({"time": null, "source": "time", "text": "listening on [::1]", "line": "[time] listening on [::1]"}),
+            json!({"time": null, "source": null, "text": "no brackets", "line": "no brackets"}),
+        ];
+        let objects = in_json(log);
+        let objects: Vec<Value> = objects.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+        assert_eq!(objects, expected);
+    }
 
     #[test]
     fn a_point_in_time_is_understood() {
