@@ -196,6 +196,35 @@ fn envelope(text: &str) -> Option<Message<'_>> {
     scan.is_over().then_some(message)
 }
 
+/// A member that decides what a request does and that another reader may understand otherwise: it is there twice, or
+/// written with other capitals, which some readers take for the same name.
+pub fn ambiguous(line: &[u8]) -> Option<String> {
+    const ENVELOPE: [&str; 4] = ["jsonrpc", "id", "method", "params"];
+    const PARAMS: [&str; 4] = ["name", "arguments", "uri", "_meta"];
+    let (mut outer, mut inner) = ([false; 4], [false; 4]);
+    let mut found = None;
+    let _ = Scan::new(std::str::from_utf8(line).ok()?).object(|scan, name| {
+        found = found.take().or_else(|| told_apart(name, &ENVELOPE, &mut outer));
+        if unescaped(name) == "params" && scan.next_byte() == Some(b'{') {
+            return scan.object(|scan, name| {
+                found = found.take().or_else(|| told_apart(name, &PARAMS, &mut inner));
+                scan.value().map(drop)
+            });
+        }
+        scan.value().map(drop)
+    });
+    found
+}
+
+fn told_apart(name: Raw<'_>, known: &[&str], seen: &mut [bool]) -> Option<String> {
+    let name = unescaped(name);
+    // Some readers fold beyond ASCII, too: the long s, the sign for Kelvin.
+    let folded = || name.chars().flat_map(char::to_uppercase).flat_map(char::to_lowercase);
+    let index = known.iter().position(|known| folded().eq(known.chars()))?;
+    let is_other = std::mem::replace(&mut seen[index], true) || name != known[index];
+    is_other.then(|| name.into_owned())
+}
+
 /// A member of the envelope.
 enum Envelope {
     Id,
@@ -551,6 +580,26 @@ mod tests {
         ];
         for (start, id) in table {
             assert_eq!(id_at_start(start.as_bytes()), id, "{start}");
+        }
+    }
+
+    #[test]
+    fn what_two_readers_may_understand_differently_is_seen() {
+        let table = [
+            (r#"{"jsonrpc":"2.0","id":1,"method":"m","params":{"name":"a","arguments":{"name":1,"Name":2}}}"#, None),
+            (r#"{"id":1,"method":"m","params":{"name":"a","names":1}}"#, None),
+            (r#"{"id":1,"method":"m","params":[1]}"#, None),
+            (r#"{"id":1,"method":"m","params":{"name":"a","name":"b"}}"#, Some("name")),
+            (r#"{"id":1,"method":"m","params":{"name":"a","Name":"b"}}"#, Some("Name")),
+            (r#"{"id":1,"method":"m","params":{"name":"a","n\u0061me":"b"}}"#, Some("name")),
+            (r#"{"id":1,"method":"m","params":{"Arguments":{}}}"#, Some("Arguments")),
+            ("{\"id\":1,\"method\":\"m\",\"params\":{\"argument\u{17f}\":{}}}", Some("argument\u{17f}")),
+            (r#"{"id":1,"method":"m","params":{},"Params":{"name":"b"}}"#, Some("Params")),
+            (r#"{"id":1,"method":"m","METHOD":"n"}"#, Some("METHOD")),
+            (r#"{"id":1,"id":2,"method":"m"}"#, Some("id")),
+        ];
+        for (line, expected) in table {
+            assert_eq!(ambiguous(line.as_bytes()).as_deref(), expected, "{line}");
         }
     }
 }

@@ -344,6 +344,8 @@ impl Gateway {
                 self.client_cancelled(client, &id, reason, now);
             }
             "notifications/progress" => self.ask_progressed(client, said, params),
+            // To some readers it would be a request, and no guard has seen it.
+            _ if message::ambiguous(said).is_some() => {}
             // The rest can only be meant for a backend that nobody else speaks to.
             _ => self.tell_own_links(client, &message::patch(said, &mut [])),
         }

@@ -195,3 +195,18 @@ fn a_search_client_finds_reads_and_calls() {
     use_tool(&mut story, "call_tool", json!({"name": "call_tool"}));
     assert_eq!(code(&mut story, 1), -32602);
 }
+
+/// Some backends take the first of two members, or do not tell capitals: they would run what no guard has seen.
+#[test]
+fn what_a_backend_may_read_otherwise_does_not_reach_it() {
+    let mut configured = settings(vec![stdio("a")]);
+    configured.roles.insert("reader".into(), Role { allow: vec![pattern("a__read")], deny: vec![] });
+    let mut story = Story::new(configured, &[("a", maker(&["read", "write"]))]);
+    story.shake_as(1, as_role("reader"), json!({}));
+    story.ask(1, json!(1), "tools/call", json!({"name": "a__read", "Name": "write"}));
+    assert_eq!(code(&mut story, 1), -32602);
+    story.ask(1, json!(2), "tools/call", json!({"name": "a__read", "Arguments": {"x": 1}}));
+    assert_eq!(code(&mut story, 1), -32602);
+    story.told_nothing("a");
+    story.call(1, 3, "a__read").told("a");
+}
