@@ -209,8 +209,8 @@ pub enum GatewayCommand {
 
 /// Own an interactive agent behind a terminal of its own: it may crash, and comes back with the same conversation.
 ///
-/// The agent works in the directory that is named by `--cwd`, or by `outlast_cwd` in the block at the top of DOCUMENT, or
-/// is the root of the project, or the document's own:
+/// The agent works in the directory that is named by `--cwd`, or by `outlast_cwd` in the block at
+/// the top of DOCUMENT, or is the root of the project, or the document's own:
 ///
 ///     outlast run -- claude
 ///     outlast run plan.md -- codex
