@@ -34,6 +34,16 @@ pub fn draft(kind: Kind, seen: &Seen) -> Option<String> {
     }
 }
 
+/// Whether nothing at all stands where one types, not even the sign: claude makes that faint while it works.
+pub fn is_bare(kind: Kind, seen: &Seen) -> bool {
+    let row = seen.cursor.0.min(seen.lines.len());
+    let (above, below) = seen.lines.split_at(row);
+    let first = above.iter().rposition(|line| is_rule(line));
+    let length = below.iter().position(|line| is_rule(line));
+    let (Kind::Claude, Some(first), Some(length)) = (kind, first, length) else { return false };
+    length > 0 && seen.lines[first + 1..row + length].iter().all(|line| line.trim_matches(is_blank).is_empty())
+}
+
 /// Whether a text is in a draft: its end, as its beginning may be out of sight, or what stands for it.
 pub fn holds(draft: &str, text: &str) -> bool {
     let (draft, text) = (without_blanks(draft), without_blanks(text));

@@ -309,6 +309,9 @@ impl Job {
                     Some(draft) if !composer::holds(&draft, text) => {
                         Step::End(Ok(self.sent(typed_at, was_paste, pressed, now)))
                     }
+                    None if composer::is_bare(kind, seen) => {
+                        Step::End(Ok(self.sent(typed_at, was_paste, pressed, now)))
+                    }
                     _ if now < *until => Step::None,
                     // Only while it is seen to stand there: what else Enter would do nobody knows.
                     Some(_) if pressed < PRESSES_MAX => {
@@ -642,6 +645,27 @@ mod tests {
         story.seen = at(&["$ echo one", "> echo two"]);
         assert_eq!(story.look(), typed(b"\r"));
         story.seen = at(&["one", "two", "$ "]);
+        assert_eq!(answer(&story.look()), (1, Ok((true, 1))));
+    }
+
+    #[test]
+    fn claude_at_work_with_a_faint_sign_has_taken_the_text() {
+        let rule = "─".repeat(40);
+        let at = |line: &str| Seen {
+            lines: vec!["❯ old".into(), rule.clone(), line.into(), rule.clone(), "  auto mode on".into()],
+            cursor: (2, 2),
+            takes_pastes: true,
+            ..Seen::default()
+        };
+        let mut story = Story { seen: at("❯ "), ..Story::new(Kind::Claude) };
+        story.ask(1, letter("hello"));
+        story.look();
+        assert_eq!(story.wait(), typed(b"\x1b[200~hello\x1b[201~"));
+        story.seen = at("❯ hello");
+        assert_eq!(story.look(), typed(b"\r"));
+        story.seen = at("  hello");
+        assert_eq!(story.look(), [], "it still stands there");
+        story.seen = at("  ");
         assert_eq!(answer(&story.look()), (1, Ok((true, 1))));
     }
 
