@@ -1,7 +1,9 @@
 //! What the stories share.
 
+#[cfg(target_os = "linux")]
 pub mod browser;
 pub mod peers;
+#[cfg(target_os = "linux")]
 pub mod service;
 
 use std::path::PathBuf;
@@ -10,6 +12,7 @@ use std::path::PathBuf;
 pub const OUTLAST: &str = named(option_env!("CARGO_BIN_EXE_outlast-under-test"));
 pub const PUPPET: &str = named(option_env!("CARGO_BIN_EXE_outlast-puppet"));
 /// The agent that has a composer and nothing else.
+#[cfg(target_os = "linux")]
 pub const COMPOSER: &str = named(option_env!("CARGO_BIN_EXE_outlast-composer"));
 
 /// A check for another system does not build the programs, and has no names for them; nothing is run there.

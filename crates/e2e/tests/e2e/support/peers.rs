@@ -52,6 +52,7 @@ impl Peers {
     }
 
     /// The folders of `claude`, of `codex`, and of the Node that runs it.
+    #[cfg(target_os = "linux")]
     pub fn agents_path(&self) -> String {
         let agents = self.0.join("agents/node_modules/.bin");
         assert!(agents.join("claude").exists(), "no agents in {}: `cargo xtask peers` fetches them", self.0.display());
@@ -324,6 +325,7 @@ impl Peer {
     }
 
     /// Over HTTP, where a server is already. Only scripts do that.
+    #[cfg(target_os = "linux")]
     pub fn connect(client: Client, project: &Project, url: &str) -> Result<Peer, String> {
         let (answered, answers) = channel();
         let operations = script(client, &json!({"url": url}), project, answered)?;
