@@ -290,11 +290,20 @@ mod linux {
             let me = std::process::id();
             let alone = weigh(&[me, u32::MAX >> 1]).unwrap();
             assert!(alone[0] > 1 << 20 && alone[1] == 0, "{alone:?}");
-            let mut below = std::process::Command::new("sleep").arg("60").spawn().unwrap();
-            let weight = weigh(&[below.id()]).unwrap()[0];
-            assert!(0 < weight, "{weight}");
-            below.kill().unwrap();
-            below.wait().unwrap();
+            // The kernel counts the pages of a small process late: what holds some megabytes is counted.
+            let script = r#"sh -c 'held=$(head -c 8388608 /dev/zero | tr "\0" x); echo held; read end'; exit"#;
+            let mut above = std::process::Command::new("sh")
+                .args(["-c", script])
+                .stdin(std::process::Stdio::piped())
+                .stdout(std::process::Stdio::piped())
+                .spawn()
+                .unwrap();
+            let mut word = [0; 5];
+            io::Read::read_exact(above.stdout.as_mut().unwrap(), &mut word).unwrap();
+            let weight = weigh(&[above.id()]).unwrap()[0];
+            assert!(8 << 20 <= weight, "{weight}");
+            drop(above.stdin.take());
+            above.wait().unwrap();
         }
     }
 }
