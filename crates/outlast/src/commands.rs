@@ -38,6 +38,12 @@ const THREADS_MAX: usize = 2;
 /// How long a session of the same name may take to be gone after its last word.
 const LEAVING_MAX: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
+/// What a session can be called.
+const ID_HINT: &str = if cfg!(windows) {
+    "up to 40 of a-z, 0-9, - and _, beginning and ending with no -, and no device as `con` or `com1`"
+} else {
+    "up to 40 of a-z, 0-9, - and _, beginning and ending with no -"
+};
 
 pub fn mcp(arguments: cli::Mcp) -> Result<ExitCode, Report> {
     let cwd = env::current_dir()
@@ -241,8 +247,7 @@ fn plan(arguments: &cli::Run, here: PathBuf) -> Result<terminal::Plan, Report> {
         None => home::new_id(&name_of(&words)),
         Some(id) if home::is_id(&id) => id,
         Some(id) => {
-            return Err(Report::new(report::USAGE, format!("a session cannot be called `{id}`"))
-                .hint("up to 40 of a-z, 0-9, - and _, beginning and ending with no -"));
+            return Err(Report::new(report::USAGE, format!("a session cannot be called `{id}`")).hint(ID_HINT));
         }
     };
     let program = words.remove(0);

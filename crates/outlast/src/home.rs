@@ -125,7 +125,14 @@ pub fn new_id(name: &str) -> String {
 
 /// Whether a name that somebody chose can be an id, and so part of a file's name, as it stands.
 pub fn is_id(name: &str) -> bool {
-    name.len() <= NAME_MAX && tame(name, NAME_MAX) == name
+    name.len() <= NAME_MAX && tame(name, NAME_MAX) == name && !(cfg!(windows) && is_device(name))
+}
+
+/// Whether Windows takes a file of this name for a device, whatever its ending.
+fn is_device(name: &str) -> bool {
+    let is_port = |rest: &str| matches!(rest.as_bytes(), [b'0'..=b'9']);
+    ["con", "prn", "aux", "nul"].contains(&name)
+        || ["com", "lpt"].iter().any(|port| name.strip_prefix(port).is_some_and(is_port))
 }
 
 /// An id of the form that agents want for a conversation: a random UUID.
@@ -323,6 +330,14 @@ mod tests {
         ];
         for (name, tamed) in table {
             assert_eq!(tame(name, NAME_MAX), tamed, "{name}");
+        }
+    }
+
+    #[test]
+    fn names_of_devices_are_known() {
+        for (name, expected) in [("con", true), ("lpt1", true), ("com", false), ("com10", false), ("nul-x", false)] {
+            assert_eq!(is_device(name), expected, "{name}");
+            assert_eq!(is_id(name), !(expected && cfg!(windows)), "{name}");
         }
     }
 

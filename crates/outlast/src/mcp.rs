@@ -549,7 +549,7 @@ impl Driver {
     fn start_build(&mut self) {
         let Some(command) = &self.plan.build else { return };
         self.loaded_at = Some(SystemTime::now());
-        let (program, flag) = if cfg!(windows) { ("cmd", "/C") } else { ("sh", "-c") };
+        let (program, flag) = os::SHELL;
         let order = Order {
             program: program.into(),
             args: vec![flag.into(), command.into()],

@@ -1,6 +1,7 @@
 //! What only Windows has: pseudo consoles, named pipes, and a second start of the same program instead of a fork.
 
 use std::{
+    cell::OnceCell,
     path::Path,
     process::{Command, Output, Stdio},
     time::{Duration, Instant},
@@ -12,19 +13,42 @@ use tempfile::TempDir;
 /// How long anything may take before the test is lost.
 const PATIENCE: Duration = Duration::from_secs(120);
 
+/// Beside the tests: cargo's own word for it does not come through every way to run them.
+fn program(name: &str) -> String {
+    let tests = std::env::current_exe().unwrap();
+    let built = tests.parent().and_then(Path::parent).unwrap();
+    built.join(name).with_extension("exe").into_os_string().into_string().unwrap()
+}
+
+fn talker() -> String {
+    program("outlast-talker")
+}
+
 /// A home directory, and a project to work in.
 struct World {
     home: TempDir,
     project: TempDir,
+    /// The session, once it was begun.
+    begun: OnceCell<String>,
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        // A test that fails leaves nothing running either. One that stopped it itself is told that there is none.
+        if let Some(id) = self.begun.get() {
+            let _ = self.ask(&["stop", id]);
+        }
+    }
 }
 
 impl World {
     fn new() -> World {
-        World { home: tempfile::tempdir().unwrap(), project: tempfile::tempdir().unwrap() }
+        let dir = || tempfile::tempdir().unwrap();
+        World { home: dir(), project: dir(), begun: OnceCell::new() }
     }
 
     fn outlast(&self, args: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_outlast-under-test"));
+        let mut command = Command::new(program("outlast-under-test"));
         command.args(args).current_dir(self.project.path()).env("USERPROFILE", self.home.path());
         command
     }
@@ -46,8 +70,8 @@ impl World {
     }
 
     fn begin(&self, id: &str) {
-        let talker = env!("CARGO_BIN_EXE_outlast-talker");
-        assert_eq!(self.told(&["run", "-d", "--session", id, "--", talker]).trim(), id);
+        assert_eq!(self.told(&["run", "-d", "--session", id, "--", &talker()]).trim(), id);
+        self.begun.set(id.to_owned()).unwrap();
         self.told(&["wait-for", id, "--text", "ready in", "--timeout", "60s"]);
     }
 
@@ -67,7 +91,7 @@ fn a_session_in_the_background_is_found_typed_to_looked_at_and_stopped() {
     let listed = world.told(&["ps"]);
     assert!(listed.contains("night") && listed.contains("session"), "{listed}");
     let state = world.json(&["state", "night", "--json"]);
-    assert_eq!((&state["state"], &state["running"]), (&"running".into(), &true.into()), "{state}");
+    assert_eq!((&state["state"], &state["running"]), (&"ready".into(), &true.into()), "{state}");
     let socket = state["socket"].as_str().unwrap();
     assert!(socket.starts_with(r"\\.\pipe\outlast-night-"), "{socket}");
     assert!(!Path::new(state["cwd"].as_str().unwrap()).starts_with(r"\\?\"), "{state}");
@@ -77,7 +101,7 @@ fn a_session_in_the_background_is_found_typed_to_looked_at_and_stopped() {
     let screen = world.told(&["screen", "night"]);
     assert!(screen.contains("ready in") && screen.contains("heard <over here>"), "{screen}");
 
-    let again = world.ask(&["run", "-d", "--session", "night", "--", env!("CARGO_BIN_EXE_outlast-talker")]);
+    let again = world.ask(&["run", "-d", "--session", "night", "--", &talker()]);
     let words = String::from_utf8_lossy(&again.stderr).into_owned();
     assert!(!again.status.success() && words.contains("runs already"), "{words}");
 
@@ -108,7 +132,7 @@ fn an_agent_that_fails_or_is_restarted_comes_back() {
 fn without_a_console_what_the_agent_shows_is_our_output_and_its_end_is_ours() {
     let world = World::new();
     let agent = world
-        .outlast(&["run", "--session", "plain", "--", env!("CARGO_BIN_EXE_outlast-talker")])
+        .outlast(&["run", "--session", "plain", "--", &talker()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .spawn()
@@ -125,9 +149,8 @@ fn without_a_console_what_the_agent_shows_is_our_output_and_its_end_is_ours() {
 #[test]
 fn a_server_is_asked_over_its_pipe_and_an_outlast_that_was_killed_leaves_no_trace() {
     let world = World::new();
-    let server = env!("CARGO_BIN_EXE_outlast-talker");
     let mut outlast = world
-        .outlast(&["mcp", "--", server])
+        .outlast(&["mcp", "--", &talker()])
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())

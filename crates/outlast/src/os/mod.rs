@@ -50,6 +50,9 @@ pub fn is_trusted(_: &std::fs::Metadata) -> bool {
 /// The variable that says where the user's own files are.
 pub const HOME: &str = if cfg!(windows) { "USERPROFILE" } else { "HOME" };
 
+/// What runs a line as people type it, and the word before the line.
+pub const SHELL: (&str, &str) = if cfg!(windows) { ("cmd", "/C") } else { ("sh", "-c") };
+
 /// Where a path leads, with nothing in it that could lead elsewhere later.
 pub fn real_path(path: &Path) -> io::Result<PathBuf> {
     let real = fs::canonicalize(path)?;

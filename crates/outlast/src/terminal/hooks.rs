@@ -63,9 +63,10 @@ impl Hooks {
         let key = self.next;
         self.next += 1;
         let name = event["event"].as_str().unwrap_or_default();
+        let (program, flag) = os::SHELL;
         let order = Order {
-            program: "sh".into(),
-            args: vec!["-c".into(), command.into()],
+            program: program.into(),
+            args: vec![flag.into(), command.into()],
             cwd: place.cwd.path.clone(),
             env: vec![
                 ("OUTLAST_SESSION".into(), plan.id.clone().into()),

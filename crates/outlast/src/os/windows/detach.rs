@@ -19,7 +19,7 @@ use windows_sys::Win32::{
     },
 };
 
-use super::{outer::forget_streams, stand_in::inherit};
+use super::{outer::forget_streams, stand_in::inherit, stream::keep_own_streams};
 use crate::os::Detached;
 
 /// Tells the new process that it is the one in the background.
@@ -49,6 +49,7 @@ pub fn detach() -> io::Result<Detached> {
         inherit(&announce, false)?;
         return Ok(Detached::Child(Announce(announce)));
     }
+    keep_own_streams();
     let begin = |flags: u32| {
         Command::new(env::current_exe()?)
             .args(env::args_os().skip(1))

@@ -27,7 +27,7 @@ use windows_sys::Win32::System::{
 use super::{
     job::{Job, resume, wait_for},
     pty::{self, Window},
-    stream::{From, Sink, Source, To, pipe},
+    stream::{From, Sink, Source, To, keep_own_streams, pipe},
 };
 use crate::os::{CHILD_TAG, Exit, News, Order, Pipes, Signal, Size, Stdio, threaded::Reader};
 
@@ -40,6 +40,7 @@ pub struct Keeper(());
 
 impl Keeper {
     pub fn begin() -> io::Result<Keeper> {
+        keep_own_streams();
         Ok(Keeper(()))
     }
 
@@ -373,10 +374,13 @@ mod tests {
     #[test]
     fn what_is_typed_arrives_and_a_resize_is_taken() {
         with_household(async |household| {
-            let mut pipes = start(household, &order("cmd", &["/k", "echo ready"])).await;
-            shown(pipes.stdout.as_mut().unwrap(), Some("ready")).await;
+            let mut pipes = start(household, &order("cmd", &["/k", "prompt $g"])).await;
+            // At its prompt.
+            shown(pipes.stdout.as_mut().unwrap(), Some(">")).await;
             pipes.window.as_ref().unwrap().resize(Size { columns: 100, rows: 40, width: 0, height: 0 }).unwrap();
             press(pipes.stdin.as_mut().unwrap(), b"exit 5\r").await;
+            // Wine keeps a console for as long as it can be typed to.
+            pipes.stdin = None;
             shown(pipes.stdout.as_mut().unwrap(), None).await;
             assert_eq!(exit(household).await, Exit::Code(5));
         });

@@ -24,7 +24,6 @@ use windows_sys::Win32::{
         GetConsoleMode, GetConsoleOutputCP, GetConsoleScreenBufferInfo, GetStdHandle, INPUT_RECORD, KEY_EVENT,
         KEY_EVENT_RECORD, LEFT_CTRL_PRESSED, RIGHT_CTRL_PRESSED, ReadConsoleInputW, STD_ERROR_HANDLE, STD_HANDLE,
         STD_INPUT_HANDLE, STD_OUTPUT_HANDLE, SetConsoleMode, SetConsoleOutputCP, SetStdHandle,
-        WINDOW_BUFFER_SIZE_EVENT,
     },
 };
 
@@ -77,7 +76,7 @@ impl Outer {
         });
         // One is enough to say that it is not what it was.
         let (tell, resized) = mpsc::channel(1);
-        let keys = Keys { from: own(STD_INPUT_HANDLE)?, typist: Typist::default(), resized: tell };
+        let keys = Keys { from: own(STD_INPUT_HANDLE)?, typist: Typist::default(), size: outer_size(), resized: tell };
         let outer = Outer {
             source: Source(From::Thread(Reader::begin("outlast-console-keys", keys)?)),
             sink: Sink(To::Thread(Writer::begin("outlast-console", own(STD_OUTPUT_HANDLE)?)?)),
@@ -274,6 +273,8 @@ fn own(stream: STD_HANDLE) -> io::Result<File> {
 struct Keys {
     from: File,
     typist: Typist,
+    /// As it was last seen.
+    size: Size,
     resized: mpsc::Sender<()>,
 }
 
@@ -287,13 +288,16 @@ impl Read for Keys {
                 ReadConsoleInputW(self.from.as_raw_handle(), records.as_mut_ptr(), RECORDS_MAX as u32, &raw mut count)
             })?;
             for record in &records[..count as usize] {
-                match u32::from(record.EventType) {
+                if u32::from(record.EventType) == KEY_EVENT {
                     // SAFETY: the type says which of its parts the record is.
-                    KEY_EVENT => self.typist.press(unsafe { &record.Event.KeyEvent }),
-                    // One that is not heard yet says as much.
-                    WINDOW_BUFFER_SIZE_EVENT => _ = self.resized.try_send(()),
-                    _ => {}
+                    self.typist.press(unsafe { &record.Event.KeyEvent });
                 }
+            }
+            // There is a record of this too, which wakes us; but not of every window that became larger or smaller.
+            let size = outer_size();
+            if std::mem::replace(&mut self.size, size) != size {
+                // One that is not heard yet says as much.
+                let _ = self.resized.try_send(());
             }
         }
         let count = self.typist.bytes.len().min(space.len());

@@ -1,5 +1,5 @@
 //! Bytes in and out: a child's pipes in the reactor, anything else on a thread.
-#![expect(unsafe_code, reason = "makes a pipe")]
+#![expect(unsafe_code, reason = "makes a pipe, and says who inherits what")]
 
 use std::{
     fs::File,
@@ -16,7 +16,13 @@ use tokio::{
     io::{AsyncReadExt, AsyncWrite},
     process::{ChildStderr, ChildStdin, ChildStdout},
 };
-use windows_sys::Win32::System::Pipes::CreatePipe;
+use windows_sys::Win32::{
+    Foundation::{HANDLE_FLAG_INHERIT, SetHandleInformation},
+    System::{
+        Console::{GetStdHandle, STD_ERROR_HANDLE, STD_INPUT_HANDLE, STD_OUTPUT_HANDLE},
+        Pipes::CreatePipe,
+    },
+};
 
 use super::job::check;
 use crate::os::threaded::{Reader, Writer};
@@ -116,5 +122,14 @@ pub(super) fn pipe() -> io::Result<(File, File)> {
     unsafe {
         check(CreatePipe(&raw mut read, &raw mut write, ptr::null(), 0))?;
         Ok((File::from_raw_handle(read), File::from_raw_handle(write)))
+    }
+}
+
+/// Nobody whom we start has our own streams besides those it is meant to have: whoever reads our stdout to its end would
+/// wait for them too.
+pub(super) fn keep_own_streams() {
+    for stream in [STD_INPUT_HANDLE, STD_OUTPUT_HANDLE, STD_ERROR_HANDLE] {
+        // SAFETY: the handle is the process's own; one that is none is an error, and then there is nothing to keep.
+        unsafe { SetHandleInformation(GetStdHandle(stream), HANDLE_FLAG_INHERIT, 0) };
     }
 }
