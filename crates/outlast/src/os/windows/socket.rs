@@ -345,6 +345,11 @@ fn milliseconds(patience: Duration) -> u32 {
 mod tests {
     use std::{future::poll_fn, thread};
 
+    use windows_sys::Win32::Security::{
+        Authorization::ConvertSecurityDescriptorToStringSecurityDescriptorW, DACL_SECURITY_INFORMATION,
+        GetKernelObjectSecurity,
+    };
+
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(20);
@@ -459,9 +464,41 @@ mod tests {
     }
 
     #[test]
-    fn our_user_is_told_by_number() {
+    fn nobody_but_our_user_is_let_in() {
         let user = String::from_utf16(&our_user().unwrap()).unwrap();
         assert!(user.starts_with("S-1-"), "{user}");
-        Descriptor::of_our_user().unwrap();
+        let path = name();
+        block_on(async {
+            let _listener = Listener::bind(&path).unwrap();
+            let line = Line::connect(&path, PATIENCE).unwrap();
+            let mut room = [0usize; 64];
+            let (mut size, mut words, mut length) = (0, ptr::null_mut(), 0);
+            // SAFETY: the handle is open; at most as much is written as there is room for; the words are as long as
+            // is said, and are never freed.
+            let who = unsafe {
+                let about = room.as_mut_ptr().cast();
+                let handle = line.pipe.as_raw_handle();
+                check(GetKernelObjectSecurity(
+                    handle,
+                    DACL_SECURITY_INFORMATION,
+                    about,
+                    size_of_val(&room) as u32,
+                    &raw mut size,
+                ))
+                .unwrap();
+                check(ConvertSecurityDescriptorToStringSecurityDescriptorW(
+                    about,
+                    SDDL_REVISION_1,
+                    DACL_SECURITY_INFORMATION,
+                    &raw mut words,
+                    &raw mut length,
+                ))
+                .unwrap();
+                String::from_utf16_lossy(std::slice::from_raw_parts(words, length as usize))
+            };
+            assert_eq!(who.matches("(A;").count(), 1, "{who}");
+            assert_eq!(who.matches('(').count(), 1, "{who}");
+            assert!(who.contains(&user), "{who}");
+        });
     }
 }

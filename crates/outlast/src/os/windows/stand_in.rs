@@ -93,8 +93,10 @@ pub fn stand_in(name: &'static str) -> io::Result<Option<Standing>> {
             Err(_) => break,
         }
     }
-    let code = worker.wait()?.code().unwrap_or(1);
+    let mut code = worker.wait()?.code().unwrap_or(1);
     if before.give_back_after(is_alternate) {
+        // Whoever ends a process chooses its exit code, too.
+        code = if code == 0 { 1 } else { code };
         say(&format!("[outlast] {name} was ended (exit code {code})"));
     }
     Ok(Some(Standing::Over(u8::try_from(code).unwrap_or(1))))
