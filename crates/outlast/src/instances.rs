@@ -17,7 +17,6 @@ use crate::{
         registry::{Entry, Registry},
         wire::Refusal,
     },
-    os,
     paint::Paint,
     report::{self, Report, one_of, slips},
     table::{self, Column, Yield},
@@ -177,7 +176,6 @@ fn stop_backend(target: &Target, in_json: bool) -> Result<ExitCode, Report> {
 // ---- finding one ---------------------------------------------------------------------------------------------
 
 pub fn registry() -> Result<Registry, Report> {
-    os::SOCKETS.map_err(|why| Report::new(report::FAILURE, why))?;
     match env::home_dir().filter(|home| home.is_absolute()) {
         Some(home) => Ok(Registry::of(&home)),
         None => Err(Report::new(report::FAILURE, "there is no home directory, so nothing is known of what runs")

@@ -43,6 +43,8 @@ mod support;
 mod top;
 #[cfg(target_os = "linux")]
 mod waiting;
+#[cfg(windows)]
+mod windows;
 #[cfg(unix)]
 mod words;
 #[cfg(unix)]

@@ -221,7 +221,7 @@ impl Terminal {
     fn agents_home(&self, variable: &str, by_default: &str) -> Option<PathBuf> {
         let value =
             |name: &str| self.place.env.iter().find(|(known, _)| known == name).map(|(_, value)| PathBuf::from(value));
-        value(variable).or_else(|| value("HOME").map(|home| home.join(by_default)))
+        value(variable).or_else(|| value(os::HOME).map(|home| home.join(by_default)))
     }
 
     pub(super) fn note(&mut self, note: Note) {

@@ -49,7 +49,7 @@ impl Terminal {
     pub(super) fn poll_stops(&mut self, cx: &mut Context<'_>) -> bool {
         let Poll::Ready(stop) = self.stops.poll_next(cx) else { return false };
         self.journal.event("user_action", &[("action", &"signal"), ("signal", &stop.name)]);
-        if stop.name == "SIGHUP" && self.plan.outlives_terminal {
+        if stop.is_hangup() && self.plan.outlives_terminal {
             self.lose_owner();
         } else {
             self.stop_heard(false);

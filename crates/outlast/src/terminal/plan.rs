@@ -6,7 +6,7 @@ use outlast_core::{keys::DetachKey, life::Grace};
 
 use crate::{
     cwd::{self, Cwd},
-    environment, frontmatter,
+    environment, frontmatter, os,
     report::{self, Report},
 };
 
@@ -52,7 +52,7 @@ impl Plan {
             here: &self.here,
         };
         let cwd = cwd::resolve(wish).map_err(|error| wrong(&error, error.hint()))?;
-        let document = self.document.as_deref().and_then(|document| self.here.join(document).canonicalize().ok());
+        let document = self.document.as_deref().and_then(|document| os::real_path(&self.here.join(document)).ok());
         let about = environment::About { session: &self.id, document: document.as_deref(), cwd: &cwd.path };
         let env = environment::build(environment::ours(), &self.env_pass, &said.env, about).map_err(|error| {
             wrong(&error, Some("set it before, or say what to take instead: `${NAME:-value}`".into()))
