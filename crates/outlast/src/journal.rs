@@ -104,9 +104,15 @@ impl Journal {
         record.to_line(&now(), logger)
     }
 
-    /// Finished lines of the audit log.
-    pub fn write(&mut self, lines: &str) {
-        if let Some(complaint) = self.audit.write(lines) {
+    fn write(&mut self, line: &str) {
+        if let Some(complaint) = self.audit.write(line) {
+            self.note(&complaint.to_string());
+        }
+    }
+
+    /// Finished lines of the audit log that announce nothing.
+    pub fn write_many(&mut self, lines: &str) {
+        if let Some(complaint) = self.audit.write_many(lines) {
             self.note(&complaint.to_string());
         }
     }

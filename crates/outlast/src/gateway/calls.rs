@@ -57,7 +57,7 @@ impl Calls {
     pub fn write(&mut self, journal: &mut Journal) {
         self.due = None;
         if !self.lines.is_empty() {
-            journal.write(&self.lines);
+            journal.write_many(&self.lines);
             self.lines.clear();
         }
     }
