@@ -32,6 +32,7 @@ pub mod guard;
 mod guests;
 mod links;
 mod lists;
+mod loans;
 mod opening;
 mod places;
 mod search;
@@ -127,6 +128,8 @@ pub enum Event {
         link: Link,
         how: How,
         stderr_tail: String,
+        /// Lines that it was told and cannot have read, in order.
+        unsent: Vec<Bytes>,
     },
     /// What a child holds in memory, itself and all below it, for backends with a limit.
     Measured {
@@ -300,7 +303,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(60);
 const STOP_MAX: Duration = Duration::from_secs(1);
 /// How long a backend has for any word at all after a call was late; then it is taken for hung and replaced.
 const HANG_MAX: Duration = Duration::from_secs(5);
-/// How long after a child was found too large it is looked at again.
+/// How long after a child was found too large, or to answer nothing, it is looked at again.
 const REPLACE_GAP: Duration = Duration::from_secs(60);
 /// How many pages of a backend's list are fetched; what comes after is left out, and that is noted.
 const LIST_PAGES_MAX: usize = 100;
@@ -366,6 +369,8 @@ pub struct Gateway {
     /// Every name that ever had a number.
     numbers: BTreeMap<String, u32>,
     places: BTreeMap<PlaceKey, Place>,
+    /// How many links there were at places that are no more and may be again.
+    generations: BTreeMap<PlaceKey, u64>,
     links: FxHashMap<u64, Connection>,
     guests: FxHashMap<Client, Guest>,
     /// Requests under way, ours and the clients', by the id that a backend knows them by.
@@ -375,6 +380,8 @@ pub struct Gateway {
     batches: FxHashMap<u64, calls::Batch>,
     gathering: Vec<Gathering>,
     tasks: tasks::Tasks,
+    /// Lists of tasks that are being put together, by a number of their own.
+    task_lists: FxHashMap<u64, tasks::Listing>,
     /// What operators asked for and wait to hear the end of.
     errands: FxHashMap<Ticket, change::Errand>,
     catalogue: Catalogue,
@@ -416,6 +423,7 @@ impl Gateway {
             order: Vec::new(),
             numbers: BTreeMap::new(),
             places: BTreeMap::new(),
+            generations: BTreeMap::new(),
             links: FxHashMap::default(),
             guests: FxHashMap::default(),
             calls: FxHashMap::default(),
@@ -423,6 +431,7 @@ impl Gateway {
             batches: FxHashMap::default(),
             gathering: Vec::new(),
             tasks: tasks::Tasks::default(),
+            task_lists: FxHashMap::default(),
             errands: FxHashMap::default(),
             catalogue: Catalogue::default(),
             views: Vec::new(),
@@ -454,7 +463,7 @@ impl Gateway {
             Event::LinkUp { link, pid } => self.link_up(link, pid, now),
             Event::LinkSaid { link, message } => self.link_said(link, &message, now),
             Event::RequestLost { link, id, was_sent, why } => self.request_lost(link, &id, was_sent, &why, now),
-            Event::LinkDown { link, how, stderr_tail } => self.link_down(link, how, stderr_tail, now),
+            Event::LinkDown { link, how, stderr_tail, unsent } => self.link_down(link, how, stderr_tail, unsent, now),
             Event::Measured { link, rss } => self.measured(link, rss, now),
             Event::RestartAsked { ticket, backend, reason } => self.restart_asked(ticket, backend, &reason, now),
             Event::ResumeAsked { ticket, backend } => self.resume_asked(ticket, backend, now),
@@ -499,7 +508,8 @@ impl Gateway {
     pub fn in_flight(&self, client: Client) -> usize {
         let calls = self.calls.values().filter_map(|call| call.whom.as_ref());
         let gathering = self.gathering.iter().map(|waiting| &waiting.whom);
-        calls.chain(gathering).filter(|whom| whom.client == client).count()
+        let lists = self.task_lists.values().map(|list| &list.whom);
+        calls.chain(gathering).chain(lists).filter(|whom| whom.client == client).count()
     }
 
     fn number(&mut self) -> u64 {

@@ -35,13 +35,12 @@ pub enum Event {
     CallEnded,
     /// A tool or a backend was turned off by hand, or on again.
     Switched,
-    /// Another configuration is in force, or one that was refused is not.
+    /// Another configuration is in force. One that was refused is a reload that failed.
     Configured,
-    ConfigRefused,
 }
 
 impl Event {
-    pub const ALL: [Event; 18] = [
+    pub const ALL: [Event; 17] = [
         Event::InstanceStarted,
         Event::InstanceEnded,
         Event::ServerRestartRequested,
@@ -59,7 +58,6 @@ impl Event {
         Event::CallEnded,
         Event::Switched,
         Event::Configured,
-        Event::ConfigRefused,
     ];
 
     /// The `event_type` that queries look for.
@@ -95,7 +93,6 @@ impl Event {
             Event::CallEnded              => ("call_ended",               "INFO",    "Call ended"),
             Event::Switched               => ("switched",                 "WARNING", "Switched off or on"),
             Event::Configured             => ("configured",               "INFO",    "Configuration in force"),
-            Event::ConfigRefused          => ("config_refused",           "ERROR",   "Configuration refused"),
         }
     }
 }

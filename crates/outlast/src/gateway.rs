@@ -426,7 +426,7 @@ impl Driver {
             }
             Err(error) => {
                 let how = How::CouldNotStart(report::plain(&error.to_string()));
-                self.tell(Event::LinkDown { link, how, stderr_tail: String::new() });
+                self.tell(Event::LinkDown { link, how, stderr_tail: String::new(), unsent: Vec::new() });
             }
         }
     }
@@ -540,9 +540,9 @@ impl Driver {
         self.heard = heard;
         let Some(link) = self.links.get(&serial).map(|wire| wire.link) else { return };
         let Some(child) = self.child(serial) else { return };
-        child.close();
+        let unsent = child.close();
         let stderr_tail = child.tail.text();
-        self.tell(Event::LinkDown { link, how: gone.how, stderr_tail });
+        self.tell(Event::LinkDown { link, how: gone.how, stderr_tail, unsent });
     }
 
     /// Those that have something to say.
@@ -603,7 +603,7 @@ impl Driver {
                 http::Heard::Down { why, is_forgotten } => {
                     self.links.remove(&serial);
                     let how = if is_forgotten { How::Forgot(why) } else { How::Lost(why) };
-                    return self.tell(Event::LinkDown { link, how, stderr_tail: String::new() });
+                    return self.tell(Event::LinkDown { link, how, stderr_tail: String::new(), unsent: Vec::new() });
                 }
             }
         }
@@ -836,6 +836,8 @@ impl Driver {
     }
 
     fn refuse_config(&mut self, why: &str) {
-        self.record(Record { detail: Some(why.to_owned()), ..Record::new(record::Event::ConfigRefused) });
+        let reason = "the configuration was refused, and the one before stays".to_owned();
+        let record = Record::new(record::Event::ReloadFailed);
+        self.record(Record { reason: Some(reason), detail: Some(why.to_owned()), ..record });
     }
 }

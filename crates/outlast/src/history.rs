@@ -591,7 +591,7 @@ mod tests {
         error: there is no event `marker`
           hint: did you mean `restart_marker_written`?
         error: there is no event `nonsense`
-          hint: there are instance_started, instance_ended, server_restart_requested, restart_marker_written, server_exiting, server_started, server_stopped, server_crashed, restart_throttled, reload_failed, gave_up, server_restart_verified, audit_degraded, protocol_noted, call_ended, switched, configured, config_refused
+          hint: there are instance_started, instance_ended, server_restart_requested, restart_marker_written, server_exiting, server_started, server_stopped, server_crashed, restart_throttled, reload_failed, gave_up, server_restart_verified, audit_degraded, protocol_noted, call_ended, switched, configured
         ");
     }
 }

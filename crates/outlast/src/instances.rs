@@ -355,7 +355,11 @@ fn target_failed(target: &Target, method: &str, error: &AskError) -> Report {
             .hint(format!("outlast itself hangs; its process is {}, and ending that ends its server too", entry.pid)),
         AskError::Refused(refusal @ Refusal { message, data, .. }) => {
             let report = report.because(with_stderr(message, data));
-            if is_halted(refusal) { report.hint(resume_hint(&id)) } else { report }
+            match data["hint"].as_str() {
+                Some(hint) => report.hint(hint),
+                None if is_halted(refusal) => report.hint(resume_hint(&id)),
+                None => report,
+            }
         }
         error => report.because(error),
     }

@@ -290,6 +290,5 @@ fn sentence(record: &Record) -> String {
         }
         Event::Switched => format!("{detail}{reason}"),
         Event::Configured => format!("Configuration in force: {detail}"),
-        Event::ConfigRefused => format!("ERROR: the configuration was refused, and the one before stays: {detail}"),
     }
 }

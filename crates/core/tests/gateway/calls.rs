@@ -103,7 +103,7 @@ fn progress_does_not_keep_a_call_for_ever() {
 }
 
 #[test]
-fn a_child_that_says_nothing_after_a_late_call_is_replaced_and_one_that_answers_a_ping_is_not() {
+fn a_child_that_says_nothing_after_a_late_call_is_killed_and_one_that_answers_a_ping_is_not() {
     for is_alive in [true, false] {
         let mut story = Story::simple(&[("a", maker(&["slow"]))]);
         let link = story.link("a");

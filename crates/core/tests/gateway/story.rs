@@ -341,7 +341,10 @@ impl Story {
 
     pub fn ask_stateless(&mut self, client: u64, id: Value, method: &str, mut params: Value) -> &mut Story {
         params["_meta"]["io.modelcontextprotocol/protocolVersion"] = json!("2026-07-28");
-        params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = json!({"elicitation": {}, "sampling": {}});
+        let capabilities = &mut params["_meta"]["io.modelcontextprotocol/clientCapabilities"];
+        if capabilities.is_null() {
+            *capabilities = json!({"elicitation": {}, "sampling": {}});
+        }
         self.ask(client, id, method, params)
     }
 
@@ -424,7 +427,19 @@ impl Story {
 
     pub fn dies(&mut self, link: Link) -> &mut Story {
         self.up.remove(&link.serial);
-        self.event(Event::LinkDown { link, how: How::Exited(Exit::Signal(9)), stderr_tail: "boom\n".into() })
+        self.event(Event::LinkDown {
+            link,
+            how: How::Exited(Exit::Signal(9)),
+            stderr_tail: "boom\n".into(),
+            unsent: vec![],
+        })
+    }
+
+    /// It dies, and these lines were still on their way to it.
+    pub fn dies_without(&mut self, link: Link, unsent: Vec<Bytes>) -> &mut Story {
+        self.up.remove(&link.serial);
+        let how = How::Exited(Exit::Signal(9));
+        self.event(Event::LinkDown { link, how, stderr_tail: String::new(), unsent })
     }
 
     pub fn status(&self, backend: &str) -> Value {
