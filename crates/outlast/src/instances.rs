@@ -96,7 +96,8 @@ pub fn switch(arguments: &cli::Switch) -> Result<ExitCode, Report> {
     };
     let answer = target.ask("switch", json!({"name": name, "off": off}), Some(ANSWER_MAX))?;
     if arguments.json {
-        return print(&format!("{}\n", pretty(&answer)));
+        let done = json!({"id": target.id(), "name": name, "off": off, "changed": answer["changed"]});
+        return print(&format!("{}\n", pretty(&done)));
     }
     print(&format!("Turned {} {name} of {}\n", if off { "off" } else { "on" }, target.id()))
 }
@@ -158,20 +159,26 @@ pub fn stop(arguments: &cli::Stop) -> Result<ExitCode, Report> {
         client.wait_for_end(None)
     });
     stopped.map_err(|error| target_failed(&target, "stop", &error))?;
-    let took_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
     if arguments.which.json {
-        return print(&format!("{}\n", json!({"id": entry.id, "stopped": true, "took_ms": took_ms})));
+        return print_stopped(&entry.id, since);
     }
-    print(&format!("Stopped {} (pid {}) in {took_ms} ms\n", entry.id, entry.pid))
+    print(&format!("Stopped {} (pid {}) in {} ms\n", entry.id, entry.pid, since.elapsed().as_millis()))
+}
+
+/// For programs.
+fn print_stopped(id: &str, since: Instant) -> Result<ExitCode, Report> {
+    let took_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+    print(&format!("{}\n", json!({"id": id, "stopped": true, "took_ms": took_ms})))
 }
 
 /// The gateway stays, and so does what it knows of the backend.
 fn stop_backend(target: &Target, in_json: bool) -> Result<ExitCode, Report> {
-    let answer = target.ask("stop", json!({}), Some(ANSWER_MAX))?;
-    if in_json {
-        return print(&format!("{}\n", pretty(&answer)));
-    }
+    let since = Instant::now();
+    target.ask("stop", json!({}), Some(ANSWER_MAX))?;
     let id = target.id();
+    if in_json {
+        return print_stopped(&id, since);
+    }
     print(&format!("Stopped {id}; `outlast resume {id}` starts it again\n"))
 }
 
