@@ -222,7 +222,7 @@ fn what_a_backend_may_read_otherwise_does_not_reach_it() {
 #[test]
 fn only_what_is_there_or_may_be_is_switched() {
     let mut story = Story::simple(&[("a", maker(&["x"])), ("b", Maker { mute: true, ..maker(&["y"]) })]);
-    let mut turn = |story: &mut Story, what: Switch, off: bool| {
+    let turn = |story: &mut Story, what: Switch, off: bool| {
         story.event(Event::SwitchAsked { ticket: 1, what, off });
         story.answers.pop().expect("an answer").1
     };
