@@ -9,8 +9,8 @@
 //!     mcpmon/  rivals/  rivals-py/    rivals, for the benchmarks alone
 //! ```
 //!
-//! Each part is made under another name and moved into place when it works, so a part that is there is whole. A
-//! moved virtual environment is called through its `bin/python`: the scripts beside it still name the old place.
+//! Each part is made under another name and moved into place when it works, so a part that is there is whole. The scripts
+//! of a virtual environment name the place they were made in, and are told of the move.
 
 use crate::report::Failure;
 use crate::root;
@@ -93,13 +93,19 @@ fn prepare(folder: &Path, pins: &str, parts: &[Part]) -> Result<(), Failure> {
         Err(_) => fs::write(&stamp, pins).map_err(cannot_write)?,
     }
 
-    for part in parts.iter().filter(|part| part.check(&folder.join(part.name())).is_err()) {
+    for part in parts {
         let place = folder.join(part.name());
+        if part.check(&place).is_ok() {
+            // One that was moved before scripts were told of it.
+            part.settle(&place).map_err(cannot_write)?;
+            continue;
+        }
         let unfinished = folder.join(format!("{UNFINISHED}{}", part.name()));
         eprintln!("peers: fetching {} into {}", part.name(), folder.display());
         remove(&unfinished).and_then(|()| fs::create_dir(&unfinished)).map_err(cannot_write)?;
         part.make(&unfinished)?;
         remove(&place).and_then(|()| fs::rename(&unfinished, &place)).map_err(cannot_write)?;
+        part.settle(&place).map_err(cannot_write)?;
         part.check(&place)
             .map_err(|cause| Failure::new(format!("the peers in {} do not work", place.display())).because(cause))?;
     }
@@ -145,6 +151,14 @@ impl Part {
         }
     }
 
+    /// It was moved: what names the place it was made in names this one now.
+    fn settle(self, place: &Path) -> io::Result<()> {
+        match self {
+            Part::Python(name) => rename_in_scripts(&place.join("bin"), &format!("{UNFINISHED}{name}"), name),
+            _ => Ok(()),
+        }
+    }
+
     fn make(self, place: &Path) -> Result<(), Failure> {
         let failed = || Failure::new(format!("cannot fetch {}", self.name()));
         match self {
@@ -176,6 +190,27 @@ impl Part {
             }
         }
     }
+}
+
+/// Puts one name for another where it is a folder in a path, in every text of a folder. Whoever runs one of them meanwhile
+/// has the old one or the new one, whole.
+fn rename_in_scripts(folder: &Path, old: &str, new: &str) -> io::Result<()> {
+    let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
+    for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file())) {
+        let Ok(text) = fs::read_to_string(entry.path()) else { continue };
+        let mut moved = text.clone();
+        for end in ['/', '"', '\''] {
+            moved = moved.replace(&format!("/{old}{end}"), &format!("/{new}{end}"));
+        }
+        if moved == text {
+            continue;
+        }
+        let whole = folder.join(format!(".{}.new", entry.file_name().display()));
+        fs::write(&whole, moved)?;
+        fs::set_permissions(&whole, entry.metadata()?.permissions())?;
+        fs::rename(whole, entry.path())?;
+    }
+    Ok(())
 }
 
 /// What a lock file lists, into a folder.
@@ -367,6 +402,25 @@ fn fnv1a(bytes: &[u8]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn scripts_are_told_of_the_move_and_stay_programs() {
+        let folder = env::temp_dir().join(format!("outlast-xtask-scripts-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let script = folder.join("mcp-server");
+        fs::write(&script, "#!/a/unfinished-python-2/bin/python3\nprint('unfinished-python-2')\n").unwrap();
+        fs::write(folder.join("activate"), "VIRTUAL_ENV=\"/a/unfinished-python-2\"\n").unwrap();
+        fs::write(folder.join("blob"), b"\xff/unfinished-python-2/").unwrap();
+        let before = fs::metadata(&script).unwrap().permissions();
+        rename_in_scripts(&folder, "unfinished-python-2", "python-2").unwrap();
+        let read = |name: &str| fs::read(folder.join(name)).unwrap();
+        assert_eq!(read("mcp-server"), b"#!/a/python-2/bin/python3\nprint('unfinished-python-2')\n");
+        assert_eq!(read("activate"), b"VIRTUAL_ENV=\"/a/python-2\"\n");
+        assert_eq!(read("blob"), b"\xff/unfinished-python-2/");
+        assert_eq!(fs::metadata(&script).unwrap().permissions(), before);
+        assert_eq!(fs::read_dir(&folder).unwrap().count(), 3, "nothing else is left");
+        fs::remove_dir_all(folder).unwrap();
+    }
 
     #[test]
     fn the_hash_is_fnv_1a() {

@@ -5,6 +5,7 @@
 //! and names are swapped on the way in and restored on the way out, types included.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet, VecDeque},
     mem,
     rc::Rc,
@@ -32,6 +33,7 @@ pub mod guard;
 mod guests;
 mod links;
 mod lists;
+mod loans;
 mod opening;
 mod places;
 mod search;
@@ -127,6 +129,8 @@ pub enum Event {
         link: Link,
         how: How,
         stderr_tail: String,
+        /// Lines that it was told and cannot have read, in order.
+        unsent: Vec<Bytes>,
     },
     /// What a child holds in memory, itself and all below it, for backends with a limit.
     Measured {
@@ -191,6 +195,11 @@ pub enum Action {
         at_once: bool,
     },
     Record(Record),
+    /// What a link said is no JSON: it is for people.
+    Divert {
+        link: Link,
+        message: Bytes,
+    },
     /// For the log and for people.
     Note(String),
     /// One call left the house, one way or another.
@@ -208,16 +217,15 @@ pub enum Action {
     Over,
 }
 
-/// For audit and metrics. Arguments are not in it.
+/// For audit and metrics. Arguments are not in it. There is one for each call, so nothing in it is copied for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Called {
     pub client: Client,
-    pub who: String,
-    pub role: Option<String>,
-    pub method: String,
+    pub who: Rc<Who>,
+    pub method: Cow<'static, str>,
     /// As the client sees it.
-    pub tool: Option<String>,
-    pub backend: Option<String>,
+    pub tool: Option<Rc<str>>,
+    pub backend: Option<Rc<str>>,
     pub outcome: Outcome,
     pub took: Duration,
 }
@@ -300,7 +308,7 @@ const DRAIN_MAX: Duration = Duration::from_secs(60);
 const STOP_MAX: Duration = Duration::from_secs(1);
 /// How long a backend has for any word at all after a call was late; then it is taken for hung and replaced.
 const HANG_MAX: Duration = Duration::from_secs(5);
-/// How long after a child was found too large it is looked at again.
+/// How long after a child was found too large, or to answer nothing, it is looked at again.
 const REPLACE_GAP: Duration = Duration::from_secs(60);
 /// How many pages of a backend's list are fetched; what comes after is left out, and that is noted.
 const LIST_PAGES_MAX: usize = 100;
@@ -321,6 +329,8 @@ const STDERR_BYTES_MAX: usize = 64 << 10;
 #[derive(Debug)]
 struct Owner {
     settings: Backend,
+    /// That of the settings, for what is told of every call.
+    name: Rc<str>,
     offer: Offer,
     standing: Standing,
     breaker: Breaker,
@@ -366,6 +376,8 @@ pub struct Gateway {
     /// Every name that ever had a number.
     numbers: BTreeMap<String, u32>,
     places: BTreeMap<PlaceKey, Place>,
+    /// How many links there were at places that are no more and may be again.
+    generations: BTreeMap<PlaceKey, u64>,
     links: FxHashMap<u64, Connection>,
     guests: FxHashMap<Client, Guest>,
     /// Requests under way, ours and the clients', by the id that a backend knows them by.
@@ -375,6 +387,8 @@ pub struct Gateway {
     batches: FxHashMap<u64, calls::Batch>,
     gathering: Vec<Gathering>,
     tasks: tasks::Tasks,
+    /// Lists of tasks that are being put together, by a number of their own.
+    task_lists: FxHashMap<u64, tasks::Listing>,
     /// What operators asked for and wait to hear the end of.
     errands: FxHashMap<Ticket, change::Errand>,
     catalogue: Catalogue,
@@ -416,6 +430,7 @@ impl Gateway {
             order: Vec::new(),
             numbers: BTreeMap::new(),
             places: BTreeMap::new(),
+            generations: BTreeMap::new(),
             links: FxHashMap::default(),
             guests: FxHashMap::default(),
             calls: FxHashMap::default(),
@@ -423,6 +438,7 @@ impl Gateway {
             batches: FxHashMap::default(),
             gathering: Vec::new(),
             tasks: tasks::Tasks::default(),
+            task_lists: FxHashMap::default(),
             errands: FxHashMap::default(),
             catalogue: Catalogue::default(),
             views: Vec::new(),
@@ -444,6 +460,14 @@ impl Gateway {
     }
 
     pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.handle_into(event, now, &mut actions);
+        actions
+    }
+
+    /// The same into a list that can be used again: there are two events for each call.
+    pub fn handle_into(&mut self, event: Event, now: Instant, actions: &mut Vec<Action>) {
+        mem::swap(&mut self.out, actions);
         if !mem::replace(&mut self.begun, true) {
             self.place_all(now);
         }
@@ -452,9 +476,13 @@ impl Gateway {
             Event::ClientSaid { client, message } => self.client_said(client, &message, now),
             Event::ClientLeft { client } => self.client_left(client, now),
             Event::LinkUp { link, pid } => self.link_up(link, pid, now),
-            Event::LinkSaid { link, message } => self.link_said(link, &message, now),
+            Event::LinkSaid { link, message } => {
+                if !self.link_said(link, &message, now) {
+                    self.out.push(Action::Divert { link, message });
+                }
+            }
             Event::RequestLost { link, id, was_sent, why } => self.request_lost(link, &id, was_sent, &why, now),
-            Event::LinkDown { link, how, stderr_tail } => self.link_down(link, how, stderr_tail, now),
+            Event::LinkDown { link, how, stderr_tail, unsent } => self.link_down(link, how, stderr_tail, unsent, now),
             Event::Measured { link, rss } => self.measured(link, rss, now),
             Event::RestartAsked { ticket, backend, reason } => self.restart_asked(ticket, backend, &reason, now),
             Event::ResumeAsked { ticket, backend } => self.resume_asked(ticket, backend, now),
@@ -467,7 +495,7 @@ impl Gateway {
         if mem::take(&mut self.starts_due) {
             self.start_what_waits(now);
         }
-        mem::take(&mut self.out)
+        mem::swap(&mut self.out, actions);
     }
 
     /// When it wants to hear that time passed, at the latest. It may turn out that nothing was due.
@@ -499,7 +527,8 @@ impl Gateway {
     pub fn in_flight(&self, client: Client) -> usize {
         let calls = self.calls.values().filter_map(|call| call.whom.as_ref());
         let gathering = self.gathering.iter().map(|waiting| &waiting.whom);
-        calls.chain(gathering).filter(|whom| whom.client == client).count()
+        let lists = self.task_lists.values().map(|list| &list.whom);
+        calls.chain(gathering).chain(lists).filter(|whom| whom.client == client).count()
     }
 
     fn number(&mut self) -> u64 {

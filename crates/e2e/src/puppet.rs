@@ -72,6 +72,7 @@ const TOOLS: &[(&str, &str)] = &[
     ("ask", "{method, params, wait = true}: asks the client; the whole response as text"),
     ("grandchild", "{setsid, ignore_term, hold_stdout}: starts one that sleeps; its process id"),
     ("hang", "{answer = false}: stops reading"),
+    ("deaf", "answers no call from here on, and everything else"),
     ("close_stdout", "closes stdout, without an answer, and goes on"),
     ("received", "all lines received since the start, as a JSON array of strings"),
     ("state", "phase, log level, subscribed resources and open listens, as JSON"),
@@ -289,6 +290,8 @@ struct Puppet {
     subscribed: BTreeSet<String>,
     /// Open `subscriptions/listen` requests, each with the filter that was granted.
     listens: BTreeMap<String, Value>,
+    /// It answers no calls.
+    is_deaf: bool,
 }
 
 impl Puppet {
@@ -316,6 +319,7 @@ impl Puppet {
             log_level: None,
             subscribed: BTreeSet::new(),
             listens: BTreeMap::new(),
+            is_deaf: false,
         })
     }
 
@@ -630,6 +634,9 @@ impl Puppet {
             Some(tool) => tool["_meta"]["puppet/as"].as_str().unwrap_or("echo").to_owned(),
             None => params.name,
         };
+        if self.is_deaf {
+            return Ok(());
+        }
         let arguments: Value = serde_json::from_str(raw).expect("a raw value is JSON");
         match self.act(request, &acts_as, &arguments, raw) {
             Outcome::Says(text) => self.answer_call(request, &text, false),
@@ -703,6 +710,10 @@ impl Puppet {
             "hang" => {
                 self.input = Input::Ignored;
                 if flag("answer", false) { Outcome::Says("hangs".into()) } else { Outcome::Later }
+            }
+            "deaf" => {
+                self.is_deaf = true;
+                Outcome::Says("deaf".into())
             }
             "close_stdout" => {
                 self.stdout = None;

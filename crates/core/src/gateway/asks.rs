@@ -1,7 +1,7 @@
 //! What backends ask of clients: sampling, elicitation, roots.
 //!
 //! A link of its own belongs to one client, as do all links where one client on lines is alone; on a shared one a request can only be for the client whose calls it works on,
-//! and if there are several, nobody can say which. Toward a client of the stateless era, which cannot be asked anything, the
+//! and if there are several, nobody can say which; calls that may be asked something are alone on a lent one. Toward a client of the stateless era, which cannot be asked anything, the
 //! question is the answer to its call, and its next try brings the answers; the backend's call stays open meanwhile. The
 //! other way round a stateless backend's question becomes requests to the client, and then our own next try.
 
@@ -17,6 +17,8 @@ use words::Failure;
 
 /// How long a backend's call waits for the next try of a client of the stateless era; then it is cancelled.
 const PARK_MAX: Duration = Duration::from_secs(300);
+/// How long after a backend's question it is waited for more of them, to put them all in one answer.
+const ASK_TOGETHER: Duration = Duration::from_millis(20);
 /// What our own `requestState` begins with.
 const STATE_MARK: &str = "outlast.";
 
@@ -44,11 +46,13 @@ enum Back {
 pub(super) struct Parked {
     /// Nothing while the client is here and waits for the answer.
     state: Option<String>,
-    pub who: Who,
+    pub who: Rc<Who>,
     /// What the client was asked: our names, and the backend's ids.
     given: Vec<(String, Box<str>)>,
     /// What came after.
     queued: Vec<(Box<str>, String)>,
+    /// When that is put to the client.
+    pub ask_at: Option<Instant>,
     /// The answer came while the client was away.
     answer: Option<Bytes>,
 }
@@ -88,6 +92,14 @@ impl Gateway {
             let words = "a server of this revision asks nothing; answer with `input_required` instead";
             return self.tell_link(serial, message::error_line(&raw, -32601, words, None));
         }
+        if let (Some(capability), Seat::Lent(_)) = (guests::capability_for(method), self.links[&serial].place.seat) {
+            // There may be several that cannot be asked anything, and whose it is makes no difference then.
+            let on_link = self.calls.values().filter(|call| call.link == Some(serial) && call.whom.is_some());
+            let mut says = on_link.map(|call| call.says).peekable();
+            if says.peek().is_some() && !says.any(|says| says.can(method)) {
+                return self.tell_link(serial, message::error_line(&raw, -32601, &words::undeclared(capability), None));
+            }
+        }
         let (client, call) = match self.asked_client(serial, params) {
             Ok(found) => found,
             Err(words) => {
@@ -103,13 +115,7 @@ impl Gateway {
             return self.park(key, serial, raw, method, params, now);
         }
         let Some(guest) = self.guests.get_mut(&client) else { return };
-        let capability = match method {
-            "sampling/createMessage" => Some("sampling"),
-            "elicitation/create" => Some("elicitation"),
-            "roots/list" => Some("roots"),
-            _ => None,
-        };
-        let words = match capability.filter(|capability| !guest.can(capability)) {
+        let words = match guests::capability_for(method).filter(|capability| !guest.can(capability)) {
             Some(capability) => Some(format!("the client that this is for does not support {capability}")),
             None if guest.asked >= ASKS_MAX => Some(format!("{ASKS_MAX} requests already wait for this client")),
             None => None,
@@ -285,9 +291,13 @@ impl Gateway {
     /// What a backend asks becomes the answer to the client's call; the call stays open.
     fn park(&mut self, key: u64, serial: u64, raw: Box<str>, method: &str, params: &Params<'_>, now: Instant) {
         let call = self.calls.get_mut(&key).expect("found by the caller");
-        if !call.says.can(method) || !matches!(call.what, What::Tool | What::Prompt | What::Read) {
-            let words = "the client that this is for cannot be asked that";
-            return self.tell_link(serial, message::error_line(&raw, -32601, words, None));
+        let words = match guests::capability_for(method) {
+            Some(capability) if !call.says.can(method) => Some(words::undeclared(capability)),
+            Some(_) if matches!(call.what, What::Tool | What::Prompt | What::Read) => None,
+            _ => Some("the client that this is for cannot be asked that".to_owned()),
+        };
+        if let Some(words) = words {
+            return self.tell_link(serial, message::error_line(&raw, -32601, &words, None));
         }
         let asked = match params.whole() {
             Some(params) => format!(r#"{{"method":"{method}","params":{}}}"#, params.get()),
@@ -295,21 +305,23 @@ impl Gateway {
         };
         let who = call.whom.as_ref().and_then(|whom| self.guests.get(&whom.client)).map(|guest| guest.who.clone());
         let parked = call.parked.get_or_insert_with(|| {
-            let who = who.unwrap_or_else(|| Who { name: String::new(), role: None, profile: None });
-            Box::new(Parked { state: None, who, given: Vec::new(), queued: Vec::new(), answer: None })
+            let who = who.unwrap_or_else(|| Rc::new(Who { name: String::new(), role: None, profile: None }));
+            Box::new(Parked { state: None, who, given: Vec::new(), queued: Vec::new(), ask_at: None, answer: None })
         });
         parked.queued.push((raw, asked));
-        if parked.state.is_none() {
-            self.ask_by_result(key, now);
+        if parked.state.is_none() && parked.ask_at.is_none() {
+            parked.ask_at = Some(now + ASK_TOGETHER);
+            self.wake_by(now + ASK_TOGETHER);
         }
     }
 
     /// Answers the client with all that its backend asks by now.
-    fn ask_by_result(&mut self, key: u64, now: Instant) {
+    pub(super) fn ask_by_result(&mut self, key: u64, now: Instant) {
         let state = format!("{STATE_MARK}{:016x}{:016x}", self.chance(), self.chance());
         let Some(call) = self.calls.get_mut(&key) else { return };
         let Some(parked) = &mut call.parked else { return };
         let mut requests = Vec::new();
+        parked.ask_at = None;
         parked.given.clear();
         for (index, (raw, asked)) in parked.queued.drain(..).enumerate() {
             let name = format!("ask{index}");

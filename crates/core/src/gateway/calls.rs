@@ -57,6 +57,8 @@ pub(super) struct Call {
     /// Whether its backend may be asked twice.
     pub repeatable: bool,
     pub resent: bool,
+    /// `message` is not the client's, but what a link of that era was told in vain.
+    pub told_in: Option<Era>,
     pub pass: Option<Pass>,
     /// It makes a task.
     pub task: bool,
@@ -70,7 +72,8 @@ pub(super) struct Call {
 
 impl Call {
     pub fn due(&self) -> Option<Instant> {
-        self.due
+        let ask_at = self.parked.as_ref().and_then(|parked| parked.ask_at);
+        self.due.into_iter().chain(ask_at).min()
     }
 
     /// Its client had an answer, and comes back with another try; until then it is owed nothing.
@@ -81,6 +84,13 @@ impl Call {
     pub fn is_of(&self, client: Client) -> bool {
         self.whom.as_ref().is_some_and(|whom| whom.client == client)
     }
+}
+
+/// What a link was told and never got, in the terms of its era.
+#[derive(Debug)]
+pub(super) struct Unsent {
+    pub era: Era,
+    pub lines: Vec<Bytes>,
 }
 
 /// The answers to a batch, until each is there.
@@ -104,7 +114,7 @@ impl Gateway {
         now: Instant,
     ) {
         let key = self.number();
-        match self.serving(call.place) {
+        match self.serving(call.place).filter(|_| !self.must_wait(call.place, call.says)) {
             Some(serial) => {
                 let wants_logs = call.says.level.is_some();
                 self.calls.insert(key, call);
@@ -161,12 +171,21 @@ impl Gateway {
     /// What waited for a place goes to the link that fills it, in the order it came.
     pub(super) fn release(&mut self, place: PlaceKey, now: Instant) {
         let Some(serial) = self.serving(place) else { return };
-        let held = self.places.get_mut(&place).map(|place| mem::take(&mut place.held)).unwrap_or_default();
-        for key in held {
+        let mut held = self.places.get_mut(&place).map(|place| mem::take(&mut place.held)).unwrap_or_default();
+        while let Some(key) = held.pop_front() {
+            let Some(call) = self.calls.get(&key) else { continue };
+            if self.must_wait(place, call.says) {
+                held.push_front(key);
+                break;
+            }
             let Some(call) = self.calls.get_mut(&key) else { continue };
             let Some(message) = call.message.clone() else { continue };
             if !call.repeatable {
                 call.message = None;
+            }
+            if let Some(era) = call.told_in.take() {
+                self.tell_again(key, serial, era, message, now);
+                continue;
             }
             match message::parse(&message) {
                 Ok(message::Message::Request { id, params, .. }) => {
@@ -175,6 +194,30 @@ impl Gateway {
                 _ => unreachable!("only requests are held"),
             }
         }
+        if let Some(place) = self.places.get_mut(&place) {
+            place.held = held;
+        }
+    }
+
+    /// What never reached the link it was told to is told to the next one, word for word.
+    fn tell_again(&mut self, key: u64, serial: u64, era: Era, message: Bytes, now: Instant) {
+        if self.links.get(&serial).is_none_or(|connection| connection.era != era) {
+            // It was put in the terms of another era.
+            let Some(call) = self.calls.remove(&key) else { return };
+            let failure = Failure::lost_request(self.owner_name(call.place.backend), "it ended before", false);
+            return self.fail(*call, failure, now);
+        }
+        let (Some(connection), Some(call)) = (self.links.get_mut(&serial), self.calls.get_mut(&key)) else { return };
+        let settings = &self.owners[&call.place.backend].settings;
+        connection.in_flight += 1;
+        connection.last_used = now;
+        call.link = Some(serial);
+        call.message = None;
+        call.due_max = now + settings.call_max;
+        let due = (now + settings.call_timeout).min(call.due_max);
+        call.due = Some(due);
+        self.wake_by(due);
+        self.tell_link(serial, message);
     }
 
     /// The one way of a client's request to a backend: its id and progress token become ours, its name the backend's.
@@ -270,6 +313,8 @@ impl Gateway {
             self.calls.remove(&key);
             return self.private_answered(serial, private, key, result, error, now);
         }
+        self.served(serial);
+        let call = &self.calls[&key];
         if let Some(whom) = &call.whom
             && whom.era == Era::Handshake
             && self.links[&serial].era == Era::Stateless
@@ -292,6 +337,17 @@ impl Gateway {
         {
             self.note_task(&call, serial, result);
         }
+        // A server with a handshake cannot know what this one request declared; what it lacked has an error of its own.
+        if failed
+            && whom.era == Era::Stateless
+            && let Some(capability) = result.or(error).and_then(words::undeclared_in)
+        {
+            let name = self.owner_name(call.place.backend);
+            let words = format!("The backend `{name}` needs the client capability `{capability}` for this.");
+            let data = format!(r#"{{"requiredCapabilities":{{"{capability}":{{}}}}}}"#);
+            self.answer_error(whom, -32021, &words, Some(&data));
+            return self.called(&call, Outcome::Failed, now);
+        }
         let mut edits: Vec<(Range<usize>, &str)> = Vec::with_capacity(2);
         edits.extend(id.place(message).map(|at| (at, &*whom.raw)));
         let added;
@@ -306,6 +362,14 @@ impl Gateway {
         self.answer(whom, told);
         let outcome = if failed { Outcome::Failed } else { Outcome::Answered };
         self.called(&call, outcome, now);
+    }
+
+    /// A link does what it is there for.
+    fn served(&mut self, serial: u64) {
+        if let Some(connection) = self.links.get_mut(&serial) {
+            connection.answered = self.next;
+            connection.is_doubted = false;
+        }
     }
 
     /// One request less on a link: it may be waiting for that.
@@ -390,7 +454,7 @@ impl Gateway {
         let mut backend = None;
         let mut opened = false;
         if let Some(owner) = self.owners.get_mut(&call.place.backend) {
-            backend = Some(owner.settings.name.clone());
+            backend = Some(owner.name.clone());
             opened = call.pass.is_some_and(|pass| owner.breaker.heard(pass, health, now));
             if call.whom.is_some() && health == Health::Well {
                 owner.pace.note(call.began, now);
@@ -398,7 +462,7 @@ impl Gateway {
             }
         }
         if opened {
-            let name = backend.clone().unwrap_or_default();
+            let name = backend.as_deref().unwrap_or_default();
             self.note(format!("{name}: too many failures in a row; its circuit is open"));
         }
         let Some(whom) = &call.whom else { return };
@@ -407,10 +471,9 @@ impl Gateway {
         let Some(who) = guest.or_else(|| call.parked.as_ref().map(|parked| &parked.who)) else { return };
         self.out.push(Action::Called(Called {
             client: whom.client,
-            who: who.name.clone(),
-            role: who.role.clone(),
-            method: call.method.clone().into_owned(),
-            tool: call.shown.as_deref().map(str::to_owned),
+            who: Rc::clone(who),
+            method: call.method.clone(),
+            tool: call.shown.clone(),
             backend,
             outcome,
             took: now.saturating_duration_since(call.began),
@@ -427,19 +490,25 @@ impl Gateway {
         outcome: Outcome,
     ) {
         let Some(guest) = self.guests.get(&client) else { return };
-        let (who, role) = (guest.who.name.clone(), guest.who.role.clone());
-        let method = words::cut(method, 100);
-        let took = Duration::ZERO;
-        self.out.push(Action::Called(Called { client, who, role, method, tool, backend, outcome, took }));
+        let (who, method) = (Rc::clone(&guest.who), words::cut(method, 100).into());
+        let (tool, backend, took) = (tool.map(Rc::from), backend.map(Rc::from), Duration::ZERO);
+        self.out.push(Action::Called(Called { client, who, method, tool, backend, outcome, took }));
     }
 
     /// Calls that waited too long, for a place or for an answer.
     pub(super) fn calls_late(&mut self, now: Instant) {
-        let mut late: Vec<u64> =
-            self.calls.iter().filter(|(_, call)| call.due.is_some_and(|due| due <= now)).map(|(key, _)| *key).collect();
+        let mut late: Vec<u64> = self
+            .calls
+            .iter()
+            .filter(|(_, call)| call.due().is_some_and(|due| due <= now))
+            .map(|(key, _)| *key)
+            .collect();
         late.sort_unstable();
         for key in late {
-            self.call_late(key, now);
+            match self.calls.get(&key).and_then(|call| call.due).is_some_and(|due| due <= now) {
+                true => self.call_late(key, now),
+                false => self.ask_by_result(key, now),
+            }
         }
     }
 
@@ -453,13 +522,15 @@ impl Gateway {
             return self.fail(*call, failure, now);
         };
         if let What::Private(private) = call.what {
-            return self.private_late(serial, private, now);
+            return self.private_late(serial, private, key, now);
         }
         self.cancel_on(serial, key, "it took too long");
         self.drop_asks_of(key, "the call that this was for took too long");
         let name = self.owner_name(call.place.backend);
         let failure = Failure::timed_out(name, now.saturating_duration_since(call.began));
         self.fail(*call, failure, now);
+        self.spoil_loan(serial);
+        self.doubt(serial, key);
         self.suspect(serial, now);
         self.call_over(serial, now);
     }
@@ -484,6 +555,7 @@ impl Gateway {
                 ));
                 self.tell_link(serial, note);
                 self.drop_asks_of(key, "the call that this was for was cancelled");
+                self.spoil_loan(serial);
                 self.call_over(serial, now);
             }
             None => {
@@ -534,7 +606,11 @@ impl Gateway {
     }
 
     /// Its link is gone, and with it whatever it was working on.
-    pub(super) fn calls_lost(&mut self, serial: u64, how: &How, stderr: &str, now: Instant) {
+    ///
+    /// What of it never left, as it was told to the link, is told to the next one.
+    pub(super) fn calls_lost(&mut self, serial: u64, how: &How, stderr: &str, unsent: &Unsent, now: Instant) {
+        let Unsent { era, lines } = unsent;
+        let lines: FxHashMap<u64, &Bytes> = lines.iter().filter_map(|line| Some((told_key(line)?, line))).collect();
         let mut keys: Vec<u64> =
             self.calls.iter().filter(|(_, call)| call.link == Some(serial)).map(|(key, _)| *key).collect();
         keys.sort_unstable();
@@ -544,6 +620,20 @@ impl Gateway {
                 connection.in_flight = connection.in_flight.saturating_sub(1);
             }
             if call.whom.is_none() {
+                if let What::Private(Private::Task(list)) = call.what {
+                    self.task_listed(list, key, None, now);
+                }
+                continue;
+            }
+            if let Some(line) = lines.get(&key)
+                && self.stopping.is_none()
+            {
+                call.due = None;
+                if call.message.is_none() {
+                    call.told_in = Some(*era);
+                    call.message = Some((*line).clone());
+                }
+                self.hold(key, call, line, now);
                 continue;
             }
             self.drop_asks_of(key, "the backend that asked went away");
@@ -578,11 +668,56 @@ impl Gateway {
             let told = patch(message, &mut [(message::place(message, token), &**theirs)]);
             self.out.push(Action::TellClient { client: whom.client, message: told, about: Some(whom.id.clone()) });
         }
+        self.served(serial);
     }
 }
 
-/// Whether a tool's result says that it failed. Most do not have the word at all.
+/// Under which number a link was told something.
+fn told_key(line: &[u8]) -> Option<u64> {
+    match message::parse(line) {
+        Ok(message::Message::Request { id, .. }) => match id.parse()? {
+            Id::Integer(number) => u64::try_from(number).ok(),
+            Id::Big(_) | Id::Text(_) => None,
+        },
+        _ => None,
+    }
+}
+
+/// Whether a tool's result says that it failed. Most do not have the word at all, or have it with a no behind it; only
+/// where it stands with a yes, it may be the tool's and not the payload's.
 fn is_error(result: Raw<'_>) -> bool {
-    memchr::memmem::find(result.get().as_bytes(), b"\"isError\"").is_some()
+    const NAME: &[u8] = b"\"isError\"";
+    static FINDER: std::sync::LazyLock<memchr::memmem::Finder<'static>> =
+        std::sync::LazyLock::new(|| memchr::memmem::Finder::new(NAME));
+    let text = result.get().as_bytes();
+    let is_yes = |at: usize| {
+        let rest = text[at + NAME.len()..].trim_ascii_start().strip_prefix(b":");
+        rest.is_some_and(|rest| rest.trim_ascii_start().starts_with(b"true"))
+    };
+    FINDER.find_iter(text).any(is_yes)
         && pick(result, ["isError"]).is_some_and(|[flag]| flag.is_some_and(|flag| flag.get() == "true"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tool_failed_if_its_own_result_says_so() {
+        let table = [
+            (r#"{"content":[]}"#, false),
+            (r#"{"content":[],"isError":false}"#, false),
+            (r#"{"content":[],"isError":true}"#, true),
+            ("{\"isError\" \t: \n true ,\"content\":[]}", true),
+            (r#"{"isError":"true"}"#, false),
+            (r#"{"structuredContent":{"isError":true}}"#, false),
+            (r#"{"structuredContent":{"isError":true},"isError":false}"#, false),
+            (r#"{"structuredContent":{"isError":false},"isError":true}"#, true),
+            (r#"{"content":[{"text":"\"isError\":true"}]}"#, false),
+            ("[]", false),
+        ];
+        for (result, failed) in table {
+            assert_eq!(is_error(Raw::parse(result).unwrap()), failed, "{result}");
+        }
+    }
 }

@@ -300,6 +300,11 @@ fn key_of(kind: List) -> &'static str {
     }
 }
 
+/// What a backend calls a tool or prompt, by its definition.
+pub(super) fn own_name(json: &Bytes) -> Option<String> {
+    pick(std::str::from_utf8(json).ok().and_then(Raw::parse)?, ["name"])?[0]?.text()
+}
+
 /// A name that every client takes: letters, digits, `_` and `-`, at most 64 of them. Anything else becomes `_`; of what is
 /// too long the end is replaced by a sum of the whole, so that two such names stay two.
 pub(super) fn name_shown(prefix: &str, own: &str) -> String {

@@ -42,6 +42,7 @@ impl Gateway {
                             pace: Pace::default(),
                             restarts_gone: 0,
                             past_gone: Vec::new(),
+                            name: settings.name.as_str().into(),
                             settings,
                         },
                     );
@@ -192,17 +193,21 @@ impl Gateway {
         for serial in links {
             self.drain(serial, now);
         }
-        if let Some(place) = self.places.remove(&key) {
+        if let Some(place) = self.take_place(key) {
             for ticket in place.tickets {
                 let words = format!("{}: its configuration changed meanwhile", self.owner_name(key.backend));
                 self.ticket_done(ticket, Err(words));
             }
             for held in place.held {
                 let Some(mut call) = self.calls.remove(&held) else { continue };
-                let Some((client, era)) = call.whom.as_ref().map(|whom| (whom.client, whom.era)) else { continue };
-                call.place = self.place_for(key.backend, client, era);
-                let message = call.message.clone().unwrap_or_default();
-                self.hold(held, call, &message, now);
+                let (Some(whom), Some(message)) = (&call.whom, call.message.clone()) else { continue };
+                match self.place_for(key.backend, whom, call.says, now) {
+                    Ok(place) => {
+                        call.place = place;
+                        self.hold(held, call, &message, now);
+                    }
+                    Err(failure) => self.fail(*call, *failure, now),
+                }
             }
         }
     }
@@ -328,9 +333,8 @@ impl Gateway {
             Switch::Tool(name) => ("tool", name),
             Switch::Backend(name) => ("backend", name),
         };
-        // A tool may be turned off before it is ever seen.
-        if kind == "backend" && !self.order.iter().any(|number| self.owner_name(*number) == name) {
-            return self.out.push(Action::Answer { ticket, result: Err(format!("there is no backend `{name}`")) });
+        if !self.can_switch(what) {
+            return self.out.push(Action::Answer { ticket, result: Err(format!("there is no {kind} `{name}`")) });
         }
         let changed = self.switches.turn(what, off);
         if changed {
@@ -348,6 +352,33 @@ impl Gateway {
             self.place_all(now);
         }
         self.out.push(Action::Answer { ticket, result: Ok(json!({"changed": changed, "off": off})) });
+    }
+
+    /// Whether there is such a thing to turn off or on: a backend, a tool that one has or had when it was last seen, or one
+    /// that a backend may have of which nothing is known yet.
+    pub fn can_switch(&self, what: &Switch) -> bool {
+        let name = match what {
+            Switch::Backend(name) => return self.order.iter().any(|number| self.owner_name(*number) == name),
+            Switch::Tool(name) => name,
+        };
+        let may_be_of = |owner: &Owner| {
+            let is_unknown = owner.offer.tools.is_empty() && owner.standing != Standing::Confirmed;
+            let prefix = &owner.settings.prefix;
+            is_unknown && (prefix.is_empty() || name.starts_with(&catalogue::name_shown(prefix, "")))
+        };
+        self.switches.is_tool_off(name)
+            || self.owners.values().any(may_be_of)
+            || self.names_to_switch().any(|known| known == *name)
+    }
+
+    /// All backends and all tools as clients see them, those that are off included.
+    pub fn names_to_switch(&self) -> impl Iterator<Item = String> {
+        let owners = self.order.iter().filter_map(|number| self.owners.get(number));
+        owners.flat_map(|owner| {
+            let tools = owner.offer.tools.iter().filter_map(catalogue::own_name);
+            let tools = tools.map(|own| catalogue::name_shown(&owner.settings.prefix, &own));
+            std::iter::once(owner.settings.name.clone()).chain(tools)
+        })
     }
 
     /// No new link; what is in flight has a moment to be answered. A second wish does not wait.

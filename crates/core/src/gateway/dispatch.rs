@@ -52,7 +52,9 @@ impl From<Box<Failure>> for Missed {
 impl Gateway {
     pub(super) fn route(&mut self, asked: Asked<'_>, now: Instant) {
         // A backend that reads it otherwise would do what no guard has seen.
-        if let Some(name) = message::ambiguous(asked.said) {
+        if asked.params.may_be_ambiguous()
+            && let Some(name) = message::ambiguous(asked.said)
+        {
             return self.unknown(
                 &asked,
                 format!("`{}` is there twice, or in other capitals", words::cut(&name, 50)),
@@ -78,7 +80,7 @@ impl Gateway {
                 let failure = Failure::method_unknown(format!("`{}` is of the other era", asked.method));
                 self.refuse(&asked.whom, false, &failure);
             }
-            "tasks/list" => self.tasks_asked(&asked),
+            "tasks/list" => self.tasks_asked(asked, now),
             method => match List::ALL.into_iter().find(|kind| kind.method() == method) {
                 Some(kind) => self.list_asked(asked.whom, kind, asked.params.cursor(), now),
                 None => self.other_asked(asked, now),
@@ -404,6 +406,13 @@ impl Gateway {
         {
             return;
         }
+        let place = match target.place {
+            Some(place) => place,
+            None => match self.place_for(target.owner, &asked.whom, asked.says, now) {
+                Ok(place) => place,
+                Err(failure) => return self.refused(&asked, Some(&target), &failure),
+            },
+        };
         let Some(owner) = self.owners.get_mut(&target.owner) else {
             return self.refused(&asked, Some(&target), &Failure::removed(""));
         };
@@ -415,10 +424,6 @@ impl Gateway {
             }
         };
         let Asked { whom, said, id, method, params, says } = asked;
-        let place = match target.place {
-            Some(place) => place,
-            None => self.place_for(target.owner, whom.client, whom.era),
-        };
         let call = Call {
             what: target.what,
             method: method_word(method),
@@ -433,6 +438,7 @@ impl Gateway {
             due_max: now,
             repeatable: target.repeatable,
             resent: false,
+            told_in: None,
             pass,
             task: params.task().is_some(),
             says,

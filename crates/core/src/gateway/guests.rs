@@ -16,7 +16,7 @@ const LEVEL_MEMBER: &str = "io.modelcontextprotocol/logLevel";
 
 #[derive(Debug)]
 pub(super) struct Guest {
-    pub who: Who,
+    pub who: Rc<Who>,
     pub view: usize,
     front: Front,
     state: Opened,
@@ -78,7 +78,7 @@ impl Gateway {
         self.guests.insert(
             client,
             Guest {
-                who,
+                who: who.into(),
                 view,
                 front,
                 state: Opened::Not,
@@ -139,6 +139,7 @@ impl Gateway {
         for waiting in gone {
             self.waited_in_vain(waiting);
         }
+        self.drop_task_lists(|whom| whom.client == client);
         self.batches.retain(|_, batch| batch.client != client);
     }
 
@@ -293,7 +294,7 @@ impl Gateway {
             text.and_then(|raw| pick(raw, ["tasks"])).is_some_and(|[tasks]| tasks.is_some())
         };
         let tasks = match era == Era::Handshake && self.owners.values().any(has_tasks) {
-            true => r#","tasks":{"cancel":{},"requests":{"tools":{"call":{}}}}"#,
+            true => r#","tasks":{"list":{},"cancel":{},"requests":{"tools":{"call":{}}}}"#,
             false => "",
         };
         format!(
@@ -378,6 +379,9 @@ impl Gateway {
             let waiting = self.gathering.remove(index);
             return self.waited_in_vain(waiting);
         }
+        if self.drop_task_lists(|whom| whom.client == client && whom.id == *id) {
+            return;
+        }
         self.unlisten(client, id, now);
     }
 }
@@ -392,13 +396,28 @@ pub(super) struct Says {
     roots: bool,
 }
 
+/// What a client must be able to do to be asked this.
+pub(super) fn capability_for(method: &str) -> Option<&'static str> {
+    match method {
+        "sampling/createMessage" => Some("sampling"),
+        "elicitation/create" => Some("elicitation"),
+        "roots/list" => Some("roots"),
+        _ => None,
+    }
+}
+
 impl Says {
+    /// Whether its client can be asked anything.
+    pub fn can_be_asked(self) -> bool {
+        self.sampling || self.elicitation || self.roots
+    }
+
     /// Whether its client can be asked this.
     pub fn can(self, method: &str) -> bool {
-        match method {
-            "sampling/createMessage" => self.sampling,
-            "elicitation/create" => self.elicitation,
-            "roots/list" => self.roots,
+        match capability_for(method) {
+            Some("sampling") => self.sampling,
+            Some("elicitation") => self.elicitation,
+            Some("roots") => self.roots,
             _ => false,
         }
     }

@@ -6,9 +6,6 @@ use crate::message::{self, Message};
 use calls::What;
 use opening::Private;
 
-/// How many lines that are no JSON are noted for one link; the rest is only counted.
-const GARBAGE_NOTED_MAX: u64 = 10;
-
 #[derive(Debug)]
 pub(super) struct Connection {
     pub link: Link,
@@ -30,6 +27,10 @@ pub(super) struct Connection {
     pub fetch: lists::Fetch,
     /// If it says nothing until then, it hangs.
     pub suspected: Option<Instant>,
+    /// The number that would have been the next when it last answered a client's request, or told of progress.
+    pub answered: u64,
+    /// A call was late, and nothing was answered since it was sent.
+    pub is_doubted: bool,
     /// Lines that were no JSON.
     pub garbage: u64,
     /// The resources that it was asked to watch.
@@ -40,6 +41,8 @@ pub(super) struct Connection {
     pub listen_again: Option<Instant>,
     /// It has no subscriptions.
     pub is_deaf: bool,
+    /// A call was taken back that it may still be at.
+    pub is_spoiled: bool,
     /// The level that it was last told.
     pub level: Option<subscriptions::Level>,
 }
@@ -102,11 +105,14 @@ impl Connection {
             refused: None,
             fetch: lists::Fetch::default(),
             suspected: None,
+            answered: 0,
+            is_doubted: false,
             garbage: 0,
             watched: BTreeSet::new(),
             listen: None,
             listen_again: None,
             is_deaf: false,
+            is_spoiled: false,
             level: None,
         }
     }
@@ -121,6 +127,10 @@ impl Connection {
             Phase::Draining { until } => Some(until),
             Phase::Ready => {
                 let idle = owners.get(&self.link.backend).and_then(|owner| owner.settings.idle_stop);
+                let idle = match self.place.seat {
+                    Seat::Lent(_) => Some(idle.unwrap_or(loans::LOAN_IDLE).min(loans::LOAN_IDLE)),
+                    _ => idle,
+                };
                 let idle = idle.filter(|_| self.is_idle()).map(|idle| self.last_used + idle);
                 self.suspected.into_iter().chain(idle).chain(self.listen_again).min()
             }
@@ -143,8 +153,9 @@ impl Gateway {
         self.open_link(link.serial, now);
     }
 
-    pub(super) fn link_said(&mut self, link: Link, said: &[u8], now: Instant) {
-        let Some(connection) = self.links.get_mut(&link.serial) else { return };
+    /// False: that was no JSON.
+    pub(super) fn link_said(&mut self, link: Link, said: &[u8], now: Instant) -> bool {
+        let Some(connection) = self.links.get_mut(&link.serial) else { return true };
         connection.suspected = None;
         match message::parse(said) {
             Ok(Message::Response { id, result, error }) => {
@@ -167,14 +178,10 @@ impl Gateway {
             Ok(Message::Other) => {}
             Err(_) => {
                 connection.garbage += 1;
-                if connection.garbage <= GARBAGE_NOTED_MAX {
-                    let words = words::cut(String::from_utf8_lossy(said).trim_end(), 200);
-                    let name = self.owner_name(link.backend);
-                    let words = format!("{name}: not JSON, and not sent on: {words}");
-                    self.note(words);
-                }
+                return false;
             }
         }
+        true
     }
 
     fn link_noted(&mut self, serial: u64, said: &[u8], method: &str, params: &message::Params<'_>, now: Instant) {
@@ -192,7 +199,7 @@ impl Gateway {
         }
     }
 
-    pub(super) fn link_down(&mut self, link: Link, how: How, stderr: String, now: Instant) {
+    pub(super) fn link_down(&mut self, link: Link, how: How, stderr: String, unsent: Vec<Bytes>, now: Instant) {
         let Some(mut connection) = self.links.remove(&link.serial) else { return };
         // What we ended ended for our reason, whatever the process said in the end.
         let how = match &connection.phase {
@@ -206,7 +213,8 @@ impl Gateway {
         }
         // The place first, so that those who are told of the end also hear when the next try is.
         self.place_emptied(&connection, how.clone(), stderr.clone(), now);
-        self.calls_lost(link.serial, &how, &stderr, now);
+        let unsent = calls::Unsent { era: connection.era, lines: unsent };
+        self.calls_lost(link.serial, &how, &stderr, &unsent, now);
         self.drop_asks_on(link.serial);
         self.lose_tasks(link.serial);
         if self.stopping.is_some() && self.links.is_empty() && !mem::replace(&mut self.over, true) {
@@ -242,7 +250,13 @@ impl Gateway {
         match self.links[&serial].phase {
             Phase::Draining { .. } => self.part(serial, How::Stopped, false, now),
             Phase::Ready if self.stopping.is_some() => self.part(serial, How::Stopped, false, now),
-            Phase::Ready => self.watch_idle(serial),
+            Phase::Ready => {
+                // One that is lent to one call after another may be waited for.
+                if matches!(self.links[&serial].place.seat, Seat::Lent(_)) {
+                    self.loan_over(serial, now);
+                }
+                self.watch_idle(serial);
+            }
             _ => {}
         }
     }
@@ -273,6 +287,37 @@ impl Gateway {
         self.ask_link(serial, Private::Ping, method, "", era, now);
     }
 
+    /// A call was late, and so was everything else since then. That it still answers a ping is not what it is there for:
+    /// another one comes up beside it. One that is slow at one thing and does others is left alone.
+    pub(super) fn doubt(&mut self, serial: u64, key: u64) {
+        if let Some(connection) = self.links.get_mut(&serial) {
+            connection.is_doubted = connection.answered <= key;
+        }
+    }
+
+    /// What came of the ping.
+    pub(super) fn pinged(&mut self, serial: u64, now: Instant) {
+        let Some(connection) = self.links.get_mut(&serial) else { return };
+        let place = connection.place;
+        if !mem::take(&mut connection.is_doubted) || !connection.is_ready() || self.stopping.is_some() {
+            return;
+        }
+        let name = self.owner_name(place.backend).to_owned();
+        if self.may_replace(place, now) && self.replace(place, now) {
+            self.note(format!("{name}: lives, and answered no call since one that was late; it is replaced"));
+        }
+    }
+
+    /// One that is found wanting at every look must not be replaced at every look.
+    fn may_replace(&mut self, place: PlaceKey, now: Instant) -> bool {
+        let Some(state) = self.places.get_mut(&place) else { return false };
+        let is_soon = state.replaced_at.is_some_and(|last| now.saturating_duration_since(last) < REPLACE_GAP);
+        if !is_soon {
+            state.replaced_at = Some(now);
+        }
+        !is_soon
+    }
+
     fn hung(&mut self, serial: u64, now: Instant) {
         let name = self.owner_name(self.links[&serial].link.backend).to_owned();
         self.note(format!("{name}: says nothing any more; it is replaced"));
@@ -289,13 +334,7 @@ impl Gateway {
         if self.stopping.is_some() || !connection.is_ready() {
             return;
         }
-        // One that never comes up must not be tried at every measurement.
-        let Some(state) = self.places.get_mut(&place) else { return };
-        if state.replaced_at.is_some_and(|last| now.saturating_duration_since(last) < REPLACE_GAP) {
-            return;
-        }
-        state.replaced_at = Some(now);
-        if self.replace(place, now) {
+        if self.may_replace(place, now) && self.replace(place, now) {
             let mib = |bytes: u64| bytes >> 20;
             self.note(format!("{name}: holds {} MiB, more than {} MiB; it is replaced", mib(rss), mib(max)));
         }
@@ -338,6 +377,7 @@ impl Gateway {
                 due_max: now,
                 repeatable: false,
                 resent: false,
+                told_in: None,
                 pass: None,
                 task: false,
                 says: Says::default(),

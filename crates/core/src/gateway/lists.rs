@@ -53,7 +53,10 @@ impl Gateway {
     /// Asks a new link for all it offers.
     pub(super) fn fetch_all(&mut self, serial: u64, now: Instant) {
         let Some(connection) = self.links.get_mut(&serial) else { return };
-        if connection.place.seat == Seat::Second {
+        let owner = self.owners.get(&connection.link.backend);
+        // What the first one offers is known by then; another one with other clients may differ in what it shows to them.
+        let is_known = owner.is_some_and(|owner| owner.standing == Standing::Confirmed);
+        if connection.place.seat == Seat::Second || is_known && matches!(connection.place.seat, Seat::Lent(_)) {
             return;
         }
         let has = connection.has;
@@ -77,6 +80,14 @@ impl Gateway {
             return;
         }
         let has = connection.has;
+        if matches!(connection.place.seat, Seat::Lent(_))
+            && let Some(owner) = self.owners.get(&connection.link.backend)
+        {
+            // It was not asked for the rest.
+            let offer = owner.offer.clone();
+            let connection = self.links.get_mut(&serial).expect("seen above");
+            connection.fetch.offer = offer;
+        }
         for kind in List::ALL.into_iter().filter(|kind| kind.family() == family && has.list(*kind)) {
             match self.links.get_mut(&serial).and_then(|link| link.fetch.under_way[kind as usize].as_mut()) {
                 Some(pages) => pages.again = true,

@@ -23,13 +23,15 @@ pub(super) enum Private {
     Told,
     /// What a stateless backend has to say unasked.
     Listen,
+    /// How a task is, for a list of them, by the number of the list.
+    Task(u64),
 }
 
 impl Private {
     /// How long it is waited for; a handshake and a hang have bounds of their own.
     pub fn patience(self) -> Option<Duration> {
         match self {
-            Private::List(_) | Private::Told => Some(LIST_MAX),
+            Private::List(_) | Private::Task(_) | Private::Told => Some(LIST_MAX),
             Private::Ping => Some(HANG_MAX),
             Private::Initialize | Private::Discover | Private::Listen => None,
         }
@@ -41,6 +43,9 @@ impl Private {
 const SHARED_CAPABILITIES: &str = r#"{"sampling":{},"elicitation":{"form":{},"url":{}}}"#;
 /// The same where one client is alone, and has not said yet what it can do.
 const LONELY_CAPABILITIES: &str = r#"{"sampling":{},"elicitation":{"form":{},"url":{}},"roots":{"listChanged":true}}"#;
+
+/// The same where one call is alone, and each says for itself what its client can do.
+const LENT_CAPABILITIES: &str = r#"{"sampling":{},"elicitation":{"form":{},"url":{}},"roots":{}}"#;
 
 impl Gateway {
     pub(super) fn open_link(&mut self, serial: u64, now: Instant) {
@@ -68,9 +73,11 @@ impl Gateway {
                 let alone = self.only_client();
                 let own = match seat {
                     Seat::Session(client) => self.guests.get(&client),
+                    Seat::Lent(_) => None,
                     _ => alone.and_then(|client| self.guests.get(&client)),
                 };
                 let unsaid = if alone.is_some() { LONELY_CAPABILITIES } else { SHARED_CAPABILITIES };
+                let unsaid = if matches!(seat, Seat::Lent(_)) { LENT_CAPABILITIES } else { unsaid };
                 let capabilities = own.and_then(|guest| guest.capabilities.as_deref()).unwrap_or(unsaid);
                 let info = own.and_then(|guest| guest.info.clone()).unwrap_or_else(|| words::info().into());
                 let version = own.and_then(|guest| guest.version()).unwrap_or(HANDSHAKE_VERSIONS[0]);
@@ -102,13 +109,20 @@ impl Gateway {
             Private::List(kind) => self.listed(serial, kind, result, error, now),
             // One that has no subscriptions says so once; one that ends ours is asked again after a while.
             Private::Listen => self.listen_ended(serial, key, error.is_none(), now),
-            Private::Ping | Private::Told => {}
+            Private::Task(list) => self.task_listed(list, key, result, now),
+            Private::Ping => self.pinged(serial, now),
+            Private::Told => {}
         }
     }
 
-    pub(super) fn private_late(&mut self, serial: u64, private: Private, now: Instant) {
-        if let Private::List(kind) = private {
-            self.list_failed(serial, kind, "it did not answer", now);
+    pub(super) fn private_late(&mut self, serial: u64, private: Private, key: u64, now: Instant) {
+        match private {
+            Private::List(kind) => self.list_failed(serial, kind, "it did not answer", now),
+            Private::Task(list) => self.task_listed(list, key, None, now),
+            // One that says nothing at all is another matter.
+            Private::Ping if self.links.get(&serial).is_some_and(|link| link.suspected.is_some()) => {}
+            Private::Ping => self.pinged(serial, now),
+            Private::Initialize | Private::Discover | Private::Told | Private::Listen => {}
         }
     }
 
@@ -118,6 +132,7 @@ impl Gateway {
             Private::Initialize | Private::Discover => self.opening_refused(serial, private, why, now),
             Private::List(kind) => self.list_failed(serial, kind, why, now),
             Private::Listen => self.listen_ended(serial, key, true, now),
+            Private::Task(list) => self.task_listed(list, key, None, now),
             Private::Ping | Private::Told => {}
         }
     }

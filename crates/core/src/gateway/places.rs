@@ -19,6 +19,8 @@ pub(super) enum Seat {
     Pool(u32),
     /// One client's own.
     Session(Client),
+    /// Lent to a call of the stateless era, by a number of its own.
+    Lent(u64),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -42,6 +44,8 @@ pub(super) struct Place {
     pub generation: u64,
     /// When its link was last found too large.
     pub replaced_at: Option<Instant>,
+    /// The name of those it is lent to.
+    pub tenant: Option<Box<str>>,
 }
 
 #[derive(Debug, PartialEq)]
@@ -77,6 +81,7 @@ impl Place {
             tickets: Vec::new(),
             generation: 0,
             replaced_at: None,
+            tenant: None,
         }
     }
 
@@ -98,11 +103,24 @@ impl Place {
 }
 
 impl Gateway {
-    /// The place that a client's calls go to. It is made if need be.
-    pub(super) fn place_for(&mut self, backend: u32, client: Client, era: Era) -> PlaceKey {
-        let Some(owner) = self.owners.get(&backend) else { return PlaceKey { backend, seat: Seat::Shared } };
+    /// The place that a call goes to. It is made if need be.
+    pub(super) fn place_for(
+        &mut self,
+        backend: u32,
+        whom: &Whom,
+        says: Says,
+        now: Instant,
+    ) -> Result<PlaceKey, Box<Failure>> {
+        let Whom { client, era, .. } = *whom;
+        let Some(owner) = self.owners.get(&backend) else { return Ok(PlaceKey { backend, seat: Seat::Shared }) };
+        // A backend without sessions has nothing that could be one client's own.
+        let is_stateless = owner.settings.era == EraChoice::Stateless || owner.eras.is_some_and(|eras| eras.stateless);
         let seat = match owner.settings.children {
             Children::PerSession if era == Era::Handshake => Seat::Session(client),
+            Children::PerSession if !is_stateless => {
+                let name = self.guests.get(&client).map_or_else(String::new, |guest| guest.who.name.clone());
+                return self.lend(backend, &name, says, now);
+            }
             Children::Pool(size) => self.pool_seat(backend, size.max(1)),
             Children::Shared | Children::PerSession => match owner.eras {
                 Some(Eras { handshake: true, stateless: true }) if era == Era::Handshake => Seat::Second,
@@ -111,7 +129,7 @@ impl Gateway {
         };
         let key = PlaceKey { backend, seat };
         self.make_place(key, State::Idle);
-        key
+        Ok(key)
     }
 
     pub(super) fn make_place(&mut self, key: PlaceKey, state: State) {
@@ -119,7 +137,8 @@ impl Gateway {
         if !self.places.contains_key(&key) {
             let seed = self.seed ^ self.next.wrapping_mul(0x9e37_79b9_7f4a_7c15);
             self.next += 1;
-            self.places.insert(key, Place::new(&owner.settings, seed, state));
+            let generation = self.generations.remove(&key).unwrap_or(0);
+            self.places.insert(key, Place { generation, ..Place::new(&owner.settings, seed, state) });
         }
     }
 
@@ -254,7 +273,8 @@ impl Gateway {
         }
         connection.phase = Phase::Stopping { how: how.clone() };
         let link = connection.link;
-        self.calls_lost(serial, &how, "", now);
+        let unsent = calls::Unsent { era: connection.era, lines: Vec::new() };
+        self.calls_lost(serial, &how, "", &unsent, now);
         self.drop_asks_on(serial);
         self.out.push(Action::Disconnect { link, at_once });
     }
@@ -354,6 +374,10 @@ impl Gateway {
             self.fail(*call, failure, now);
         }
         self.failed_once(key.backend, now);
+        // What nobody needs any more need not be kept for its name.
+        if matches!(key.seat, Seat::Lent(_)) && self.places.get(&key).is_some_and(|place| place.state == State::Idle) {
+            self.drop_place(key, &Failure::stopping(""), now);
+        }
     }
 
     /// The end of a link that had served, and whose place was another's already or is no more.
@@ -412,13 +436,23 @@ impl Gateway {
         let next = self.next_try(key, now);
         match &place.state {
             State::GivenUp { why, .. } => Failure::gave_up(name, why, how, stderr, next),
+            _ if self.serving(key).is_some() => Failure::all_lent(name, loans::LOANS_MAX),
             _ => Failure::down(name, how, stderr, next),
         }
     }
 
+    /// Takes a place away. One that is made in its stead counts on.
+    pub(super) fn take_place(&mut self, key: PlaceKey) -> Option<Place> {
+        let place = self.places.remove(&key)?;
+        if !matches!(key.seat, Seat::Session(_) | Seat::Lent(_)) {
+            self.generations.insert(key, place.generation);
+        }
+        Some(place)
+    }
+
     /// A place that nobody can come back to.
     pub(super) fn drop_place(&mut self, key: PlaceKey, failure: &Failure, now: Instant) {
-        let Some(place) = self.places.remove(&key) else { return };
+        let Some(place) = self.take_place(key) else { return };
         // Who counts restarts never sees fewer.
         if let Some(owner) = self.owners.get_mut(&key.backend) {
             owner.restarts_gone += u64::from(place.restarts.restarts());

@@ -75,8 +75,9 @@ impl Gateway {
         }
         let wanted = match connection.place.seat {
             Seat::Session(client) => self.guests.get(&client).and_then(|guest| guest.level),
-            _ => {
-                let asked = self.guests.values().filter_map(|guest| guest.level);
+            seat => {
+                let is_theirs = !matches!(seat, Seat::Lent(_));
+                let asked = self.guests.values().filter(|_| is_theirs).filter_map(|guest| guest.level);
                 let called =
                     self.calls.values().filter(|call| call.link == Some(serial)).filter_map(|call| call.says.level);
                 asked.chain(called).min()
@@ -117,7 +118,7 @@ impl Gateway {
         let owner = connection.link.backend;
         let callers: BTreeSet<Client> = works_on.iter().filter_map(|call| Some(call.whom.as_ref()?.client)).collect();
         let is_nobodys = match connection.era {
-            Era::Handshake => callers.is_empty(),
+            Era::Handshake => callers.is_empty() && !matches!(connection.place.seat, Seat::Lent(_)),
             Era::Stateless => false,
         };
         if connection.era == Era::Stateless && callers.len() > 1 {

@@ -139,6 +139,11 @@ impl Failure {
         Failure::new(7004, "hold_full", Outcome::Unavailable, backend, message)
     }
 
+    pub fn all_lent(backend: &str, max: usize) -> Failure {
+        let message = format!("This was not run: {max} processes of the backend `{backend}` are at work for others.");
+        Failure::new(7008, "all_lent", Outcome::Unavailable, backend, message)
+    }
+
     pub fn stopping(backend: &str) -> Failure {
         Failure::new(
             7006,
@@ -364,6 +369,22 @@ pub(super) fn error_words(error: Raw<'_>) -> String {
 
 /// A resource that is not there has another number in each era: this one, and that of wrong parameters.
 const RESOURCE_UNKNOWN: i64 = -32002;
+
+/// How a backend of the handshake era hears that it asked for something that the client did not say it can do. A call that
+/// fails with these words in it failed for this reason.
+const UNDECLARED: &str = "the request that this is for did not declare the capability ";
+
+pub(super) fn undeclared(capability: &str) -> String {
+    format!("{UNDECLARED}`{capability}`")
+}
+
+/// The capability that a failure names in our own words.
+pub(super) fn undeclared_in(failure: Raw<'_>) -> Option<&'static str> {
+    let text = failure.get();
+    let after = memchr::memmem::find(text.as_bytes(), UNDECLARED.as_bytes())? + UNDECLARED.len();
+    let named = |capability: &&str| text[after..].strip_prefix('`').is_some_and(|rest| rest.starts_with(*capability));
+    ["sampling", "elicitation", "roots"].into_iter().find(named)
+}
 
 /// What an error of the handshake era is called in the stateless one, where that differs.
 pub(super) fn error_for_stateless(message: &[u8], error: Raw<'_>) -> Option<(Range<usize>, &'static str)> {

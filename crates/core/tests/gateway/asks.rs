@@ -90,7 +90,7 @@ fn a_stateless_client_gets_the_question_as_an_answer_and_its_next_try_brings_the
     let mut story = Story::simple(&[("a", maker(&["x"]))]);
     story.post(10, json!(1), "tools/call", json!({"name": "a__x"}));
     let (link, told) = story.told("a");
-    story.link_says(link, elicit(json!("q")));
+    story.link_says(link, elicit(json!("q"))).pass(ms(20));
     let answer = story.heard(10).json();
     assert_eq!((&answer["id"], &answer["result"]["resultType"]), (&json!(1), &json!("input_required")));
     let (name, request) = answer["result"]["inputRequests"].as_object().and_then(|all| all.iter().next()).expect("one");
@@ -115,11 +115,32 @@ fn a_stateless_client_gets_the_question_as_an_answer_and_its_next_try_brings_the
 }
 
 #[test]
+fn what_a_backend_asks_at_the_same_time_is_one_question() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.post(10, json!(1), "tools/call", json!({"name": "a__x"}));
+    let (link, told) = story.told("a");
+    let sample = json!({"jsonrpc": "2.0", "id": 2, "method": "sampling/createMessage", "params": {}});
+    story.link_says(link, elicit(json!(1))).pass(ms(10)).link_says(link, sample).hears_nothing(10).pass(ms(10));
+    let asked = story.heard(10).json()["result"].clone();
+    let methods: Vec<&str> =
+        ["ask0", "ask1"].iter().filter_map(|name| asked["inputRequests"][name]["method"].as_str()).collect();
+    assert_eq!(methods, ["elicitation/create", "sampling/createMessage"]);
+    let responses = json!({"ask0": {"action": "accept"}, "ask1": {"role": "assistant"}});
+    let again = json!({"name": "a__x", "requestState": asked["requestState"], "inputResponses": responses});
+    story.post(11, json!(2), "tools/call", again);
+    assert_eq!([story.told("a").1["id"].clone(), story.told("a").1["id"].clone()], [json!(1), json!(2)]);
+    // One that thinks better of it in time asks nothing.
+    story.link_says(link, elicit(json!(3))).answer(link, &told["id"], json!({"content": []}));
+    story.hears(11, json!({"jsonrpc": "2.0", "id": 2, "result": {"content": [], "resultType": "complete"}}));
+    story.pass(secs(1)).hears_nothing(11);
+}
+
+#[test]
 fn nobody_else_can_take_over_a_call_that_waits() {
     let mut story = Story::simple(&[("a", maker(&["x"]))]);
     story.post(10, json!(1), "tools/call", json!({"name": "a__x"}));
     let (link, _) = story.told("a");
-    story.link_says(link, elicit(json!("q")));
+    story.link_says(link, elicit(json!("q"))).pass(ms(20));
     let state = story.heard(10).json()["result"]["requestState"].clone();
     story.came(11, Front::Request, Who { name: "mallory".into(), ..local() });
     story.ask_stateless(
@@ -137,7 +158,7 @@ fn a_call_that_nobody_comes_back_to_is_cancelled() {
     let mut story = Story::simple(&[("a", maker(&["x"]))]);
     story.post(10, json!(1), "tools/call", json!({"name": "a__x"}));
     let (link, told) = story.told("a");
-    story.link_says(link, elicit(json!("q"))).heard(10);
+    story.link_says(link, elicit(json!("q"))).pass(ms(20)).heard(10);
     story.event(Event::ClientLeft { client: 10 }).pass(secs(301));
     let (_, note) = story.told("a");
     assert_eq!((&note["method"], &note["params"]["requestId"]), (&json!("notifications/cancelled"), &told["id"]));
@@ -149,7 +170,7 @@ fn an_answer_that_came_too_soon_waits_for_the_next_try() {
     let mut story = Story::simple(&[("a", maker(&["x"]))]);
     story.post(10, json!(1), "tools/call", json!({"name": "a__x"}));
     let (link, told) = story.told("a");
-    story.link_says(link, elicit(json!("q")));
+    story.link_says(link, elicit(json!("q"))).pass(ms(20));
     let state = story.heard(10).json()["result"]["requestState"].clone();
     story.event(Event::ClientLeft { client: 10 }).answer(link, &told["id"], json!({"content": []}));
     assert_eq!(story.status("a")["in_flight"], 0);
@@ -290,4 +311,37 @@ fn one_client_on_lines_has_every_backend_to_itself() {
     // Another one comes, and nobody can tell any more.
     story.shake(2).link_says(link, roots);
     assert_eq!(story.told("a").1["error"]["code"], 7020);
+}
+
+#[test]
+fn what_a_stateless_request_did_not_declare_has_an_error_of_its_own() {
+    let undeclared = |story: &mut Story, link: Link| {
+        story.link_says(link, json!({"jsonrpc": "2.0", "id": "q", "method": "roots/list"}));
+        let refused = story.told("a").1;
+        assert_eq!(refused["error"]["code"], -32601);
+        refused["error"]["message"].as_str().expect("words").to_owned()
+    };
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.post(10, json!(1), "tools/call", json!({"name": "a__x"}));
+    let (link, told) = story.told("a");
+    let words = undeclared(&mut story, link);
+    story.link_says(
+        link,
+        json!({"jsonrpc": "2.0", "id": told["id"], "error": {"code": -32603, "message": format!("MCP error -32601: {words}")}}),
+    );
+    let error = story.heard(10).json()["error"].clone();
+    assert_eq!((&error["code"], &error["data"]), (&json!(-32021), &json!({"requiredCapabilities": {"roots": {}}})));
+    assert_eq!(story.called.last().map(|called| called.outcome), Some(Outcome::Failed));
+
+    // Many a server puts an error into a result; one that did without, or failed for another reason, is believed.
+    for (text, is_error, is_ours) in [(&*words, true, true), (&*words, false, false), ("no such file", true, false)] {
+        story.post(11, json!(2), "tools/call", json!({"name": "a__x"}));
+        let (_, told) = story.told("a");
+        undeclared(&mut story, link);
+        let result = json!({"content": [{"type": "text", "text": text}], "isError": is_error});
+        story.answer(link, &told["id"], result);
+        let heard = story.heard(11).json();
+        assert_eq!(heard["error"]["code"] == -32021, is_ours, "{heard}");
+        assert_eq!(heard["result"]["isError"].is_boolean(), !is_ours, "{heard}");
+    }
 }

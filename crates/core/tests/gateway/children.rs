@@ -26,10 +26,151 @@ fn each_session_has_a_child_of_its_own() {
     story.event(Event::ClientLeft { client: 2 });
     assert!(story.disconnected.iter().any(|(link, _)| *link == second));
     assert!(!story.disconnected.iter().any(|(link, _)| *link == first));
-    // A stateless client has no session.
+}
+
+/// A call of the stateless era, of a client that says so much of itself.
+fn lent_call(story: &mut Story, client: u64, name: &str, capabilities: serde_json::Value) -> (Link, serde_json::Value) {
+    story.came(client, Front::Request, Who { name: name.into(), ..local() });
+    let meta = json!({"io.modelcontextprotocol/clientCapabilities": capabilities});
+    story.ask_stateless(client, json!(1), "tools/call", json!({"name": "a__x", "_meta": meta}));
+    story.told("a")
+}
+
+#[test]
+fn a_stateless_clients_call_is_alone_on_a_child_if_it_can_be_asked() {
+    let mut story = one(Backend { children: Children::PerSession, ..stdio("a") }, maker(&["x"]));
+    let asks = json!({"elicitation": {"form": {}}});
+    let (first, told) = lent_call(&mut story, 10, "ann", asks.clone());
+    assert_ne!(first, story.connected[0], "the first one is only asked for what there is");
+    let opening = parsed(story.opened.last().expect("a handshake"));
+    assert_eq!(opening["params"]["capabilities"]["roots"], json!({}), "{opening}");
+    // It is not asked again what all of them offer.
+    assert!(!story.links.iter().any(|(link, text)| *link == first && text.contains("/list")));
+
+    // Another call at the same time has another child, and each question goes where it belongs.
+    let (second, other) = lent_call(&mut story, 11, "ann", asks.clone());
+    assert_ne!(first, second);
+    for (link, client) in [(second, 11), (first, 10)] {
+        let question = json!({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": {"to": client}});
+        story.link_says(link, question).pass(ms(20));
+        let asked = story.heard(client).json();
+        assert_eq!(asked["result"]["inputRequests"]["ask0"]["params"]["to"], client, "{asked}");
+        story.hears_nothing(21 - client).event(Event::ClientLeft { client });
+    }
+    // While they wait for their clients, a third one is not in their way.
+    let (third, its) = lent_call(&mut story, 12, "ann", asks.clone());
+    assert!(third != first && third != second);
+    story.answer(third, &its["id"], json!({"content": []})).heard(12);
+    story.answer(first, &told["id"], json!({"content": []})).answer(second, &other["id"], json!({"content": []}));
+
+    // The next one of the same name takes one that is there, whatever its client can do; one of another name never does.
+    let (again, told) = lent_call(&mut story, 13, "ann", json!({}));
+    assert_eq!(again, first);
+    let (theirs, _) = lent_call(&mut story, 14, "bob", asks.clone());
+    assert!([first, second, third].iter().all(|link| *link != theirs));
+    // Those who cannot be asked anything need not be alone, and do not join one that can.
+    assert_eq!(lent_call(&mut story, 15, "ann", json!({})).0, first);
+    assert_eq!(lent_call(&mut story, 16, "ann", asks).0, second);
+    story.link_says(first, json!({"jsonrpc": "2.0", "id": "q", "method": "roots/list"}));
+    let refused = story.told("a").1;
+    assert!(refused["error"]["message"].as_str().is_some_and(|words| words.contains("`roots`")), "{refused}");
+    story.answer(first, &told["id"], json!({"content": []})).heard(13);
+}
+
+#[test]
+fn a_lent_child_whose_call_was_taken_back_asks_nobody_else() {
+    let mut story = one(Backend { children: Children::PerSession, ..stdio("a") }, maker(&["x"]));
+    let asks = json!({"sampling": {}});
+    let mut spoiled = Vec::new();
+    for end in ["left", "late"] {
+        let (link, _) = lent_call(&mut story, 10, "ann", asks.clone());
+        match end {
+            "left" => drop(story.event(Event::ClientLeft { client: 10 })),
+            _ => drop(
+                story
+                    .pass(secs(59))
+                    .link_says(link, json!({"jsonrpc": "2.0", "method": "notifications/message"}))
+                    .pass(secs(2)),
+            ),
+        }
+        story.links.clear();
+        story.clients.clear();
+        let (next, told) = lent_call(&mut story, 11, "ann", asks.clone());
+        assert_ne!(next, link, "{end}");
+        story.answer(next, &told["id"], json!({"content": []})).heard(11);
+        spoiled.push(link);
+    }
+    // What it asks now is for nobody, and who cannot be asked may still use it.
+    story.link_says(spoiled[1], json!({"jsonrpc": "2.0", "id": "q", "method": "sampling/createMessage"}));
+    assert_eq!(story.told("a").1["error"]["code"], 7020);
+    let (link, told) = lent_call(&mut story, 12, "ann", json!({}));
+    assert!(spoiled.contains(&link));
+    story.answer(link, &told["id"], json!({"content": []})).heard(12);
+}
+
+#[test]
+fn who_waits_for_a_lent_child_that_is_spoiled_gets_a_new_one() {
+    let mut story = one(Backend { children: Children::PerSession, ..stdio("a") }, maker(&["x"]));
+    let asks = json!({"roots": {}});
+    let lent: Vec<Link> = (0..16).map(|client| lent_call(&mut story, 100 + client, "ann", asks.clone()).0).collect();
+    story.came(200, Front::Request, Who { name: "ann".into(), ..local() });
+    let meta = json!({"io.modelcontextprotocol/clientCapabilities": asks});
+    story.ask_stateless(200, json!(1), "tools/call", json!({"name": "a__x", "_meta": meta})).told_nothing("a");
+    story.event(Event::ClientLeft { client: 115 });
+    assert_eq!(story.disconnected, [(lent[15], false)]);
     story.links.clear();
-    story.post(10, json!(1), "tools/call", json!({"name": "a__x"}));
-    assert_eq!(story.told("a").0, story.connected[0]);
+    story.dies(lent[15]);
+    let (link, told) = story.told("a");
+    assert_eq!(link, story.link("a"));
+    story.answer(link, &told["id"], json!({"content": []})).heard(200);
+    assert_eq!(story.status("a")["crashes"], 0);
+}
+
+#[test]
+fn lent_children_are_bounded_in_number_and_go_when_nobody_needs_them() {
+    let mut story = one(Backend { children: Children::PerSession, ..stdio("a") }, maker(&["x"]));
+    let asks = json!({"roots": {}});
+    let mut lent = Vec::new();
+    for client in 0..16 {
+        lent.push(lent_call(&mut story, 100 + client, "ann", asks.clone()));
+    }
+    // One more of the same name waits for the first that is free; another name has nothing to wait for.
+    story.came(200, Front::Request, Who { name: "ann".into(), ..local() });
+    let meta = json!({"io.modelcontextprotocol/clientCapabilities": asks});
+    story.ask_stateless(200, json!(1), "tools/call", json!({"name": "a__x", "_meta": meta.clone()}));
+    story.told_nothing("a").hears_nothing(200);
+    story.came(201, Front::Request, Who { name: "bob".into(), ..local() });
+    story.ask_stateless(201, json!(1), "tools/call", json!({"name": "a__x", "_meta": meta.clone()}));
+    assert_eq!(story.heard(201).json()["result"]["_meta"]["outlast/failure"]["reason"], "all_lent");
+    let (link, told) = lent.pop().expect("16");
+    story.answer(link, &told["id"], json!({"content": []}));
+    let (again, waited) = story.told("a");
+    assert_eq!(again, link);
+    story.answer(link, &waited["id"], json!({"content": []})).heard(200);
+    // Now one is free, and another name may have its place, though not its process.
+    let (theirs, told) = lent_call(&mut story, 202, "bob", asks);
+    assert!(story.disconnected.contains(&(link, false)) && theirs != link);
+    story.dies(link).answer(theirs, &told["id"], json!({"content": []}));
+    for (link, told) in lent {
+        story.answer(link, &told["id"], json!({"content": []}));
+    }
+    story.pass(secs(61));
+    let going: Vec<Link> = story.disconnected.iter().map(|(link, _)| *link).filter(|gone| *gone != link).collect();
+    assert_eq!(going.len(), 16);
+    for link in going {
+        story.dies(link);
+    }
+    let links = story.status("a")["links"].as_array().cloned().unwrap_or_default();
+    assert_eq!(links.len(), 1, "only the first is left: {links:?}");
+    assert_eq!(story.status("a")["state"], "ready");
+}
+
+#[test]
+fn a_stateless_backend_has_nothing_to_lend() {
+    let modern = Maker { handshake: false, stateless: true, ..maker(&["x"]) };
+    let mut story = one(Backend { children: Children::PerSession, ..stdio("a") }, modern);
+    let (link, _) = lent_call(&mut story, 10, "ann", json!({"sampling": {}}));
+    assert_eq!(link, story.connected[0]);
 }
 
 #[test]
@@ -106,9 +247,18 @@ fn what_was_turned_off_and_on_again_keeps_its_history() {
         story.event(Event::SwitchAsked { ticket: 1, what: Switch::Backend("a".into()), off });
         assert_eq!(told(&story), (json!(1), json!(9)), "off: {off}");
     }
+    assert_eq!(story.status("a")["generation"], 3, "it counts on");
     let link = story.link("a");
     story.pass(secs(6)).dies(link);
     assert_eq!(told(&story).0, json!(2));
+    assert_eq!(story.status("a")["generation"], 4);
+    let mut other = stdio("a");
+    other.kind = Kind::Stdio { command: "b".into(), args: vec![], env: Default::default(), cwd: None };
+    story.event(Event::Configured(Box::new(settings(vec![other]))));
+    assert_eq!(story.status("a")["generation"], 5);
+    story.event(Event::Configured(Box::new(settings(vec![stdio("b")]))));
+    story.event(Event::Configured(Box::new(settings(vec![stdio("b"), stdio("a")]))));
+    assert_eq!(story.status("a")["generation"], 6, "by its name, though it was away");
 }
 
 #[test]
@@ -236,4 +386,62 @@ fn a_pool_does_not_wait_for_one_that_was_given_up() {
     story.clients.clear();
     story.call(1, 3, "a__x").call(1, 4, "a__x").hears_nothing(1);
     assert_eq!(story.status("a")["held"], 2);
+}
+
+#[test]
+fn a_client_lists_its_own_tasks_wherever_they_are() {
+    let with_tasks = Maker { capabilities: json!({"tools": {}, "tasks": {"list": {}}}), ..maker(&["x"]) };
+    let mut limited = settings(vec![stdio("a"), stdio("b")]);
+    limited.limits.page = 2;
+    let mut story = Story::new(limited, &[("a", with_tasks.clone()), ("b", with_tasks)]);
+    story.event(Event::TimePassed);
+    story.shake(1).shake(2);
+    let make = |story: &mut Story, client: u64, backend: &str, task: &str| {
+        let params = json!({"name": format!("{backend}__x"), "task": {}});
+        story.ask(client, json!(task), "tools/call", params);
+        let (link, told) = story.told(backend);
+        story.answer(link, &told["id"], json!({"task": {"taskId": task, "status": "working"}})).heard(client);
+    };
+    for (client, backend, task) in [(1, "a", "t1"), (2, "a", "other"), (1, "b", "t2"), (1, "a", "t3")] {
+        make(&mut story, client, backend, task);
+    }
+    let says = |story: &mut Story, backend: &str, knows: bool| {
+        let (link, told) = story.told(backend);
+        assert_eq!(told["method"], "tasks/get");
+        match knows {
+            true => story.answer(link, &told["id"], json!({"taskId": told["params"]["taskId"], "status": "working"})),
+            false => story.link_says(
+                link,
+                json!({"jsonrpc": "2.0", "id": told["id"], "error": {"code": -32602, "message": "expired"}}),
+            ),
+        };
+    };
+    story.ask(1, json!("l"), "tasks/list", json!({}));
+    says(&mut story, "b", true);
+    story.hears_nothing(1);
+    says(&mut story, "a", true);
+    let first = story.heard(1).json();
+    let ids = |page: &serde_json::Value| -> Vec<String> {
+        let tasks = page["result"]["tasks"].as_array().expect("a list");
+        tasks.iter().map(|task| task["taskId"].as_str().expect("an id").to_owned()).collect()
+    };
+    assert_eq!((&first["id"], ids(&first)), (&json!("l"), vec!["t1".to_owned(), "t2".to_owned()]));
+    let cursor = first["result"]["nextCursor"].clone();
+    story.ask(1, json!(2), "tasks/list", json!({"cursor": cursor}));
+    says(&mut story, "a", true);
+    let second = story.heard(1).json();
+    assert_eq!((ids(&second), second["result"].get("nextCursor")), (vec!["t3".to_owned()], None));
+
+    // What its backend knows no more is left out, and a backend that dies keeps nobody waiting.
+    story.ask(2, json!(3), "tasks/list", json!({}));
+    says(&mut story, "a", false);
+    story.hears(2, json!({"jsonrpc": "2.0", "id": 3, "result": {"tasks": []}}));
+    story.ask(2, json!(4), "tasks/list", json!({}));
+    let link = story.told("a").0;
+    story.dies(link).hears(2, json!({"jsonrpc": "2.0", "id": 4, "result": {"tasks": []}}));
+    story.ask(1, json!(5), "tasks/list", json!({"cursor": "theirs"}));
+    assert_eq!(story.heard(1).json()["error"]["code"], -32602);
+    story.post(10, json!(1), "tasks/list", json!({}));
+    assert_eq!(story.heard(10).json()["error"]["code"], -32601);
+    assert_eq!(story.gateway.status(story.now)["under_way"]["lists_of_tasks"], 0);
 }

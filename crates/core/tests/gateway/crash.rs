@@ -1,5 +1,7 @@
 //! A backend that ends, and those who waited for it.
 
+use bytes::Bytes;
+
 use crate::story::*;
 
 #[test]
@@ -177,6 +179,79 @@ fn more_than_may_wait_fail_at_once() {
         (&json!(3), &json!("hold_full"))
     );
     story.hears_nothing(1);
+}
+
+#[test]
+fn what_never_left_is_told_to_the_next_one() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.pass(secs(6));
+    let token = json!({"name": "a__x", "arguments": {"n": [1.0, 2e3]}, "_meta": {"progressToken": "mine"}});
+    story.call(1, 1, "a__x").ask(1, json!("two"), "tools/call", token);
+    let (link, _) = story.told("a");
+    let (_, second) = story.told("a");
+    let line = format!("{second}\n");
+    story.dies_without(
+        link,
+        vec![Bytes::from(line.clone()), Bytes::from_static(b"{\"jsonrpc\":\"2.0\",\"method\":\"x\"}")],
+    );
+    // The first one may have been done; nobody can have read the second.
+    assert_eq!(story.heard(1).json()["result"]["_meta"]["outlast/failure"]["outcome"], "unknown");
+    story.hears_nothing(1);
+    let (next, again) = story.told("a");
+    assert_ne!(next, link);
+    assert_eq!(again, parsed(&line), "word for word");
+    // It is a call like any other from there on.
+    let progress = json!({"progressToken": again["params"]["_meta"]["progressToken"], "progress": 1});
+    story.link_says(next, json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": progress}));
+    assert_eq!(story.heard(1).json()["params"]["progressToken"], "mine");
+    story.answer(next, &again["id"], json!({"content": []}));
+    story.hears(1, json!({"jsonrpc": "2.0", "id": "two", "result": {"content": []}}));
+    assert_eq!(story.status("a")["in_flight"], 0);
+}
+
+#[test]
+fn what_never_left_is_not_told_in_the_terms_of_another_era() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.pass(secs(6)).post(10, json!(1), "tools/call", json!({"name": "a__x"}));
+    let (link, told) = story.told("a");
+    story.set_maker("a", Maker { handshake: false, stateless: true, ..maker(&["x"]) });
+    story.dies_without(link, vec![Bytes::from(format!("{told}\n"))]);
+    let failure = story.heard(10).json()["result"]["_meta"]["outlast/failure"].clone();
+    assert_eq!(failure["outcome"], "not_run", "{failure}");
+}
+
+#[test]
+fn one_that_answers_pings_and_nothing_else_is_replaced() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    let ping = |story: &mut Story| {
+        let at = story.links.iter().position(|(_, text)| text.contains("\"ping\"")).expect("a ping");
+        let (link, text) = story.links.remove(at);
+        story.answer(link, &parsed(&text)["id"], json!({}));
+    };
+    // Slow at one thing, and not at others: it is left alone.
+    story.call(1, 1, "a__x").pass(secs(1)).call(1, 2, "a__x");
+    let (old, _) = story.told("a");
+    let (_, second) = story.told("a");
+    story.pass(secs(1)).answer(old, &second["id"], json!({})).pass(secs(59));
+    ping(&mut story);
+    assert_eq!(story.connected.len(), 1);
+    // Nothing since the one that was late: another one comes up beside it, and takes over.
+    story.links.clear();
+    story.clients.clear();
+    story.call(1, 3, "a__x").pass(secs(61));
+    assert_eq!(story.heard(1).json()["result"]["_meta"]["outlast/failure"]["reason"], "timed_out");
+    assert_eq!(story.connected.len(), 1);
+    ping(&mut story);
+    assert_eq!(story.connected.len(), 2);
+    assert_eq!(story.disconnected, [(old, false)]);
+    assert!(story.notes.last().is_some_and(|note| note.contains("answered no call")), "{:?}", story.notes);
+    story.dies(old).links.clear();
+    assert_eq!((&story.status("a")["state"], &story.status("a")["crashes"]), (&json!("ready"), &json!(0)));
+    // One that is as slow as the last is not replaced over and over.
+    story.call(1, 4, "a__x").pass(secs(59)).pass(secs(2));
+    let before = story.connected.len();
+    story.call(1, 5, "a__x").pass(secs(30));
+    assert!(story.connected.len() - before <= 1);
 }
 
 #[test]

@@ -88,7 +88,10 @@ fn a_role_sees_and_reaches_only_what_it_may() {
     story.ask(1, json!(5), "resources/read", json!({"uri": "a://1"})).told("a");
     story.call(1, 6, "a__read").told("a");
     assert!(
-        story.called.iter().all(|called| called.outcome == Outcome::Denied && called.role.as_deref() == Some("reader"))
+        story
+            .called
+            .iter()
+            .all(|called| called.outcome == Outcome::Denied && called.who.role.as_deref() == Some("reader"))
     );
 }
 
@@ -110,8 +113,10 @@ fn the_guards_stand_in_their_order() {
     story.call(1, 3, "a__slow").call(1, 4, "a__slow");
     assert_eq!((code(&mut story, 1), code(&mut story, 1)), (7014, 7012));
     // The arguments come before the circuit.
-    story.call(1, 5, "a__ok");
-    let link = story.link("a");
+    story.call(1, 5, "a__ok").call(1, 55, "a__ok");
+    let (link, _) = story.told("a");
+    let (_, quick) = story.told("a");
+    story.answer(link, &quick["id"], json!({})).heard(1);
     story.pass(secs(61)).heard(1);
     story.ask(1, json!(6), "tools/call", json!({"name": "a__ok", "arguments": {"x": "bad"}}));
     let bad = story.heard(1).json();
@@ -122,7 +127,10 @@ fn the_guards_stand_in_their_order() {
     assert_eq!(open["result"]["_meta"]["outlast/failure"]["reason"], "circuit_open", "{open}");
     let outcomes: Vec<Outcome> = story.called.iter().map(|called| called.outcome).collect();
     use Outcome::*;
-    assert_eq!(outcomes, [SwitchedOff, SwitchedOff, Denied, RateLimited, TimedOut, BadArguments, CircuitOpen]);
+    assert_eq!(
+        outcomes,
+        [SwitchedOff, SwitchedOff, Denied, RateLimited, Answered, TimedOut, BadArguments, CircuitOpen]
+    );
     // Half open lets one through.
     story.links.clear();
     story.answer(link, &json!(0), json!({})).pass(secs(31)).call(1, 8, "a__ok");
@@ -209,4 +217,27 @@ fn what_a_backend_may_read_otherwise_does_not_reach_it() {
     assert_eq!(code(&mut story, 1), -32602);
     story.told_nothing("a");
     story.call(1, 3, "a__read").told("a");
+}
+
+#[test]
+fn only_what_is_there_or_may_be_is_switched() {
+    let mut story = Story::simple(&[("a", maker(&["x"])), ("b", Maker { mute: true, ..maker(&["y"]) })]);
+    let turn = |story: &mut Story, what: Switch, off: bool| {
+        story.event(Event::SwitchAsked { ticket: 1, what, off });
+        story.answers.pop().expect("an answer").1
+    };
+    let tool = |name: &str| Switch::Tool(name.into());
+    assert_eq!(turn(&mut story, tool("a__y"), true), Err("there is no tool `a__y`".into()));
+    assert_eq!(turn(&mut story, Switch::Backend("c".into()), true), Err("there is no backend `c`".into()));
+    // Nobody knows yet what that one has.
+    assert!(turn(&mut story, tool("b__y"), true).is_ok());
+    // One that is down has what it had; one that is off can be turned on, though nobody sees it.
+    let link = story.link("a");
+    story.auto = false;
+    story.dies(link);
+    assert!(turn(&mut story, tool("a__x"), true).is_ok());
+    assert!(turn(&mut story, Switch::Backend("a".into()), true).is_ok());
+    assert!(turn(&mut story, tool("a__x"), false).is_ok());
+    let names: Vec<String> = story.gateway.names_to_switch().collect();
+    assert_eq!(names, ["a", "a__x", "b"]);
 }

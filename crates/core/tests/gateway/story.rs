@@ -146,6 +146,8 @@ pub struct Story {
     pub disconnected: Vec<(Link, bool)>,
     pub connected: Vec<Link>,
     pub notes: Vec<String>,
+    /// What links said that is no JSON.
+    pub diverted: Vec<(Link, String)>,
     pub records: Vec<Record>,
     pub called: Vec<Called>,
     pub kept: Vec<(String, Offer)>,
@@ -178,6 +180,7 @@ impl Story {
             disconnected: vec![],
             connected: vec![],
             notes: vec![],
+            diverted: vec![],
             records: vec![],
             called: vec![],
             kept: vec![],
@@ -242,6 +245,9 @@ impl Story {
             Action::DropClient { .. } => {}
             Action::Record(record) => self.records.push(record),
             Action::Note(words) => self.notes.push(words),
+            Action::Divert { link, message } => {
+                self.diverted.push((link, String::from_utf8_lossy(&message).into_owned()));
+            }
             Action::Called(called) => self.called.push(called),
             Action::Keep { backend, catalogue } => self.kept.push((backend, catalogue)),
             Action::Answer { ticket, result } => self.answers.push((ticket, result)),
@@ -341,7 +347,10 @@ impl Story {
 
     pub fn ask_stateless(&mut self, client: u64, id: Value, method: &str, mut params: Value) -> &mut Story {
         params["_meta"]["io.modelcontextprotocol/protocolVersion"] = json!("2026-07-28");
-        params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = json!({"elicitation": {}, "sampling": {}});
+        let capabilities = &mut params["_meta"]["io.modelcontextprotocol/clientCapabilities"];
+        if capabilities.is_null() {
+            *capabilities = json!({"elicitation": {}, "sampling": {}});
+        }
         self.ask(client, id, method, params)
     }
 
@@ -424,7 +433,19 @@ impl Story {
 
     pub fn dies(&mut self, link: Link) -> &mut Story {
         self.up.remove(&link.serial);
-        self.event(Event::LinkDown { link, how: How::Exited(Exit::Signal(9)), stderr_tail: "boom\n".into() })
+        self.event(Event::LinkDown {
+            link,
+            how: How::Exited(Exit::Signal(9)),
+            stderr_tail: "boom\n".into(),
+            unsent: vec![],
+        })
+    }
+
+    /// It dies, and these lines were still on their way to it.
+    pub fn dies_without(&mut self, link: Link, unsent: Vec<Bytes>) -> &mut Story {
+        self.up.remove(&link.serial);
+        let how = How::Exited(Exit::Signal(9));
+        self.event(Event::LinkDown { link, how, stderr_tail: String::new(), unsent })
     }
 
     pub fn status(&self, backend: &str) -> Value {

@@ -11,5 +11,7 @@ mod page;
 mod peers;
 mod reload;
 mod serve;
+#[cfg(target_os = "linux")]
+mod tls;
 mod web;
 pub mod world;

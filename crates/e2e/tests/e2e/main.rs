@@ -25,6 +25,8 @@ mod faults;
 mod gateway;
 #[cfg(unix)]
 mod http;
+#[cfg(target_os = "linux")]
+mod json;
 #[cfg(unix)]
 mod matrix;
 #[cfg(target_os = "linux")]

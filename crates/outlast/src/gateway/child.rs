@@ -111,9 +111,8 @@ impl Child {
         if !self.outbox.is_below(OUTBOX_MAX) {
             return false;
         }
-        if self.stdin.is_some() {
-            self.outbox.put(line, None);
-        }
+        // Also where nobody reads any more: what never left is told to the next child.
+        self.outbox.put(line, Some(0));
         true
     }
 
@@ -125,11 +124,11 @@ impl Child {
         }
     }
 
-    /// Nothing passes any more.
-    pub fn close(&mut self) {
+    /// Nothing passes any more. What it cannot have read comes back, in order.
+    pub fn close(&mut self) -> Vec<Bytes> {
         self.stdin = None;
         self.stdout = None;
-        self.outbox.clear();
+        self.outbox.unsent().into_iter().map(|(_, line)| line).collect()
     }
 
     /// Hands over what the pipe takes. False if it refuses for good.
@@ -139,7 +138,6 @@ impl Child {
             && let Poll::Ready(Err(_)) = self.outbox.poll_flush(stdin, cx)
         {
             self.stdin = None;
-            self.outbox.clear();
             return false;
         }
         if self.close_stdin && self.outbox.is_empty() {

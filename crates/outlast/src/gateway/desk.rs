@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use super::{Driver, Stopping, Wire};
 use crate::{
     commands::without_secrets,
+    config::mistake::closest,
     control::{self, server::Asked, wire::Refusal},
     report::shell_quote,
 };
@@ -101,6 +102,9 @@ impl Driver {
                         return Some(Err(Refusal::new("bad_request", "`name` must name a tool or a backend")));
                     }
                 };
+                if !self.gateway.can_switch(&what) {
+                    return Some(Err(self.nothing_to_switch(&what)));
+                }
                 self.tell(Event::SwitchAsked { ticket, what, off });
                 None
             }
@@ -136,9 +140,20 @@ impl Driver {
             name => {
                 let all: Vec<&str> = self.gateway.backends().map(|backend| backend.name.as_str()).collect();
                 let message = format!("there is no backend {name}; there are {}", all.join(", "));
-                Err(Refusal::new("unknown_backend", message))
+                Err(Refusal { data: json!({"backends": all}), ..Refusal::new("unknown_backend", message) })
             }
         }
+    }
+
+    fn nothing_to_switch(&self, what: &Switch) -> Refusal {
+        let (Switch::Tool(name) | Switch::Backend(name)) = what;
+        let known: Vec<String> = self.gateway.names_to_switch().collect();
+        let hint = match closest(name, known.iter().map(String::as_str)) {
+            Some(known) => format!("did you mean `{known}`?"),
+            None => "`outlast state` names the backends and their tools".to_owned(),
+        };
+        let message = format!("there is no backend and no tool `{name}`");
+        Refusal { data: json!({"hint": hint}), ..Refusal::new("unknown_name", message) }
     }
 
     fn has_backend(&self, name: &str) -> bool {

@@ -14,6 +14,8 @@ mod events;
 mod exchange;
 mod headers;
 mod stream;
+#[cfg(not(any(windows, target_os = "macos")))]
+mod trust;
 
 pub use client::HttpClient;
 

@@ -31,6 +31,15 @@ pub use platform::{
     terminal_size, weigh, write_stdout,
 };
 
+#[cfg(target_os = "linux")]
+pub use unix::open_files;
+
+/// The files that a child and those below it have open; elsewhere nobody tells.
+#[cfg(not(target_os = "linux"))]
+pub fn open_files(_leader: u32) -> Vec<PathBuf> {
+    Vec::new()
+}
+
 /// The environment variable by which a child's descendants are known, wherever they went.
 pub const CHILD_TAG: &str = "OUTLAST_CHILD";
 

@@ -321,6 +321,19 @@ impl World {
     }
 
     fn client_tries_again(&mut self, client: u64, request: &Request, said: &Value) {
+        // A server asks for what it works on: on a link that is lent that is this call and no other.
+        for question in said["result"]["inputRequests"].as_object().into_iter().flatten().map(|(_, asked)| asked) {
+            let serial = question["params"]["by"].as_u64().unwrap_or(0);
+            let numbers = self.works_on(serial);
+            let is_lent = self.is_per_session(serial) && question["params"].get("for").is_none();
+            let fits = !is_lent || numbers.is_empty() || numbers == BTreeSet::from([request.number]);
+            check!(
+                self,
+                fits,
+                "client {client} was asked {said} for {}, link {serial} works on {numbers:?}",
+                request.number
+            );
+        }
         let responses: serde_json::Map<String, Value> = said["result"]["inputRequests"]
             .as_object()
             .into_iter()
@@ -400,9 +413,7 @@ impl World {
         let serial = said["params"]["by"].as_u64().unwrap_or(0);
         let works_for = self.works_for(serial);
         // On a link of its own it may be asked at any time; on a shared one only about its own calls.
-        let own = self.servers.get(&serial).is_some_and(|server| {
-            self.gateway.backend(server.link.backend).is_some_and(|backend| backend.children == Children::PerSession)
-        });
+        let own = self.is_per_session(serial);
         if let Some(number) = said["params"]["for"].as_u64() {
             let is_its_own = self.clients[&client].open.values().any(|request| request.number == number);
             check!(self, is_its_own, "client {client} was asked {said}, and did not ask {number}");

@@ -17,6 +17,8 @@ pub struct Server {
     open: Vec<Work>,
     /// Questions to clients that are not answered: our id, the question's number.
     questions: Vec<(Value, u64)>,
+    /// Ids of questions it took back: an answer may be on its way, so they are not used again.
+    taken_back: Vec<Value>,
 }
 
 /// A request it works on.
@@ -68,6 +70,7 @@ impl World {
             tools: self.dice.below(3),
             open: Vec::new(),
             questions: Vec::new(),
+            taken_back: Vec::new(),
         };
         self.servers.insert(link.serial, server);
         match fails {
@@ -75,6 +78,7 @@ impl World {
                 link,
                 how: How::CouldNotStart("no".into()),
                 stderr_tail: String::new(),
+                unsent: Vec::new(),
             }),
             false => self.owed.push_back(Event::LinkUp { link, pid: Some(link.serial as u32) }),
         }
@@ -155,7 +159,7 @@ impl World {
                 let number = self.number();
                 let id = if self.dice.one_in(2) { json!(number % 7) } else { json!(format!("q{number}")) };
                 let server = self.servers.get_mut(&serial).expect("seen above");
-                if server.questions.iter().any(|(known, _)| *known == id) {
+                if server.questions.iter().any(|(known, _)| *known == id) || server.taken_back.contains(&id) {
                     return;
                 }
                 server.questions.push((id.clone(), number));
@@ -188,6 +192,7 @@ impl World {
                 // A question about one of its questions.
                 let server = self.servers.get_mut(&serial).expect("seen above");
                 if let Some((id, _)) = server.questions.pop() {
+                    server.taken_back.push(id.clone());
                     self.server_says(serial, json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}));
                 }
             }
@@ -280,8 +285,22 @@ impl World {
         }
         let Some(server) = self.servers.remove(&serial) else { return };
         let how = if server.up { How::Exited(Exit::Signal(9)) } else { How::CouldNotStart("no".into()) };
+        // The last lines may not have reached it; only whole requests of clients count here.
+        let lost = if server.is_http || !server.up { 0 } else { self.dice.below(3) as usize };
+        let lost = &server.open[server.open.len() - lost.min(server.open.len())..];
+        let lost: Vec<Work> = lost.iter().filter(|work| work.number.is_some()).cloned().collect();
+        let is_unsent = |work: &Work| lost.iter().any(|lost| lost.id == work.id);
+        for number in lost.iter().filter_map(|work| work.number) {
+            // It was never heard of.
+            *self.heard.entry(number).or_insert(1) -= 1;
+        }
+        let unsent = lost
+            .iter()
+            .map(|work| json!({"jsonrpc": "2.0", "id": work.id, "method": work.method, "params": work.params}))
+            .map(|line| Bytes::from(format!("{line}\n")))
+            .collect();
         // Calls that nobody may ask twice end with it.
-        for work in &server.open {
+        for work in server.open.iter().filter(|work| !is_unsent(work)) {
             let Some(number) = work.number.filter(|_| work.method == "tools/call" && work.params["name"] != "t0")
             else {
                 continue;
@@ -291,7 +310,7 @@ impl World {
                 self.due_now.extend(ids.map(|(id, _)| (*client, id.clone())));
             }
         }
-        self.handle(Event::LinkDown { link: server.link, how, stderr_tail: "ouch".into() });
+        self.handle(Event::LinkDown { link: server.link, how, stderr_tail: "ouch".into(), unsent });
     }
 
     /// Hands over one event; a link that comes up knows it before it is told anything.
@@ -337,10 +356,20 @@ impl World {
         servers.flat_map(|server| &server.open).any(|work| work.number == Some(number))
     }
 
+    pub fn is_per_session(&self, serial: u64) -> bool {
+        let Some(server) = self.servers.get(&serial) else { return false };
+        self.gateway.backend(server.link.backend).is_some_and(|backend| backend.children == Children::PerSession)
+    }
+
+    /// The requests of clients that a link works on.
+    pub fn works_on(&self, serial: u64) -> BTreeSet<u64> {
+        let server = self.servers.get(&serial);
+        server.into_iter().flat_map(|server| &server.open).filter_map(|work| work.number).collect()
+    }
+
     /// The clients whose calls a link works on.
     pub fn works_for(&self, serial: u64) -> BTreeSet<u64> {
-        let Some(server) = self.servers.get(&serial) else { return BTreeSet::new() };
-        let numbers: BTreeSet<u64> = server.open.iter().filter_map(|work| work.number).collect();
+        let numbers = self.works_on(serial);
         self.clients
             .iter()
             .filter(|(_, client)| client.open.values().any(|request| numbers.contains(&request.number)))

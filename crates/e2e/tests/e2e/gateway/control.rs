@@ -1,9 +1,10 @@
 //! A gateway and its backends, seen and steered from another terminal.
 
+use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::world::{Gate, HASTY, backend, outlast};
-use crate::mcp::client::{Place, is_alive, until};
+use crate::mcp::client::{Place, is_alive, signal, until};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -93,6 +94,53 @@ fn a_tool_is_switched_off_and_on() {
     assert_eq!(gate.place.audit_of("switched").len(), 2);
     let nothing = gate.outlast(&["switch"]);
     assert_eq!(nothing.status.code(), Some(2), "{}", text(&nothing.stderr));
+    gate.end();
+}
+
+#[test]
+fn only_what_is_there_is_switched_off_whether_it_runs_or_not() {
+    let place = Place::new();
+    let broken = place.join("broken");
+    let mut gate =
+        Gate::listen(place, &backend("one", &["--fail-if", &broken], "max_restarts = 1\ndelay_first = \"10ms\""));
+    until("what it offers", || (gate.backend("one")["catalogue"] == "confirmed").then_some(()));
+    for (name, meant) in
+        [("one__ecoh", "did you mean `one__echo`?"), ("oen", "did you mean `one`?"), ("what", "`outlast state`")]
+    {
+        let wrong = gate.outlast(&["switch", "--off", name]);
+        let words = text(&wrong.stderr);
+        assert_eq!(wrong.status.code(), Some(1), "{words}");
+        assert!(
+            words.contains(&format!("there is no backend and no tool `{name}`")) && words.contains(meant),
+            "{words}"
+        );
+    }
+    assert_eq!(gate.place.audit_of("switched").len(), 0);
+    // After the next start it is known from the last time, and does not come up.
+    signal(gate.client.pid(), Signal::SIGTERM);
+    gate.client.wait();
+    gate.place.write("broken", "no");
+    let config = std::fs::read_to_string(gate.place.join("outlast.toml")).expect("ours");
+    let gate = Gate::listen(gate.place, &config);
+    gate.is("one", "given_up");
+    assert!(gate.outlast(&["switch", "--off", "one__echo"]).status.success());
+    assert_eq!(gate.state()["switched_off"], json!([{"tool": "one__echo"}]));
+    gate.end();
+}
+
+#[test]
+fn generations_count_on_when_a_backend_was_off() {
+    let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
+    let first = gate.child("one");
+    assert_eq!(gate.backend("one")["generation"], 1);
+    assert!(gate.outlast(&["switch", "--off", "one"]).status.success());
+    until("it to be gone", || (!is_alive(first)).then_some(()));
+    assert!(gate.outlast(&["switch", "--on", "one"]).status.success());
+    gate.child("one");
+    assert_eq!(gate.backend("one")["generation"], 2);
+    gate.place.write("outlast.toml", &backend("one", &["--prompts"], ""));
+    gate.place.recorded("configured", 1);
+    until("its next life", || (gate.backend("one")["generation"] == 3).then_some(()));
     gate.end();
 }
 

@@ -167,3 +167,58 @@ fn thirty_two_sessions_outlast_every_backend_in_turn() {
     assert!(failed <= SESSIONS * NAMES.len() && answered > SESSIONS * NAMES.len(), "{answered} and {failed}");
     gate.end();
 }
+
+#[test]
+fn a_backend_that_only_answers_pings_is_replaced_and_one_that_is_slow_at_one_thing_is_not() {
+    let config = backend("one", &[], &format!("{HASTY}\ncall_timeout = \"2s\""));
+    let gate = Gate::listen(Place::new(), &config);
+    let one = gate.child("one");
+    let mut session = gate.session();
+    // Slow at one thing: while that goes on, it answers others.
+    let mut other = gate.session();
+    let slow = thread::spawn(move || other.result("one__sleep", json!({"ms": 60_000})));
+    until("the slow call to be over", || {
+        assert_eq!(session.call("one__pid", json!({})), one.to_string());
+        slow.is_finished().then_some(())
+    });
+    assert_eq!(slow.join().expect("a call")["isError"], true);
+
+    // It hears everything, and answers all but calls.
+    assert_eq!(session.call("one__deaf", json!({})), "deaf");
+    let late = session.result("one__echo", json!({"text": "anybody?"}));
+    assert_eq!(late["_meta"]["outlast/failure"]["reason"], "timed_out", "{late}");
+    until("the child to be replaced", || (!is_alive(one)).then_some(()));
+    assert_eq!(session.call("one__pid", json!({})), gate.child("one").to_string());
+    let state = gate.backend("one");
+    assert_eq!(gate.place.audit_of("server_crashed").len(), 0, "it did not crash: {state}");
+    gate.client.says("answered no call since one that was late");
+    gate.end();
+}
+
+#[test]
+fn what_a_dead_child_never_got_is_done_by_the_next_one() {
+    let log = Place::new();
+    let path = log.join("received");
+    let gate = Gate::listen(Place::new(), &backend("one", &["--log", &path], HASTY));
+    let one = gate.child("one");
+    let mut session = gate.session();
+    assert_eq!(session.call("one__hang", json!({"answer": true})), "hangs");
+    // Its pipe takes a part of the first of these, and nothing of the others.
+    let calls: Vec<_> = (0..4)
+        .map(|number| {
+            let mut session = gate.session();
+            let text = format!("{number}{}", "x".repeat(1 << 20));
+            thread::spawn(move || (session.call("one__echo", json!({"text": text.clone()})) == text, number))
+        })
+        .collect();
+    until("all of them to be under way", || (gate.backend("one")["in_flight"] == 4).then_some(()));
+    signal(one, Signal::SIGKILL);
+    for call in calls {
+        let (is_same, number) = call.join().expect("a call");
+        assert!(is_same, "call {number} came back as another");
+    }
+    let received = fs::read_to_string(&path).expect("a log");
+    let echoes = received.lines().filter(|line| line.contains("tools/call") && line.contains("xxxx"));
+    assert_eq!(echoes.count(), 4, "each was done once");
+    gate.end();
+}

@@ -12,9 +12,9 @@ use std::{
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use super::world::outlast_in;
+use super::world::{Gate, outlast_in};
 use crate::{
-    mcp::client::{PATIENCE, signal, until},
+    mcp::client::{PATIENCE, Place, signal, until},
     support::{
         outlast,
         peers::{Client, Peer, Peers, Project, Server, text},
@@ -262,4 +262,34 @@ fn python_over_http() {
 fn typescript_over_http() {
     let clients = [Client::TsSdk1, Client::TsClient2, Client::TsClient2Auto];
     over_http("gateway::peers::typescript_over_http", &clients);
+}
+
+#[test]
+fn rust_over_http() {
+    over_http("gateway::peers::rust_over_http", &[Client::Rmcp, Client::RmcpAuto]);
+}
+
+/// server-everything has a tool that is a task: its client finds it in the list of its tasks, and nobody else does.
+#[test]
+fn tasks_of_a_real_server_are_listed_for_who_made_them() {
+    let Some(peers) = Peers::find("gateway::peers::tasks_of_a_real_server_are_listed_for_who_made_them") else {
+        return;
+    };
+    let (node, script) = (text(&peers.node()), text(&peers.package("server-everything/dist/index.js")));
+    let config = format!("[[backend]]\nname = \"all\"\ncommand = {node:?}\nargs = [{script:?}, \"stdio\"]\n");
+    let gate = Gate::listen(Place::new(), &config);
+    until("what it offers", || (gate.backend("all")["catalogue"] == "confirmed").then_some(()));
+    let (mut one, mut two) = (gate.session(), gate.session());
+    let params =
+        json!({"name": "all__simulate-research-query", "arguments": {"topic": "rust"}, "task": {"ttl": 60_000}});
+    let made: Vec<Value> =
+        (0..2).map(|_| one.ask("tools/call", params.clone())["result"]["task"]["taskId"].clone()).collect();
+    assert!(made.iter().all(Value::is_string), "{made:?}");
+    let listed = one.ask("tasks/list", json!({}));
+    let ids: Vec<&Value> =
+        listed["result"]["tasks"].as_array().expect("a list").iter().map(|task| &task["taskId"]).collect();
+    assert_eq!(ids, made.iter().collect::<Vec<_>>(), "{listed}");
+    assert!(listed["result"]["tasks"][0]["status"].is_string(), "{listed}");
+    assert_eq!(two.ask("tasks/list", json!({}))["result"]["tasks"], json!([]));
+    gate.end();
 }

@@ -32,7 +32,7 @@ fn a_broken_file_is_reported_and_the_old_settings_stay() {
     let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
     let one = gate.child("one");
     gate.place.write("outlast.toml", "[[backend]]\nname = \"one\"\ncomand = \"x\"\n");
-    let refused = gate.place.recorded("config_refused", 1);
+    let refused = gate.place.recorded("reload_failed", 1);
     let detail = refused["detail"].as_str().unwrap_or_default();
     for words in ["outlast.toml:3", "comand", "command"] {
         assert!(detail.contains(words), "{words} in {detail}");

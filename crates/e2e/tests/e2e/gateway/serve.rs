@@ -156,6 +156,44 @@ fn each_session_may_have_a_process_of_its_own() {
 }
 
 #[test]
+fn a_stateless_client_is_asked_by_a_handshake_server_whatever_else_it_works_on() {
+    let config = backend("own", &["--era", "legacy"], "children = \"per_session\"");
+    let gate = Gate::listen(Place::new(), &config);
+    let can = json!({"elicitation": {}});
+    let post = |params: serde_json::Value, capabilities: &serde_json::Value| {
+        let reply = super::web::stateless(&gate.address, "tools/call", params, capabilities.clone());
+        (reply.status, reply.messages().pop().unwrap_or_else(|| panic!("no answer: {}", reply.text())))
+    };
+    let ask = |word: &str| json!({"name": "own__ask", "arguments": {"method": "elicitation/create", "params": {"message": word}}});
+    // Two calls are open at the same time, and a third one is nobody's concern.
+    let asked = ["first", "second"].map(|word| {
+        let (_, answer) = post(ask(word), &can);
+        let asked = answer["result"]["inputRequests"]["ask0"]["params"]["message"].clone();
+        assert_eq!(asked, word, "{answer}");
+        answer["result"]["requestState"].clone()
+    });
+    assert_eq!(
+        post(json!({"name": "own__echo", "arguments": {"text": "third"}}), &can).1["result"]["content"][0]["text"],
+        "third"
+    );
+    for (state, word) in asked.into_iter().zip(["first", "second"]) {
+        let mut params = ask(word);
+        params["requestState"] = state;
+        params["inputResponses"] = json!({"ask0": {"action": "accept", "content": {"said": word}}});
+        let (status, answer) = post(params, &can);
+        let text = crate::mcp::client::text(&answer["result"]);
+        assert!(status == 200 && text.contains(&format!(r#""said":"{word}""#)), "{answer}");
+    }
+    // One that can be asked nothing hears what it lacks; the puppet passes on whatever it was told.
+    let (_, answer) = post(ask("nobody"), &json!({}));
+    let text = crate::mcp::client::text(&answer["result"]);
+    assert!(text.contains("did not declare the capability `elicitation`"), "{answer}");
+    let seats = gate.backend("own")["links"].to_string();
+    assert!(seats.contains("lent"), "{seats}");
+    gate.end();
+}
+
+#[test]
 fn the_status_page_reads_and_orders() {
     let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
     let one = gate.child("one");

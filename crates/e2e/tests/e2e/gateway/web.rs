@@ -184,3 +184,21 @@ impl Session {
         tools.iter().map(|tool| tool["name"].as_str().expect("a name").to_owned()).collect()
     }
 }
+
+/// One request of the stateless era, from a client that can do that much.
+pub fn stateless(address: &str, method: &str, mut params: Value, capabilities: Value) -> Reply {
+    params["_meta"]["io.modelcontextprotocol/protocolVersion"] = json!("2026-07-28");
+    params["_meta"]["io.modelcontextprotocol/clientCapabilities"] = capabilities;
+    let name = params["name"].as_str().unwrap_or_default().to_owned();
+    let mut headers = vec![
+        ("content-type", "application/json"),
+        ("accept", "application/json, text/event-stream"),
+        ("mcp-protocol-version", "2026-07-28"),
+        ("mcp-method", method),
+    ];
+    if !name.is_empty() {
+        headers.push(("mcp-name", &name));
+    }
+    let message = json!({"jsonrpc": "2.0", "id": "one", "method": method, "params": params});
+    Web::connect(address).ask("POST", "/mcp", &headers, message.to_string().as_bytes())
+}

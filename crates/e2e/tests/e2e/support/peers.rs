@@ -5,7 +5,7 @@
 
 use rmcp::model::{CallToolRequestParams, ProtocolVersion};
 use rmcp::service::ClientServiceExt;
-use rmcp::transport::TokioChildProcess;
+use rmcp::transport::{StreamableHttpClientTransport, TokioChildProcess};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -315,7 +315,9 @@ impl Peer {
         };
         let (answered, answers) = channel();
         let operations = match client {
-            Client::Rmcp | Client::RmcpAuto => rmcp_thread(client, setup, project.stderr_file(), answered),
+            Client::Rmcp | Client::RmcpAuto => {
+                rmcp_thread(client, Way::Program(setup, project.stderr_file()), answered)
+            }
             _ => {
                 let setup = json!({"command": setup.command, "args": setup.args, "env": setup.env, "cwd": setup.cwd});
                 script(client, &setup, project, answered)?
@@ -324,11 +326,14 @@ impl Peer {
         Peer::opened(operations, answers)
     }
 
-    /// Over HTTP, where a server is already. Only scripts do that.
+    /// Over HTTP, where a server is already.
     #[cfg(target_os = "linux")]
     pub fn connect(client: Client, project: &Project, url: &str) -> Result<Peer, String> {
         let (answered, answers) = channel();
-        let operations = script(client, &json!({"url": url}), project, answered)?;
+        let operations = match client {
+            Client::Rmcp | Client::RmcpAuto => rmcp_thread(client, Way::Url(url.to_owned()), answered),
+            _ => script(client, &json!({"url": url}), project, answered)?,
+        };
         Peer::opened(operations, answers)
     }
 
@@ -446,8 +451,15 @@ fn script(client: Client, setup: &Value, project: &Project, answered: Sender<Val
     Ok(Operations::Script { child, stdin })
 }
 
+/// How rmcp reaches its server: it starts it, or finds it there.
+enum Way {
+    Program(Setup, File),
+    #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "the gateway over HTTP is met on Linux"))]
+    Url(String),
+}
+
 /// The same operations on rmcp, in this process: a dev-dependency cannot be a program of its own.
-fn rmcp_thread(client: Client, setup: Setup, stderr: File, answered: Sender<Value>) -> Operations {
+fn rmcp_thread(client: Client, way: Way, answered: Sender<Value>) -> Operations {
     let (operations, mut asked) = tokio::sync::mpsc::unbounded_channel::<Value>();
     thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
@@ -459,11 +471,19 @@ fn rmcp_thread(client: Client, setup: Setup, stderr: File, answered: Sender<Valu
                 },
                 _ => rmcp::service::ClientLifecycleMode::Initialize,
             };
-            let mut command = tokio::process::Command::new(&setup.command);
-            command.args(&setup.args).envs(&setup.env).current_dir(&setup.cwd);
-            let (transport, _) =
-                TokioChildProcess::builder(command).stderr(stderr).spawn().map_err(|error| error.to_string())?;
-            let client = ().serve_with_lifecycle(transport, lifecycle).await.map_err(|error| error.to_string())?;
+            let client = match way {
+                Way::Program(setup, stderr) => {
+                    let mut command = tokio::process::Command::new(&setup.command);
+                    command.args(&setup.args).envs(&setup.env).current_dir(&setup.cwd);
+                    let (transport, _) = TokioChildProcess::builder(command)
+                        .stderr(stderr)
+                        .spawn()
+                        .map_err(|error| error.to_string())?;
+                    ().serve_with_lifecycle(transport, lifecycle).await
+                }
+                Way::Url(url) => ().serve_with_lifecycle(StreamableHttpClientTransport::from_uri(url), lifecycle).await,
+            };
+            let client = client.map_err(|error| error.to_string())?;
             let version = client.peer_info().map(|info| info.protocol_version.to_string());
             let _ = answered.send(json!({"ok": {"version": version}}));
 

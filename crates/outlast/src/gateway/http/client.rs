@@ -39,7 +39,7 @@ pub struct HttpClient {
     connect_max: Duration,
     plain: Plain,
     /// Made when the first address asks for it: the roots of trust are a good part of what an idle gateway would hold.
-    secure: Arc<OnceLock<Secure>>,
+    secure: Arc<OnceLock<(Secure, Vec<String>)>>,
 }
 
 type Plain = Client<HttpConnector, Full<Bytes>>;
@@ -52,10 +52,10 @@ mod tls {
 
     pub type Connector = hyper_tls::HttpsConnector<HttpConnector>;
 
-    pub fn over(connector: HttpConnector) -> Connector {
+    pub fn over(connector: HttpConnector) -> (Connector, Vec<String>) {
         let mut connector = hyper_tls::HttpsConnector::new_with_connector(connector);
         connector.https_only(true);
-        connector
+        (connector, Vec::new())
     }
 }
 
@@ -66,9 +66,16 @@ mod tls {
 
     pub type Connector = hyper_rustls::HttpsConnector<HttpConnector>;
 
-    pub fn over(connector: HttpConnector) -> Connector {
-        let builder = hyper_rustls::HttpsConnectorBuilder::new().with_webpki_roots().https_only().enable_http1();
-        builder.wrap_connector(connector)
+    /// And what is wrong with the roots that somebody named.
+    pub fn over(connector: HttpConnector) -> (Connector, Vec<String>) {
+        let (roots, complaints) = super::super::trust::roots();
+        let config = rustls::ClientConfig::builder_with_provider(rustls::crypto::ring::default_provider().into())
+            .with_safe_default_protocol_versions()
+            .expect("its own versions fit")
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        let builder = hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(config).https_only().enable_http1();
+        (builder.wrap_connector(connector), complaints)
     }
 }
 
@@ -88,10 +95,23 @@ impl HttpClient {
         if request.uri().scheme_str() != Some("https") {
             return self.plain.request(request);
         }
-        let secure = self.secure.get_or_init(|| {
-            builder().build(Timely { connector: tls::over(self.connector.clone()), max: self.connect_max })
+        let (secure, _) = self.secure.get_or_init(|| {
+            let (connector, complaints) = tls::over(self.connector.clone());
+            (builder().build(Timely { connector, max: self.connect_max }), complaints)
         });
         secure.request(request)
+    }
+
+    /// Why a certificate may not be trusted, in words that help.
+    fn about_trust(&self, why: &str) -> String {
+        let complaints = self.secure.get().map_or(&[][..], |(_, complaints)| complaints);
+        match why.contains("UnknownIssuer") {
+            false => String::new(),
+            true if complaints.is_empty() => {
+                "; who signed its certificate is not trusted here: SSL_CERT_FILE may name a file with that root".into()
+            }
+            true => format!("; {}", complaints.join("; ")),
+        }
     }
 }
 
@@ -227,7 +247,9 @@ impl Target {
         let hyper = error.source().and_then(|source| source.downcast_ref::<hyper::Error>());
         let was_sent = !is_connect && !hyper.is_some_and(hyper::Error::is_canceled);
         let what = if is_connect { "cannot connect to" } else { "lost the connection to" };
-        Failed { was_sent, is_unreachable: is_connect, why: format!("{what} {}: {}", self.name(), cause(error)) }
+        let why = cause(error);
+        let trust = self.client.about_trust(&why);
+        Failed { was_sent, is_unreachable: is_connect, why: format!("{what} {}: {why}{trust}", self.name()) }
     }
 }
 

@@ -1,13 +1,16 @@
 //! One message posted, and all that is said in answer to it.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::{
     HeaderMap, Method, Response, StatusCode, Uri,
     body::Incoming,
-    header::{ACCEPT, CONTENT_TYPE, HeaderValue, RETRY_AFTER},
+    header::{ACCEPT, CONTENT_TYPE, DATE, HeaderValue, RETRY_AFTER},
 };
 use outlast_core::{
     json::Raw,
@@ -78,7 +81,7 @@ impl Exchange {
             let status = response.status();
             if self.is_safe
                 && matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
-                && let Some(delay) = tries.next(retry_after(&response))
+                && let Some(delay) = tries.next(retry_after(response.headers()))
             {
                 sleep(delay).await;
                 continue;
@@ -408,10 +411,17 @@ fn excerpt(body: &[u8]) -> Option<String> {
     (!joined.is_empty()).then_some(joined)
 }
 
-/// The server's own wish, in seconds. As a date it is read as no wish: clocks differ.
-fn retry_after(response: &Response<Incoming>) -> Option<Duration> {
-    let value = response.headers().get(RETRY_AFTER)?.to_str().ok()?;
-    value.trim().parse().ok().map(Duration::from_secs)
+/// The server's own wish: in seconds, or as a date, which counts from the date of its answer, as clocks differ.
+fn retry_after(headers: &HeaderMap) -> Option<Duration> {
+    let text = |name| Some(headers.get(name)?.to_str().ok()?.trim());
+    let wish = text(RETRY_AFTER)?;
+    if let Ok(seconds) = wish.parse() {
+        return Some(Duration::from_secs(seconds));
+    }
+    let then = httpdate::parse_http_date(wish).ok()?;
+    let now = text(DATE).and_then(|date| httpdate::parse_http_date(date).ok()).unwrap_or_else(SystemTime::now);
+    // One that is past already is a wish for no pause at all.
+    Some(then.duration_since(now).unwrap_or_default())
 }
 
 /// How often the same is tried again, and after which pauses.
@@ -446,5 +456,35 @@ impl Tries {
             return None;
         }
         Some(delay + delay.mul_f64((home::random() % 1000) as f64 / 2000.0))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wish_for_a_pause_is_in_seconds_or_a_date() {
+        const DATED: &str = "Fri, 31 Dec 1999 23:59:50 GMT";
+        #[rustfmt::skip]
+        let table = [
+            // retry-after                      date         pause
+            (Some("3"),                         None,        Some(3)),
+            (Some(" 0 "),                       None,        Some(0)),
+            (Some("Fri, 31 Dec 1999 23:59:59 GMT"), Some(DATED), Some(9)),
+            (Some("Friday, 31-Dec-99 23:59:52 GMT"), Some(DATED), Some(2)),
+            (Some("Fri, 31 Dec 1999 23:59:40 GMT"), Some(DATED), Some(0)),
+            // Without a date of theirs ours must do, and that is long past.
+            (Some("Fri, 31 Dec 1999 23:59:59 GMT"), None,    Some(0)),
+            (Some("soon"),                      Some(DATED), None),
+            (Some("-1"),                        None,        None),
+            (None,                              Some(DATED), None),
+        ];
+        for (wish, date, pause) in table {
+            let mut headers = HeaderMap::new();
+            headers.extend(wish.map(|wish| (RETRY_AFTER, HeaderValue::from_static(wish))));
+            headers.extend(date.map(|date| (DATE, HeaderValue::from_static(date))));
+            assert_eq!(retry_after(&headers), pause.map(Duration::from_secs), "{wish:?} {date:?}");
+        }
     }
 }

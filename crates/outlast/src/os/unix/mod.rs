@@ -6,6 +6,8 @@ mod detach;
 mod household;
 mod keeper;
 mod memory;
+#[cfg(target_os = "linux")]
+mod open_files;
 mod outer;
 mod process;
 mod pty;
@@ -23,6 +25,8 @@ pub use descriptors::room_for_descriptors;
 pub use detach::{Announce, Claim, claim_name, detach};
 pub use household::{Household, Keeper};
 pub use memory::give_back_code;
+#[cfg(target_os = "linux")]
+pub use open_files::open_files;
 pub use outer::{Outer, outer_size, write_stdout};
 pub use process::born;
 pub use pty::Window;

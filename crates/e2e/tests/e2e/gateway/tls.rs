@@ -1,0 +1,92 @@
+//! A backend behind TLS, with a certificate that somebody signed whom only this test knows.
+
+use std::{fs, net::TcpListener, sync::Arc, thread};
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use serde_json::json;
+use tokio_rustls::{
+    TlsAcceptor,
+    rustls::{
+        ServerConfig,
+        crypto::ring,
+        pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer},
+    },
+};
+
+use super::world::{Gate, backend};
+use crate::mcp::client::{Place, until};
+
+/// TLS on a port of its own, and plainly on to where the server is. The root that signed it, as PEM.
+fn front(server: String) -> (u16, String) {
+    let key = || KeyPair::generate().expect("a key");
+    let mut root = CertificateParams::new(vec![]).expect("no names are wrong");
+    root.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    let root_key = key();
+    let root_certificate = root.self_signed(&root_key).expect("a root");
+    let issuer = Issuer::new(root, root_key);
+    let own_key = key();
+    let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
+    let own = CertificateParams::new(names).and_then(|own| own.signed_by(&own_key, &issuer)).expect("a certificate");
+    let private = PrivateKeyDer::from(PrivatePkcs8KeyDer::from(own_key.serialize_der()));
+    let config = ServerConfig::builder_with_provider(ring::default_provider().into())
+        .with_safe_default_protocol_versions()
+        .expect("its own versions fit")
+        .with_no_client_auth()
+        .with_single_cert(vec![own.der().clone()], private)
+        .expect("they belong together");
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    listener.set_nonblocking(true).expect("a socket");
+    let port = listener.local_addr().expect("bound").port();
+    thread::spawn(move || {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        runtime.block_on(async {
+            let listener = tokio::net::TcpListener::from_std(listener).expect("a socket");
+            let acceptor = TlsAcceptor::from(Arc::new(config));
+            while let Ok((stream, _)) = listener.accept().await {
+                let (acceptor, server) = (acceptor.clone(), server.clone());
+                tokio::spawn(async move {
+                    // Who does not trust us hangs up here.
+                    let Ok(mut stream) = acceptor.accept(stream).await else { return };
+                    if let Ok(mut plain) = tokio::net::TcpStream::connect(server).await {
+                        let _ = tokio::io::copy_bidirectional(&mut stream, &mut plain).await;
+                    }
+                });
+            }
+        });
+    });
+    (port, root_certificate.pem())
+}
+
+#[test]
+fn a_root_of_your_own_is_trusted_where_it_is_named() {
+    let inner = Gate::listen(Place::new(), &backend("one", &[], ""));
+    inner.child("one");
+    let (port, root) = front(inner.address.clone());
+    let config = format!("[[backend]]\nname = \"far\"\nurl = \"https://localhost:{port}/mcp\"\n");
+
+    for variable in ["SSL_CERT_FILE", "SSL_CERT_DIR"] {
+        let place = Place::new();
+        fs::create_dir(place.join("roots")).expect("ours");
+        place.write("roots/own.pem", &root);
+        place.write("roots/README", "not a certificate\n");
+        let named = place.join(if variable == "SSL_CERT_FILE" { "roots/own.pem" } else { "roots" });
+        let gate = Gate::listen_with(place, &config, |setup| setup.env(variable, &named));
+        gate.is("far", "ready");
+        assert_eq!(gate.session().call("far__one__echo", json!({"text": variable})), variable);
+        gate.end();
+    }
+
+    // Nobody named it, or what was named is not there: the sentence says what to do.
+    let missing = "/nowhere/at/all.pem";
+    for (named, words) in [(None, "SSL_CERT_FILE may name"), (Some(missing), "SSL_CERT_FILE names /nowhere/at/all.pem")]
+    {
+        let gate = Gate::listen_with(Place::new(), &config, |setup| match named {
+            Some(named) => setup.env("SSL_CERT_FILE", named),
+            None => setup,
+        });
+        let why = until("the first try to fail", || gate.backend("far")["last_exit"].as_str().map(str::to_owned));
+        assert!(why.contains(&format!("https://localhost:{port}")) && why.contains(words), "{why}");
+        gate.end();
+    }
+    inner.end();
+}
