@@ -423,21 +423,22 @@ pub fn patch(message: &[u8], edits: &mut [(Range<usize>, &str)]) -> Bytes {
     edits.sort_unstable_by_key(|(at, _)| (at.start, at.end));
     let end = message.trim_ascii_end().len();
     let mut from = message.len() - message.trim_ascii_start().len();
-    let grown: usize = edits.iter().map(|(_, with)| with.len()).sum();
-    let mut out = BytesMut::with_capacity(end + grown + 1);
+    // The length it will have to the byte, so that the bytes can be shared without room for who shares them.
+    let (gone, come) = edits.iter().fold((0, 0), |(gone, come), (at, with)| (gone + at.len(), come + with.len()));
+    let mut out = Vec::with_capacity(end - from - gone + come + 1);
     for (at, with) in edits {
-        out.put_slice(&message[from..at.start]);
-        out.put_slice(with.as_bytes());
+        out.extend_from_slice(&message[from..at.start]);
+        out.extend_from_slice(with.as_bytes());
         from = at.end;
     }
-    out.put_slice(&message[from..end]);
+    out.extend_from_slice(&message[from..end]);
     let mut at = 0;
     while let Some(found) = memchr::memchr2(b'\n', b'\r', &out[at..]) {
         at += found;
         out[at] = b' ';
     }
-    out.put_u8(b'\n');
-    out.freeze()
+    out.push(b'\n');
+    out.into()
 }
 
 /// A whole line from its text.

@@ -1,12 +1,14 @@
-//! The least that an HTTP endpoint in front of one stdio server can cost: no policy, no names, no look at what passes.
+//! The least that an HTTP endpoint in front of one stdio server can cost: no policy, no names, no look at what passes but
+//! for its id, as all clients share one server and all count from one.
 //!
-//! `outlast-hop PORT SERVER`. The server answers in the order it is asked, so answers are handed out in that order.
+//! `outlast-hop PORT SERVER`. Ids are found where the benchmark's client and server write them: nothing is parsed.
 
 use std::{
-    cell::RefCell,
-    collections::VecDeque,
+    cell::{Cell, RefCell},
+    collections::HashMap,
     convert::Infallible,
     env, io,
+    ops::Range,
     os::fd::OwnedFd,
     process::{Command, ExitCode, Stdio},
     rc::Rc,
@@ -34,25 +36,31 @@ const INITIALIZE: &[u8] = b"{\"jsonrpc\":\"2.0\",\"id\":0,\"method\":\"initializ
 
 #[derive(Default)]
 struct Server {
-    /// Who waits for the next answer, in order.
-    waiting: RefCell<VecDeque<oneshot::Sender<Bytes>>>,
+    /// Who waits for an answer, by our own number for it.
+    waiting: RefCell<HashMap<u64, oneshot::Sender<Bytes>>>,
+    next: Cell<u64>,
     outbox: RefCell<BytesMut>,
     has_more: Notify,
 }
 
 impl Server {
     async fn ask(&self, line: &[u8]) -> Option<Bytes> {
+        let place = id_of(line)?;
+        let id = &line[place.clone()];
+        let number = self.next.replace(self.next.get() + 1);
         let (answer, answered) = oneshot::channel();
-        self.waiting.borrow_mut().push_back(answer);
-        self.put(line);
+        self.waiting.borrow_mut().insert(number, answer);
+        {
+            let mut outbox = self.outbox.borrow_mut();
+            outbox.extend_from_slice(&line[..place.start]);
+            outbox.extend_from_slice(number.to_string().as_bytes());
+            outbox.extend_from_slice(line[place.end..].trim_ascii_end());
+            outbox.extend_from_slice(b"\n");
+        }
         self.has_more.notify_one();
-        answered.await.ok()
-    }
-
-    fn put(&self, line: &[u8]) {
-        let mut outbox = self.outbox.borrow_mut();
-        outbox.extend_from_slice(line.trim_ascii_end());
-        outbox.extend_from_slice(b"\n");
+        let answer = answered.await.ok()?;
+        let place = id_of(&answer)?;
+        Some([&answer[..place.start], id, &answer[place.end..]].concat().into())
     }
 
     async fn write(&self, mut pipe: pipe::Sender) {
@@ -71,13 +79,20 @@ impl Server {
         while pipe.read_buf(&mut buffer).await.is_ok_and(|read| read > 0) {
             while let Some(end) = memchr(b'\n', &buffer) {
                 let line = buffer.split_to(end + 1).freeze();
-                if let Some(answer) = self.waiting.borrow_mut().pop_front() {
+                let number = id_of(&line).and_then(|place| std::str::from_utf8(&line[place]).ok()?.parse().ok());
+                if let Some(answer) = number.and_then(|number: u64| self.waiting.borrow_mut().remove(&number)) {
                     let _ = answer.send(line);
                 }
             }
             buffer.reserve(64 << 10);
         }
     }
+}
+
+fn id_of(message: &[u8]) -> Option<Range<usize>> {
+    let start = memmem::find(message, b"\"id\":")? + 5;
+    let length = message[start..].iter().position(|byte| matches!(byte, b',' | b'}'))?;
+    Some(start..start + length)
 }
 
 pub fn main() -> ExitCode {
@@ -132,17 +147,14 @@ async fn answer(
     let body = body.to_bytes();
     let line = if memmem::find(&body, b"\"method\":\"initialize\"").is_some() {
         // One handshake was made for all; every client gets its result under its own id.
-        let id = memmem::find(&body, b"\"id\":").map_or(&b"0"[..], |at| {
-            let rest = &body[at + 5..];
-            &rest[..rest.iter().position(|byte| matches!(byte, b',' | b'}')).unwrap_or(rest.len())]
-        });
+        let id = id_of(&body).map_or(&b"0"[..], |place| &body[place]);
         let text = String::from_utf8_lossy(&opened).replacen(
             "\"id\":0",
             &format!("\"id\":{}", String::from_utf8_lossy(id)),
             1,
         );
         Bytes::from(text)
-    } else if memmem::find(&body, b"\"id\":").is_none() {
+    } else if id_of(&body).is_none() {
         return refuse(StatusCode::ACCEPTED);
     } else {
         match server.ask(&body).await {

@@ -75,8 +75,18 @@ pub fn unpack(value: &str) -> Option<String> {
 
 /// A session id as we write it: 32 hexadecimal digits.
 pub fn session_id(text: &str) -> Option<u128> {
-    let is_ours = text.len() == 32 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-    is_ours.then(|| u128::from_str_radix(text, 16).ok())?
+    let half = |digits: &str| {
+        digits.bytes().try_fold(0_u64, |id, byte| {
+            let digit = match byte {
+                b'0'..=b'9' => byte - b'0',
+                b'a'..=b'f' => byte - b'a' + 10,
+                _ => return None,
+            };
+            Some(id << 4 | u64::from(digit))
+        })
+    };
+    let (high, low) = text.split_at_checked(16).filter(|_| text.len() == 32)?;
+    Some(u128::from(half(high)?) << 64 | u128::from(half(low)?))
 }
 
 /// The host in `host:port`, without brackets; nothing if it is no such thing.

@@ -100,8 +100,8 @@ fn version(headers: &HeaderMap) -> Result<Option<&str>, Box<Answer>> {
 }
 
 /// The session that a request of the handshake era belongs to.
-fn session(door: &Door, who: &Who, headers: &HeaderMap) -> Result<u128, Box<Answer>> {
-    match version(headers)? {
+fn session(door: &Door, who: &Who, headers: &HeaderMap, version: Option<&str>) -> Result<u128, Box<Answer>> {
+    match version {
         Some(version) if !words::HANDSHAKE.contains(&version) => {
             let supported = [&words::STATELESS[..], &words::HANDSHAKE[..]].concat();
             return Err(words::unsupported("null", version, &supported));
@@ -116,11 +116,11 @@ fn session(door: &Door, who: &Who, headers: &HeaderMap) -> Result<u128, Box<Answ
 }
 
 fn get(door: &Door, line: &Rc<Line>, who: Rc<Who>, headers: HeaderMap) -> Told {
-    only_with_sessions(&headers)?;
+    let version = only_with_sessions(&headers)?;
     if !accepts(&headers).1 {
         return Err(Answer::refusal(StatusCode::NOT_ACCEPTABLE, "a GET is answered by text/event-stream alone"));
     }
-    let id = session(door, &who, &headers)?;
+    let id = session(door, &who, &headers, version)?;
     let last = single(&headers, "last-event-id").map_err(|_| lost_stream(NoStream::NotAnId))?;
     let mut house = door.house.borrow_mut();
     let (stream, place) = house.listen(id, last, line.clone(), Instant::now()).map_err(lost_stream)?;
@@ -137,18 +137,19 @@ fn lost_stream(why: NoStream) -> Box<Answer> {
 }
 
 fn delete(door: &Door, who: &Who, headers: &HeaderMap) -> Told {
-    only_with_sessions(headers)?;
-    let id = session(door, who, headers)?;
+    let version = only_with_sessions(headers)?;
+    let id = session(door, who, headers, version)?;
     door.house.borrow_mut().end_session(id);
     Ok(Answer::empty(StatusCode::OK))
 }
 
-fn only_with_sessions(headers: &HeaderMap) -> Result<(), Box<Answer>> {
+/// The protocol version of a request that belongs to a session.
+fn only_with_sessions(headers: &HeaderMap) -> Result<Option<&str>, Box<Answer>> {
     match version(headers)? {
         Some(version) if words::is_stateless(version) => {
             Err(words::method_not_allowed("POST", "there are no sessions in this revision, only POST"))
         }
-        _ => Ok(()),
+        version => Ok(version),
     }
 }
 
@@ -184,7 +185,8 @@ fn said(
         let message = format!("the body is not JSON: {}", error.0);
         Answer::error(StatusCode::BAD_REQUEST, "null", words::NOT_JSON, &message, None)
     })?;
-    let is_stateless = version(headers)?.is_some_and(words::is_stateless);
+    let version = version(headers)?;
+    let is_stateless = version.is_some_and(words::is_stateless);
     match message {
         Message::Request { id, method, params }
             if agree::claims(&params) || (is_stateless && method != "initialize") =>
@@ -208,19 +210,19 @@ fn said(
         }
         Message::Other => Err(invalid("the body is no JSON-RPC message")),
         Message::Request { id, .. } => {
-            let session = session(door, who, headers)?;
+            let session = session(door, who, headers, version)?;
             let ids = vec![known(id)?];
             fresh(door, session, who, &ids, now)?;
             let mut house = door.house.borrow_mut();
             Ok(house.ask(session, ids, false, vec![body.clone()], line.clone(), now))
         }
         Message::Notification { .. } | Message::Response { .. } => {
-            let session = session(door, who, headers)?;
+            let session = session(door, who, headers, version)?;
             door.house.borrow_mut().note(session, vec![body.clone()], now);
             Ok(None)
         }
         Message::Batch(members) => {
-            let session = session(door, who, headers)?;
+            let session = session(door, who, headers, version)?;
             let (ids, messages) = batch(door, session, who, body, &members, now)?;
             let mut house = door.house.borrow_mut();
             if ids.is_empty() {
