@@ -115,6 +115,12 @@ pub enum Event {
         link: Link,
         message: Bytes,
     },
+    /// Of an HTTP backend: no answer, but said on behalf of this request, as we numbered it.
+    LinkSaidFor {
+        link: Link,
+        id: Id,
+        message: Bytes,
+    },
     /// Of an HTTP backend: this request, as we numbered it, will never be answered. The link lives on.
     RequestLost {
         link: Link,
@@ -395,6 +401,8 @@ pub struct Gateway {
     wake: Option<Instant>,
     /// The first event was heard, and so what time it is.
     begun: bool,
+    /// The call that what a backend is saying is said for, where that is known.
+    said_for: Option<u64>,
     /// Some place may be due to be filled.
     starts_due: bool,
     stopping: Option<Instant>,
@@ -441,6 +449,7 @@ impl Gateway {
             next: 1,
             wake: None,
             begun: false,
+            said_for: None,
             starts_due: false,
             stopping: None,
             over: false,
@@ -462,6 +471,7 @@ impl Gateway {
             Event::ClientLeft { client } => self.client_left(client, now),
             Event::LinkUp { link, pid } => self.link_up(link, pid, now),
             Event::LinkSaid { link, message } => self.link_said(link, &message, now),
+            Event::LinkSaidFor { link, id, message } => self.link_said_for(link, &id, &message, now),
             Event::RequestLost { link, id, was_sent, why } => self.request_lost(link, &id, was_sent, &why, now),
             Event::LinkDown { link, how, stderr_tail, unsent } => self.link_down(link, how, stderr_tail, unsent, now),
             Event::Measured { link, rss } => self.measured(link, rss, now),

@@ -1,6 +1,6 @@
 //! What backends ask of clients: sampling, elicitation, roots.
 //!
-//! A link of its own belongs to one client, as do all links where one client on lines is alone; on a shared one a request can only be for the client whose calls it works on,
+//! Over HTTP the stream of a call says by itself whose question it carries. A link of its own belongs to one client, as do all links where one client on lines is alone; on a shared one a request can only be for the client whose calls it works on,
 //! and if there are several, nobody can say which; calls that may be asked something are alone on a lent one. Toward a client of the stateless era, which cannot be asked anything, the
 //! question is the answer to its call, and its next try brings the answers; the backend's call stays open meanwhile. The
 //! other way round a stateless backend's question becomes requests to the client, and then our own next try.
@@ -143,6 +143,11 @@ impl Gateway {
         let connection = &self.links[&serial];
         let on_link = || self.calls.iter().filter(|(_, call)| call.link == Some(serial));
         let newest = |client: Client| on_link().filter(|(_, call)| call.is_of(client)).map(|(key, _)| *key).max();
+        if let Some(key) = self.said_for
+            && let Some(whom) = &self.calls[&key].whom
+        {
+            return Ok((whom.client, Some(key)));
+        }
         if let Seat::Session(client) = connection.place.seat {
             return Ok((client, newest(client)));
         }

@@ -190,6 +190,39 @@ impl Gateway {
         }
     }
 
+    pub(super) fn link_said_for(&mut self, link: Link, id: &Id, said: &[u8], now: Instant) {
+        let key = match id {
+            Id::Integer(number) => u64::try_from(*number).ok(),
+            Id::Big(_) | Id::Text(_) => None,
+        };
+        let is_open = |call: &Call| call.link == Some(link.serial) && call.whom.is_some();
+        self.said_for = key.filter(|key| self.calls.get(key).is_some_and(|call| is_open(call)));
+        if self.said_for.is_some() || !self.is_said_too_late(link.serial, said) {
+            self.link_said(link, said, now);
+        }
+        self.said_for = None;
+    }
+
+    /// Whether that can only have been for a call that is over: it must not reach another one's client.
+    fn is_said_too_late(&mut self, serial: u64, said: &[u8]) -> bool {
+        match message::parse(said) {
+            Ok(Message::Request { id, method, .. }) if method != "ping" => {
+                if let Some(at) = id.place(said) {
+                    let raw = String::from_utf8_lossy(&said[at]);
+                    let answer = message::error_line(&raw, -32800, "the call that this was for is over", None);
+                    self.tell_link(serial, answer);
+                }
+                true
+            }
+            Ok(Message::Notification { method, .. }) => match &*method {
+                "notifications/cancelled" | "notifications/resources/updated" => false,
+                "notifications/tasks/status" | "notifications/tasks" => false,
+                method => Family::of(method).is_none(),
+            },
+            _ => false,
+        }
+    }
+
     fn link_noted(&mut self, serial: u64, said: &[u8], method: &str, params: &message::Params<'_>, now: Instant) {
         match method {
             "notifications/progress" => self.progressed(serial, said, params, now),

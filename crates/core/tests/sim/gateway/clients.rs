@@ -326,6 +326,9 @@ impl World {
             let serial = question["params"]["by"].as_u64().unwrap_or(0);
             let numbers = self.works_on(serial);
             let is_lent = self.is_per_session(serial) && question["params"].get("for").is_none();
+            let asked_for = question["params"]["for"].as_u64();
+            let named = asked_for.is_none_or(|number| number == request.number);
+            check!(self, named, "client {client} was asked {said} for {}", request.number);
             let fits = !is_lent || numbers.is_empty() || numbers == BTreeSet::from([request.number]);
             check!(
                 self,

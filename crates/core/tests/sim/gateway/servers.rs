@@ -164,6 +164,17 @@ impl World {
                 }
                 server.questions.push((id.clone(), number));
                 let method = self.dice.pick(&["elicitation/create", "sampling/createMessage", "roots/list"]);
+                let server = &self.servers[&serial];
+                let works = server.open.iter().find(|work| server.is_http && work.number.is_some()).cloned();
+                // Over HTTP it may say in the stream of a call that it asks for that one.
+                if let Some(work) = works.filter(|_| self.dice.one_in(2)) {
+                    let params = json!({"q": number, "by": serial, "for": work.number});
+                    let message = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
+                    let id = Id::parse(&work.id.to_string()).expect("our ids are numbers");
+                    let link = self.servers[&serial].link;
+                    self.owed.push_back(Event::LinkSaidFor { link, id, message: message.to_string().into() });
+                    return;
+                }
                 self.server_says(serial, json!({"jsonrpc": "2.0", "id": id, "method": method, "params": {"q": number, "by": serial}}));
             }
             2 => {
@@ -274,7 +285,7 @@ impl World {
     fn server_dies(&mut self, serial: u64) {
         // What it said before came before.
         let (mine, rest): (Vec<Event>, Vec<Event>) = std::mem::take(&mut self.owed).into_iter().partition(|event| {
-            matches!(event, Event::LinkSaid { link, .. } | Event::LinkUp { link, .. } | Event::RequestLost { link, .. } | Event::LinkDown { link, .. } if link.serial == serial)
+            matches!(event, Event::LinkSaid { link, .. } | Event::LinkSaidFor { link, .. } | Event::LinkUp { link, .. } | Event::RequestLost { link, .. } | Event::LinkDown { link, .. } if link.serial == serial)
         });
         self.owed.extend(rest);
         for event in mine {
