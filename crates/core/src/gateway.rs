@@ -5,6 +5,7 @@
 //! and names are swapped on the way in and restored on the way out, types included.
 
 use std::{
+    borrow::Cow,
     collections::{BTreeMap, BTreeSet, VecDeque},
     mem,
     rc::Rc,
@@ -200,6 +201,11 @@ pub enum Action {
         at_once: bool,
     },
     Record(Record),
+    /// What a link said is no JSON: it is for people.
+    Divert {
+        link: Link,
+        message: Bytes,
+    },
     /// For the log and for people.
     Note(String),
     /// One call left the house, one way or another.
@@ -217,16 +223,15 @@ pub enum Action {
     Over,
 }
 
-/// For audit and metrics. Arguments are not in it.
+/// For audit and metrics. Arguments are not in it. There is one for each call, so nothing in it is copied for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Called {
     pub client: Client,
-    pub who: String,
-    pub role: Option<String>,
-    pub method: String,
+    pub who: Rc<Who>,
+    pub method: Cow<'static, str>,
     /// As the client sees it.
-    pub tool: Option<String>,
-    pub backend: Option<String>,
+    pub tool: Option<Rc<str>>,
+    pub backend: Option<Rc<str>>,
     pub outcome: Outcome,
     pub took: Duration,
 }
@@ -330,6 +335,8 @@ const STDERR_BYTES_MAX: usize = 64 << 10;
 #[derive(Debug)]
 struct Owner {
     settings: Backend,
+    /// That of the settings, for what is told of every call.
+    name: Rc<str>,
     offer: Offer,
     standing: Standing,
     breaker: Breaker,
@@ -462,6 +469,14 @@ impl Gateway {
     }
 
     pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Action> {
+        let mut actions = Vec::new();
+        self.handle_into(event, now, &mut actions);
+        actions
+    }
+
+    /// The same into a list that can be used again: there are two events for each call.
+    pub fn handle_into(&mut self, event: Event, now: Instant, actions: &mut Vec<Action>) {
+        mem::swap(&mut self.out, actions);
         if !mem::replace(&mut self.begun, true) {
             self.place_all(now);
         }
@@ -470,7 +485,11 @@ impl Gateway {
             Event::ClientSaid { client, message } => self.client_said(client, &message, now),
             Event::ClientLeft { client } => self.client_left(client, now),
             Event::LinkUp { link, pid } => self.link_up(link, pid, now),
-            Event::LinkSaid { link, message } => self.link_said(link, &message, now),
+            Event::LinkSaid { link, message } => {
+                if !self.link_said(link, &message, now) {
+                    self.out.push(Action::Divert { link, message });
+                }
+            }
             Event::LinkSaidFor { link, id, message } => self.link_said_for(link, &id, &message, now),
             Event::RequestLost { link, id, was_sent, why } => self.request_lost(link, &id, was_sent, &why, now),
             Event::LinkDown { link, how, stderr_tail, unsent } => self.link_down(link, how, stderr_tail, unsent, now),
@@ -486,7 +505,7 @@ impl Gateway {
         if mem::take(&mut self.starts_due) {
             self.start_what_waits(now);
         }
-        mem::take(&mut self.out)
+        mem::swap(&mut self.out, actions);
     }
 
     /// When it wants to hear that time passed, at the latest. It may turn out that nothing was due.

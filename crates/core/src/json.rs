@@ -345,6 +345,11 @@ fn plain_length(bytes: &[u8]) -> usize {
     }
 }
 
+/// Whether a text can stand in JSON as it is, between quotes.
+pub fn is_plain_text(text: &str) -> bool {
+    plain_length(text.as_bytes()) == text.len()
+}
+
 fn plain_rest(bytes: &[u8]) -> usize {
     bytes.iter().position(|byte| matches!(byte, b'"' | b'\\' | 0..b' ')).unwrap_or(bytes.len())
 }

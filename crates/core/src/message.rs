@@ -57,6 +57,8 @@ pub struct Params<'a> {
     places: [(u32, u32); PARAMS],
     /// All of them, if they are an object.
     whole: (u32, u32),
+    /// See [`Params::may_be_ambiguous`].
+    is_odd: bool,
 }
 
 const PARAMS: usize = 18;
@@ -164,17 +166,29 @@ fn envelope(text: &str) -> Option<Message<'_>> {
         b'{' => {
             let (mut id, mut method, mut result, mut error) = (None, None::<Raw<'_>>, None, None);
             let mut params = Params::none(text);
+            let (mut versions, mut all_params, mut is_odd) = (0, 0, false);
             scan.object(|scan, name| {
                 match Envelope::of(name) {
-                    Envelope::Id => id = Some(scan.value()?),
-                    Envelope::Method => method = Some(scan.value()?),
-                    Envelope::Params => params.scan(scan)?,
+                    Envelope::Id => is_odd |= id.replace(scan.value()?).is_some(),
+                    Envelope::Method => is_odd |= method.replace(scan.value()?).is_some(),
+                    Envelope::Params => {
+                        all_params += 1;
+                        params.scan(scan)?;
+                    }
                     Envelope::Result => result = Some(scan.value()?),
                     Envelope::Error => error = Some(scan.value()?),
-                    Envelope::Other => drop(scan.value()?),
+                    Envelope::Version => {
+                        versions += 1;
+                        scan.value()?;
+                    }
+                    Envelope::Other => {
+                        is_odd |= is_like(name, &ENVELOPE);
+                        scan.value()?;
+                    }
                 }
                 Some(())
             })?;
+            params.is_odd |= is_odd || versions > 1 || all_params > 1;
             let method = method.filter(|raw| raw.get().starts_with('"')).map(unescaped);
             match (method, id) {
                 (Some(method), Some(id)) => Message::Request { id: RawId(Some(id)), method, params },
@@ -199,21 +213,30 @@ fn envelope(text: &str) -> Option<Message<'_>> {
 /// A member that decides what a request does and that another reader may understand otherwise: it is there twice, or
 /// written with other capitals, which some readers take for the same name.
 pub fn ambiguous(line: &[u8]) -> Option<String> {
-    const ENVELOPE: [&str; 4] = ["jsonrpc", "id", "method", "params"];
-    const PARAMS: [&str; 4] = ["name", "arguments", "uri", "_meta"];
     let (mut outer, mut inner) = ([false; 4], [false; 4]);
     let mut found = None;
     let _ = Scan::new(std::str::from_utf8(line).ok()?).object(|scan, name| {
         found = found.take().or_else(|| told_apart(name, &ENVELOPE, &mut outer));
         if unescaped(name) == "params" && scan.next_byte() == Some(b'{') {
             return scan.object(|scan, name| {
-                found = found.take().or_else(|| told_apart(name, &PARAMS, &mut inner));
+                found = found.take().or_else(|| told_apart(name, &DECIDING, &mut inner));
                 scan.value().map(drop)
             });
         }
         scan.value().map(drop)
     });
     found
+}
+
+const ENVELOPE: [&str; 4] = ["jsonrpc", "id", "method", "params"];
+/// Of `params`.
+const DECIDING: [&str; 4] = ["name", "arguments", "uri", "_meta"];
+
+/// Whether a name that is none of these may be read as one of them. Only ASCII is worth a closer look at once.
+fn is_like(name: Raw<'_>, known: &[&str]) -> bool {
+    let name = name.get();
+    let inner = &name[1..name.len() - 1];
+    known.iter().any(|known| known.eq_ignore_ascii_case(inner)) || !inner.is_ascii() || inner.contains('\\')
 }
 
 fn told_apart(name: Raw<'_>, known: &[&str], seen: &mut [bool]) -> Option<String> {
@@ -232,6 +255,7 @@ enum Envelope {
     Params,
     Result,
     Error,
+    Version,
     Other,
 }
 
@@ -243,7 +267,7 @@ impl Envelope {
             r#""params""# => Envelope::Params,
             r#""result""# => Envelope::Result,
             r#""error""# => Envelope::Error,
-            r#""jsonrpc""# => Envelope::Other,
+            r#""jsonrpc""# => Envelope::Version,
             // Nobody writes names like that, but it would be the same name.
             other if other.contains('\\') => match name.text().as_deref() {
                 Some("id") => Envelope::Id,
@@ -268,12 +292,17 @@ fn unescaped(raw: Raw<'_>) -> Cow<'_, str> {
 
 impl<'a> Params<'a> {
     fn none(text: &'a str) -> Params<'a> {
-        Params { text, places: [(0, 0); PARAMS], whole: (0, 0) }
+        Params { text, places: [(0, 0); PARAMS], whole: (0, 0), is_odd: false }
     }
 
     /// All of them, if they are an object.
     pub fn whole(&self) -> Option<Raw<'a>> {
         self.between(self.whole)
+    }
+
+    /// False: no member of the whole request is there twice or written oddly; what [`ambiguous`] says then is known.
+    pub fn may_be_ambiguous(&self) -> bool {
+        self.is_odd
     }
 
     fn at(&self, index: usize) -> Option<Raw<'a>> {
@@ -295,9 +324,13 @@ impl<'a> Params<'a> {
         let start = scan.position();
         scan.object(|scan, name| {
             let value = scan.value()?;
-            if let Some(index) = Params::index(&unescaped(name)) {
-                let end = scan.position();
-                self.places[index] = ((end - value.get().len()) as u32, end as u32);
+            match Params::index(&unescaped(name)) {
+                Some(index) => {
+                    let end = scan.position();
+                    let place = ((end - value.get().len()) as u32, end as u32);
+                    self.is_odd |= std::mem::replace(&mut self.places[index], place) != (0, 0);
+                }
+                None => self.is_odd |= is_like(name, &DECIDING),
             }
             Some(())
         })?;
@@ -597,9 +630,15 @@ mod tests {
             (r#"{"id":1,"method":"m","params":{},"Params":{"name":"b"}}"#, Some("Params")),
             (r#"{"id":1,"method":"m","METHOD":"n"}"#, Some("METHOD")),
             (r#"{"id":1,"id":2,"method":"m"}"#, Some("id")),
+            (r#"{"id":1,"\u0069d":2,"method":"m"}"#, Some("id")),
+            (r#"{"id":1,"method":"m","jsonrpc":"2.0","json\u0072pc":"2.0"}"#, Some("jsonrpc")),
+            (r#"{"id":1,"method":"m","params":[1],"params":{"uri":"x"}}"#, Some("params")),
+            ("{\"id\":1,\"\u{212a}\":0,\"method\":\"m\",\"\u{212a}id\":1,\"JSONRPC\":1}", Some("JSONRPC")),
         ];
         for (line, expected) in table {
             assert_eq!(ambiguous(line.as_bytes()).as_deref(), expected, "{line}");
+            let Ok(Message::Request { params, .. }) = parse(line.as_bytes()) else { panic!("no request: {line}") };
+            assert_eq!(params.may_be_ambiguous(), expected.is_some(), "{line}");
         }
     }
 }

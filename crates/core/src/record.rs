@@ -3,11 +3,14 @@
 //! The shape is a promise to those who query the log: fields are added, never renamed. Nothing a child wrote is in it,
 //! as that may hold secrets.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use serde::Serialize;
 
-use crate::exit::{Exit, How};
+use crate::{
+    exit::{Exit, How},
+    json, message,
+};
 
 /// The longest free text in a record, in bytes; what is longer is cut there and ends in `…`. It keeps a line short enough
 /// for one write to hand it over whole.
@@ -224,6 +227,69 @@ impl Record {
     }
 }
 
+/// The end of one call. There is one for each, so its line is written without building a [`Record`] first; it is the one
+/// that [`Record::to_line`] would make.
+#[derive(Clone, Copy, Debug)]
+pub struct CallEnded<'a> {
+    /// The instance.
+    pub id: &'a str,
+    pub kind: &'static str,
+    pub took: Duration,
+    pub backend: Option<&'a str>,
+    pub who: &'a str,
+    pub role: Option<&'a str>,
+    pub method: &'a str,
+    pub tool: Option<&'a str>,
+    pub outcome: &'static str,
+}
+
+impl CallEnded<'_> {
+    /// Adds the whole line, its line feed included.
+    pub fn write(&self, timestamp: &str, logger: &str, lines: &mut String) {
+        let event = Event::CallEnded;
+        let millis = millis(self.took).to_string();
+        for (before, text) in [
+            ("{\"timestamp\":", Some(timestamp)),
+            (",\"level\":", Some(event.level())),
+            (",\"logger\":", Some(logger)),
+            (",\"message\":", Some(event.message())),
+            (",\"props\":{\"event_type\":", Some(event.name())),
+            (",\"timestamp\":", Some(timestamp)),
+            (",\"id\":", Some(self.id)),
+            (",\"kind\":", Some(self.kind)),
+        ] {
+            put(before, text, lines);
+        }
+        lines.push_str(",\"took_ms\":");
+        lines.push_str(&millis);
+        for (before, text) in [
+            (",\"backend\":", self.backend),
+            (",\"who\":", Some(self.who)),
+            (",\"role\":", self.role),
+            (",\"method\":", Some(self.method)),
+            (",\"tool\":", self.tool),
+            (",\"outcome\":", Some(self.outcome)),
+        ] {
+            put(before, text, lines);
+        }
+        lines.push_str("}}\n");
+    }
+}
+
+/// A member with its text as JSON. Most texts have nothing in them that must be escaped.
+fn put(before: &str, text: Option<&str>, lines: &mut String) {
+    let Some(text) = text else { return };
+    lines.push_str(before);
+    let text = cut(text);
+    if json::is_plain_text(&text) {
+        lines.push('"');
+        lines.push_str(&text);
+        lines.push('"');
+    } else {
+        lines.push_str(&message::quote(&text));
+    }
+}
+
 #[derive(Serialize)]
 struct Line<'a> {
     timestamp: &'a str,
@@ -239,11 +305,11 @@ struct Props<'a> {
     event_type: &'static str,
     timestamp: &'a str,
     #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<String>,
+    id: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     kind: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<String>,
+    reason: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pid: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -255,7 +321,7 @@ struct Props<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     signal: Option<i32>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    detail: Option<String>,
+    detail: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     crashes: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -269,26 +335,26 @@ struct Props<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     lost: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    backend: Option<String>,
+    backend: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    who: Option<String>,
+    who: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    role: Option<String>,
+    role: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    method: Option<String>,
+    method: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    tool: Option<String>,
+    tool: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<&'static str>,
 }
 
-fn cut(text: &str) -> String {
+fn cut(text: &str) -> Cow<'_, str> {
     if text.len() <= TEXT_MAX {
-        return text.to_string();
+        return text.into();
     }
     const MARK: &str = "…";
     let end = (0..=TEXT_MAX - MARK.len()).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-    format!("{}{MARK}", &text[..end])
+    format!("{}{MARK}", &text[..end]).into()
 }
 
 fn millis(duration: Duration) -> u64 {
@@ -355,6 +421,48 @@ mod tests {
         ];
         for (record, line) in table {
             assert_eq!(record.to_line(NOW, "outlast.mcp"), format!("{line}\n"));
+        }
+    }
+
+    #[test]
+    fn the_end_of_a_call_is_the_same_line_either_way() {
+        let long = "é".repeat(TEXT_MAX);
+        for (tool, role, backend) in [
+            (Some("files__read"), Some("reader"), Some("files")),
+            (None, None, None),
+            (Some("a \"quoted\"\nword\u{7f}"), Some("\\"), Some("")),
+            (Some(long.as_str()), None, Some("1234567\u{1f}")),
+        ] {
+            let ended = CallEnded {
+                id: "gate-k3v9q",
+                kind: "gateway",
+                took: Duration::from_micros(2_999),
+                backend,
+                who: "ann",
+                role,
+                method: "tools/call",
+                tool,
+                outcome: "answered",
+            };
+            let own = |text: Option<&str>| text.map(str::to_owned);
+            let of_gateway = OfGateway {
+                backend: own(backend),
+                who: own(Some("ann")),
+                role: own(role),
+                method: own(Some("tools/call")),
+                tool: own(tool),
+                outcome: Some("answered"),
+            };
+            let record = Record {
+                id: own(Some("gate-k3v9q")),
+                kind: Some("gateway"),
+                took: Some(ended.took),
+                gateway: Some(Box::new(of_gateway)),
+                ..Record::new(Event::CallEnded)
+            };
+            let mut lines = "before\n".to_owned();
+            ended.write(NOW, "outlast.gateway", &mut lines);
+            assert_eq!(lines, format!("before\n{}", record.to_line(NOW, "outlast.gateway")));
         }
     }
 

@@ -111,7 +111,7 @@ impl fmt::Display for Failed {
             Failed::Empty => f.write_str("there is nothing to send"),
             Failed::TooLong => write!(f, "more than {TEXT_MAX} bytes are too much at once"),
             Failed::Control(letter) => {
-                write!(f, "the text has a control character in it, {}", letter.escape_unicode())
+                write!(f, "the text has a control character in it, U+{:04X}", u32::from(*letter))
             }
             Failed::TooMany => write!(f, "{WAITING_MAX} texts wait already, which is the limit"),
             Failed::NotReady => f.write_str("the agent showed no place to type in time; nothing was typed"),
@@ -377,7 +377,7 @@ fn enter(seen: &Seen) -> Vec<u8> {
 }
 
 /// A text is letters: an escape in it could end the paste and press keys.
-fn check(text: &str) -> Result<(), Failed> {
+pub fn check(text: &str) -> Result<(), Failed> {
     if text.trim().is_empty() {
         return Err(Failed::Empty);
     }

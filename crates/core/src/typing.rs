@@ -15,6 +15,8 @@ const SEQUENCE_MAX: usize = 256;
 
 const CTRL_C: u8 = 0x03;
 const CTRL_D: u8 = 0x04;
+/// Takes the line back.
+const CTRL_U: u8 = 0x15;
 const ESCAPE: u8 = 0x1b;
 
 #[derive(Clone, Debug)]
@@ -111,6 +113,7 @@ impl Typing {
         match key {
             Some(99) if has_control => self.key(CTRL_C, now),
             Some(100) if has_control => self.key(CTRL_D, now),
+            Some(117) if has_control => self.key(CTRL_U, now),
             Some(13) => self.key(b'\r', now),
             _ => {}
         }
@@ -131,6 +134,7 @@ impl Typing {
                 self.line.clear();
             }
             0x08 | 0x7f => _ = self.line.pop(),
+            CTRL_U => self.line.clear(),
             byte if self.line.len() < LINE_MAX => self.line.push(byte),
             _ => {}
         }
@@ -162,6 +166,9 @@ mod tests {
             ("say /exit\r",                     Other),
             ("/exitx\x7f\r",                    Farewell),
             ("/exit\rno\r",                     Other),
+            ("never mind\x15/exit\r",           Farewell),
+            ("never mind\x1b[117;5u/exit\r",    Farewell),
+            ("/exit\x15\r",                     Other),
             // What a terminal says by itself does not take it back.
             ("\x03\x1b[I\x1b[3;7R\x1b[?62;c",   Farewell),
             ("\x03\x1b]11;rgb:0/0/0\x07",       Farewell),

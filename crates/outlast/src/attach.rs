@@ -81,7 +81,6 @@ enum End {
     Stopped(u8),
 }
 
-#[cfg_attr(windows, expect(unused_variables, reason = "there is no socket to attach to yet"))]
 async fn look(entry: &Entry, arguments: &cli::Attach, stand_in: StandIn) -> Result<End, Report> {
     let wrong = |error| Report::new(report::FAILURE, "cannot use the terminal").because(error);
     let stops = os::Stops::begin().map_err(wrong)?;

@@ -11,6 +11,7 @@ use std::{
         mpsc,
     },
     thread,
+    time::{Duration, Instant},
 };
 
 /// A log that would grow past this is put aside first.
@@ -20,6 +21,9 @@ pub const AUDIT_KEPT: u32 = 3;
 /// Requests to force a file to disk. One that finds no room is dropped: those before it have not begun, and will
 /// cover it.
 const SYNCS_MAX: usize = 8;
+/// Lines that announce nothing are forced to disk this often at most: while a file is forced, whoever appends to it may
+/// have to wait.
+const SYNC_GAP: Duration = Duration::from_secs(1);
 /// The thread that forces files to disk does nothing else.
 const SYNCER_STACK: usize = 64 * 1024;
 
@@ -67,11 +71,20 @@ impl Audit {
     /// Appends one finished line, or several joined by line breaks, in one write. When it returns, the kernel has
     /// it, or it is counted as lost; the first loss after a success says why.
     pub fn write(&mut self, line: &str) -> Option<Complaint> {
+        self.put(line, Haste::AtOnce)
+    }
+
+    /// The same for lines that announce nothing: the kernel has them when it returns, the disk [`SYNC_GAP`] later at most.
+    pub fn write_many(&mut self, lines: &str) -> Option<Complaint> {
+        self.put(lines, Haste::Soon)
+    }
+
+    fn put(&mut self, line: &str, haste: Haste) -> Option<Complaint> {
         let Some(path) = self.path.clone() else {
             self.lost += 1;
             return None;
         };
-        match self.append(&path, line) {
+        match self.append(&path, line, haste) {
             Ok(()) => {
                 self.in_trouble = false;
                 let unsynced = self.syncer.as_ref().is_some_and(Syncer::take_failure);
@@ -98,7 +111,7 @@ impl Audit {
         }
     }
 
-    fn append(&mut self, path: &Path, line: &str) -> io::Result<()> {
+    fn append(&mut self, path: &Path, line: &str, haste: Haste) -> io::Result<()> {
         let line = line.trim_end_matches('\n');
         let mut log = match self.log.take() {
             Some(log) => log.follow(path)?,
@@ -114,7 +127,7 @@ impl Audit {
                 self.syncer = Syncer::start().ok();
             }
             if let Some(syncer) = &self.syncer {
-                syncer.ask(&log.file);
+                syncer.ask(&log.file, haste);
             }
         }
         // After an error the log is opened anew: the disk may have been cleared, or the obstacle removed.
@@ -300,47 +313,84 @@ fn would_block(found: &Metadata) -> bool {
 /// A thread that forces files to disk, because that takes as long as the disk likes.
 #[derive(Debug)]
 struct Syncer {
-    requests: mpsc::SyncSender<Arc<File>>,
-    failed: Arc<AtomicBool>,
+    requests: mpsc::SyncSender<(Arc<File>, Haste)>,
+    shared: Arc<SyncerShared>,
     thread: thread::JoinHandle<()>,
+}
+
+#[derive(Debug, Default)]
+struct SyncerShared {
+    failed: AtomicBool,
+    /// One that was in haste found no room: those before it are no longer to wait.
+    is_urgent: AtomicBool,
+}
+
+/// How soon a line has to be on disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Haste {
+    AtOnce,
+    Soon,
 }
 
 impl Syncer {
     fn start() -> io::Result<Syncer> {
-        let (requests, asked) = mpsc::sync_channel::<Arc<File>>(SYNCS_MAX);
-        let failed = Arc::new(AtomicBool::new(false));
-        let fails = Arc::clone(&failed);
-        let work = move || {
-            while let Ok(file) = asked.recv() {
-                let mut latest = file;
-                // What was asked meanwhile is covered by one go, unless the log was put aside in between.
-                for file in asked.try_iter() {
-                    if !Arc::ptr_eq(&file, &latest) {
-                        fails.fetch_or(latest.sync_data().is_err(), Ordering::Relaxed);
-                        latest = file;
-                    }
-                }
-                fails.fetch_or(latest.sync_data().is_err(), Ordering::Relaxed);
-            }
-        };
+        let (requests, asked) = mpsc::sync_channel(SYNCS_MAX);
+        let shared = Arc::new(SyncerShared::default());
+        let theirs = Arc::clone(&shared);
+        let work = move || theirs.force_all(&asked, SYNC_GAP, File::sync_data);
         let thread = thread::Builder::new().name("audit-sync".to_owned()).stack_size(SYNCER_STACK).spawn(work)?;
-        Ok(Syncer { requests, failed, thread })
+        Ok(Syncer { requests, shared, thread })
     }
 
-    fn ask(&self, file: &Arc<File>) {
+    fn ask(&self, file: &Arc<File>, haste: Haste) {
         // No room means the same was already asked; see SYNCS_MAX.
-        let _ = self.requests.try_send(Arc::clone(file));
+        if self.requests.try_send((Arc::clone(file), haste)).is_err() && haste == Haste::AtOnce {
+            self.shared.is_urgent.store(true, Ordering::Release);
+        }
     }
 
     /// Whether forcing has failed since the last time this was asked.
     fn take_failure(&self) -> bool {
-        self.failed.swap(false, Ordering::Relaxed)
+        self.shared.failed.swap(false, Ordering::Relaxed)
     }
 
     fn finish(self) {
         drop(self.requests);
         // A panic in it has already been printed, and there is nothing left to save.
         let _ = self.thread.join();
+    }
+}
+
+impl SyncerShared {
+    /// Until nobody can ask any more; what was asked until then is forced without delay.
+    fn force_all(
+        &self,
+        asked: &mpsc::Receiver<(Arc<File>, Haste)>,
+        gap: Duration,
+        force: impl Fn(&File) -> io::Result<()>,
+    ) {
+        let force = |file: &File| self.failed.fetch_or(force(file).is_err(), Ordering::Relaxed);
+        let mut forced: Option<Instant> = None;
+        while let Ok((mut latest, mut haste)) = asked.recv() {
+            // What was asked meanwhile is covered by one go, unless the log was put aside in between.
+            loop {
+                if self.is_urgent.swap(false, Ordering::Acquire) {
+                    haste = Haste::AtOnce;
+                }
+                let due = forced.map(|forced| forced + gap).filter(|_| haste == Haste::Soon);
+                let wait = due.map_or(Duration::ZERO, |due| due.saturating_duration_since(Instant::now()));
+                let Ok((file, next)) = asked.recv_timeout(wait) else { break };
+                if !Arc::ptr_eq(&file, &latest) {
+                    force(&latest);
+                    latest = file;
+                }
+                if next == Haste::AtOnce {
+                    haste = next;
+                }
+            }
+            force(&latest);
+            forced = Some(Instant::now());
+        }
     }
 }
 
@@ -520,5 +570,40 @@ mod tests {
         for line in found {
             serde_json::from_str::<serde_json::Value>(&line).expect("no line is torn");
         }
+    }
+
+    #[test]
+    fn what_announces_nothing_is_forced_together_and_nothing_else_waits_for_it() {
+        let (_dir, path) = room();
+        // Told apart by their lengths.
+        let file = |name: &str, length: u64| {
+            let file = File::create(path.with_file_name(name)).unwrap();
+            file.set_len(length).unwrap();
+            Arc::new(file)
+        };
+        let (old, new) = (file("old", 1), file("new", 2));
+        let (requests, asked) = mpsc::sync_channel(SYNCS_MAX);
+        let (forced, seen) = mpsc::channel();
+        let never = Duration::from_secs(3600);
+        let worker = thread::spawn(move || {
+            let force = |file: &File| forced.send(file.metadata()?.len()).map_err(io::Error::other);
+            SyncerShared::default().force_all(&asked, never, force);
+        });
+        let ask = |file: &Arc<File>, haste| requests.send((Arc::clone(file), haste)).unwrap();
+
+        // The first has waited for nothing yet.
+        ask(&old, Haste::Soon);
+        assert_eq!(seen.recv(), Ok(1));
+        // The next would wait for an hour, but for one that is in haste; the log put aside is not forgotten.
+        ask(&old, Haste::Soon);
+        ask(&old, Haste::Soon);
+        ask(&new, Haste::AtOnce);
+        assert_eq!((seen.recv(), seen.recv()), (Ok(1), Ok(2)));
+        // Nor does the end wait.
+        ask(&new, Haste::Soon);
+        ask(&new, Haste::Soon);
+        drop(requests);
+        worker.join().unwrap();
+        assert_eq!(seen.iter().collect::<Vec<_>>(), [2]);
     }
 }

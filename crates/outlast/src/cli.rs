@@ -284,6 +284,10 @@ pub struct Top {
     /// Print one table and end, as when stdout is not a terminal.
     #[arg(long)]
     pub once: bool,
+
+    /// What it shows at this moment as an array of objects, for programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Which instance is meant.
@@ -547,6 +551,10 @@ pub struct WhichFiles {
     /// Show what would be done, and do nothing.
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
+
+    /// JSON, for programs: what became of each file and each server. Nobody is asked, so it needs `--yes` or `--dry-run`.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Look for what is wrong with your clients, their servers and outlast itself, and say how to mend it.
@@ -581,6 +589,10 @@ pub struct Demo {
     /// Plain lines instead of a picture, as when stdout is not a terminal.
     #[arg(long)]
     pub plain: bool,
+
+    /// Only the sums, as JSON, for programs.
+    #[arg(long, conflicts_with = "plain")]
+    pub json: bool,
 }
 
 /// Explain a command, or a topic of the book.

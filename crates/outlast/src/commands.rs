@@ -14,7 +14,7 @@ use outlast_core::{
     restarts::{First, Policy},
     session::Session,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::runtime::Runtime;
 
 use crate::{
@@ -115,7 +115,6 @@ async fn serve(arguments: cli::Mcp, keeper: Keeper, cwd: &Path) -> Result<u8, Re
 }
 
 pub fn run(arguments: cli::Run) -> Result<ExitCode, Report> {
-    os::TERMINALS.map_err(|why| Report::new(report::FAILURE, why))?;
     let here = env::current_dir()
         .map_err(|error| Report::new(report::FAILURE, "the working directory is gone").because(error))?;
     let plan = plan(&arguments, here)?;
@@ -136,20 +135,25 @@ pub fn run(arguments: cli::Run) -> Result<ExitCode, Report> {
             Some(os::Standing::Worker(stand_in)) => Some(stand_in),
             None => None,
         };
-    let claim = claim(&plan.id)?;
     let announce = if arguments.detach {
         let detached = os::detach()
             .map_err(|error| Report::new(report::FAILURE, "cannot go into the background").because(error))?;
         match detached {
-            // The name is the other one's now.
-            os::Detached::Parent(said) => {
-                std::mem::forget(claim);
-                return announced(&said);
-            }
+            os::Detached::Parent(said) => return announced(&said),
             os::Detached::Child(announce) => Some(announce),
         }
     } else {
         None
+    };
+    let claim = match (claim(&plan.id), announce.is_some()) {
+        (Ok(claim), _) => claim,
+        (Err(report), false) => return Err(report),
+        (Err(report), true) => {
+            // Nobody sees what we say, but somebody waits for it.
+            let said = json!({"error": report.to_string(), "code": report.code}).to_string();
+            announce.into_iter().for_each(|announce| announce.say(&said));
+            return Ok(ExitCode::from(report.code));
+        }
     };
     let (keeper, runtime) = settle_in()?;
     let code = runtime.block_on(own(plan, place, keeper, announce, stand_in, !arguments.no_screen));

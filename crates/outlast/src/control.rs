@@ -80,9 +80,8 @@ impl Control {
         // Without an entry nobody would find the socket, so this must be possible first.
         os::claim_dir(registry.dir()).map_err(|error| format!("{}: {error}", registry.dir().display()))?;
         let mut why = "every path for its socket is too long".to_owned();
-        for path in registry.sockets(&self.entry.id) {
-            let dir = path.parent().unwrap_or(Path::new("/"));
-            match os::claim_dir(dir).and_then(|()| Server::bind(&path)) {
+        for path in os::sockets(registry.dir(), &self.entry.id) {
+            match Server::bind(&path) {
                 Ok(server) => {
                     self.entry.socket = path;
                     let registration = registry.register(&self.entry).map_err(|error| error.to_string())?;

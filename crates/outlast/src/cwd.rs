@@ -5,6 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use crate::os;
+
 /// What makes a directory the root of a project. `.outlast/` does not: we put it wherever an agent works.
 const ROOT_SIGNS: [&str; 3] = ["outlast.toml", ".agent-doc", ".git"];
 
@@ -96,7 +98,7 @@ pub fn resolve(wish: Wish<'_>) -> Result<Cwd, CwdError> {
         None => None,
         Some(document) => {
             let unfound = |source| CwdError::Document { path: document.display().to_string(), source };
-            let document = fs::canonicalize(here.join(document)).map_err(unfound)?;
+            let document = os::real_path(&here.join(document)).map_err(unfound)?;
             Some(document.parent().unwrap_or(Path::new("/")).to_owned())
         }
     };
@@ -117,7 +119,7 @@ pub fn resolve(wish: Wish<'_>) -> Result<Cwd, CwdError> {
 
 fn check(path: &Path, said: &Path, from: Source) -> Result<Cwd, CwdError> {
     let said = said.display().to_string();
-    let found = fs::canonicalize(path).and_then(|path| Ok((fs::metadata(&path)?, path)));
+    let found = os::real_path(path).and_then(|path| Ok((fs::metadata(&path)?, path)));
     match found {
         Ok((metadata, path)) if metadata.is_dir() => Ok(Cwd { path, source: from }),
         Ok(_) => Err(CwdError::NotADirectory { path: said, from }),
@@ -140,7 +142,7 @@ mod tests {
     impl World {
         fn new() -> World {
             let dir = tempfile::tempdir().unwrap();
-            let base = fs::canonicalize(dir.path()).unwrap();
+            let base = os::real_path(dir.path()).unwrap();
             for dir in ["root/.git", "root/docs/deep/down/.outlast", "loose"] {
                 fs::create_dir_all(base.join(dir)).unwrap();
             }

@@ -3,6 +3,7 @@
 mod screen;
 mod server;
 mod story;
+mod sums;
 
 use std::{
     env, fs,
@@ -14,6 +15,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde_json::json;
 use tokio::{
     sync::mpsc,
     time::{sleep_until, timeout},
@@ -52,7 +54,7 @@ async fn show(arguments: &cli::Demo) -> Result<ExitCode, Report> {
     stage.load(story::FIRST).map_err(|error| cannot("write a file for its server", error))?;
     let mut relay = Relay::begin(&stage).map_err(|error| cannot("start outlast", error))?;
     let mut story = Story::new(relay.process.id(), Instant::now());
-    let mut show = Show::begin(arguments.plain).map_err(cannot_write)?;
+    let mut show = Show::begin(arguments).map_err(cannot_write)?;
 
     let played = play(&mut story, &stage, &mut relay, &mut show, &mut stops).await;
     let end = Instant::now();
@@ -75,9 +77,11 @@ async fn show(arguments: &cli::Demo) -> Result<ExitCode, Report> {
         return Ok(ExitCode::SUCCESS);
     }
     let log = stage.log_tail();
-    Err(Report::new(report::FAILURE, "the demo did not go as it should")
+    let report = Report::new(report::FAILURE, "the demo did not go as it should")
         .because(story.complaints.join("\n"))
-        .hint(format!("this is a fault of outlast or a very busy machine; the end of its log:\n{log}")))
+        .hint(format!("this is a fault of outlast or a very busy machine; the end of its log:\n{log}"));
+    // The sums have told it to programs.
+    if arguments.json { Ok(report.print()) } else { Err(report) }
 }
 
 /// Until the story is over or someone stops it. It fails only when nothing can be shown.
@@ -232,14 +236,22 @@ impl Relay {
 
 /// What a person gets to see.
 enum Show {
-    Picture { screen: Screen, next: Instant },
+    Picture {
+        screen: Screen,
+        next: Instant,
+    },
     Plain(Lines),
+    /// Nothing before the sums.
+    Sums,
 }
 
 impl Show {
-    fn begin(plain: bool) -> io::Result<Show> {
+    fn begin(arguments: &cli::Demo) -> io::Result<Show> {
+        if arguments.json {
+            return Ok(Show::Sums);
+        }
         let is_dumb = env::var_os("TERM").is_some_and(|term| term == "dumb");
-        if plain || is_dumb || !io::stdout().is_terminal() || os::terminal_size().is_none() {
+        if arguments.plain || is_dumb || !io::stdout().is_terminal() || os::terminal_size().is_none() {
             return Ok(Show::Plain(Lines::default()));
         }
         let colour = env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
@@ -249,7 +261,7 @@ impl Show {
     fn next_frame(&self) -> Option<Instant> {
         match self {
             Show::Picture { next, .. } => Some(*next),
-            Show::Plain(_) => None,
+            Show::Plain(_) | Show::Sums => None,
         }
     }
 
@@ -264,6 +276,7 @@ impl Show {
                 Ok(())
             }
             Show::Plain(lines) => print(&lines.next(story)),
+            Show::Sums => Ok(()),
         }
     }
 
@@ -271,11 +284,15 @@ impl Show {
         match self {
             Show::Picture { screen, .. } => screen.finish(story, now, size()),
             Show::Plain(lines) => print(&format!("{}\n{}", lines.next(story), lines.finish(story))),
+            Show::Sums => print(&format!("{:#}\n", sums::in_json(story, now))),
         }
     }
 
     fn stop(&mut self, stop: os::Stop) -> io::Result<()> {
-        print(&format!("\nstopped by {}\n", stop.name))
+        match self {
+            Show::Sums => print(&format!("{:#}\n", json!({"stopped_by": stop.name}))),
+            _ => print(&format!("\nstopped by {}\n", stop.name)),
+        }
     }
 }
 

@@ -25,6 +25,15 @@ pub const PASSED: [&str; 66] = [
     "NVM_*", "VOLTA_HOME", "CARGO_HOME", "RUSTUP_HOME", "GOPATH", "JAVA_HOME", "VIRTUAL_ENV",
 ];
 
+/// What passes on Windows besides: hardly any program starts without.
+#[rustfmt::skip]
+const PASSED_ON_WINDOWS: [&str; 27] = [
+    "ALLUSERSPROFILE", "APPDATA", "COMMONPROGRAMFILES*", "COMPUTERNAME", "COMSPEC", "DRIVERDATA", "HOMEDRIVE", "HOMEPATH",
+    "LOCALAPPDATA", "LOGONSERVER", "MSYSTEM", "NUMBER_OF_PROCESSORS", "OS", "PATHEXT", "PROCESSOR_*", "PROGRAMDATA",
+    "PROGRAMFILES*", "PSMODULEPATH", "PUBLIC", "SESSIONNAME", "SYSTEMDRIVE", "SYSTEMROOT", "TEMP", "TMP", "USERDOMAIN*",
+    "USERNAME", "USERPROFILE",
+];
+
 /// What is set for a session, whatever else is.
 #[derive(Debug, Clone, Copy)]
 pub struct About<'a> {
@@ -50,7 +59,7 @@ pub fn build(
     let ours: Vec<(OsString, OsString)> = ours.into_iter().collect();
     let mut all: Vec<(OsString, OsString)> = ours.iter().filter(|(name, _)| passes(name, passed)).cloned().collect();
     let mut set = |name: &str, value: OsString| {
-        all.retain(|(known, _)| known != name);
+        all.retain(|(known, _)| !is_same(known, OsStr::new(name)));
         all.push((name.into(), value));
     };
     for (name, value, line) in document {
@@ -77,10 +86,18 @@ pub fn ours() -> impl Iterator<Item = (OsString, OsString)> {
 fn passes(name: &OsStr, more: &[String]) -> bool {
     let Some(name) = name.to_str() else { return false };
     let fits = |pattern: &str| match pattern.strip_suffix('*') {
-        Some(beginning) => name.starts_with(beginning),
-        None => name == pattern,
+        Some(beginning) => {
+            name.get(..beginning.len()).is_some_and(|start| is_same(OsStr::new(start), OsStr::new(beginning)))
+        }
+        None => is_same(OsStr::new(name), OsStr::new(pattern)),
     };
-    PASSED.iter().any(|pattern| fits(pattern)) || more.iter().any(|pattern| fits(pattern))
+    let here: &[&str] = if cfg!(windows) { &PASSED_ON_WINDOWS } else { &[] };
+    PASSED.iter().chain(here).any(|pattern| fits(pattern)) || more.iter().any(|pattern| fits(pattern))
+}
+
+/// Whether two names are one variable's.
+fn is_same(one: &OsStr, other: &OsStr) -> bool {
+    if cfg!(windows) { one.eq_ignore_ascii_case(other) } else { one == other }
 }
 
 /// `${NAME}` and `${NAME:-otherwise}`; a lone `$` stands for itself.
@@ -94,7 +111,7 @@ fn expand(text: &str, ours: &[(OsString, OsString)]) -> Result<OsString, String>
             Some((name, otherwise)) => (name, Some(otherwise)),
             None => (inside, None),
         };
-        let known = ours.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_os_str());
+        let known = ours.iter().find(|(known, _)| is_same(known, OsStr::new(name))).map(|(_, value)| value.as_os_str());
         match (known, otherwise) {
             (Some(known), _) if !known.is_empty() || otherwise.is_none() => value.push(known),
             (_, Some(otherwise)) => value.push(otherwise),
@@ -136,6 +153,17 @@ mod tests {
         #[rustfmt::skip]
         assert_eq!(all, ["HOME=/h", "LC_ALL=C", "MINE=1", "MY_A=2", "OUTLAST_SESSION=s1", "AGENT_DOC_SESSION=s1",
             "PWD=/docs"]);
+    }
+
+    #[cfg(windows)]
+    #[test]
+    fn names_are_the_same_in_any_case_and_what_every_program_needs_passes() {
+        let ours =
+            [("Path", "p"), ("SystemRoot", "r"), ("CommonProgramFiles(x86)", "c"), ("Secret", "x"), ("my_a", "2")];
+        let all = build_from(&ours, &["MY_*"], &[("PATH", "${path};q")], None).unwrap();
+        #[rustfmt::skip]
+        assert_eq!(all, ["SystemRoot=r", "CommonProgramFiles(x86)=c", "my_a=2", "PATH=p;q", "OUTLAST_SESSION=s1",
+            "AGENT_DOC_SESSION=s1", "PWD=/docs"]);
     }
 
     #[test]

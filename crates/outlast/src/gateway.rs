@@ -17,7 +17,6 @@ use outlast_core::{
     exit::{self, How},
     gateway::{Action, Backend, Event, Front, Gateway, Kind, Link, Who},
     life::{self, Grace},
-    message,
     record::{self, Record},
 };
 use tokio::time::{Sleep, sleep_until};
@@ -86,6 +85,8 @@ pub struct Driver {
     /// What happened while actions were carried out; it is told after them, so that they keep their order.
     later: VecDeque<Event>,
     is_acting: bool,
+    /// What the machine decides is put here, each time anew.
+    actions: Vec<Action>,
 
     household: Household,
     stops: os::Stops,
@@ -196,6 +197,7 @@ impl Driver {
             gateway,
             later: VecDeque::new(),
             is_acting: false,
+            actions: Vec::new(),
             household,
             stops,
             had_terminal: io::stdin().is_terminal(),
@@ -279,13 +281,16 @@ impl Driver {
             return self.later.push_back(event);
         }
         self.is_acting = true;
+        let mut actions = std::mem::take(&mut self.actions);
         let mut next = Some(event);
         while let Some(event) = next {
-            for action in self.gateway.handle(event, self.now) {
+            self.gateway.handle_into(event, self.now, &mut actions);
+            for action in actions.drain(..) {
                 self.act(action);
             }
             next = self.later.pop_front();
         }
+        self.actions = actions;
         self.is_acting = false;
     }
 
@@ -310,12 +315,19 @@ impl Driver {
             Action::TellLink { link, message } => self.tell_link(link, message),
             Action::Disconnect { link, at_once } => self.hang_up(link.serial, at_once),
             Action::Record(record) => self.record(record),
+            Action::Divert { link, message } => {
+                if let Some(child) = self.child(link.serial) {
+                    child.diverted += 1;
+                    let backend = child.backend.clone();
+                    self.journal.diverted_of(&backend, &message);
+                }
+            }
             Action::Note(text) => self.journal.note(&text),
             Action::Called(called) => {
                 self.metrics.called(&called);
-                let line = self.calls.add(called, &mut self.journal, self.now);
-                self.control.record(&line);
-                self.publish("record", &line);
+                let line = self.calls.add(&called, &mut self.journal, self.now);
+                self.control.record(line);
+                Driver::publish_to(&mut self.listen, "record", line);
             }
             Action::Keep { backend, catalogue } => {
                 if self.mirrors.learn(&backend, &catalogue) {
@@ -617,13 +629,6 @@ impl Driver {
         for heard in heard.drain(..) {
             match heard {
                 Heard::Said(line) if line.trim_ascii().is_empty() => {}
-                Heard::Said(line) if message::parse(&line).is_err() => {
-                    if let Some(child) = self.child(serial) {
-                        child.diverted += 1;
-                        let backend = child.backend.clone();
-                        self.journal.diverted_of(&backend, &line);
-                    }
-                }
                 Heard::Said(message) => self.tell(Event::LinkSaid { link, message }),
                 Heard::Logged(text) => {
                     if let Some(child) = self.links.get(&serial).and_then(Wire::child) {
@@ -735,7 +740,11 @@ impl Driver {
     }
 
     fn publish(&mut self, name: &str, data: &str) {
-        if let Some(listen) = self.listen.as_mut().filter(|listen| listen.has_watchers()) {
+        Driver::publish_to(&mut self.listen, name, data);
+    }
+
+    fn publish_to(listen: &mut Option<Listen>, name: &str, data: &str) {
+        if let Some(listen) = listen.as_mut().filter(|listen| listen.has_watchers()) {
             listen.publish(None, name, data.trim_end());
         }
     }

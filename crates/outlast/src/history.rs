@@ -158,12 +158,12 @@ fn find_log(wanted: Option<&str>) -> Result<LogFile, Report> {
 /// One that runs or ran, or one backend of it. Only if nothing else has that name the gateways are asked for theirs.
 fn target(wanted: Option<&str>, entries: &[Entry], cwd: &Path) -> Result<Target, Report> {
     if let Some((gateway, backend)) = wanted.and_then(|wanted| wanted.split_once('/')) {
-        let entry = choose(Some(gateway), entries, cwd)?.clone();
+        let entry = choose(Some(gateway), entries, &[], cwd)?.clone();
         return Ok(Target { entry, backend: Some(backend.to_owned()) });
     }
-    match choose(wanted, entries, cwd) {
+    match choose(wanted, entries, &[], cwd) {
         Ok(entry) => Ok(Target { entry: entry.clone(), backend: None }),
-        Err(report) => Target::find(wanted).map_err(|_| report),
+        Err(_) => Target::find(wanted),
     }
 }
 

@@ -5,38 +5,32 @@ use std::{
     io::{self, Read, Write},
     path::{Path, PathBuf},
     process::ExitCode,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use serde_json::{Value, json};
 
+mod target;
+
+pub use self::target::{
+    ANSWER_MAX, Target, ask, ask_plainly, choose, connect, do_to, failed, find, is_halted, registry, resume_hint,
+};
+use self::target::{STDERR_LINES_MAX, SURVEY_MAX, target_failed};
 use crate::{
     base64, cli,
-    control::{
-        client::{self, AskError, Client, Found},
-        registry::{Entry, Registry},
-        wire::Refusal,
-    },
-    os,
+    control::client::{self, AskError, Found},
     paint::Paint,
-    report::{self, Report, one_of, slips},
+    report::{self, Report},
     table::{self, Column, Yield},
 };
 
-/// How long `ps` waits for all answers together; who has not answered by then is called unresponsive.
-const SURVEY_MAX: Duration = Duration::from_secs(1);
-/// How long one instance may take for an answer that it has at hand.
-pub const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// The most that is typed at once; a frame holds it.
 const INJECT_MAX: u64 = 512 << 10;
-/// How much of a server's stderr stands in an error; the rest is in the log.
-const STDERR_LINES_MAX: usize = 20;
 
 pub fn ps(arguments: &cli::Ps) -> Result<ExitCode, Report> {
     let found = client::survey(&registry()?, SURVEY_MAX);
     if arguments.json {
-        let rows: Vec<Value> = found.iter().flat_map(rows_in_json).collect();
-        return print(&format!("{}\n", pretty(&Value::Array(rows))));
+        return print(&format!("{}\n", pretty(&in_json(&found).into())));
     }
     print(&ps_in_words(&found, env::home_dir().as_deref(), table::room(), Paint::stdout()))
 }
@@ -102,7 +96,8 @@ pub fn switch(arguments: &cli::Switch) -> Result<ExitCode, Report> {
     };
     let answer = target.ask("switch", json!({"name": name, "off": off}), Some(ANSWER_MAX))?;
     if arguments.json {
-        return print(&format!("{}\n", pretty(&answer)));
+        let done = json!({"id": target.id(), "name": name, "off": off, "changed": answer["changed"]});
+        return print(&format!("{}\n", pretty(&done)));
     }
     print(&format!("Turned {} {name} of {}\n", if off { "off" } else { "on" }, target.id()))
 }
@@ -135,8 +130,15 @@ pub fn inject(arguments: &cli::Inject) -> Result<ExitCode, Report> {
     if arguments.enter {
         bytes.push(b'\r');
     }
+    if bytes.is_empty() {
+        return Err(Report::new(report::USAGE, "there is nothing to type").hint(format!(
+            "put it behind the id, `outlast inject {} TEXT`, or on stdin; `--enter` presses Enter",
+            target.id()
+        )));
+    }
     if bytes.len() as u64 > INJECT_MAX {
-        return Err(Report::new(report::USAGE, format!("more than {INJECT_MAX} bytes are too much at once")));
+        return Err(Report::new(report::USAGE, format!("more than {INJECT_MAX} bytes are too much at once"))
+            .hint("type it in pieces, or put it into a file and type the file's name"));
     }
     let answer = target.ask("inject", json!({"bytes": base64::encode(&bytes)}), Some(ANSWER_MAX))?;
     if arguments.json {
@@ -157,252 +159,27 @@ pub fn stop(arguments: &cli::Stop) -> Result<ExitCode, Report> {
         client.wait_for_end(None)
     });
     stopped.map_err(|error| target_failed(&target, "stop", &error))?;
-    let took_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
     if arguments.which.json {
-        return print(&format!("{}\n", json!({"id": entry.id, "stopped": true, "took_ms": took_ms})));
+        return print_stopped(&entry.id, since);
     }
-    print(&format!("Stopped {} (pid {}) in {took_ms} ms\n", entry.id, entry.pid))
+    print(&format!("Stopped {} (pid {}) in {} ms\n", entry.id, entry.pid, since.elapsed().as_millis()))
+}
+
+/// For programs.
+fn print_stopped(id: &str, since: Instant) -> Result<ExitCode, Report> {
+    let took_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+    print(&format!("{}\n", json!({"id": id, "stopped": true, "took_ms": took_ms})))
 }
 
 /// The gateway stays, and so does what it knows of the backend.
 fn stop_backend(target: &Target, in_json: bool) -> Result<ExitCode, Report> {
-    let answer = target.ask("stop", json!({}), Some(ANSWER_MAX))?;
+    let since = Instant::now();
+    target.ask("stop", json!({}), Some(ANSWER_MAX))?;
+    let id = target.id();
     if in_json {
-        return print(&format!("{}\n", pretty(&answer)));
+        return print_stopped(&id, since);
     }
-    let id = target.id();
     print(&format!("Stopped {id}; `outlast resume {id}` starts it again\n"))
-}
-
-// ---- finding one ---------------------------------------------------------------------------------------------
-
-pub fn registry() -> Result<Registry, Report> {
-    os::SOCKETS.map_err(|why| Report::new(report::FAILURE, why))?;
-    match env::home_dir().filter(|home| home.is_absolute()) {
-        Some(home) => Ok(Registry::of(&home)),
-        None => Err(Report::new(report::FAILURE, "there is no home directory, so nothing is known of what runs")
-            .hint("set HOME")),
-    }
-}
-
-/// What a command is about: an instance, or one backend of a gateway.
-pub struct Target {
-    pub entry: Entry,
-    pub backend: Option<String>,
-}
-
-impl Target {
-    /// By what an instance is called; by `GATEWAY/BACKEND`; or by a backend's name, if only one gateway has it.
-    pub fn find(wanted: Option<&str>) -> Result<Target, Report> {
-        if let Some((gateway, backend)) = wanted.and_then(|wanted| wanted.split_once('/')) {
-            let target = Target { entry: find(Some(gateway))?, backend: Some(backend.to_owned()) };
-            target.is_gateway("asked for a backend")?;
-            return Ok(target);
-        }
-        let report = match (find(wanted), wanted) {
-            (Ok(entry), _) => return Ok(Target { entry, backend: None }),
-            (Err(report), None) => return Err(report),
-            (Err(report), Some(_)) => report,
-        };
-        let mut owners = Vec::new();
-        for found in client::survey(&registry()?, SURVEY_MAX) {
-            let backends = found.state.as_ref().and_then(|state| state["backends"].as_array());
-            if backends.is_some_and(|all| all.iter().any(|one| one["name"].as_str() == wanted)) {
-                owners.push(Target { entry: found.entry, backend: wanted.map(str::to_owned) });
-            }
-        }
-        if owners.len() > 1 {
-            let ids: Vec<String> = owners.iter().map(Target::id).collect();
-            let sentence = format!("`{}` may be {}", wanted.unwrap_or_default(), one_of(&ids, "or"));
-            return Err(Report::new(report::FAILURE, sentence).hint("name the gateway, too"));
-        }
-        owners.pop().ok_or(report)
-    }
-
-    fn ask_plainly(&self, method: &str, mut params: Value, patience: Option<Duration>) -> Result<Value, AskError> {
-        if let Some(backend) = &self.backend {
-            params["backend"] = backend.as_str().into();
-        }
-        connect(&self.entry)?.ask(method, params, patience.map(|patience| Instant::now() + patience))
-    }
-
-    fn ask(&self, method: &str, params: Value, patience: Option<Duration>) -> Result<Value, Report> {
-        self.ask_plainly(method, params, patience).map_err(|error| target_failed(self, method, &error))
-    }
-
-    /// As people write it.
-    pub fn id(&self) -> String {
-        match &self.backend {
-            Some(backend) => format!("{}/{backend}", self.entry.id),
-            None => self.entry.id.clone(),
-        }
-    }
-
-    fn is_gateway(&self, what: &str) -> Result<(), Report> {
-        if self.entry.kind == "gateway" {
-            return Ok(());
-        }
-        let Entry { id, kind, .. } = &self.entry;
-        Err(Report::new(report::USAGE, format!("`{id}` is no gateway ({kind}) and cannot be {what}"))
-            .hint("`outlast ps` shows which are"))
-    }
-}
-
-impl From<&Entry> for Target {
-    fn from(entry: &Entry) -> Target {
-        Target { entry: entry.clone(), backend: None }
-    }
-}
-
-/// The one instance that is meant, among those that live.
-pub fn find(wanted: Option<&str>) -> Result<Entry, Report> {
-    let registry = registry()?;
-    let mut entries = registry.read();
-    let cwd = env::current_dir().unwrap_or_default();
-    // Whoever was killed is neither counted nor named where several could be meant, or none.
-    if choose(wanted, &entries, &cwd).is_err() {
-        entries.retain(|entry| !client::is_gone(&registry, entry));
-    }
-    // Only who is meant is looked at closely, so that one that hangs does not delay the others.
-    loop {
-        let entry = choose(wanted, &entries, &cwd)?;
-        if Client::connect(&entry.socket, ANSWER_MAX).is_ok() || !client::is_gone(&registry, entry) {
-            return Ok(entry.clone());
-        }
-        let id = entry.id.clone();
-        entries.retain(|entry| entry.id != id);
-    }
-}
-
-/// By id, by name, by the beginning of an id; without any, the only one in this directory.
-pub fn choose<'a>(wanted: Option<&str>, entries: &'a [Entry], cwd: &Path) -> Result<&'a Entry, Report> {
-    let Some(wanted) = wanted else {
-        let here: Vec<&Entry> = entries.iter().filter(|entry| entry.cwd == cwd).collect();
-        return match here[..] {
-            [only] => Ok(only),
-            [] => Err(Report::new(report::FAILURE, "nothing runs under outlast in this directory")
-                .hint(what_there_is(entries))),
-            _ => Err(Report::new(
-                report::FAILURE,
-                format!("{} instances run in this directory: {}", here.len(), names_of(&here, "and")),
-            )
-            .hint("say which")),
-        };
-    };
-    let by = |test: &dyn Fn(&Entry) -> bool| entries.iter().filter(|entry| test(entry)).collect::<Vec<_>>();
-    let found =
-        [by(&|entry| entry.id == wanted), by(&|entry| entry.name == wanted), by(&|entry| entry.id.starts_with(wanted))];
-    match found.into_iter().find(|found| !found.is_empty()).as_deref() {
-        Some([only]) => Ok(only),
-        Some(several) => Err(Report::new(report::FAILURE, format!("`{wanted}` may be {}", names_of(several, "or")))
-            .hint("give more of the id")),
-        None => Err(Report::new(report::FAILURE, format!("nothing called `{wanted}` runs under outlast"))
-            .hint(closest(wanted, entries).unwrap_or_else(|| what_there_is(entries)))),
-    }
-}
-
-/// The name that was probably meant: near to what was typed, as a whole or in its first words, or holding it.
-fn closest(wanted: &str, entries: &[Entry]) -> Option<String> {
-    let names = entries.iter().flat_map(|entry| [entry.name.as_str(), entry.id.as_str()]);
-    let near = names.filter_map(|name| {
-        let beginnings = name.match_indices('-').map(|(at, _)| &name[..at]).chain([name]);
-        let slips = beginnings.map(|part| (slips(wanted, part), part.len() / 3)).filter(|(slips, most)| slips <= most);
-        Some((slips.map(|(slips, _)| slips).min()?, name))
-    });
-    let holds_it = || entries.iter().map(|entry| entry.id.as_str()).filter(|id| id.contains(wanted)).min();
-    near.min().map(|(_, name)| name).or_else(holds_it).map(|name| format!("did you mean `{name}`?"))
-}
-
-fn what_there_is(entries: &[Entry]) -> String {
-    match entries.len() {
-        0 => "nothing else runs either; `outlast mcp -- CMD` starts something".to_owned(),
-        1 => format!("`{}` runs in {}", entries[0].id, entries[0].cwd.display()),
-        count => format!("`outlast ps` shows the {count} that run"),
-    }
-}
-
-fn names_of(entries: &[&Entry], last: &str) -> String {
-    let ids: Vec<String> = entries.iter().map(|entry| entry.id.clone()).collect();
-    one_of(&ids, last)
-}
-
-// ---- asking --------------------------------------------------------------------------------------------------
-
-pub fn connect(entry: &Entry) -> Result<Client, AskError> {
-    Ok(Client::connect(&entry.socket, ANSWER_MAX)?)
-}
-
-pub fn ask_plainly(entry: &Entry, method: &str, params: Value, patience: Option<Duration>) -> Result<Value, AskError> {
-    Target::from(entry).ask_plainly(method, params, patience)
-}
-
-pub fn ask(entry: &Entry, method: &str, params: Value, patience: Option<Duration>) -> Result<Value, Report> {
-    Target::from(entry).ask(method, params, patience)
-}
-
-pub fn failed(entry: &Entry, method: &str, error: &AskError) -> Report {
-    target_failed(&Target::from(entry), method, error)
-}
-
-fn target_failed(target: &Target, method: &str, error: &AskError) -> Report {
-    let Target { entry, .. } = target;
-    let id = target.id();
-    let report = match method {
-        "state" | "pid" => Report::new(report::FAILURE, format!("`{id}` does not say how it is")),
-        method => Report::new(report::FAILURE, format!("the {method} of `{id}` failed")),
-    };
-    match error {
-        AskError::TooLate => report
-            .because(error)
-            .hint(format!("outlast itself hangs; its process is {}, and ending that ends its server too", entry.pid)),
-        AskError::Refused(refusal @ Refusal { message, data, .. }) => {
-            let report = report.because(with_stderr(message, data));
-            match data["hint"].as_str() {
-                Some(hint) => report.hint(hint),
-                None if is_halted(refusal) => report.hint(resume_hint(&id)),
-                None => report,
-            }
-        }
-        error => report.because(error),
-    }
-}
-
-pub fn is_halted(refusal: &Refusal) -> bool {
-    refusal.code == "halted"
-}
-
-pub fn resume_hint(id: &str) -> String {
-    format!("`outlast resume {id}` tries again")
-}
-
-/// What a restart said when it failed, and the end of what the server had to say.
-fn with_stderr(message: &str, data: &Value) -> String {
-    let message = message.strip_prefix("The restart failed: ").unwrap_or(message);
-    let lines: Vec<&str> = data["stderr_tail"].as_str().unwrap_or_default().lines().collect();
-    if lines.is_empty() {
-        return message.to_owned();
-    }
-    let skipped = lines.len().saturating_sub(STDERR_LINES_MAX);
-    let more = if skipped > 0 { format!("\n  … {skipped} lines before, in the log …") } else { String::new() };
-    format!("{message}\nits stderr:{more}\n  {}", lines[skipped..].join("\n  "))
-}
-
-/// Does one thing to one instance, and says in a line how it went: for those who watch many at once.
-pub fn do_to(entry: &Entry, method: &str, params: Value) -> Result<String, String> {
-    let id = &entry.id;
-    let patience = (method == "stop").then_some(ANSWER_MAX);
-    match ask_plainly(entry, method, params, patience) {
-        Ok(report) if report["resumed"] == false => {
-            Ok(format!("nothing to resume: {id} is {}", report["state"].as_str().unwrap_or("running")))
-        }
-        Ok(_) if method == "stop" => Ok(format!("stopping {id}")),
-        Ok(report) => {
-            let words = restarted_in_words(id, &report);
-            Ok(words.lines().next().unwrap_or_default().to_owned())
-        }
-        Err(AskError::Refused(refusal)) => Err(format!("{id}: {}", refusal.message)),
-        Err(error) => Err(format!("the {method} of {id} failed: {error}")),
-    }
 }
 
 // ---- words ---------------------------------------------------------------------------------------------------
@@ -466,6 +243,11 @@ fn name_below(id: &str, name: &Value) -> String {
     format!("{id}/{}", name.as_str().unwrap_or_default())
 }
 
+/// Everybody in `ps --json`.
+pub fn in_json(found: &[Found]) -> Vec<Value> {
+    found.iter().flat_map(rows_in_json).collect()
+}
+
 /// One instance in `ps --json`, and behind it its backends.
 fn rows_in_json(found: &Found) -> Vec<Value> {
     let row = row_in_json(found);
@@ -482,7 +264,20 @@ fn backend_in_json(gateway: &Value, backend: &Value) -> Value {
     row["name"] = backend["name"].clone();
     row["child_pid"] = backend["pid"].clone();
     row["command"] = backend["command"].clone();
-    for member in ["state", "uptime_s", "restarts", "crashes", "next_try_s", "last_exit", "generation"] {
+    let of_its_own = [
+        "state",
+        "uptime_s",
+        "restarts",
+        "crashes",
+        "next_try_s",
+        "last_exit",
+        "generation",
+        "in_flight",
+        "calls",
+        "calls_per_s",
+        "p50_ms",
+    ];
+    for member in of_its_own {
         row[member] = backend[member].clone();
     }
     row
@@ -714,8 +509,9 @@ pub fn print(text: &str) -> Result<ExitCode, Report> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::control::registry::Entry;
 
-    fn entry(id: &str, name: &str, cwd: &str) -> Entry {
+    pub(super) fn entry(id: &str, name: &str, cwd: &str) -> Entry {
         Entry {
             id: id.into(),
             kind: "mcp".into(),
@@ -882,114 +678,6 @@ mod tests {
         ");
         let report = json!({"old_pid": 1, "new_pid": 2, "took_ms": 3, "tools": {"compared": false}});
         insta::assert_snapshot!(restarted_in_words("weather-1abcd", &report), @"Restarted weather-1abcd in 3 ms: pid 1 → 2");
-    }
-
-    #[test]
-    fn a_failure_is_told_with_what_the_server_said() {
-        let one = entry("weather-1abcd", "weather", "/srv");
-        let message = "The restart failed: the new server ended before it was ready (exit code 1). \
-            The old server (pid 4242) keeps serving.";
-        let refusal = |stderr: String| Refusal { data: json!({"stderr_tail": stderr}), ..Refusal::new("x", message) };
-        let long: Vec<String> = (1..=22).map(|n| format!("line {n}")).collect();
-        let mut words = String::new();
-        for (method, error) in [
-            ("restart", AskError::Refused(refusal("  File \"a.py\", line 3\nSyntaxError: no".into()))),
-            ("restart", AskError::Refused(refusal(long.join("\n")))),
-            ("resume", AskError::Refused(refusal(String::new()))),
-            ("stop", AskError::Ended),
-            ("state", AskError::TooLate),
-        ] {
-            words.push_str(&failed(&one, method, &error).to_string());
-        }
-        insta::assert_snapshot!(words, @r#"
-        error: the restart of `weather-1abcd` failed
-          because: the new server ended before it was ready (exit code 1). The old server (pid 4242) keeps serving.
-                   its stderr:
-                       File "a.py", line 3
-                     SyntaxError: no
-        error: the restart of `weather-1abcd` failed
-          because: the new server ended before it was ready (exit code 1). The old server (pid 4242) keeps serving.
-                   its stderr:
-                     … 2 lines before, in the log …
-                     line 3
-                     line 4
-                     line 5
-                     line 6
-                     line 7
-                     line 8
-                     line 9
-                     line 10
-                     line 11
-                     line 12
-                     line 13
-                     line 14
-                     line 15
-                     line 16
-                     line 17
-                     line 18
-                     line 19
-                     line 20
-                     line 21
-                     line 22
-        error: the resume of `weather-1abcd` failed
-          because: the new server ended before it was ready (exit code 1). The old server (pid 4242) keeps serving.
-        error: the stop of `weather-1abcd` failed
-          because: it ended before it answered
-        error: `weather-1abcd` does not say how it is
-          because: it did not answer in time
-          hint: outlast itself hangs; its process is 4240, and ending that ends its server too
-        "#);
-    }
-
-    #[test]
-    fn one_is_found_by_id_name_beginning_or_place() {
-        let entries = [
-            entry("weather-1abcd", "weather", "/srv/weather"),
-            entry("weather-2bcde", "weather", "/srv/other"),
-            entry("github-7k2mq", "hub", "/srv/other"),
-        ];
-        let id = |wanted, cwd| choose(wanted, &entries, Path::new(cwd)).map(|entry| entry.id.as_str());
-        assert_eq!(id(Some("weather-2bcde"), "/"), Ok("weather-2bcde"));
-        assert_eq!(id(Some("weather-2"), "/"), Ok("weather-2bcde"));
-        assert_eq!(id(Some("hub"), "/"), Ok("github-7k2mq"));
-        assert_eq!(id(None, "/srv/weather"), Ok("weather-1abcd"));
-        let mut words = String::new();
-        for (wanted, cwd) in [
-            (Some("weather"), "/"),
-            (Some("w"), "/"),
-            (Some("wether"), "/"),
-            (Some("gihub"), "/"),
-            (Some("7k2mq"), "/"),
-            (Some("nonsense"), "/"),
-            (None, "/srv/other"),
-            (None, "/"),
-        ] {
-            words.push_str(&id(wanted, cwd).unwrap_err().to_string());
-        }
-        words.push_str(&choose(Some("x"), &entries[..1], Path::new("/")).unwrap_err().to_string());
-        words.push_str(&choose(None, &[], Path::new("/")).unwrap_err().to_string());
-        insta::assert_snapshot!(words, @"
-        error: `weather` may be `weather-1abcd` or `weather-2bcde`
-          hint: give more of the id
-        error: `w` may be `weather-1abcd` or `weather-2bcde`
-          hint: give more of the id
-        error: nothing called `wether` runs under outlast
-          hint: did you mean `weather`?
-        error: nothing called `gihub` runs under outlast
-          hint: did you mean `github-7k2mq`?
-        error: nothing called `7k2mq` runs under outlast
-          hint: did you mean `github-7k2mq`?
-        error: nothing called `nonsense` runs under outlast
-          hint: `outlast ps` shows the 3 that run
-        error: 2 instances run in this directory: `weather-2bcde` and `github-7k2mq`
-          hint: say which
-        error: nothing runs under outlast in this directory
-          hint: `outlast ps` shows the 3 that run
-        error: nothing called `x` runs under outlast
-          hint: `weather-1abcd` runs in /srv/weather
-        error: nothing runs under outlast in this directory
-          hint: nothing else runs either; `outlast mcp -- CMD` starts something
-        ");
     }
 
     #[test]

@@ -10,7 +10,8 @@ use std::{
 
 use outlast_core::{
     exit::{self, Exit},
-    record::{self, Event, Record},
+    gateway::Called,
+    record::{self, CallEnded, Event, Record},
 };
 use serde_json::Value;
 
@@ -27,6 +28,7 @@ pub struct Journal {
     audit: Audit,
     log: Option<Log>,
     tone: Tone,
+    stamp: Stamp,
 }
 
 /// Whose journal it is, and so how it speaks.
@@ -38,6 +40,34 @@ enum Tone {
     Gateway,
     /// Events with their values, in the log alone: the terminal belongs to the agent.
     Session,
+}
+
+impl Tone {
+    /// The kind of the instance, and who speaks in its records.
+    fn names(self) -> (&'static str, &'static str) {
+        match self {
+            Tone::Mcp => ("mcp", "outlast.mcp"),
+            Tone::Gateway => ("gateway", "outlast.gateway"),
+            Tone::Session => ("session", "outlast.run"),
+        }
+    }
+}
+
+/// The time as text, which is made anew only when it is another: many calls end within a millisecond.
+#[derive(Default)]
+struct Stamp {
+    millis: u64,
+    text: String,
+}
+
+impl Stamp {
+    fn now(&mut self) -> &str {
+        let millis = millis_now();
+        if self.millis != millis || self.text.is_empty() {
+            (self.millis, self.text) = (millis, record::iso(millis));
+        }
+        &self.text
+    }
 }
 
 struct Log {
@@ -60,8 +90,14 @@ impl Journal {
     }
 
     fn open(home: &Home, id: &str, name: &str, tone: Tone) -> Journal {
-        let mut journal =
-            Journal { id: id.to_owned(), name: name.to_owned(), audit: Audit::new(home.audit()), log: None, tone };
+        let mut journal = Journal {
+            id: id.to_owned(),
+            name: name.to_owned(),
+            audit: Audit::new(home.audit()),
+            log: None,
+            tone,
+            stamp: Stamp::default(),
+        };
         let opened = home.make_logs().ok().and_then(|()| home.log(id)).map(|path| Log::open(&path));
         match opened {
             Some(Ok(log)) => journal.log = Some(log),
@@ -87,26 +123,42 @@ impl Journal {
         line
     }
 
-    /// A record as its line, to be written together with others: people are not told of it.
-    pub fn line(&self, record: &mut Record) -> String {
-        let (kind, logger) = match self.tone {
-            Tone::Mcp => ("mcp", "outlast.mcp"),
-            Tone::Gateway => ("gateway", "outlast.gateway"),
-            Tone::Session => ("session", "outlast.run"),
+    /// The end of a call, to be written together with others: people are not told of it.
+    pub fn call_ended(&mut self, called: &Called, lines: &mut String) {
+        let (kind, logger) = self.tone.names();
+        let ended = CallEnded {
+            id: &self.id,
+            kind,
+            took: called.took,
+            backend: called.backend.as_deref(),
+            who: &called.who.name,
+            role: called.who.role.as_deref(),
+            method: &called.method,
+            tool: called.tool.as_deref(),
+            outcome: called.outcome.name(),
         };
-        // The end of a call is the gateway's, whoever was called; all else of a backend is its own.
-        let is_backends = record.backend().is_some() && record.event != Event::CallEnded;
+        ended.write(self.stamp.now(), logger, lines);
+    }
+
+    fn line(&self, record: &mut Record) -> String {
+        let (kind, logger) = self.tone.names();
         record.id = Some(match record.backend() {
-            Some(backend) if is_backends => format!("{}/{backend}", self.id),
-            _ => self.id.clone(),
+            Some(backend) => format!("{}/{backend}", self.id),
+            None => self.id.clone(),
         });
-        record.kind = Some(if is_backends { "backend" } else { kind });
+        record.kind = Some(if record.backend().is_some() { "backend" } else { kind });
         record.to_line(&now(), logger)
     }
 
-    /// Finished lines of the audit log.
-    pub fn write(&mut self, lines: &str) {
-        if let Some(complaint) = self.audit.write(lines) {
+    fn write(&mut self, line: &str) {
+        if let Some(complaint) = self.audit.write(line) {
+            self.note(&complaint.to_string());
+        }
+    }
+
+    /// Finished lines of the audit log that announce nothing.
+    pub fn write_many(&mut self, lines: &str) {
+        if let Some(complaint) = self.audit.write_many(lines) {
             self.note(&complaint.to_string());
         }
     }
@@ -225,8 +277,12 @@ impl Log {
 }
 
 fn now() -> String {
+    record::iso(millis_now())
+}
+
+fn millis_now() -> u64 {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    record::iso(u64::try_from(now.as_millis()).unwrap_or(u64::MAX))
+    u64::try_from(now.as_millis()).unwrap_or(u64::MAX)
 }
 
 /// A value that is read back as one: in quotes if it is more than a word.

@@ -2,7 +2,7 @@
 
 use std::{ffi::OsString, process::ExitCode};
 
-use clap::{CommandFactory, FromArgMatches};
+use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
 pub mod attach;
 pub mod audit;
@@ -48,6 +48,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(parsed) => parsed,
         Err(error) => return report::Report::of_arguments(error, &cli::Cli::command(), &args).print(),
     };
+    let is_for_programs = wants_json(&given);
     let given = given.subcommand().map(|(_, given)| given);
     let result = match cli.command {
         cli::Command::Mcp(arguments) => config::flags::mcp(arguments, given).and_then(commands::mcp),
@@ -80,5 +81,15 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         cli::Command::Ids => completions::ids(),
         cli::Command::DemoServer(arguments) => Ok(demo::serve(&arguments.file)),
     };
-    result.unwrap_or_else(|report| report.print())
+    result.unwrap_or_else(|report| if is_for_programs { report.print_in_json() } else { report.print() })
+}
+
+/// Whether who asked reads one JSON value on stdout, so that a failure is to be one, too. What prints a line for each
+/// record has only records there.
+fn wants_json(given: &ArgMatches) -> bool {
+    match given.subcommand() {
+        Some(("logs" | "audit", _)) => false,
+        Some((_, below)) => wants_json(below),
+        None => given.try_get_one::<bool>("json").is_ok_and(|json| json == Some(&true)),
+    }
 }

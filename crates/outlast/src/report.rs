@@ -2,6 +2,7 @@
 
 use crate::watch::WatchError;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use serde_json::{Value, json};
 use std::{
     error::Error,
     ffi::OsString,
@@ -62,6 +63,19 @@ impl Report {
 
     pub fn hint(self, hint: impl Into<String>) -> Report {
         Report { hint: Some(hint.into()), ..self }
+    }
+
+    /// As an object, for programs.
+    pub fn to_json(&self) -> Value {
+        json!({"message": self.sentence, "because": self.because, "hint": self.hint, "exit_code": self.code})
+    }
+
+    /// The same as `print`, for programs that wait for JSON on stdout; the words for people stay where they belong.
+    pub fn print_in_json(&self) -> ExitCode {
+        if self.code != 0 {
+            let _ = writeln!(io::stdout().lock(), "{:#}", json!({"error": self.to_json()}));
+        }
+        self.print()
     }
 
     /// Says it where it belongs, and returns what the program ends with.

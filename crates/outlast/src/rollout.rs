@@ -1,5 +1,5 @@
-//! The conversation of a codex that ended without a word: codex keeps each in a file of its own, which names its id and
-//! its directory in the first line.
+//! The conversation of a codex that has not said which it is: codex keeps each in a file of its own, which names its id
+//! and its directory in the first line, and which it has open for as long as it works on it.
 
 use std::{
     fs::{self, File},
@@ -19,6 +19,14 @@ const FILES_MAX: usize = 64;
 /// A file may be dated by a clock that is read less finely than ours.
 const SLACK: Duration = Duration::from_secs(1);
 
+/// The conversation that a codex works on, by the files it has open. With two it is at neither for certain.
+pub fn among(open: &[PathBuf]) -> Option<String> {
+    let mut found: Vec<String> =
+        open.iter().filter(|file| is_rollout(file)).filter_map(|file| conversation_of(file, None)).collect();
+    found.dedup();
+    (found.len() == 1).then(|| found.remove(0))
+}
+
 /// The only conversation that was begun in this directory since then. If there are two, it cannot be known which one is
 /// ours, and somebody else's is worse than none.
 pub fn find(codex_home: &Path, cwd: &Path, since: SystemTime) -> Option<String> {
@@ -30,7 +38,7 @@ pub fn find(codex_home: &Path, cwd: &Path, since: SystemTime) -> Option<String> 
         days.truncate(DAYS_MAX);
     }
     let files = days.iter().flat_map(|day| newest_first(day)).filter(|file| is_rollout(file)).take(FILES_MAX);
-    let mut found = files.filter(|file| is_newer(file, since)).filter_map(|file| conversation_of(&file, cwd));
+    let mut found = files.filter(|file| is_newer(file, since)).filter_map(|file| conversation_of(&file, Some(cwd)));
     let first = found.next()?;
     found.next().is_none().then_some(first)
 }
@@ -53,14 +61,16 @@ fn is_newer(file: &Path, since: SystemTime) -> bool {
     fs::metadata(file).and_then(|metadata| metadata.created()).is_ok_and(|created| created >= since)
 }
 
-fn conversation_of(file: &Path, cwd: &Path) -> Option<String> {
+/// Only if it was begun in this directory, if that matters.
+fn conversation_of(file: &Path, cwd: Option<&Path>) -> Option<String> {
     let mut line = Vec::new();
     BufReader::new(File::open(file).ok()?.take(FIRST_LINE_MAX)).read_until(b'\n', &mut line).ok()?;
     let first: Value = serde_json::from_slice(&line).ok()?;
     let about = if first["payload"].is_object() { &first["payload"] } else { &first };
     let id = about["id"].as_str()?;
     let is_named = file.file_name()?.to_string_lossy().contains(id);
-    (is_named && Path::new(about["cwd"].as_str()?) == cwd).then(|| id.to_owned())
+    let is_here = cwd.is_none_or(|cwd| about["cwd"].as_str().is_some_and(|its| Path::new(its) == cwd));
+    (is_named && is_here).then(|| id.to_owned())
 }
 
 #[cfg(test)]
@@ -91,5 +101,20 @@ mod tests {
         // Two may be anybody's.
         write(home, "2026/11/15", "three", "/a");
         assert_eq!(find("/a"), None);
+    }
+
+    #[test]
+    fn what_a_codex_has_open_is_its_own() {
+        let dir = tempfile::tempdir().unwrap();
+        let home = dir.path();
+        write(home, "2026/11/15", "one", "/a");
+        write(home, "2026/11/15", "two", "/a");
+        let file = |name: &str| home.join("sessions/2026/11/15").join(name);
+        let (one, two) = (file("rollout-2026-11-15T10-00-00-one.jsonl"), file("rollout-2026-11-15T10-00-00-two.jsonl"));
+        fs::write(file("rollout-bad.jsonl"), "nonsense").unwrap();
+        let other = home.join("log.jsonl");
+        assert_eq!(among(&[other.clone(), one.clone(), file("rollout-bad.jsonl")]).as_deref(), Some("one"));
+        assert_eq!(among(&[one, two]), None, "it may be at either");
+        assert_eq!(among(&[other, file("rollout-2026-11-15T10-00-00-gone.jsonl")]), None);
     }
 }

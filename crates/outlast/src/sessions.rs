@@ -6,13 +6,13 @@ use std::{
     time::Duration,
 };
 
-use outlast_core::send::TEXT_MAX;
+use outlast_core::send::{self, Failed, TEXT_MAX};
 
 use serde_json::{Value, json};
 
 use crate::{
     cli,
-    control::{client::AskError, registry::Entry},
+    control::{client::AskError, registry::Entry, wire::Refusal},
     instances::{ANSWER_MAX, ask, ask_plainly, failed, find, is_halted, pretty, print, resume_hint},
     report::{self, Report},
 };
@@ -42,7 +42,7 @@ pub fn send(arguments: &cli::Send) -> Result<ExitCode, Report> {
         None => {
             let mut text = String::new();
             let read = io::stdin().lock().take(TEXT_MAX as u64 + 1).read_to_string(&mut text);
-            read.map_err(|error| Report::new(report::FAILURE, "cannot read stdin").because(error))?;
+            read.map_err(|error| cannot_read_text(&error))?;
             // The last line's end is the shell's, not the text's.
             text.truncate(text.trim_end_matches('\n').len());
             text
@@ -56,11 +56,15 @@ pub fn send(arguments: &cli::Send) -> Result<ExitCode, Report> {
         Err(AskError::Refused(refusal)) if arguments.json => {
             let error = json!({"code": refusal.code, "message": refusal.message, "screen": refusal.data["screen"]});
             print(&format!("{}\n", pretty(&json!({"error": error}))))?;
-            return Ok(ExitCode::from(report::FAILURE));
+            return Ok(ExitCode::from(code_of(&refusal)));
         }
         Err(AskError::Refused(refusal)) => {
-            let report = Report::new(report::FAILURE, format!("the text did not reach `{}`", entry.id));
+            let report = Report::new(code_of(&refusal), format!("the text did not reach `{}`", entry.id));
             let report = report.because(&refusal.message);
+            // Line ends of any kind are no keys.
+            if let Err(failed) = send::check(&text.replace('\r', "\n")) {
+                return Err(report.hint(text_hint(&failed, &entry.id)));
+            }
             return Err(match refusal.data["screen"].is_string() {
                 true => report.hint(format!("`outlast screen {}` shows what is there", entry.id)),
                 false if is_halted(&refusal) => report.hint(resume_hint(&entry.id)),
@@ -78,6 +82,27 @@ pub fn send(arguments: &cli::Send) -> Result<ExitCode, Report> {
         (false, false) => "Typed into",
     };
     print(&format!("{what} {}: {} bytes in {} ms\n", entry.id, text.len(), answer["took_ms"]))
+}
+
+/// A text that nobody could be sent is a mistake of who sends it.
+fn code_of(refusal: &Refusal) -> u8 {
+    if refusal.code == "bad_request" { report::USAGE } else { report::FAILURE }
+}
+
+fn text_hint(failed: &Failed, id: &str) -> String {
+    match failed {
+        Failed::Empty => format!("put it behind the id, `outlast send {id} TEXT`, or on stdin"),
+        Failed::Control(_) => format!("a text is letters; `outlast inject {id}` types keys and any other bytes"),
+        _ => "put it into a file, and send the file's name".to_owned(),
+    }
+}
+
+fn cannot_read_text(error: &io::Error) -> Report {
+    let report = Report::new(report::FAILURE, "cannot read the text from stdin").because(error);
+    match error.kind() {
+        io::ErrorKind::InvalidData => report.hint("a text is UTF-8; `outlast inject` types any bytes"),
+        _ => report,
+    }
 }
 
 pub fn wait_for(arguments: &cli::WaitFor) -> Result<ExitCode, Report> {

@@ -74,6 +74,8 @@ pub struct Terminal {
     viewers: Viewers,
     /// Where the agent's output goes when we have no terminal.
     stdout: Option<Pipe>,
+    /// We have no terminal: what we have to say stands on stderr.
+    has_no_terminal: bool,
     /// What was just shown: on its way to everybody.
     fresh: BytesMut,
     /// What was shown and is not yet in the model, and since when.
@@ -84,6 +86,8 @@ pub struct Terminal {
     alternate: Alternate,
 
     child: Option<Child>,
+    /// When to look which conversation the agent has open, if it is one that does not say.
+    learns_at: Option<Instant>,
     lives: BTreeMap<u64, Life>,
     generation: u64,
     /// Since when somebody waits for an answer.
@@ -120,7 +124,7 @@ pub struct Parts {
 impl Terminal {
     pub fn new(parts: Parts) -> Terminal {
         let now = Instant::now();
-        let size = parts.outer.as_ref().map(Outer::size).unwrap_or_default();
+        let size = parts.outer.as_ref().map_or_else(plan::usual_size, Outer::size);
         let mut viewers = Viewers::new(size);
         if let Some(outer) = parts.outer {
             viewers.begin(outer, &parts.plan.detach_key, now);
@@ -140,6 +144,7 @@ impl Terminal {
             stops_heard: Tally::default(),
             suspends_heard: Tally::default(),
             viewers,
+            has_no_terminal: parts.stdout.is_some(),
             stdout: parts.stdout.map(Pipe::new),
             fresh: BytesMut::new(),
             unseen: BytesMut::new(),
@@ -147,6 +152,7 @@ impl Terminal {
             screen: parts.keeps_screen.then(|| Screen::new(size)),
             alternate: Alternate::default(),
             child: None,
+            learns_at: None,
             lives: BTreeMap::new(),
             generation: 0,
             asked_at: BTreeMap::new(),
@@ -221,11 +227,11 @@ impl Terminal {
                 let how = How::Hung(Duration::from_millis(tenths.saturating_mul(100)));
                 self.live(self.generation, life::Event::StopAsked(how));
             }
-            Action::Ask => self.say(&format!(
-                "{} left ({}). Enter: go on with the conversation, f: a fresh one, q: quit",
-                self.plan.program,
-                self.session.last_exit().map(ToString::to_string).unwrap_or_default(),
-            )),
+            Action::Ask => {
+                let exit = self.session.last_exit().map(ToString::to_string).unwrap_or_default();
+                let words = format!("{} left ({exit}).", self.plan.program);
+                self.say(&words, " Enter: go on with the conversation, f: a fresh one, q: quit");
+            }
             Action::Note(note) => self.note(note),
             Action::Answer { ticket, result } => self.answer(ticket, result),
             Action::End(code) => {
@@ -299,6 +305,7 @@ impl Terminal {
         let machines = [self.session.deadline(), self.viewers.deadline(), self.waiting.deadline()];
         let own =
             [self.ending.map(|(_, until)| until), self.hooks.deadline(), self.catches_up_at(), self.sends.deadline()];
+        let own = own.into_iter().chain([self.learns_at]);
         let Some(at) = lives.chain(machines.into_iter().chain(own).flatten()).min() else {
             self.timer = None;
             return false;
@@ -312,6 +319,9 @@ impl Terminal {
             self.hooks.pass_time(self.now, &mut self.household);
             if self.catches_up_at().is_some_and(|at| at <= self.now) {
                 self.catch_up();
+            }
+            if self.learns_at.is_some_and(|at| at <= self.now) {
+                self.learn();
             }
             self.tell(Event::TimePassed);
             self.see(terminal::Event::TimePassed);

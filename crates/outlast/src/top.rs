@@ -24,7 +24,7 @@ use ratatui::{
     },
     layout::{Position, Rect},
 };
-use serde_json::json;
+use serde_json::{Value, json};
 
 pub mod board;
 pub mod screen;
@@ -62,6 +62,10 @@ enum Heard {
 
 pub fn top(arguments: &cli::Top) -> Result<ExitCode, Report> {
     let registry = instances::registry()?;
+    if arguments.json {
+        let found = client::survey(&registry, SURVEY_MAX);
+        return instances::print(&format!("{}\n", instances::pretty(&in_json(&found))));
+    }
     if arguments.once || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         let found = client::survey(&registry, SURVEY_MAX);
         return instances::print(&in_words(&found, table::room()));
@@ -275,6 +279,23 @@ fn attach(id: &str) -> Result<ExitCode, Report> {
     Err(Report::new(report::FAILURE, format!("cannot attach to `{id}`")).because(error))
 }
 
+/// What `ps` tells of each, and what only this shows.
+fn in_json(found: &[Found]) -> Value {
+    let rows = instances::in_json(found).into_iter().zip(Row::all(found));
+    let rows = rows.map(|(mut row, shown)| {
+        row["health"] = shown.health.as_deref().into();
+        row["last_words"] = last_words(&shown).into();
+        let ends = shown.ends.iter();
+        row["ends"] = ends.map(|(ago, crashed)| json!({"seconds_ago": ago, "crashed": crashed})).collect();
+        row
+    });
+    rows.collect()
+}
+
+fn last_words(row: &Row) -> Option<String> {
+    row.words.iter().rev().find(|line| !line.trim().is_empty()).cloned()
+}
+
 /// One plain table, where there is no terminal to draw on.
 fn in_words(found: &[Found], width: Option<usize>) -> String {
     if found.is_empty() {
@@ -297,7 +318,7 @@ fn in_words(found: &[Found], width: Option<usize>) -> String {
     let rows: Vec<Vec<String>> = Row::all(found)
         .into_iter()
         .map(|row| {
-            let words = row.words.iter().rev().find(|line| !line.trim().is_empty()).cloned();
+            let words = last_words(&row);
             let or_nothing = |text: Option<String>| text.unwrap_or_else(|| table::NOTHING.to_owned());
             vec![
                 row.id,

@@ -742,7 +742,7 @@ mod tests {
 
         /// The next news, sorted; it must come.
         async fn news(&mut self) -> Vec<String> {
-            let wait = tokio::time::timeout(Duration::from_secs(20), self.watch.next());
+            let wait = tokio::time::timeout(Duration::from_secs(60), self.watch.next());
             let changed = wait.await.expect("a change is noticed");
             let mut paths: Vec<String> =
                 changed.paths.iter().map(|path| path.to_string_lossy().replace('\\', "/")).collect();
@@ -899,7 +899,7 @@ mod tests {
                 }
             }
         };
-        let heard = tokio::time::timeout(Duration::from_secs(20), until_heard).await.expect("the rules count");
+        let heard = tokio::time::timeout(Duration::from_secs(60), until_heard).await.expect("the rules count");
         assert_eq!(heard, [Path::new("src").join("build").join("a.py")]);
         bench.put("src/a.out", "2");
         bench.nothing_but("src/build/a.py").await;
@@ -979,7 +979,7 @@ mod tests {
         let watch = Watch::begin(&[".".into()], project.path()).unwrap();
         let held_by_thread = Arc::downgrade(&watch.trouble);
         drop(watch);
-        let patience = Instant::now() + Duration::from_secs(20);
+        let patience = Instant::now() + Duration::from_secs(60);
         while held_by_thread.strong_count() > 0 {
             assert!(Instant::now() < patience, "the thread ends");
             thread::yield_now();

@@ -7,6 +7,8 @@ use std::{
     process::ExitCode,
 };
 
+use serde_json::{Value, json};
+
 pub mod backup;
 pub mod clients;
 pub mod diff;
@@ -155,12 +157,53 @@ struct Plan {
     fates: Vec<Fate>,
 }
 
-/// What is to become of one server, for a person.
+/// What is to become of one server.
 struct Fate {
-    mark: &'static str,
+    outcome: Outcome,
     name: String,
+    /// Of which project, in a file that has several.
+    project: Option<String>,
+    /// For a person: its command, or why it stays.
     words: String,
-    is_changed: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Wrapped,
+    /// It was wrapped, by an outlast in another place.
+    Moved,
+    Unwrapped,
+    /// There is nothing to do.
+    Settled,
+    /// It is nothing for outlast.
+    Left,
+}
+
+impl Outcome {
+    fn mark(self) -> &'static str {
+        match self {
+            Outcome::Wrapped => "+",
+            Outcome::Moved => "~",
+            Outcome::Unwrapped => "-",
+            Outcome::Settled => "=",
+            Outcome::Left => "·",
+        }
+    }
+
+    /// For programs.
+    fn word(self) -> &'static str {
+        match self {
+            Outcome::Wrapped => "wrapped",
+            Outcome::Moved => "moved",
+            Outcome::Unwrapped => "unwrapped",
+            Outcome::Settled => "settled",
+            Outcome::Left => "left",
+        }
+    }
+
+    fn is_change(self) -> bool {
+        matches!(self, Outcome::Wrapped | Outcome::Moved | Outcome::Unwrapped)
+    }
 }
 
 fn plan(config: Config, direction: &Direction, backups: Option<&Backups>) -> Plan {
@@ -180,25 +223,21 @@ fn plan(config: Config, direction: &Direction, backups: Option<&Backups>) -> Pla
             }
             Direction::Out => (edit::unwrap(&config.text, server, None), out_words(server)),
         };
-        let name = match &server.project {
-            Some(project) => format!("{} (in {project})", server.name),
-            None => server.name.clone(),
-        };
-        let (mark, words, is_changed) = match (verdict, direction) {
+        let (outcome, words) = match (verdict, direction) {
             (Verdict::Change(change), direction) => {
                 edits.extend(change);
-                let mark = match direction {
-                    Direction::In(_) if edit::is_wrapped(server) => "~",
-                    Direction::In(_) => "+",
-                    Direction::Out => "-",
+                let outcome = match direction {
+                    Direction::In(_) if edit::is_wrapped(server) => Outcome::Moved,
+                    Direction::In(_) => Outcome::Wrapped,
+                    Direction::Out => Outcome::Unwrapped,
                 };
-                (mark, words, true)
+                (outcome, words)
             }
-            (Verdict::Settled, Direction::In(_)) => ("=", "wrapped already".to_owned(), false),
-            (Verdict::Settled, Direction::Out) => ("=", "not wrapped".to_owned(), false),
-            (Verdict::Leave(why), _) => ("·", format!("left as it is: {why}"), false),
+            (Verdict::Settled, Direction::In(_)) => (Outcome::Settled, "wrapped already".to_owned()),
+            (Verdict::Settled, Direction::Out) => (Outcome::Settled, "not wrapped".to_owned()),
+            (Verdict::Leave(why), _) => (Outcome::Left, format!("left as it is: {why}")),
         };
-        fates.push(Fate { mark, name, words, is_changed });
+        fates.push(Fate { outcome, name: server.name.clone(), project: server.project.clone(), words });
     }
     let after = match direction {
         Direction::In(_) => edit::apply(&config.text, &edits),
@@ -257,10 +296,20 @@ fn run(which: &cli::WhichFiles, direction: &Direction) -> Result<ExitCode, Repor
     let backups = Backups::of(&home);
     let paint = Paint::stdout();
 
+    if which.json && !which.yes && !which.dry_run {
+        return Err(Report::new(report::USAGE, "nobody is asked where a program reads the answer")
+            .hint("`--yes` goes on without asking, `--dry-run` only says what would be done"));
+    }
     let (configs, mut troubles) = gather(which, direction, &Places::here(&home, &cwd), &backups)?;
     let plans: Vec<Plan> = configs.into_iter().map(|config| plan(config, direction, Some(&backups))).collect();
     let changed: Vec<&Plan> = plans.iter().filter(|plan| plan.after != plan.config.text).collect();
 
+    if which.json {
+        if plans.is_empty() && troubles.is_empty() {
+            return Err(nothing_found(which));
+        }
+        return told_in_json(&plans, direction, &backups, which.dry_run, troubles);
+    }
     let mut words = String::new();
     for plan in &changed {
         let name = shown_path(plan, &home, &cwd);
@@ -290,7 +339,7 @@ fn run(which: &cli::WhichFiles, direction: &Direction) -> Result<ExitCode, Repor
         }
         if is_failed { ExitCode::from(report::FAILURE) } else { ExitCode::SUCCESS }
     };
-    let servers = changed.iter().flat_map(|plan| &plan.fates).filter(|fate| fate.is_changed).count();
+    let servers = changed.iter().flat_map(|plan| &plan.fates).filter(|fate| fate.outcome.is_change()).count();
     let what = format!("{} in {}", counted(servers, "server"), counted(changed.len(), "file"));
     let verb = if matches!(direction, Direction::In(_)) { "Wrap" } else { "Unwrap" };
     if changed.is_empty() {
@@ -313,10 +362,7 @@ fn run(which: &cli::WhichFiles, direction: &Direction) -> Result<ExitCode, Repor
     for plan in &changed {
         match carry_out(plan, direction, &backups) {
             Ok(()) => written += 1,
-            Err(error) => troubles.push(
-                Report::new(report::FAILURE, format!("`{}` stays as it was", plan.config.place.path.display()))
-                    .because(error),
-            ),
+            Err(error) => troubles.push(stays(plan, &error)),
         }
     }
     if written > 0 {
@@ -327,6 +373,44 @@ fn run(which: &cli::WhichFiles, direction: &Direction) -> Result<ExitCode, Repor
         print(&format!("\n{verb}ped {what}{back}.\nClients read this when they start: restart those that run.\n"))?;
     }
     Ok(failed(troubles))
+}
+
+/// The same for programs: each file that was looked at and each server in it, and what became of them.
+fn told_in_json(
+    plans: &[Plan],
+    direction: &Direction,
+    backups: &Backups,
+    is_dry: bool,
+    mut troubles: Vec<Report>,
+) -> Result<ExitCode, Report> {
+    let mut files = Vec::new();
+    for plan in plans {
+        let is_changed = plan.after != plan.config.text;
+        let mut is_written = false;
+        if is_changed && !is_dry {
+            match carry_out(plan, direction, backups) {
+                Ok(()) => is_written = true,
+                Err(error) => troubles.push(stays(plan, &error)),
+            }
+        }
+        let servers = plan.fates.iter().map(|fate| {
+            json!({"name": fate.name, "project": fate.project, "outcome": fate.outcome.word(), "words": fate.words})
+        });
+        files.push(json!({
+            "path": plan.config.file.to_string_lossy(),
+            "client": plan.config.place.client.map(Client::word),
+            "changed": is_changed,
+            "written": is_written,
+            "servers": servers.collect::<Vec<Value>>(),
+        }));
+    }
+    let errors: Vec<Value> = troubles.iter().map(Report::to_json).collect();
+    print(&format!("{:#}\n", json!({"dry_run": is_dry, "files": files, "errors": errors})))?;
+    Ok(if troubles.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(report::FAILURE) })
+}
+
+fn stays(plan: &Plan, error: &io::Error) -> Report {
+    Report::new(report::FAILURE, format!("`{}` stays as it was", plan.config.place.path.display())).because(error)
 }
 
 fn carry_out(plan: &Plan, direction: &Direction, backups: &Backups) -> io::Result<()> {
@@ -420,13 +504,17 @@ fn shown_path(plan: &Plan, home: &Path, cwd: &Path) -> String {
 fn listing(plan: &Plan, path: &str, paint: Paint) -> String {
     let title = plan.config.place.client.map_or("", Client::title);
     let mut words = format!("{}\n", format!("{}  {}", paint.bold(title), path).trim_start());
-    let width = plan.fates.iter().map(|fate| fate.name.chars().count()).max().unwrap_or_default();
+    let name = |fate: &Fate| match &fate.project {
+        Some(project) => format!("{} (in {project})", fate.name),
+        None => fate.name.clone(),
+    };
+    let width = plan.fates.iter().map(|fate| name(fate).chars().count()).max().unwrap_or_default();
     for fate in &plan.fates {
-        let line = format!("  {} {:width$}  {}", fate.mark, fate.name, fate.words);
-        let line = match fate.mark {
-            "+" => paint.green(&line),
-            "~" | "-" => paint.yellow(&line),
-            _ => paint.dim(&line),
+        let line = format!("  {} {:width$}  {}", fate.outcome.mark(), name(fate), fate.words);
+        let line = match fate.outcome {
+            Outcome::Wrapped => paint.green(&line),
+            Outcome::Moved | Outcome::Unwrapped => paint.yellow(&line),
+            Outcome::Settled | Outcome::Left => paint.dim(&line),
         };
         words.push_str(&format!("{line}\n"));
     }

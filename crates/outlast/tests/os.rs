@@ -22,7 +22,7 @@ use nix::{
 };
 
 /// Far more than anything here takes, so that a slow machine is no failure.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 #[test]
 fn how_a_child_ends_is_reported() {
@@ -271,30 +271,40 @@ fn nothing_stays_when_we_are_killed() {
 
 #[test]
 fn a_polite_family_is_not_waited_for() {
-    let mut keep = Keep::begin();
-    keep.tell("spawn 1 piped setsid sleep 1000 & exec sleep 1000");
-    let keeper = parent_of(keep.hear_started(1));
-    keep.wait_for("the stray", |keep| keep.tagged(1).len() == 2);
-    let began = Instant::now();
-    keep.tell("close");
-    assert_eq!(keep.wait().code(), Some(0));
-    assert!(began.elapsed() < Duration::from_millis(900));
-    assert!(!is_alive(keeper), "closing waits for the keeper");
-    assert_eq!(keep.tagged(1), []);
+    is_done_at_once(|| {
+        let mut keep = Keep::begin();
+        keep.tell("spawn 1 piped setsid sleep 1000 & exec sleep 1000");
+        let keeper = parent_of(keep.hear_started(1));
+        keep.wait_for("the stray", |keep| keep.tagged(1).len() == 2);
+        let began = Instant::now();
+        keep.tell("close");
+        assert_eq!(keep.wait().code(), Some(0));
+        let took = began.elapsed();
+        assert!(!is_alive(keeper), "closing waits for the keeper");
+        assert_eq!(keep.tagged(1), []);
+        took
+    });
+}
+
+/// In less than the second that the deaf ones have. A busy machine is given several tries.
+fn is_done_at_once(act: impl Fn() -> Duration) {
+    assert!((0..20).any(|_| act() < Duration::from_millis(900)), "it takes as long as for the deaf, always");
 }
 
 #[test]
 fn a_keeper_of_nobody_goes_at_once() {
-    let mut keep = Keep::begin();
-    keep.tell("spawn 1 piped :");
-    let keeper = parent_of(keep.hear_started(1));
-    keep.hear("exited 1");
-    keep.tell("sweep 1");
-    keep.hear("swept 1");
-    let began = Instant::now();
-    kill(Pid::from_raw(keep.pid()), Signal::SIGKILL).unwrap();
-    keep.wait_for("the keeper to go", |_| !is_alive(keeper));
-    assert!(began.elapsed() < Duration::from_millis(900));
+    is_done_at_once(|| {
+        let mut keep = Keep::begin();
+        keep.tell("spawn 1 piped :");
+        let keeper = parent_of(keep.hear_started(1));
+        keep.hear("exited 1");
+        keep.tell("sweep 1");
+        keep.hear("swept 1");
+        let began = Instant::now();
+        kill(Pid::from_raw(keep.pid()), Signal::SIGKILL).unwrap();
+        keep.wait_for("the keeper to go", |_| !is_alive(keeper));
+        began.elapsed()
+    });
 }
 
 #[test]

@@ -46,7 +46,7 @@ enum Back {
 pub(super) struct Parked {
     /// Nothing while the client is here and waits for the answer.
     state: Option<String>,
-    pub who: Who,
+    pub who: Rc<Who>,
     /// What the client was asked: our names, and the backend's ids.
     given: Vec<(String, Box<str>)>,
     /// What came after.
@@ -310,7 +310,7 @@ impl Gateway {
         };
         let who = call.whom.as_ref().and_then(|whom| self.guests.get(&whom.client)).map(|guest| guest.who.clone());
         let parked = call.parked.get_or_insert_with(|| {
-            let who = who.unwrap_or_else(|| Who { name: String::new(), role: None, profile: None });
+            let who = who.unwrap_or_else(|| Rc::new(Who { name: String::new(), role: None, profile: None }));
             Box::new(Parked { state: None, who, given: Vec::new(), queued: Vec::new(), ask_at: None, answer: None })
         });
         parked.queued.push((raw, asked));

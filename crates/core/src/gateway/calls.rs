@@ -454,7 +454,7 @@ impl Gateway {
         let mut backend = None;
         let mut opened = false;
         if let Some(owner) = self.owners.get_mut(&call.place.backend) {
-            backend = Some(owner.settings.name.clone());
+            backend = Some(owner.name.clone());
             opened = call.pass.is_some_and(|pass| owner.breaker.heard(pass, health, now));
             if call.whom.is_some() && health == Health::Well {
                 owner.pace.note(call.began, now);
@@ -462,7 +462,7 @@ impl Gateway {
             }
         }
         if opened {
-            let name = backend.clone().unwrap_or_default();
+            let name = backend.as_deref().unwrap_or_default();
             self.note(format!("{name}: too many failures in a row; its circuit is open"));
         }
         let Some(whom) = &call.whom else { return };
@@ -471,10 +471,9 @@ impl Gateway {
         let Some(who) = guest.or_else(|| call.parked.as_ref().map(|parked| &parked.who)) else { return };
         self.out.push(Action::Called(Called {
             client: whom.client,
-            who: who.name.clone(),
-            role: who.role.clone(),
-            method: call.method.clone().into_owned(),
-            tool: call.shown.as_deref().map(str::to_owned),
+            who: Rc::clone(who),
+            method: call.method.clone(),
+            tool: call.shown.clone(),
             backend,
             outcome,
             took: now.saturating_duration_since(call.began),
@@ -491,10 +490,9 @@ impl Gateway {
         outcome: Outcome,
     ) {
         let Some(guest) = self.guests.get(&client) else { return };
-        let (who, role) = (guest.who.name.clone(), guest.who.role.clone());
-        let method = words::cut(method, 100);
-        let took = Duration::ZERO;
-        self.out.push(Action::Called(Called { client, who, role, method, tool, backend, outcome, took }));
+        let (who, method) = (Rc::clone(&guest.who), words::cut(method, 100).into());
+        let (tool, backend, took) = (tool.map(Rc::from), backend.map(Rc::from), Duration::ZERO);
+        self.out.push(Action::Called(Called { client, who, method, tool, backend, outcome, took }));
     }
 
     /// Calls that waited too long, for a place or for an answer.
@@ -685,8 +683,41 @@ fn told_key(line: &[u8]) -> Option<u64> {
     }
 }
 
-/// Whether a tool's result says that it failed. Most do not have the word at all.
+/// Whether a tool's result says that it failed. Most do not have the word at all, or have it with a no behind it; only
+/// where it stands with a yes, it may be the tool's and not the payload's.
 fn is_error(result: Raw<'_>) -> bool {
-    memchr::memmem::find(result.get().as_bytes(), b"\"isError\"").is_some()
+    const NAME: &[u8] = b"\"isError\"";
+    static FINDER: std::sync::LazyLock<memchr::memmem::Finder<'static>> =
+        std::sync::LazyLock::new(|| memchr::memmem::Finder::new(NAME));
+    let text = result.get().as_bytes();
+    let is_yes = |at: usize| {
+        let rest = text[at + NAME.len()..].trim_ascii_start().strip_prefix(b":");
+        rest.is_some_and(|rest| rest.trim_ascii_start().starts_with(b"true"))
+    };
+    FINDER.find_iter(text).any(is_yes)
         && pick(result, ["isError"]).is_some_and(|[flag]| flag.is_some_and(|flag| flag.get() == "true"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_tool_failed_if_its_own_result_says_so() {
+        let table = [
+            (r#"{"content":[]}"#, false),
+            (r#"{"content":[],"isError":false}"#, false),
+            (r#"{"content":[],"isError":true}"#, true),
+            ("{\"isError\" \t: \n true ,\"content\":[]}", true),
+            (r#"{"isError":"true"}"#, false),
+            (r#"{"structuredContent":{"isError":true}}"#, false),
+            (r#"{"structuredContent":{"isError":true},"isError":false}"#, false),
+            (r#"{"structuredContent":{"isError":false},"isError":true}"#, true),
+            (r#"{"content":[{"text":"\"isError\":true"}]}"#, false),
+            ("[]", false),
+        ];
+        for (result, failed) in table {
+            assert_eq!(is_error(Raw::parse(result).unwrap()), failed, "{result}");
+        }
+    }
 }

@@ -42,6 +42,7 @@ impl Gateway {
                             pace: Pace::default(),
                             restarts_gone: 0,
                             past_gone: Vec::new(),
+                            name: settings.name.as_str().into(),
                             settings,
                         },
                     );

@@ -52,7 +52,9 @@ impl From<Box<Failure>> for Missed {
 impl Gateway {
     pub(super) fn route(&mut self, asked: Asked<'_>, now: Instant) {
         // A backend that reads it otherwise would do what no guard has seen.
-        if let Some(name) = message::ambiguous(asked.said) {
+        if asked.params.may_be_ambiguous()
+            && let Some(name) = message::ambiguous(asked.said)
+        {
             return self.unknown(
                 &asked,
                 format!("`{}` is there twice, or in other capitals", words::cut(&name, 50)),

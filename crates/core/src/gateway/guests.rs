@@ -16,7 +16,7 @@ const LEVEL_MEMBER: &str = "io.modelcontextprotocol/logLevel";
 
 #[derive(Debug)]
 pub(super) struct Guest {
-    pub who: Who,
+    pub who: Rc<Who>,
     pub view: usize,
     front: Front,
     state: Opened,
@@ -78,7 +78,7 @@ impl Gateway {
         self.guests.insert(
             client,
             Guest {
-                who,
+                who: who.into(),
                 view,
                 front,
                 state: Opened::Not,

@@ -6,9 +6,6 @@ use crate::message::{self, Message};
 use calls::What;
 use opening::Private;
 
-/// How many lines that are no JSON are noted for one link; the rest is only counted.
-const GARBAGE_NOTED_MAX: u64 = 10;
-
 #[derive(Debug)]
 pub(super) struct Connection {
     pub link: Link,
@@ -156,8 +153,9 @@ impl Gateway {
         self.open_link(link.serial, now);
     }
 
-    pub(super) fn link_said(&mut self, link: Link, said: &[u8], now: Instant) {
-        let Some(connection) = self.links.get_mut(&link.serial) else { return };
+    /// False: that was no JSON.
+    pub(super) fn link_said(&mut self, link: Link, said: &[u8], now: Instant) -> bool {
+        let Some(connection) = self.links.get_mut(&link.serial) else { return true };
         connection.suspected = None;
         match message::parse(said) {
             Ok(Message::Response { id, result, error }) => {
@@ -180,14 +178,10 @@ impl Gateway {
             Ok(Message::Other) => {}
             Err(_) => {
                 connection.garbage += 1;
-                if connection.garbage <= GARBAGE_NOTED_MAX {
-                    let words = words::cut(String::from_utf8_lossy(said).trim_end(), 200);
-                    let name = self.owner_name(link.backend);
-                    let words = format!("{name}: not JSON, and not sent on: {words}");
-                    self.note(words);
-                }
+                return false;
             }
         }
+        true
     }
 
     pub(super) fn link_said_for(&mut self, link: Link, id: &Id, said: &[u8], now: Instant) {
@@ -198,7 +192,8 @@ impl Gateway {
         let is_open = |call: &Call| call.link == Some(link.serial) && call.whom.is_some();
         self.said_for = key.filter(|key| self.calls.get(key).is_some_and(|call| is_open(call)));
         if self.said_for.is_some() || !self.is_said_too_late(link.serial, said) {
-            self.link_said(link, said, now);
+            // Over HTTP only JSON comes this far.
+            let _ = self.link_said(link, said, now);
         }
         self.said_for = None;
     }

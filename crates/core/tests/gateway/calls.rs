@@ -28,6 +28,22 @@ fn a_call_reaches_its_backend_by_its_own_name_and_comes_back_with_its_own_id() {
 }
 
 #[test]
+fn what_is_no_json_is_for_people_and_changes_nothing() {
+    let mut story = Story::simple(&[("a", maker(&["echo"]))]);
+    story.call(1, 5, "a__echo");
+    let (link, told) = story.told("a");
+    for babble in ["listening on 3000\n", "{\"half\":\n", "\u{fffd}\n"] {
+        story.event(Event::LinkSaid { link, message: babble.into() });
+        assert_eq!(story.diverted.pop(), Some((link, babble.to_owned())));
+        story.hears_nothing(1);
+    }
+    assert_eq!(story.status("a")["links"][0]["garbage"], 3);
+    story.answer(link, &told["id"], json!({"content": []}));
+    assert_eq!(story.heard(1).json()["id"], 5);
+    assert!(story.diverted.is_empty());
+}
+
+#[test]
 fn the_payload_passes_unread() {
     let mut story = Story::simple(&[("a", maker(&["echo"]))]);
     story.say(1, "{\"jsonrpc\":\"2.0\",\"id\":1,\n \"method\":\"tools/call\",\"params\":{\"name\":\"a__echo\",\"arguments\":{\"x\":1.0,\"y\":10000000000000000000000}}}\n");

@@ -88,7 +88,10 @@ fn a_role_sees_and_reaches_only_what_it_may() {
     story.ask(1, json!(5), "resources/read", json!({"uri": "a://1"})).told("a");
     story.call(1, 6, "a__read").told("a");
     assert!(
-        story.called.iter().all(|called| called.outcome == Outcome::Denied && called.role.as_deref() == Some("reader"))
+        story
+            .called
+            .iter()
+            .all(|called| called.outcome == Outcome::Denied && called.who.role.as_deref() == Some("reader"))
     );
 }
 

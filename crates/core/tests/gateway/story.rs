@@ -146,6 +146,8 @@ pub struct Story {
     pub disconnected: Vec<(Link, bool)>,
     pub connected: Vec<Link>,
     pub notes: Vec<String>,
+    /// What links said that is no JSON.
+    pub diverted: Vec<(Link, String)>,
     pub records: Vec<Record>,
     pub called: Vec<Called>,
     pub kept: Vec<(String, Offer)>,
@@ -178,6 +180,7 @@ impl Story {
             disconnected: vec![],
             connected: vec![],
             notes: vec![],
+            diverted: vec![],
             records: vec![],
             called: vec![],
             kept: vec![],
@@ -242,6 +245,9 @@ impl Story {
             Action::DropClient { .. } => {}
             Action::Record(record) => self.records.push(record),
             Action::Note(words) => self.notes.push(words),
+            Action::Divert { link, message } => {
+                self.diverted.push((link, String::from_utf8_lossy(&message).into_owned()));
+            }
             Action::Called(called) => self.called.push(called),
             Action::Keep { backend, catalogue } => self.kept.push((backend, catalogue)),
             Action::Answer { ticket, result } => self.answers.push((ticket, result)),

@@ -374,13 +374,17 @@ impl World {
             Action::Keep { backend, .. } => {
                 check!(self, self.settings.backends.iter().any(|known| known.name == backend), "who is {backend}?");
             }
+            Action::Divert { link, message } => {
+                let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(&message).is_ok();
+                check!(self, !is_json, "what {link:?} said was taken for no JSON");
+            }
             Action::Record(_) | Action::Note(_) => {}
         }
     }
 
     fn count(&mut self, called: &Called) {
         if let Some(client) = self.clients.get_mut(&called.client)
-            && ["tools/call", "resources/read"].contains(&called.method.as_str())
+            && ["tools/call", "resources/read"].contains(&&*called.method)
         {
             client.called += 1;
         }

@@ -446,7 +446,7 @@ fn what_the_agent_asks_is_answered_while_nobody_is_there() {
     fs::write(&agent, ask).unwrap();
     fs::set_permissions(&agent, fs::Permissions::from_mode(0o755)).unwrap();
     detached(&world, &[]);
-    assert!(world.outlast(&["wait-for", "s", "--text", "ready>", "--timeout", "20s"]).status.success());
+    assert!(world.outlast(&["wait-for", "s", "--text", "ready>", "--timeout", "60s"]).status.success());
     let lines = screen(&world)["text"].as_str().unwrap().to_owned();
     let version = env!("CARGO_PKG_VERSION");
     let expected = format!(

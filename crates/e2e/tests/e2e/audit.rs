@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::support::{OUTLAST, PUPPET};
 
 /// Nothing here takes long; who waits longer waits for ever.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An `outlast mcp` with a client, in a directory of its own.
 struct Session {
@@ -160,7 +160,7 @@ fn a_slow_reader_of_stderr_delays_nobody() {
         session.ask("ping", json!({}));
     }
     // Each would wait for the reader for a second or more.
-    assert!(since.elapsed() < Duration::from_secs(5), "{:?}", since.elapsed());
+    assert!(since.elapsed() < Duration::from_secs(15), "{:?}", since.elapsed());
 }
 
 #[test]

@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 use super::support::OUTLAST;
 
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = Duration::from_secs(60);
 const AGENT: &str = "[ -f broken ] && exit 1; printf 'ready> '; \
                      while read -r word rest; do echo \"$word\" >> typed.log; printf 'ready> '; done; exit 9";
 

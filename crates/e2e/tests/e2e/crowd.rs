@@ -27,7 +27,7 @@ use crate::control::World;
 const CROWD: usize = 200;
 /// What is promised, for the whole of `outlast ps`; a build that was not made for speed is given more. A machine that is
 /// busy with other tests is given several tries.
-const PROMISED: Duration = Duration::from_millis(if cfg!(debug_assertions) { 500 } else { 100 });
+const PROMISED: Duration = Duration::from_millis(if cfg!(debug_assertions) { 2000 } else { 100 });
 const TRIES: usize = 20;
 
 struct Crowd {
@@ -138,7 +138,7 @@ fn those_who_do_not_answer_keep_nobody_waiting_but_for_the_bound() {
     let world = World::new();
     let registry = registry(world.home.path());
     let _crowd = crowd(&registry, 150);
-    let patience = Duration::from_millis(1000);
+    let patience = Duration::from_secs(4);
     let start = Instant::now();
     let found = survey(&registry, patience);
     assert!(start.elapsed() < 10 * patience, "one bound for all together, not one for each: {:?}", start.elapsed());

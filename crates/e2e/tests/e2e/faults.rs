@@ -13,7 +13,7 @@ use tempfile::TempDir;
 
 use super::support::{OUTLAST, PUPPET};
 
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 struct World {
     home: PathBuf,
@@ -204,8 +204,8 @@ fn a_session_that_is_not_meant_is_explained() {
     $ outlast send night
     error: the text did not reach `night-shift`
       because: there is nothing to send
-      hint: `outlast screen night-shift` shows what is there
-    exit code 1
+      hint: put it behind the id, `outlast send night-shift TEXT`, or on stdin
+    exit code 2
     "#);
 }
 

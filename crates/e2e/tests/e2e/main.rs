@@ -25,6 +25,8 @@ mod faults;
 mod gateway;
 #[cfg(unix)]
 mod http;
+#[cfg(target_os = "linux")]
+mod json;
 #[cfg(unix)]
 mod matrix;
 #[cfg(target_os = "linux")]
@@ -43,6 +45,8 @@ mod support;
 mod top;
 #[cfg(target_os = "linux")]
 mod waiting;
+#[cfg(windows)]
+mod windows;
 #[cfg(unix)]
 mod words;
 #[cfg(unix)]

@@ -18,7 +18,7 @@ use tempfile::TempDir;
 use crate::support::{OUTLAST, PUPPET};
 
 /// Nothing here takes long; who waits longer waits for ever.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 /// More than the outbox to a client takes before its server is no longer listened to.
 const MUCH: usize = 4 << 20;
 

@@ -12,7 +12,7 @@ use tempfile::TempDir;
 
 use super::support::{COMPOSER, OUTLAST};
 
-const PATIENCE: Duration = Duration::from_secs(40);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A session `s` in the background, with an agent that looks like claude.
 struct World {
@@ -126,12 +126,31 @@ fn what_does_not_arrive_is_said_in_a_sentence() {
         assert!(world.sent().is_empty());
     }
     let world = World::start(&[]);
-    for (words, part) in [("", "there is nothing to send"), ("a\x1b[201~\x03", "control character in it, \\u{1b}")] {
-        let output = world.outlast(&["send", "s", words, "--submit"]);
-        let said = text(&output.stderr);
-        assert!(said.starts_with("error: the text did not reach `s`\n  because: ") && said.contains(part), "{said}");
-        assert_eq!(output.status.code(), Some(1));
+    let mut words = String::new();
+    for text_of in ["", " \n", "a\x1b[201~\x03"] {
+        let output = world.outlast(&["send", "s", text_of, "--submit"]);
+        words.push_str(&text(&output.stderr));
+        assert_eq!(output.status.code(), Some(2));
     }
+    insta::assert_snapshot!(words, @"
+    error: the text did not reach `s`
+      because: there is nothing to send
+      hint: put it behind the id, `outlast send s TEXT`, or on stdin
+    error: the text did not reach `s`
+      because: there is nothing to send
+      hint: put it behind the id, `outlast send s TEXT`, or on stdin
+    error: the text did not reach `s`
+      because: the text has a control character in it, U+001B
+      hint: a text is letters; `outlast inject s` types keys and any other bytes
+    ");
+    assert_eq!(world.send(&["", "--submit"])["error"]["code"], "bad_request");
+    let nothing = world.outlast(&["inject", "s", ""]);
+    assert_eq!(nothing.status.code(), Some(2));
+    assert!(
+        text(&nothing.stderr).starts_with("error: there is nothing to type\n  hint: "),
+        "{}",
+        text(&nothing.stderr)
+    );
     let unknown = text(&world.outlast(&["send", "sss", "x"]).stderr);
     assert!(unknown.contains("nothing called `sss` runs under outlast"), "{unknown}");
 }

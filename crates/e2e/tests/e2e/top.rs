@@ -16,7 +16,7 @@ use tempfile::TempDir;
 use crate::{control::World, support::OUTLAST};
 
 /// Nothing here takes long; who waits longer waits for ever.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `outlast top` in a tmux of its own, which a shell comes back to.
 struct Pane<'a> {

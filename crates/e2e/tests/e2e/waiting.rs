@@ -68,23 +68,23 @@ fn one_waits_for_words_quiet_or_the_prompt() {
     claude(&world);
     begin(&world, &[], "./claude");
     let wait = |args: &[&str]| world.outlast(&[&["wait-for", "s"], args].concat());
-    assert!(wait(&["--prompt", "--timeout", "20s"]).status.success());
+    assert!(wait(&["--prompt", "--timeout", "60s"]).status.success());
     // Words that are there already, and words that come.
     assert!(wait(&["--text", "❯"]).status.success());
     let mut waiter = Command::new(OUTLAST);
     let mut waiter = world
         .environment(&mut waiter)
-        .args(["wait-for", "s", "--text", "done with it", "--timeout", "20s", "--json"])
+        .args(["wait-for", "s", "--text", "done with it", "--timeout", "60s", "--json"])
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
     tell(&world, "work it");
     // The prompt is the next one, not the one that was there before.
-    assert!(wait(&["--prompt", "--timeout", "20s"]).status.success());
+    assert!(wait(&["--prompt", "--timeout", "60s"]).status.success());
     let shown = text(&world.outlast(&["screen", "s"]).stdout);
     assert!(shown.starts_with("done with it\n"), "{shown}");
     assert!(waiter.wait().unwrap().success());
-    assert!(wait(&["--quiet", "200ms", "--timeout", "20s"]).status.success());
+    assert!(wait(&["--quiet", "200ms", "--timeout", "60s"]).status.success());
     // What does not come has an exit code of its own, and words.
     let late = wait(&["--text", "never", "--timeout", "0.1"]);
     assert_eq!(late.status.code(), Some(124));
@@ -103,11 +103,11 @@ fn words_that_only_pass_by_are_seen() {
     begin(&world, &[], "./agent");
     let mut waiter = Command::new(OUTLAST);
     let waiter =
-        world.environment(&mut waiter).args(["wait-for", "s", "--text", "NEEDLE", "--timeout", "20s", "--json"]);
+        world.environment(&mut waiter).args(["wait-for", "s", "--text", "NEEDLE", "--timeout", "60s", "--json"]);
     let waiter = waiter.stdout(Stdio::piped()).spawn().unwrap();
     // It must wait before the words come; many others may wait too.
     let mut others: Vec<UnixStream> = (0..20).map(|_| ask(&world, json!({"text": "NEEDLE"}))).collect();
-    thread::sleep(Duration::from_millis(300));
+    world.until("waiters", json!(21));
     tell(&world, "go");
     let output = waiter.wait_with_output().unwrap();
     assert!(output.status.success());
@@ -196,7 +196,7 @@ fn an_unknown_agent_waits_when_it_is_quiet() {
     begin(&world, &[], "./agent");
     let state = world.until("waiting_for_input", json!(true));
     assert_eq!(state["stance"], "unclear");
-    assert!(world.outlast(&["wait-for", "s", "--prompt", "--timeout", "20s"]).status.success());
+    assert!(world.outlast(&["wait-for", "s", "--prompt", "--timeout", "60s"]).status.success());
     assert!(world.outlast(&["stop", "s"]).status.success());
 }
 
@@ -206,7 +206,7 @@ fn a_notification_that_fails_or_floods_disturbs_nobody() {
     begin(&world, &["--notify", "yes; exit 3"], "./agent");
     world.until("waiting_for_input", json!(true));
     tell(&world, "hello");
-    assert!(world.outlast(&["wait-for", "s", "--text", "heard hello", "--timeout", "20s"]).status.success());
+    assert!(world.outlast(&["wait-for", "s", "--text", "heard hello", "--timeout", "60s"]).status.success());
     let since = Instant::now();
     assert!(world.outlast(&["stop", "s"]).status.success());
     assert!(since.elapsed() < PATIENCE);

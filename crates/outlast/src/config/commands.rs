@@ -78,6 +78,10 @@ pub struct HashKey {
     /// What it may call.
     #[arg(long, value_name = "ROLE")]
     pub role: Option<String>,
+
+    /// JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
 }
 
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Report> {
@@ -290,6 +294,11 @@ pub fn hash_key(arguments: &HashKey) -> Result<ExitCode, Report> {
     }
     let hash = Sha256::digest(key.as_bytes());
     let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
+    if arguments.json {
+        let new = is_new.then_some(key.as_str());
+        let made = json!({"name": arguments.name, "role": arguments.role, "sha256": hash, "key": new});
+        return print(&format!("{made:#}\n"));
+    }
     let text = |text: &str| toml_edit::Value::from(text).to_string().trim().to_owned();
     let role = arguments.role.as_ref().map(|role| format!("role = {}\n", text(role))).unwrap_or_default();
     let lines = format!("[[auth.key]]\nname = {}\nsha256 = \"{hash}\"\n{role}", text(&arguments.name));

@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, fs, time::Duration};
 
 use clap::{CommandFactory, FromArgMatches};
 use outlast_core::{
-    gateway::{Called, Children, EraChoice, Kind, Outcome, Pattern, Rate, Switch},
+    gateway::{Called, Children, EraChoice, Kind, Outcome, Pattern, Rate, Switch, Who},
     restarts::{Delays, First},
 };
 
@@ -641,9 +641,10 @@ fn what_the_book_says_of_guards_is_right() {
     // What was never counted is not told.
     let mut metrics = crate::gateway::metrics::Metrics::new();
     for outcome in [Outcome::Answered, Outcome::RateLimited] {
-        let (backend, tool) = (Some("one".to_owned()), Some("one__echo".to_owned()));
-        let (who, method) = ("ann".to_owned(), "tools/call".to_owned());
-        metrics.called(&Called { client: 1, who, role: None, method, tool, backend, outcome, took: Duration::ZERO });
+        let (backend, tool) = (Some("one".into()), Some("one__echo".into()));
+        let who = Who { name: "ann".to_owned(), role: None, profile: None }.into();
+        let (method, took) = ("tools/call".into(), Duration::ZERO);
+        metrics.called(&Called { client: 1, who, method, tool, backend, outcome, took });
     }
     let metrics = metrics.text(&serde_json::json!({ "backends": [{ "name": "one" }] }));
     let names: Vec<&str> = metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();

@@ -95,14 +95,6 @@ impl Registry {
         &self.0
     }
 
-    /// Where the sockets of this id may lie, the best place first.
-    pub fn sockets(&self, id: &str) -> Vec<PathBuf> {
-        let dirs = [self.0.clone()].into_iter().chain(os::short_dirs());
-        let paths = dirs.map(|dir| dir.join(format!("{id}.sock")));
-        // One that is not UTF-8 could not be written down for others.
-        paths.filter(|path| path.to_str().is_some_and(|text| text.len() <= os::SOCKET_PATH_MAX)).collect()
-    }
-
     /// Writes the entry whole or not at all. What is returned removes it again.
     pub fn register(&self, entry: &Entry) -> io::Result<Registration> {
         os::claim_dir(&self.0)?;
@@ -183,8 +175,7 @@ fn forget_unfinished(path: &Path) {
     }
 }
 
-// Nothing is registered where there are no sockets.
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
     use super::*;
 
@@ -204,7 +195,6 @@ mod tests {
         }
     }
 
-    #[cfg(unix)]
     #[test]
     fn an_entry_is_there_until_it_is_dropped() {
         let home = tempfile::tempdir().unwrap();
@@ -223,23 +213,10 @@ mod tests {
         assert_eq!(registry.read(), []);
     }
 
-    #[cfg(unix)]
     #[test]
     fn a_number_given_out_again_does_not_bring_the_dead_back() {
         assert!(!entry("py-1", 1.0).is_dead());
         assert!(Entry { born: "long ago".into(), ..entry("py-1", 1.0) }.is_dead());
         assert!(Entry { pid: u32::MAX, ..entry("py-1", 1.0) }.is_dead());
-    }
-
-    #[cfg(unix)]
-    #[test]
-    fn a_deep_home_has_its_sockets_elsewhere() {
-        let paths = |home: &str| Registry::of(Path::new(home)).sockets("py-1");
-        assert_eq!(paths("/home/me")[0], Path::new("/home/me/.local/state/outlast/run/py-1.sock"));
-        let deep = format!("/home/{}", "deep/".repeat(40));
-        for path in paths(&deep) {
-            assert!(!path.starts_with(&deep) && path.as_os_str().len() <= os::SOCKET_PATH_MAX, "{path:?}");
-        }
-        assert!(!paths(&deep).is_empty());
     }
 }

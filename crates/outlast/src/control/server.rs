@@ -77,7 +77,7 @@ enum Heard {
 }
 
 impl Server {
-    /// The directory of the socket must be ours alone.
+    /// Where [`os::sockets`](crate::os::sockets) says.
     pub fn bind(path: &Path) -> io::Result<Server> {
         let listener = Listener::bind(path)?;
         // The first ticket is not 0, which means nobody.

@@ -2,14 +2,11 @@
 
 use std::time::{Duration, Instant};
 
-use outlast_core::{
-    gateway::Called,
-    record::{Event, OfGateway, Record},
-};
+use outlast_core::gateway::Called;
 
 use crate::journal::Journal;
 
-/// So much is written at once.
+/// What waits is written before more comes than this.
 const BATCH_MAX: usize = 32 << 10;
 /// What waits is written after this.
 const WAIT_MAX: Duration = Duration::from_millis(250);
@@ -22,24 +19,14 @@ pub struct Calls {
 
 impl Calls {
     /// Its line, for those who listen.
-    pub fn add(&mut self, called: Called, journal: &mut Journal, now: Instant) -> String {
-        let of_gateway = OfGateway {
-            outcome: Some(called.outcome.name()),
-            backend: called.backend,
-            who: Some(called.who),
-            role: called.role,
-            method: Some(called.method),
-            tool: called.tool,
-        };
-        let mut record =
-            Record { took: Some(called.took), gateway: Some(Box::new(of_gateway)), ..Record::new(Event::CallEnded) };
-        let line = journal.line(&mut record);
-        self.lines.push_str(&line);
-        self.due.get_or_insert(now + WAIT_MAX);
+    pub fn add(&mut self, called: &Called, journal: &mut Journal, now: Instant) -> &str {
         if self.lines.len() >= BATCH_MAX {
             self.write(journal);
         }
-        line
+        let from = self.lines.len();
+        journal.call_ended(called, &mut self.lines);
+        self.due.get_or_insert(now + WAIT_MAX);
+        &self.lines[from..]
     }
 
     /// When to say that time passed.
@@ -57,7 +44,7 @@ impl Calls {
     pub fn write(&mut self, journal: &mut Journal) {
         self.due = None;
         if !self.lines.is_empty() {
-            journal.write(&self.lines);
+            journal.write_many(&self.lines);
             self.lines.clear();
         }
     }

@@ -140,7 +140,7 @@ impl Driver {
             name => {
                 let all: Vec<&str> = self.gateway.backends().map(|backend| backend.name.as_str()).collect();
                 let message = format!("there is no backend {name}; there are {}", all.join(", "));
-                Err(Refusal::new("unknown_backend", message))
+                Err(Refusal { data: json!({"backends": all}), ..Refusal::new("unknown_backend", message) })
             }
         }
     }

@@ -4,6 +4,7 @@
 
 use std::{
     collections::BTreeSet,
+    rc::Rc,
     sync::atomic::{AtomicU64, Ordering},
 };
 
@@ -13,10 +14,13 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
+use rustc_hash::FxHashMap;
 use serde_json::Value;
 
 /// Tools that are told apart; those that come later are counted together as `other`.
 const TOOLS_MAX: usize = 1_000;
+/// Kinds of answered calls whose counters are at hand; those that come later are looked up each time.
+const AT_HAND_MAX: usize = 2_000;
 /// In seconds: from a call that is answered at once to one that takes as long as any may by default.
 const BUCKETS: [f64; 13] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0];
 /// What the text is, for the answer's header.
@@ -41,9 +45,19 @@ struct OfBackend {
     backend: String,
 }
 
+/// What calls of one kind are counted by: finding it among the families costs more than counting.
+struct AtHand {
+    calls: Counter,
+    took: Histogram,
+}
+
+/// A backend, a tool, a method and how it ended.
+type Kind = (Rc<str>, Rc<str>, &'static str, Outcome);
+
 pub struct Metrics {
     registry: Registry,
     tools: BTreeSet<(String, String)>,
+    at_hand: FxHashMap<Kind, AtHand>,
     calls: Family<OfCall, Counter>,
     took: Family<OfBackend, Histogram, fn() -> Histogram>,
     rate_limited: Family<OfTool, Counter>,
@@ -74,11 +88,34 @@ impl Metrics {
         registry.register("backend_restarts", "How often the backend was started again", restarts.clone());
         registry.register("calls_in_flight", "Calls that wait for the backend's answer", in_flight.clone());
         registry.register("clients", "Clients that are connected", clients.clone());
-        Metrics { registry, tools: BTreeSet::new(), calls, took, rate_limited, up, restarts, in_flight, clients }
+        let (tools, at_hand) = (BTreeSet::new(), FxHashMap::default());
+        Metrics { registry, tools, at_hand, calls, took, rate_limited, up, restarts, in_flight, clients }
     }
 
     pub fn called(&mut self, called: &Called) {
-        let backend = called.backend.clone().unwrap_or_default();
+        let (Outcome::Answered | Outcome::Failed, Some(backend), Some(tool)) =
+            (called.outcome, &called.backend, &called.tool)
+        else {
+            return self.count(called);
+        };
+        let kind = (Rc::clone(backend), Rc::clone(tool), method(&called.method), called.outcome);
+        if let Some(at_hand) = self.at_hand.get(&kind) {
+            at_hand.took.observe(called.took.as_secs_f64());
+            at_hand.calls.inc();
+            return;
+        }
+        self.count(called);
+        if self.at_hand.len() < AT_HAND_MAX {
+            let (backend, tool) = (backend.to_string(), self.tool(called));
+            let took = self.took.get_or_create(&OfBackend { backend: backend.clone() }).clone();
+            let outcome = called.outcome.name();
+            let calls = self.calls.get_or_create(&OfCall { backend, tool, method: kind.2, outcome }).clone();
+            self.at_hand.insert(kind, AtHand { calls, took });
+        }
+    }
+
+    fn count(&mut self, called: &Called) {
+        let backend = called.backend.as_deref().unwrap_or_default().to_owned();
         let tool = self.tool(called);
         let outcome = called.outcome.name();
         if called.outcome == Outcome::RateLimited {
@@ -97,7 +134,7 @@ impl Metrics {
         if called.outcome == Outcome::Unknown {
             return String::new();
         }
-        let pair = (backend.clone(), tool.clone());
+        let pair = (backend.to_string(), tool.to_string());
         if self.tools.contains(&pair) {
             return pair.1;
         }
@@ -158,6 +195,7 @@ fn method(method: &str) -> &'static str {
 mod tests {
     use std::time::Duration;
 
+    use outlast_core::gateway::Who;
     use serde_json::json;
 
     use super::*;
@@ -165,11 +203,10 @@ mod tests {
     fn called(backend: Option<&str>, tool: &str, outcome: Outcome) -> Called {
         Called {
             client: 1,
-            who: "ann".to_owned(),
-            role: None,
-            method: "tools/call".to_owned(),
-            tool: Some(tool.to_owned()),
-            backend: backend.map(str::to_owned),
+            who: Rc::new(Who { name: "ann".to_owned(), role: None, profile: None }),
+            method: "tools/call".into(),
+            tool: Some(tool.into()),
+            backend: backend.map(Rc::from),
             outcome,
             took: Duration::from_millis(3),
         }
@@ -191,7 +228,7 @@ mod tests {
         metrics.called(&called(Some("files"), "files__read", Outcome::Answered));
         metrics.called(&called(Some("files"), "files__read", Outcome::RateLimited));
         metrics.called(&called(None, "files__rm -rf", Outcome::Unknown));
-        metrics.called(&Called { method: "x\"\n/y".to_owned(), ..called(None, "", Outcome::Unknown) });
+        metrics.called(&Called { method: "x\"\n/y".into(), ..called(None, "", Outcome::Unknown) });
         let mut lines: Vec<String> = metrics.text(&status()).lines().map(str::to_owned).collect();
         assert_eq!(lines.pop().as_deref(), Some("# EOF"));
         // Families have no order of their own.
@@ -205,12 +242,33 @@ mod tests {
         for n in 0..5_000 {
             metrics.called(&called(None, &format!("made-up-{n}"), Outcome::Unknown));
             metrics.called(&called(Some("files"), &format!("files__{n}"), Outcome::Answered));
-            metrics.called(&Called { method: format!("m{n}"), ..called(None, "", Outcome::Unknown) });
+            metrics.called(&Called { method: format!("m{n}").into(), ..called(None, "", Outcome::Unknown) });
         }
         let text = metrics.text(&status());
         let series = text.lines().filter(|line| line.starts_with("outlast_calls_total")).count();
         assert!((TOOLS_MAX..TOOLS_MAX + 4).contains(&series), "{series}");
         assert!(text.contains(r#"tool="other""#) && !text.contains("made-up"));
+    }
+
+    #[test]
+    fn calls_of_one_kind_are_counted_together_whether_their_counters_are_at_hand_or_not() {
+        let mut metrics = Metrics::new();
+        for n in 0..AT_HAND_MAX + 500 {
+            for outcome in [Outcome::Answered, Outcome::Failed, Outcome::Answered, Outcome::TimedOut] {
+                metrics.called(&called(Some("files"), &format!("files__{}", n % 1_500), outcome));
+            }
+        }
+        let text = metrics.text(&status());
+        let count =
+            |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(|rest| rest.trim().to_owned());
+        let of = |tool: &str, outcome: &str| {
+            let labels = format!(r#"backend="files",tool="{tool}",method="tools/call",outcome="{outcome}""#);
+            count(&format!("outlast_calls_total{{{labels}}}")).unwrap_or_default()
+        };
+        assert_eq!((of("files__7", "answered"), of("files__7", "failed")), ("4".to_owned(), "2".to_owned()));
+        assert_eq!((of("files__999", "answered"), of("files__999", "timed_out")), ("4".to_owned(), "2".to_owned()));
+        assert_eq!(of("other", "answered"), "1000", "500 tools beyond those that are told apart, and 2 calls of each");
+        assert_eq!(count(r#"outlast_call_duration_seconds_count{backend="files"}"#).as_deref(), Some("10000"));
     }
 
     #[test]

@@ -3,10 +3,15 @@
 //! Children are started, signalled and reaped by a [`Household`]. It is named by keys the caller
 //! chooses, so no raw process id leaves this room except for words to people.
 
-use std::{ffi::OsString, io, path::PathBuf};
+use std::{
+    ffi::OsString,
+    fs, io,
+    path::{Path, PathBuf},
+};
 
 pub use outlast_core::terminal::Size;
 
+mod calm;
 mod threaded;
 #[cfg(unix)]
 mod unix;
@@ -18,12 +23,22 @@ use unix as platform;
 #[cfg(windows)]
 use windows as platform;
 
+pub use calm::calm;
 pub use platform::{
-    Announce, Claim, Hangups, Household, Keeper, Line, Listener, Outer, Peer, SOCKET_PATH_MAX, SOCKETS, Sink, Source,
-    StandIn, Standing, Stops, TERMINALS, Window, become_program, born, calm, claim_dir, claim_name, detach,
-    finish_saying, give_back_code, is_ours, kill_hard, outer_size, remove_socket, room_for_descriptors, say,
-    short_dirs, stand_in, stdin, stdout, strays, suspend, terminal_size, weigh, write_stdout,
+    Announce, Claim, Hangups, Household, Keeper, Line, Listener, Outer, Peer, Sink, Source, StandIn, Standing, Stops,
+    Window, become_program, born, claim_dir, claim_name, detach, finish_saying, give_back_code, is_ours, kill_hard,
+    outer_size, remove_socket, room_for_descriptors, say, sockets, stand_in, stdin, stdout, strays, suspend,
+    terminal_size, weigh, write_stdout,
 };
+
+#[cfg(target_os = "linux")]
+pub use unix::open_files;
+
+/// The files that a child and those below it have open; elsewhere nobody tells.
+#[cfg(not(target_os = "linux"))]
+pub fn open_files(_leader: u32) -> Vec<PathBuf> {
+    Vec::new()
+}
 
 /// The environment variable by which a child's descendants are known, wherever they went.
 pub const CHILD_TAG: &str = "OUTLAST_CHILD";
@@ -39,6 +54,24 @@ pub fn is_trusted(file: &std::fs::Metadata) -> bool {
 #[cfg(windows)]
 pub fn is_trusted(_: &std::fs::Metadata) -> bool {
     true
+}
+
+/// The variable that says where the user's own files are.
+pub const HOME: &str = if cfg!(windows) { "USERPROFILE" } else { "HOME" };
+
+/// Where a path leads, with nothing in it that could lead elsewhere later.
+pub fn real_path(path: &Path) -> io::Result<PathBuf> {
+    let real = fs::canonicalize(path)?;
+    Ok(if cfg!(windows) { plain(real) } else { real })
+}
+
+/// As programs know it: `cmd` and many others cannot work in a directory that is named `\\?\C:\…`. A path that is too long
+/// for the short form, or not on a drive, stays.
+fn plain(path: PathBuf) -> PathBuf {
+    const PLAIN_MAX: usize = 259;
+    let short = path.to_str().and_then(|text| text.strip_prefix(r"\\?\"));
+    let is_on_drive = |text: &&str| text.as_bytes().get(1..3) == Some(br":\") && text.len() <= PLAIN_MAX;
+    short.filter(is_on_drive).map(PathBuf::from).unwrap_or(path)
 }
 
 /// What to start, and how.
@@ -169,4 +202,32 @@ pub struct Stray {
 pub struct Stop {
     pub name: &'static str,
     pub number: i32,
+}
+
+impl Stop {
+    /// The terminal is gone, and with it perhaps the person, but nobody said so.
+    pub fn is_hangup(self) -> bool {
+        self.number == 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_on_a_drive_are_plain() {
+        let long = format!(r"\\?\C:\{}", "x".repeat(300));
+        let table = [
+            (r"\\?\C:\Users\me", r"C:\Users\me"),
+            (r"\\?\C:\", r"C:\"),
+            (r"\\?\UNC\server\share", r"\\?\UNC\server\share"),
+            (r"\\server\share", r"\\server\share"),
+            (r"C:\x", r"C:\x"),
+            (&long, &long),
+        ];
+        for (path, expected) in table {
+            assert_eq!(plain(PathBuf::from(path)), Path::new(expected));
+        }
+    }
 }

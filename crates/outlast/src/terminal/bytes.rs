@@ -20,6 +20,10 @@ pub(super) const SHOWN_HIGH: usize = 16 << 10;
 const UNSEEN_MAX: usize = 512 << 10;
 /// and for so long, while nobody needs it.
 const UNSEEN_FOR: Duration = Duration::from_millis(25);
+/// So long after it showed something an agent is looked at for its conversation, while that is not known,
+const LEARN_SOON: Duration = Duration::from_secs(1);
+/// and when it is, as another one may have been begun.
+const LEARN_AGAIN: Duration = Duration::from_secs(10);
 /// So often bytes are carried before anything else is looked at.
 const ROUNDS_MAX: usize = 16;
 
@@ -100,6 +104,10 @@ impl Terminal {
         }
         if self.agent.tells_its_conversation() {
             keep_last(&mut child.tail, new, TAIL_MAX);
+            if self.learns_at.is_none() {
+                let known = self.agent.conversation().is_some();
+                self.learns_at = Some(self.now + if known { LEARN_AGAIN } else { LEARN_SOON });
+            }
         }
         if child.prompt.as_mut().is_some_and(|prompt| prompt.is_in(new)) {
             child.prompt = None;

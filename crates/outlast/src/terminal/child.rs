@@ -176,6 +176,9 @@ impl Terminal {
         let Some(child) = self.child.as_ref().filter(|child| child.key == key) else { return };
         let (pid, mode) = (child.pid, child.mode);
         self.journal.event("agent_spawn", &[("pid", &pid), ("mode", &mode), ("generation", &key)]);
+        if key == 1 {
+            self.say_without_terminal();
+        }
         if let Some(announce) = self.announce.take() {
             announce.say(&json!({"id": self.plan.id, "pid": std::process::id()}).to_string());
         }
@@ -195,6 +198,7 @@ impl Terminal {
 
     fn ended(&mut self, key: u64, gone: life::Gone) {
         let Some(child) = self.child.take_if(|child| child.key == key) else { return };
+        self.learns_at = None;
         self.end_sends(false);
         self.agent.said_last(&child.tail);
         if self.agent.is_without_conversation()
@@ -217,11 +221,24 @@ impl Terminal {
         self.tell(Event::Ended { how, last_input });
     }
 
+    /// Looks which conversation the agent has open. What it is at counts, not what it was started with.
+    pub(super) fn learn(&mut self) {
+        self.learns_at = None;
+        let pid = self.child.as_ref().filter(|child| !child.is_ending).map_or(0, |child| child.pid);
+        if pid > 0
+            && let Some(id) = rollout::among(&os::open_files(pid))
+            && self.agent.conversation() != Some(id.as_str())
+        {
+            self.journal.event("conversation", &[("id", &id)]);
+            self.agent.learned(id);
+        }
+    }
+
     /// Where the agent keeps its conversations, as it sees it itself.
     fn agents_home(&self, variable: &str, by_default: &str) -> Option<PathBuf> {
         let value =
             |name: &str| self.place.env.iter().find(|(known, _)| known == name).map(|(_, value)| PathBuf::from(value));
-        value(variable).or_else(|| value("HOME").map(|home| home.join(by_default)))
+        value(variable).or_else(|| value(os::HOME).map(|home| home.join(by_default)))
     }
 
     pub(super) fn note(&mut self, note: Note) {
@@ -259,18 +276,17 @@ impl Terminal {
                 match class {
                     Class::Transient | Class::Flapping => {
                         let delay = delay.unwrap_or_default().as_secs();
-                        self.say(&format!(
-                            "{program} ended ({how}), failure {crashes}; again in {delay} s (Ctrl-C ends)"
-                        ));
+                        let words = format!("{program} ended ({how}), failure {crashes}; again in {delay} s");
+                        self.say(&words, " (Ctrl-C ends)");
                         self.notify("crashed", json!({"exit": how.to_string(), "crashes": crashes}), true);
                     }
                     Class::Halted => {
                         let words = format!("{program} failed {crashes} times and is halted");
                         self.record(Record { detail: Some(words.clone()), ..Record::new(record::Event::GaveUp) });
-                        self.say(&format!(
-                            "{words} ({how}). `outlast resume {}` tries again, Ctrl-C ends",
-                            self.plan.id
-                        ));
+                        let id = &self.plan.id;
+                        let words =
+                            format!("{words} ({how}). `outlast resume {id}` tries again, `outlast stop {id}` ends it");
+                        self.say(&words, ", and so does Ctrl-C");
                         self.notify("halted", json!({"exit": how.to_string(), "crashes": crashes}), true);
                         self.watch(waiting::Event::GaveUp);
                     }

@@ -15,7 +15,7 @@ use outlast_core::{
 };
 use serde_json::{Value, json};
 
-use super::{Terminal, health_word, viewers::VIEWERS_MAX};
+use super::{Terminal, health_word, plan::SIDE_MAX, viewers::VIEWERS_MAX};
 use crate::{
     base64,
     control::{self, server::Asked, wire::Refusal},
@@ -29,8 +29,6 @@ const METHODS: [&str; 11] =
 const TYPED_MAX: usize = 1 << 20;
 /// Who wants to wait when so many do is refused.
 const WAITERS_MAX: usize = 64;
-/// The most letters or lines a terminal may have.
-const SIDE_MAX: u64 = 1000;
 
 impl Terminal {
     pub(super) fn poll_control(&mut self, cx: &mut Context<'_>) -> bool {
@@ -277,6 +275,7 @@ impl Terminal {
             "rows": self.viewers.size().rows,
             "waiting_for_input": self.waiting.is_waiting(),
             "stance": self.waiting.stance().word(),
+            "waiters": self.waiting.count(),
             "title": title,
         });
         self.control.complete(&mut state);
@@ -289,7 +288,7 @@ pub(super) fn no_screen() -> Refusal {
 }
 
 fn viewer_size(params: &Value) -> Option<Size> {
-    let side = |member: &str| params[member].as_u64().filter(|side| (1..=SIDE_MAX).contains(side));
+    let side = |member: &str| params[member].as_u64().filter(|side| (1..=u64::from(SIDE_MAX)).contains(side));
     let pixels = |member: &str| params[member].as_u64().and_then(|pixels| u16::try_from(pixels).ok()).unwrap_or(0);
     Some(Size {
         columns: u16::try_from(side("columns")?).ok()?,

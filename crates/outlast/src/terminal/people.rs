@@ -49,7 +49,7 @@ impl Terminal {
     pub(super) fn poll_stops(&mut self, cx: &mut Context<'_>) -> bool {
         let Poll::Ready(stop) = self.stops.poll_next(cx) else { return false };
         self.journal.event("user_action", &[("action", &"signal"), ("signal", &stop.name)]);
-        if stop.name == "SIGHUP" && self.plan.outlives_terminal {
+        if stop.is_hangup() && self.plan.outlives_terminal {
             self.lose_owner();
         } else {
             self.stop_heard(false);
@@ -288,9 +288,26 @@ impl Terminal {
         }
     }
 
-    /// A line of our own on everybody's terminal. A stdout that is none gets what the agent shows, and nothing else.
-    pub(super) fn say(&mut self, words: &str) {
-        self.add(format!("\r\n[outlast] {words}\r\n").as_bytes());
+    /// A line of our own on everybody's terminal, with the keys that are of use there. A stdout that is none gets what the
+    /// agent shows, and nothing else: there our words go to stderr.
+    pub(super) fn say(&mut self, words: &str, keys: &str) {
+        self.add(format!("\r\n[outlast] {words}{keys}\r\n").as_bytes());
+        if self.has_no_terminal {
+            os::say(&format!("[outlast] {words}"));
+        }
+    }
+
+    /// Whoever started us without a terminal is told what there is to look at.
+    pub(super) fn say_without_terminal(&self) {
+        if !self.has_no_terminal {
+            return;
+        }
+        let (id, size) = (&self.plan.id, self.viewers.size());
+        let shows = if self.screen.is_some() { format!("`outlast attach {id}` shows it, ") } else { String::new() };
+        os::say(&format!(
+            "[outlast] no terminal here: session {id} is detached ({} × {}); {shows}`outlast stop {id}` ends it",
+            size.columns, size.rows
+        ));
     }
 
     /// Turns off what an agent that is gone has left on.

@@ -1,12 +1,13 @@
 //! What is fixed before an agent is started, and what is looked up anew at each start.
 
-use std::{ffi::OsString, path::PathBuf, time::Duration};
+use std::{env, ffi::OsString, path::PathBuf, time::Duration};
 
 use outlast_core::{keys::DetachKey, life::Grace};
 
 use crate::{
     cwd::{self, Cwd},
     environment, frontmatter,
+    os::{self, Size},
     report::{self, Report},
 };
 
@@ -52,11 +53,46 @@ impl Plan {
             here: &self.here,
         };
         let cwd = cwd::resolve(wish).map_err(|error| wrong(&error, error.hint()))?;
-        let document = self.document.as_deref().and_then(|document| self.here.join(document).canonicalize().ok());
+        let document = self.document.as_deref().and_then(|document| os::real_path(&self.here.join(document)).ok());
         let about = environment::About { session: &self.id, document: document.as_deref(), cwd: &cwd.path };
         let env = environment::build(environment::ours(), &self.env_pass, &said.env, about).map_err(|error| {
             wrong(&error, Some("set it before, or say what to take instead: `${NAME:-value}`".into()))
         })?;
         Ok(Place { cwd, env })
+    }
+}
+
+/// The most letters or lines a terminal may have.
+pub const SIDE_MAX: u16 = 1000;
+
+/// Of an agent's terminal while nobody has looked at it: as `COLUMNS` and `LINES` say, as for any program without one.
+pub fn usual_size() -> Size {
+    size_of(env::var("COLUMNS").ok().as_deref(), env::var("LINES").ok().as_deref())
+}
+
+fn size_of(columns: Option<&str>, rows: Option<&str>) -> Size {
+    let side = |text: Option<&str>| text?.trim().parse().ok().filter(|side| (1..=SIDE_MAX).contains(side));
+    let usual = Size::default();
+    Size { columns: side(columns).unwrap_or(usual.columns), rows: side(rows).unwrap_or(usual.rows), ..usual }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_usual_size_is_what_the_environment_says() {
+        let table = [
+            ((None, None), (80, 24)),
+            ((Some("132"), Some("43")), (132, 43)),
+            ((Some("132"), None), (132, 24)),
+            ((Some(""), Some("many")), (80, 24)),
+            ((Some("0"), Some("1001")), (80, 24)),
+            ((Some("-1"), Some("99999999")), (80, 24)),
+        ];
+        for ((columns, rows), expected) in table {
+            let size = size_of(columns, rows);
+            assert_eq!((size.columns, size.rows), expected, "{columns:?} {rows:?}");
+        }
     }
 }

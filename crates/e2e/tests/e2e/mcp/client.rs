@@ -27,11 +27,11 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 /// Far more than anything here takes, so that a busy machine is no failure.
-pub const PATIENCE: Duration = Duration::from_secs(30);
+pub const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks at a file or at `/proc`, which cannot call us.
 const LOOK_AGAIN: Duration = Duration::from_millis(3);
 /// What a busy machine may add to a promise that is kept in time.
-pub const BUSY: Duration = Duration::from_secs(3);
+pub const BUSY: Duration = Duration::from_secs(15);
 
 pub const OUTLAST: &str = env!("CARGO_BIN_EXE_outlast-under-test");
 pub const PUPPET: &str = env!("CARGO_BIN_EXE_outlast-puppet");

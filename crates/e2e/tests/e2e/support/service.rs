@@ -41,6 +41,12 @@ impl Service {
         heard.iter().map(|turns| turns.iter().filter(|turn| turn.contains(words)).count()).max().unwrap_or_default()
     }
 
+    /// Whether a turn with all these words was heard. It may also have been heard cut: an agent sums up what was said.
+    pub fn has_heard(&self, words: &str) -> bool {
+        let heard = self.heard.lock().expect("nobody panics with it");
+        heard.iter().flatten().any(|turn| turn.contains(words))
+    }
+
     /// What a person said, word for word, in the longest conversation that was heard.
     pub fn longest(&self) -> Vec<String> {
         let heard = self.heard.lock().expect("nobody panics with it");

@@ -2,7 +2,10 @@
 
 use std::net::IpAddr;
 
-use hyper::{HeaderMap, header};
+use hyper::{
+    HeaderMap,
+    header::{self, AsHeaderName},
+};
 
 use crate::base64;
 
@@ -11,7 +14,7 @@ use crate::base64;
 pub struct Ambiguous;
 
 /// The value of a header that may stand once. One that is not text says nothing either.
-pub fn single<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>, Ambiguous> {
+pub fn single(headers: &HeaderMap, name: impl AsHeaderName) -> Result<Option<&str>, Ambiguous> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
@@ -24,7 +27,8 @@ pub fn single<'a>(headers: &'a HeaderMap, name: &str) -> Result<Option<&'a str>,
 pub fn accepts(headers: &HeaderMap) -> (bool, bool) {
     let (mut json, mut events) = (false, false);
     let mut values = headers.get_all(header::ACCEPT).iter().peekable();
-    if values.peek().is_none() {
+    // Nothing, or what nearly every client sends.
+    if values.peek().is_none_or(|first| *first == "application/json, text/event-stream") {
         return (true, true);
     }
     for value in values {
@@ -51,9 +55,9 @@ fn is_zero_quality(parameter: &str) -> bool {
 
 /// Whether the body is JSON, and not packed.
 pub fn is_json(headers: &HeaderMap) -> bool {
-    let kind = single(headers, "content-type").ok().flatten().unwrap_or_default();
+    let kind = single(headers, header::CONTENT_TYPE).ok().flatten().unwrap_or_default();
     let essence = kind.split(';').next().unwrap_or_default().trim();
-    let is_plain = match single(headers, "content-encoding") {
+    let is_plain = match single(headers, header::CONTENT_ENCODING) {
         Ok(None) => true,
         Ok(Some(encoding)) => encoding.eq_ignore_ascii_case("identity"),
         Err(Ambiguous) => false,
@@ -118,7 +122,7 @@ impl Names {
         const HOST: &str = "this gateway does not answer to that Host";
         const ORIGIN: &str = "pages of that Origin may not use this gateway";
         // A request line with a whole address in it overrules the header.
-        let host = match (single(headers, "host"), uri_authority) {
+        let host = match (single(headers, header::HOST), uri_authority) {
             (Err(Ambiguous), _) => return Err(HOST),
             (Ok(_), Some(authority)) => Some(authority),
             (Ok(host), None) => host,
@@ -127,7 +131,7 @@ impl Names {
         if !self.any_host && !self.has_host(host) {
             return Err(HOST);
         }
-        let Some(origin) = single(headers, "origin").map_err(|_| ORIGIN)? else { return Ok(()) };
+        let Some(origin) = single(headers, header::ORIGIN).map_err(|_| ORIGIN)? else { return Ok(()) };
         if self.origins.iter().any(|known| known.eq_ignore_ascii_case(origin)) {
             return Ok(());
         }

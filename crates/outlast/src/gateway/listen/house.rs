@@ -5,7 +5,7 @@
 
 use std::{
     cell::RefCell,
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     rc::Rc,
     task::{Context, Waker},
     time::Instant,
@@ -17,6 +17,7 @@ use outlast_core::{
     json::Scan,
     message::{self, Id, Message},
 };
+use rustc_hash::FxHashMap;
 
 use super::{
     Counts, Heard, Limits, Page, PageAnswer,
@@ -37,13 +38,14 @@ pub struct House {
     pub limits: Limits,
     heard: VecDeque<Heard>,
     driver: Option<Waker>,
-    guests: HashMap<u64, Guest>,
-    sessions: HashMap<u128, u64>,
+    guests: FxHashMap<u64, Guest>,
+    /// By their ids, which nobody but us makes up.
+    sessions: FxHashMap<u128, u64>,
     next_client: u64,
-    pages: HashMap<u64, (Rc<Reply>, Rc<Line>)>,
+    pages: FxHashMap<u64, (Rc<Reply>, Rc<Line>)>,
     next_ticket: u64,
-    watchers: HashMap<u64, Rc<Stream>>,
-    lines: HashMap<u64, Rc<Line>>,
+    watchers: FxHashMap<u64, Rc<Stream>>,
+    lines: FxHashMap<u64, Rc<Line>>,
     next_line: u64,
     /// Bytes of bodies that are being read, of all connections.
     pub bodies: usize,
@@ -76,14 +78,14 @@ impl House {
             limits,
             heard: VecDeque::new(),
             driver: None,
-            guests: HashMap::new(),
-            sessions: HashMap::new(),
+            guests: FxHashMap::default(),
+            sessions: FxHashMap::default(),
             // 0 is nobody, here and among the tickets.
             next_client: 1,
-            pages: HashMap::new(),
+            pages: FxHashMap::default(),
             next_ticket: 1,
-            watchers: HashMap::new(),
-            lines: HashMap::new(),
+            watchers: FxHashMap::default(),
+            lines: FxHashMap::default(),
             next_line: 1,
             bodies: 0,
             events_bytes: 0,

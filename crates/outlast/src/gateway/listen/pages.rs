@@ -11,6 +11,7 @@ use bytes::Bytes;
 use hyper::{
     HeaderMap, Method, StatusCode,
     body::Incoming,
+    header,
     http::{request::Parts, uri::Authority},
 };
 use sha2::{Digest, Sha256};
@@ -101,8 +102,8 @@ fn check_order(token: &str, headers: &HeaderMap, authority: Option<&Authority>) 
     if !is_json(headers) {
         return Err(Answer::refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "an order must be application/json"));
     }
-    let host = authority.map(Authority::as_str).or_else(|| single(headers, "host").ok().flatten());
-    match single(headers, "origin") {
+    let host = authority.map(Authority::as_str).or_else(|| single(headers, header::HOST).ok().flatten());
+    match single(headers, header::ORIGIN) {
         Ok(None) => {}
         Ok(Some(origin)) if origin.split_once("://").map(|(_, rest)| rest) == host => {}
         _ => return forbid("orders are taken from this gateway's own page alone"),

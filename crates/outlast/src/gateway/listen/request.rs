@@ -29,6 +29,7 @@ use super::{
 /// Where MCP is spoken.
 pub const ENDPOINT: &str = "/mcp";
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
+const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 /// Room made for a body before any of it is there; the rest is made as it comes.
 const BODY_ROOM: usize = 64 << 10;
 /// A batch with more members is refused.
@@ -95,8 +96,7 @@ pub fn identify(door: &Door, headers: &HeaderMap) -> Result<Rc<Who>, Box<Answer>
 
 /// The protocol version in the header, if it stands there once.
 fn version(headers: &HeaderMap) -> Result<Option<&str>, Box<Answer>> {
-    single(headers, "mcp-protocol-version")
-        .map_err(|_| words::mismatch("null", "the MCP-Protocol-Version header stands there twice"))
+    single(headers, VERSION).map_err(|_| words::mismatch("null", "the MCP-Protocol-Version header stands there twice"))
 }
 
 /// The session that a request of the handshake era belongs to.
@@ -108,7 +108,7 @@ fn session(door: &Door, who: &Who, headers: &HeaderMap) -> Result<u128, Box<Answ
         }
         _ => {}
     }
-    let id = single(headers, SESSION.as_str()).map_err(|_| words::no_such_session())?;
+    let id = single(headers, SESSION).map_err(|_| words::no_such_session())?;
     let id = id.ok_or_else(words::session_needed)?;
     let id = session_id(id).ok_or_else(words::no_such_session)?;
     let mut house = door.house.borrow_mut();

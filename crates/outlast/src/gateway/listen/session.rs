@@ -1,14 +1,11 @@
 //! One session of the handshake era: its open requests, its streams, and the events that a reader may have missed.
 
-use std::{
-    collections::{HashMap, VecDeque},
-    rc::Rc,
-    time::Instant,
-};
+use std::{collections::VecDeque, rc::Rc, time::Instant};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use hyper::StatusCode;
 use outlast_core::{gateway::Who, message::Id};
+use rustc_hash::FxHashMap;
 
 use super::{
     Limits,
@@ -32,8 +29,8 @@ pub struct Session {
     pub opening: Option<Id>,
     /// As `initialize` was answered; later requests may not say so.
     pub version: String,
-    posts: HashMap<u32, Post>,
-    requests: HashMap<Id, u32>,
+    posts: FxHashMap<u32, Post>,
+    requests: FxHashMap<Id, u32>,
     next_post: u32,
     general: VecDeque<Rc<Stream>>,
     /// The last event of the general stream that a reader was given.
@@ -98,8 +95,8 @@ impl Session {
             who,
             opening: None,
             version: String::new(),
-            posts: HashMap::new(),
-            requests: HashMap::new(),
+            posts: FxHashMap::default(),
+            requests: FxHashMap::default(),
             next_post: GENERAL + 1,
             general: VecDeque::new(),
             general_given: 0,

@@ -87,6 +87,7 @@ mod linux {
         pages: u64,
     }
 
+    #[derive(Debug, PartialEq, Eq)]
     enum Descent {
         Ours,
         Others,
@@ -177,19 +178,23 @@ mod linux {
     }
 
     fn descent(processes: &[Process], process: &Process) -> Descent {
-        let keeper = getpid().as_raw();
-        let mut parent = process.parent;
+        descent_from(getpid().as_raw(), processes, process)
+    }
+
+    fn descent_from(keeper: i32, processes: &[Process], process: &Process) -> Descent {
+        let mut below = process;
         // The pids were not all read at the same moment, so a chain might run in a circle.
         for _ in 0..processes.len() {
-            if parent == keeper {
+            if below.parent == keeper {
                 return Descent::Ours;
             }
-            if parent <= 1 {
+            if below.parent <= 1 {
                 return Descent::Others;
             }
-            match find(processes, parent) {
-                Some(next) => parent = next.parent,
-                None => return Descent::Unknown,
+            match find(processes, below.parent) {
+                // One that is younger than its child has the number of a parent that is gone.
+                Some(above) if above.started <= below.started => below = above,
+                _ => return Descent::Unknown,
             }
         }
         Descent::Unknown
@@ -274,6 +279,31 @@ mod linux {
             for (stat, is_alive) in table {
                 let expected = Process { pid: 9, parent: 7, group: 42, started: 98765, is_alive, pages: 200 };
                 assert_eq!(parse(9, stat.as_bytes()), Some(expected), "{stat}");
+            }
+        }
+
+        #[test]
+        fn a_number_that_was_given_again_makes_nobody_a_descendant() {
+            let one = |pid, parent, started| Process { pid, parent, group: pid, started, is_alive: true, pages: 1 };
+            let keeper = 10;
+            let processes = [
+                one(1, 0, 0),
+                one(11, keeper, 500),
+                one(20, 1, 100),
+                one(30, 20, 110),
+                one(31, 11, 120),
+                one(32, 11, 500),
+            ];
+            let table = [
+                (11, Descent::Ours),
+                (20, Descent::Others),
+                (30, Descent::Others),
+                (31, Descent::Unknown),
+                (32, Descent::Ours),
+            ];
+            for (pid, expected) in table {
+                let process = find(&processes, pid).unwrap();
+                assert_eq!(descent_from(keeper, &processes, process), expected, "{pid}");
             }
         }
 

@@ -6,6 +6,8 @@ mod detach;
 mod household;
 mod keeper;
 mod memory;
+#[cfg(target_os = "linux")]
+mod open_files;
 mod outer;
 mod process;
 mod pty;
@@ -23,16 +25,15 @@ pub use descriptors::room_for_descriptors;
 pub use detach::{Announce, Claim, claim_name, detach};
 pub use household::{Household, Keeper};
 pub use memory::give_back_code;
-pub use outer::{Outer, calm, outer_size, write_stdout};
+#[cfg(target_os = "linux")]
+pub use open_files::open_files;
+pub use outer::{Outer, outer_size, write_stdout};
 pub use process::born;
 pub use pty::Window;
-pub use socket::{Line, Listener, Peer, SOCKET_PATH_MAX, SOCKETS, claim_dir, is_ours, remove_socket, short_dirs};
+pub use socket::{Line, Listener, Peer, claim_dir, is_ours, remove_socket, sockets};
 pub use stand_in::{StandIn, Standing, stand_in};
 pub use stops::Stops;
 pub use strays::strays;
 pub use stream::{Hangups, Sink, Source, stdin, stdout};
 pub use terminal::{become_program, kill_hard, suspend, terminal_size};
 pub use words::{finish_saying, say};
-
-/// Whether children can be given terminals here, or a sentence that says why not.
-pub const TERMINALS: Result<(), &str> = Ok(());

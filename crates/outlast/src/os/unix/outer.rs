@@ -33,19 +33,10 @@ use super::{
     stand_in::{Attached, Passed, StandIn},
     stream::{self, Sink, Source, terminal_stream},
 };
-use crate::os::{OuterEvent, Size};
-
-/// Turns off what an agent turns on and, when it is killed, leaves on: paste marks, mouse and focus reports, special
-/// keys, a hidden cursor or one of another shape, letters that push others aside or do not wrap. What was not on stays as
-/// it is.
-const CALM: &[u8] = b"\x1b[?2004l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2026l\x1b[<9u\x1b[>4m\x1b[?1l\x1b>\x1b[?25h\x1b[0 q\x1b[4l\x1b[?7h";
-/// The beginning of it. A shell that has its prompt back may have turned these on again.
-const PASTE_OFF: &[u8] = b"\x1b[?2004l";
-/// Leaves the alternate screen. Only for one who is there: elsewhere it moves the cursor.
-const LEAVE_ALTERNATE: &[u8] = b"\x1b[?1049l";
-/// All lines scroll, letters are letters, and without colour. On the screen that is kept: the first moves the cursor, so
-/// that its place is put aside.
-const PLAIN: &[u8] = b"\x1b7\x1b[r\x1b8\x1b(B\x1b)B\x0f\x1b[0m";
+use crate::os::{
+    OuterEvent, Size,
+    calm::{PASTE_OFF, calm},
+};
 
 /// How the terminal was when we came, for as long as we have it.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
@@ -251,12 +242,6 @@ fn give_back() {
     {
         let _ = tcsetattr(stdin(), SetArg::TCSANOW, before);
     }
-}
-
-/// What calms a terminal after an agent that cannot do it any more.
-pub fn calm(is_alternate: bool) -> Vec<u8> {
-    let leave = if is_alternate { LEAVE_ALTERNATE } else { b"" };
-    [CALM, leave, PLAIN].concat()
 }
 
 /// We are in the foreground: to touch a terminal from the background stops whoever does it.

@@ -30,11 +30,8 @@ use nix::{
 };
 use tokio::net::{UnixListener, UnixStream};
 
-/// Whether there are control sockets here, or a sentence that says why not.
-pub const SOCKETS: Result<(), &str> = Ok(());
-
 /// The longest path a socket can have on every Unix we know: macOS has room for 104 bytes, the last of them zero.
-pub const SOCKET_PATH_MAX: usize = 103;
+const SOCKET_PATH_MAX: usize = 103;
 
 /// How many may knock before we open; a further one is told at once, or waits as long as it has patience.
 const KNOCKING_MAX: i32 = 128;
@@ -47,9 +44,10 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// The directory is the caller's care: it must let nobody else in. A name left behind by someone who was killed
-    /// is taken over; one that somebody answers to is `AddrInUse`.
+    /// The directory lets nobody else in from now on. A name left behind by someone who was killed is taken over; one
+    /// that somebody answers to is `AddrInUse`.
     pub fn bind(path: &Path) -> io::Result<Listener> {
+        claim_dir(path.parent().unwrap_or(Path::new("/")))?;
         let listener = match listen_at(path) {
             Err(error) if error.kind() == ErrorKind::AddrInUse && is_abandoned(path) => {
                 fs::remove_file(path)?;
@@ -190,15 +188,15 @@ pub fn is_ours(path: &Path) -> bool {
     fs::symlink_metadata(path).map_or(true, |found| found.uid() == geteuid().as_raw())
 }
 
-/// Where sockets go when the user's own directory is too deep for them: short, and named by the user.
-pub fn short_dirs() -> Vec<PathBuf> {
+/// Where the socket of this id may lie, the best place first: where all that runs is noted, or somewhere short, named by
+/// the user, if that is too deep for a socket.
+pub fn sockets(dir: &Path, id: &str) -> Vec<PathBuf> {
     let name = format!("outlast-{}", geteuid());
-    let mut dirs = vec![std::env::temp_dir().join(&name)];
-    let plain = Path::new("/tmp").join(&name);
-    if dirs[0] != plain {
-        dirs.push(plain);
-    }
-    dirs
+    let mut dirs = vec![dir.to_owned(), std::env::temp_dir().join(&name), Path::new("/tmp").join(&name)];
+    dirs.dedup();
+    let paths = dirs.into_iter().map(|dir| dir.join(format!("{id}.sock")));
+    // One that is not UTF-8 could not be written down for others.
+    paths.filter(|path| path.to_str().is_some_and(|text| text.len() <= SOCKET_PATH_MAX)).collect()
 }
 
 /// Removes a socket's name, and nothing else that may have come to stand there.
@@ -252,4 +250,20 @@ fn is_abandoned(path: &Path) -> bool {
 
 fn time_val(patience: Duration) -> TimeVal {
     TimeVal::microseconds(i64::try_from(patience.as_micros()).unwrap_or(i64::MAX).max(1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_deep_directory_has_its_sockets_elsewhere() {
+        assert_eq!(sockets(Path::new("/home/me/run"), "py-1")[0], Path::new("/home/me/run/py-1.sock"));
+        let deep = PathBuf::from(format!("/home/{}", "deep/".repeat(40)));
+        let paths = sockets(&deep, "py-1");
+        assert!(!paths.is_empty());
+        for path in paths {
+            assert!(!path.starts_with(&deep) && path.as_os_str().len() <= SOCKET_PATH_MAX, "{path:?}");
+        }
+    }
 }

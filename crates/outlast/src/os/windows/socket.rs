@@ -1,99 +1,468 @@
-//! The control socket: not on Windows yet. An instance says so once, and all else goes on.
+//! The control socket: a named pipe, in the reactor for us, and waited for with an end to patience by those who ask.
+#![expect(unsafe_code, reason = "says who may open a pipe, and gives up on reads and writes that take too long")]
 
 use std::{
+    cell::Cell,
+    fmt,
+    fs::{self, File, OpenOptions},
+    future::Future,
+    hash::{BuildHasher, RandomState},
     io::{self, ErrorKind, Read, Write},
+    os::windows::{
+        ffi::OsStrExt,
+        fs::OpenOptionsExt,
+        io::{AsRawHandle, FromRawHandle, HandleOrNull, IntoRawHandle, OwnedHandle},
+    },
     path::{Path, PathBuf},
-    task::{Context, Poll},
-    time::Duration,
+    pin::{Pin, pin},
+    ptr,
+    task::{Context, Poll, ready},
+    time::{Duration, Instant},
 };
 
 use bytes::BytesMut;
+use tokio::{
+    io::{AsyncReadExt, AsyncWrite},
+    net::windows::named_pipe::{NamedPipeClient, NamedPipeServer, ServerOptions},
+};
+use windows_sys::Win32::{
+    Foundation::{
+        ERROR_IO_PENDING, ERROR_OPERATION_ABORTED, ERROR_PIPE_BUSY, ERROR_PIPE_NOT_CONNECTED, LocalFree, WAIT_OBJECT_0,
+    },
+    Security::{
+        Authorization::{
+            ConvertSidToStringSidW, ConvertStringSecurityDescriptorToSecurityDescriptorW, SDDL_REVISION_1,
+        },
+        GetTokenInformation, PSECURITY_DESCRIPTOR, SECURITY_ATTRIBUTES, TOKEN_QUERY, TOKEN_USER, TokenUser,
+    },
+    Storage::FileSystem::{FILE_FLAG_OVERLAPPED, ReadFile, SECURITY_IDENTIFICATION, WriteFile},
+    System::{
+        IO::{CancelIoEx, GetOverlappedResult, OVERLAPPED},
+        Pipes::{PeekNamedPipe, WaitNamedPipeW},
+        Threading::{CreateEventW, GetCurrentProcess, INFINITE, OpenProcessToken, WaitForSingleObject},
+    },
+};
 
-/// Whether there are control sockets here, or a sentence that says why not.
-pub const SOCKETS: Result<(), &str> = Err("there is no control socket on Windows yet");
+use super::job::check;
 
-/// Nothing is bound, so no path is too long.
-pub const SOCKET_PATH_MAX: usize = usize::MAX;
+/// Room for a user's name in numbers, which is 68 bytes at most, and what stands before it.
+const USER_WORDS: usize = 32;
 
-/// There are none of these: the types stand here so that all else is the same on every system.
-#[derive(Debug)]
-pub enum Listener {}
+/// Opens only to processes of our own user on this machine. The name goes with it.
+pub struct Listener {
+    name: PathBuf,
+    /// The one whom the next to knock will meet. None if there could be none.
+    waiting: Option<Waiting>,
+}
 
-#[derive(Debug)]
-pub struct Peer(());
+type Waiting = Pin<Box<dyn Future<Output = io::Result<NamedPipeServer>> + Send>>;
 
-#[derive(Debug)]
-pub enum Line {}
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").field("name", &self.name).finish_non_exhaustive()
+    }
+}
 
 impl Listener {
-    pub fn bind(_path: &Path) -> io::Result<Listener> {
-        Err(not_yet())
+    /// Fails if somebody has the name already, whoever it is.
+    pub fn bind(path: &Path) -> io::Result<Listener> {
+        Ok(Listener { name: path.to_owned(), waiting: Some(wait_at(path, true)?) })
     }
 
-    pub fn poll_accept(&mut self, _cx: &mut Context<'_>) -> Poll<io::Result<Peer>> {
-        match *self {}
+    /// The next to knock. While nobody knocks this asks the kernel nothing.
+    pub fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<Peer>> {
+        let waiting = match &mut self.waiting {
+            Some(waiting) => waiting,
+            none => none.insert(wait_at(&self.name, false)?),
+        };
+        let met = ready!(waiting.as_mut().poll(cx));
+        // If there is no room for another one, whoever comes next waits until there is.
+        self.waiting = wait_at(&self.name, false).ok();
+        Poll::Ready(met.map(|pipe| Peer(Pipe::Theirs(pipe))))
     }
+}
+
+/// One of several pipes of this name, which waits for one to knock.
+fn wait_at(name: &Path, is_first: bool) -> io::Result<Waiting> {
+    let ours_alone = Descriptor::of_our_user()?;
+    let mut about = SECURITY_ATTRIBUTES {
+        nLength: size_of::<SECURITY_ATTRIBUTES>() as u32,
+        lpSecurityDescriptor: ours_alone.0,
+        bInheritHandle: 0,
+    };
+    // SAFETY: the attributes and the descriptor in them live through the call, which copies what it needs.
+    let pipe = unsafe {
+        ServerOptions::new()
+            .first_pipe_instance(is_first)
+            .reject_remote_clients(true)
+            .create_with_security_attributes_raw(name, (&raw mut about).cast())?
+    };
+    Ok(Box::pin(async move {
+        pipe.connect().await?;
+        Ok(pipe)
+    }))
+}
+
+/// Who may open something: our user, from any of its processes, and nobody else.
+struct Descriptor(PSECURITY_DESCRIPTOR);
+
+impl Descriptor {
+    fn of_our_user() -> io::Result<Descriptor> {
+        let mut words: Vec<u16> = "D:P(A;;GA;;;".encode_utf16().collect();
+        words.extend(our_user()?);
+        words.extend(")\0".encode_utf16());
+        let mut descriptor = ptr::null_mut();
+        // SAFETY: the words end in a zero, and the call fills in one pointer, to memory that is ours to free.
+        check(unsafe {
+            ConvertStringSecurityDescriptorToSecurityDescriptorW(
+                words.as_ptr(),
+                SDDL_REVISION_1,
+                &raw mut descriptor,
+                ptr::null_mut(),
+            )
+        })?;
+        Ok(Descriptor(descriptor))
+    }
+}
+
+impl Drop for Descriptor {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated for us, and nobody has it any more.
+        unsafe { LocalFree(self.0) };
+    }
+}
+
+/// As `S-1-5-21-…`, which is the same in every session and never another's.
+fn our_user() -> io::Result<Vec<u16>> {
+    // SAFETY: the handle that the first call fills in is ours. The second one writes at most as much as there is room
+    // for, at an address that is aligned for what it holds, and the user it points to lies there too. The words of the
+    // third end in a zero and are ours to free.
+    unsafe {
+        let mut token = ptr::null_mut();
+        check(OpenProcessToken(GetCurrentProcess(), TOKEN_QUERY, &raw mut token))?;
+        let token = OwnedHandle::from_raw_handle(token);
+        let mut room = [0usize; USER_WORDS];
+        let mut length = 0;
+        let size = size_of_val(&room) as u32;
+        check(GetTokenInformation(token.as_raw_handle(), TokenUser, room.as_mut_ptr().cast(), size, &raw mut length))?;
+        let user = (*room.as_ptr().cast::<TOKEN_USER>()).User.Sid;
+        let mut words = ptr::null_mut();
+        check(ConvertSidToStringSidW(user, &raw mut words))?;
+        let length = (0..).take_while(|at| *words.add(*at) != 0).count();
+        let copied = std::slice::from_raw_parts(words, length).to_vec();
+        LocalFree(words.cast());
+        Ok(copied)
+    }
+}
+
+/// One who knocked, or whom we knocked at.
+#[derive(Debug)]
+pub struct Peer(Pipe);
+
+#[derive(Debug)]
+enum Pipe {
+    Theirs(NamedPipeServer),
+    Ours(NamedPipeClient),
 }
 
 impl Peer {
+    /// To somebody's control socket, as a part of the runtime we are in. The patience is for connecting.
     pub fn of(line: Line) -> io::Result<Peer> {
-        match line {}
+        // SAFETY: the handle is open, overlapped, and from now on the client's alone.
+        unsafe { NamedPipeClient::from_raw_handle(line.pipe.into_raw_handle()) }.map(|pipe| Peer(Pipe::Ours(pipe)))
     }
 
+    /// It has closed its end, and hears nothing any more.
     pub fn is_gone(&self) -> bool {
-        true
+        let handle = match &self.0 {
+            Pipe::Theirs(pipe) => pipe.as_raw_handle(),
+            Pipe::Ours(pipe) => pipe.as_raw_handle(),
+        };
+        // SAFETY: the handle is open, and nothing is to be filled in.
+        let result =
+            unsafe { PeekNamedPipe(handle, ptr::null_mut(), 0, ptr::null_mut(), ptr::null_mut(), ptr::null_mut()) };
+        check(result).is_err()
     }
 
-    pub fn poll_read(&mut self, _cx: &mut Context<'_>, _buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
-        Poll::Ready(Err(not_yet()))
+    /// Appends what there is. Ready with 0 at the end.
+    pub fn poll_read(&mut self, cx: &mut Context<'_>, buffer: &mut BytesMut) -> Poll<io::Result<usize>> {
+        let read = match &mut self.0 {
+            Pipe::Theirs(pipe) => pin!(pipe.read_buf(buffer)).poll(cx),
+            Pipe::Ours(pipe) => pin!(pipe.read_buf(buffer)).poll(cx),
+        };
+        read.map(end_for_hangup)
     }
 
-    pub fn poll_write(&mut self, _cx: &mut Context<'_>, _bytes: &[u8]) -> Poll<io::Result<usize>> {
-        Poll::Ready(Err(not_yet()))
+    /// Writes as much as the kernel takes at once.
+    pub fn poll_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        match &mut self.0 {
+            Pipe::Theirs(pipe) => Pin::new(pipe).poll_write(cx, bytes),
+            Pipe::Ours(pipe) => Pin::new(pipe).poll_write(cx, bytes),
+        }
     }
 }
 
+/// A pipe has no end but that the other one is gone.
+fn end_for_hangup(read: io::Result<usize>) -> io::Result<usize> {
+    match read {
+        Err(error)
+            if error.kind() == ErrorKind::BrokenPipe
+                || error.raw_os_error() == Some(ERROR_PIPE_NOT_CONNECTED.cast_signed()) =>
+        {
+            Ok(0)
+        }
+        read => read,
+    }
+}
+
+/// A stream to somebody's control socket, which waits. Reading and writing fail with `WouldBlock` when the patience
+/// is over.
+#[derive(Debug)]
+pub struct Line {
+    pipe: File,
+    /// Set when a read or a write is done.
+    done: OwnedHandle,
+    patience: Cell<Option<Duration>>,
+}
+
 impl Line {
-    pub fn connect(_path: &Path, _patience: Duration) -> io::Result<Line> {
-        Err(not_yet())
+    /// The patience holds for connecting too: whoever hangs lets nobody in.
+    pub fn connect(path: &Path, patience: Duration) -> io::Result<Line> {
+        let deadline = Instant::now() + patience;
+        let name: Vec<u16> = path.as_os_str().encode_wide().chain([0]).collect();
+        let pipe = loop {
+            // Whoever it is may know who we are, and not act in our name.
+            let opened = OpenOptions::new()
+                .read(true)
+                .write(true)
+                .custom_flags(FILE_FLAG_OVERLAPPED)
+                .security_qos_flags(SECURITY_IDENTIFICATION)
+                .open(path);
+            match opened {
+                Err(error) if error.raw_os_error() == Some(ERROR_PIPE_BUSY.cast_signed()) => {
+                    let left = deadline.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        return Err(ErrorKind::WouldBlock.into());
+                    }
+                    // SAFETY: the name ends in a zero. If it fails, the next try says why.
+                    unsafe { WaitNamedPipeW(name.as_ptr(), milliseconds(left)) };
+                }
+                other => break other?,
+            }
+        };
+        // SAFETY: null asks for no name and the usual rights; the result is a new handle, or null.
+        let done = unsafe { HandleOrNull::from_raw_handle(CreateEventW(ptr::null(), 1, 0, ptr::null())) };
+        let done = OwnedHandle::try_from(done).map_err(|_| io::Error::last_os_error())?;
+        Ok(Line { pipe, done, patience: Cell::new(Some(patience)) })
     }
 
-    pub fn set_patience(&self, _patience: Option<Duration>) -> io::Result<()> {
-        match *self {}
+    /// `None` waits for as long as it takes.
+    pub fn set_patience(&self, patience: Option<Duration>) -> io::Result<()> {
+        self.patience.set(patience);
+        Ok(())
+    }
+
+    /// Begins something and waits until it is done, or calls it off. How many bytes it was about.
+    fn carry_out(&self, begin: impl FnOnce(&mut OVERLAPPED) -> i32) -> io::Result<usize> {
+        // SAFETY: a zeroed value of this plain struct is a valid one.
+        let mut work: OVERLAPPED = unsafe { std::mem::zeroed() };
+        work.hEvent = self.done.as_raw_handle();
+        if let Err(error) = check(begin(&mut work))
+            && error.raw_os_error() != Some(ERROR_IO_PENDING.cast_signed())
+        {
+            return Err(error);
+        }
+        let patience = self.patience.get().map_or(INFINITE, milliseconds);
+        let mut count = 0;
+        // SAFETY: the handles are open. What was begun is over when the last call returns, which waits for that, so
+        // that the kernel writes to neither `work` nor the caller's bytes after this.
+        let result = unsafe {
+            if WaitForSingleObject(self.done.as_raw_handle(), patience) != WAIT_OBJECT_0 {
+                // It may be done at this very moment, and then that counts.
+                CancelIoEx(self.pipe.as_raw_handle(), &raw const work);
+            }
+            check(GetOverlappedResult(self.pipe.as_raw_handle(), &raw const work, &raw mut count, 1))
+        };
+        match result {
+            Ok(()) => Ok(count as usize),
+            Err(error) if error.raw_os_error() == Some(ERROR_OPERATION_ABORTED.cast_signed()) => {
+                Err(ErrorKind::WouldBlock.into())
+            }
+            Err(error) => Err(error),
+        }
     }
 }
 
 impl Read for Line {
-    fn read(&mut self, _buffer: &mut [u8]) -> io::Result<usize> {
-        match *self {}
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        let room = u32::try_from(buffer.len()).unwrap_or(u32::MAX);
+        // SAFETY: the pointer and length are those of memory that is borrowed until this returns, and `carry_out`
+        // returns when the kernel is done with it.
+        end_for_hangup(self.carry_out(|work| unsafe {
+            ReadFile(self.pipe.as_raw_handle(), buffer.as_mut_ptr(), room, ptr::null_mut(), work)
+        }))
     }
 }
 
 impl Write for Line {
-    fn write(&mut self, _bytes: &[u8]) -> io::Result<usize> {
-        match *self {}
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
+        // SAFETY: as in `read`.
+        self.carry_out(|work| unsafe {
+            WriteFile(self.pipe.as_raw_handle(), bytes.as_ptr(), length, ptr::null_mut(), work)
+        })
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        match *self {}
+        Ok(())
     }
 }
 
-pub fn claim_dir(_dir: &Path) -> io::Result<()> {
-    Err(not_yet())
+/// Makes sure that a directory is there. It lies below the user's own, which lets nobody else in.
+pub fn claim_dir(dir: &Path) -> io::Result<()> {
+    fs::create_dir_all(dir)
 }
 
-pub fn short_dirs() -> Vec<PathBuf> {
-    Vec::new()
+/// Who owns what is not asked here: the directory lies below the user's own.
+pub fn is_ours(_path: &Path) -> bool {
+    true
 }
 
+/// What the socket of this id may be called: all users share these names, so nobody else can know it beforehand.
+pub fn sockets(_dir: &Path, id: &str) -> Vec<PathBuf> {
+    let tail = RandomState::new().hash_one((std::process::id(), id));
+    vec![PathBuf::from(format!(r"\\.\pipe\outlast-{id}-{tail:016x}"))]
+}
+
+/// A pipe goes with whoever had it.
 pub fn remove_socket(_path: &Path) {}
 
-/// Nothing is registered here, so nobody is asked for.
-pub fn born(_pid: u32) -> Option<String> {
-    None
+fn milliseconds(patience: Duration) -> u32 {
+    u32::try_from(patience.as_millis()).unwrap_or(INFINITE - 1).clamp(1, INFINITE - 1)
 }
 
-fn not_yet() -> io::Error {
-    io::Error::new(ErrorKind::Unsupported, SOCKETS.err().unwrap_or_default())
+#[cfg(test)]
+mod tests {
+    use std::{future::poll_fn, thread};
+
+    use super::*;
+
+    const PATIENCE: Duration = Duration::from_secs(20);
+
+    fn name() -> PathBuf {
+        sockets(Path::new(""), "test").remove(0)
+    }
+
+    fn block_on<T>(work: impl Future<Output = T>) -> T {
+        tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(work)
+    }
+
+    async fn read(peer: &mut Peer, buffer: &mut BytesMut) -> usize {
+        poll_fn(|cx| peer.poll_read(cx, buffer)).await.unwrap()
+    }
+
+    async fn write_all(peer: &mut Peer, mut bytes: &[u8]) {
+        while !bytes.is_empty() {
+            let count = poll_fn(|cx| peer.poll_write(cx, bytes)).await.unwrap();
+            bytes = &bytes[count..];
+        }
+    }
+
+    #[test]
+    fn whoever_knocks_is_heard_and_answered_and_hears_the_end() {
+        let path = name();
+        block_on(async {
+            let mut listener = Listener::bind(&path).unwrap();
+            let mut asking = Vec::new();
+            for number in 0..3u8 {
+                let path = path.clone();
+                asking.push(thread::spawn(move || {
+                    let mut line = Line::connect(&path, PATIENCE).unwrap();
+                    line.write_all(&[number; 3]).unwrap();
+                    let mut answer = Vec::new();
+                    line.read_to_end(&mut answer).unwrap();
+                    answer
+                }));
+            }
+            for _ in 0..3 {
+                let mut peer = poll_fn(|cx| listener.poll_accept(cx)).await.unwrap();
+                let mut heard = BytesMut::new();
+                while heard.len() < 3 {
+                    assert_ne!(read(&mut peer, &mut heard).await, 0);
+                }
+                assert!(!peer.is_gone());
+                // More than the pipe holds.
+                write_all(&mut peer, &[heard[0]; 200_000]).await;
+            }
+            for (number, asking) in asking.into_iter().enumerate() {
+                let answer = tokio::task::spawn_blocking(|| asking.join().unwrap()).await.unwrap();
+                assert_eq!(answer.len(), 200_000);
+                assert!(answer.iter().all(|byte| usize::from(*byte) == number));
+            }
+        });
+    }
+
+    #[test]
+    fn patience_has_an_end_and_what_comes_later_is_not_lost() {
+        let path = name();
+        block_on(async {
+            let mut listener = Listener::bind(&path).unwrap();
+            let mut line = Line::connect(&path, PATIENCE).unwrap();
+            line.set_patience(Some(Duration::from_millis(1))).unwrap();
+            let mut byte = [0];
+            assert_eq!(line.read(&mut byte).unwrap_err().kind(), ErrorKind::WouldBlock);
+            let mut peer = poll_fn(|cx| listener.poll_accept(cx)).await.unwrap();
+            write_all(&mut peer, b"x").await;
+            line.set_patience(Some(PATIENCE)).unwrap();
+            assert_eq!((line.read(&mut byte).unwrap(), byte), (1, *b"x"));
+            line.set_patience(Some(Duration::from_millis(1))).unwrap();
+            let too_much = vec![0; 1 << 20];
+            assert_eq!(line.write_all(&too_much).unwrap_err().kind(), ErrorKind::WouldBlock, "nobody reads it");
+            drop(line);
+            let mut heard = BytesMut::new();
+            while read(&mut peer, &mut heard).await > 0 {}
+            assert!(peer.is_gone());
+        });
+    }
+
+    #[test]
+    fn a_name_is_one_listeners_and_goes_with_it() {
+        let path = name();
+        block_on(async {
+            assert_eq!(Line::connect(&path, PATIENCE).unwrap_err().kind(), ErrorKind::NotFound);
+            let listener = Listener::bind(&path).unwrap();
+            assert!(Listener::bind(&path).is_err());
+            assert!(Line::connect(&path, PATIENCE).is_ok());
+            drop(listener);
+            assert_eq!(Line::connect(&path, PATIENCE).unwrap_err().kind(), ErrorKind::NotFound);
+            assert!(Listener::bind(&path).is_ok());
+        });
+    }
+
+    #[test]
+    fn a_line_can_go_on_in_a_runtime() {
+        let path = name();
+        block_on(async {
+            let mut listener = Listener::bind(&path).unwrap();
+            let mut ours = Peer::of(Line::connect(&path, PATIENCE).unwrap()).unwrap();
+            let mut theirs = poll_fn(|cx| listener.poll_accept(cx)).await.unwrap();
+            write_all(&mut ours, b"ask").await;
+            let mut heard = BytesMut::new();
+            while heard.len() < 3 {
+                read(&mut theirs, &mut heard).await;
+            }
+            write_all(&mut theirs, b"told").await;
+            drop(theirs);
+            let mut answer = BytesMut::new();
+            while read(&mut ours, &mut answer).await > 0 {}
+            assert_eq!((&heard[..], &answer[..]), (&b"ask"[..], &b"told"[..]));
+        });
+    }
+
+    #[test]
+    fn our_user_is_told_by_number() {
+        let user = String::from_utf16(&our_user().unwrap()).unwrap();
+        assert!(user.starts_with("S-1-"), "{user}");
+        Descriptor::of_our_user().unwrap();
+    }
 }

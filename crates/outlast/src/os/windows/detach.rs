@@ -1,0 +1,111 @@
+//! To go on without the console we were started from, and to be the only one of a name.
+#![expect(unsafe_code, reason = "takes over a handle of its own process")]
+
+use std::{
+    env,
+    fs::{File, OpenOptions},
+    io::{self, Read, Write},
+    os::windows::{fs::OpenOptionsExt, io::FromRawHandle, process::CommandExt},
+    path::Path,
+    process::{Command, Stdio},
+};
+
+use windows_sys::Win32::{
+    Foundation::{ERROR_ACCESS_DENIED, ERROR_SHARING_VIOLATION, GENERIC_WRITE},
+    Storage::FileSystem::{DELETE, FILE_FLAG_DELETE_ON_CLOSE},
+    System::{
+        Console::{GetStdHandle, STD_OUTPUT_HANDLE},
+        Threading::{CREATE_BREAKAWAY_FROM_JOB, CREATE_NEW_PROCESS_GROUP, DETACHED_PROCESS},
+    },
+};
+
+use super::{outer::forget_streams, stand_in::inherit};
+use crate::os::Detached;
+
+/// Tells the new process that it is the one in the background.
+const BACKGROUND: &str = "OUTLAST_BACKGROUND";
+
+/// Tells who started us how we fare. Unsaid, it tells that we are gone.
+#[derive(Debug)]
+pub struct Announce(File);
+
+impl Announce {
+    pub fn say(mut self, text: &str) {
+        // Whoever waited may be gone.
+        let _ = self.0.write_all(text.as_bytes());
+    }
+}
+
+/// Starts the same program once more, with the same arguments and without a console; it comes here, too. The old one
+/// waits for what it announces. Must come before any thread.
+pub fn detach() -> io::Result<Detached> {
+    if env::var_os(BACKGROUND).is_some() {
+        // SAFETY: there is no other thread yet.
+        unsafe { env::remove_var(BACKGROUND) };
+        // SAFETY: the one who started us made it for this and nothing else has it: our stdout leads nowhere from the
+        // next line on, and nothing was written to it before.
+        let announce = unsafe { File::from_raw_handle(GetStdHandle(STD_OUTPUT_HANDLE)) };
+        forget_streams()?;
+        inherit(&announce, false)?;
+        return Ok(Detached::Child(Announce(announce)));
+    }
+    let begin = |flags: u32| {
+        Command::new(env::current_exe()?)
+            .args(env::args_os().skip(1))
+            .env(BACKGROUND, "1")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .creation_flags(DETACHED_PROCESS | CREATE_NEW_PROCESS_GROUP | flags)
+            .spawn()
+    };
+    // Whoever keeps us in a job may let us out of it, or not.
+    let mut other = match begin(CREATE_BREAKAWAY_FROM_JOB) {
+        Err(error) if error.raw_os_error() == Some(ERROR_ACCESS_DENIED.cast_signed()) => begin(0)?,
+        other => other?,
+    };
+    let mut said = String::new();
+    if let Some(mut stdout) = other.stdout.take() {
+        stdout.read_to_string(&mut said)?;
+    }
+    Ok(Detached::Parent(said))
+}
+
+/// A name that is ours alone for as long as this is kept, or we live. The file goes with its handle.
+#[derive(Debug)]
+pub struct Claim {
+    _file: File,
+}
+
+/// None if somebody else has it.
+pub fn claim_name(path: &Path) -> io::Result<Option<Claim>> {
+    let opened = OpenOptions::new()
+        .create(true)
+        .write(true)
+        .access_mode(GENERIC_WRITE | DELETE)
+        .share_mode(0)
+        .custom_flags(FILE_FLAG_DELETE_ON_CLOSE)
+        .open(path);
+    match opened {
+        Ok(file) => Ok(Some(Claim { _file: file })),
+        Err(error) if error.raw_os_error() == Some(ERROR_SHARING_VIOLATION.cast_signed()) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_one_owners_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("name");
+        let first = claim_name(&path).unwrap();
+        assert!(first.is_some());
+        assert!(claim_name(&path).unwrap().is_none());
+        drop(first);
+        assert!(!path.exists());
+        assert!(claim_name(&path).unwrap().is_some());
+    }
+}

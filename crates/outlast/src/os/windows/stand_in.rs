@@ -1,0 +1,190 @@
+//! One who stands in our place before the shell, so that we can leave a console and go on without it.
+//!
+//! A shell waits for the process it started. That one only waits too: it ends as we end. When we leave the console it
+//! ends, and the shell has its prompt back. As it outlives us, it also gives the console back if we are killed. No
+//! process can be split in two here, so that the worker is the same program once more, with the same arguments.
+#![expect(unsafe_code, reason = "passes pipes to another process, and hears console events")]
+
+use std::{
+    env,
+    ffi::OsStr,
+    fs::File,
+    io::{self, Read, Write},
+    os::windows::io::{AsRawHandle, FromRawHandle},
+    process::Command,
+    task::{Context, Poll},
+};
+
+use bytes::BytesMut;
+use windows_sys::{
+    Win32::{
+        Foundation::{HANDLE, HANDLE_FLAG_INHERIT, SetHandleInformation},
+        Storage::FileSystem::{FILE_TYPE_PIPE, GetFileType},
+        System::Console::{CTRL_BREAK_EVENT, CTRL_C_EVENT, SetConsoleCtrlHandler},
+    },
+    core::BOOL,
+};
+
+use super::{
+    job::check,
+    outer::{self, Before},
+    stream::pipe,
+    words::say,
+};
+use crate::os::threaded::Reader;
+
+/// Tells the worker that it is one, and by which pipes it hears of the other and is heard.
+const LINE: &str = "OUTLAST_STAND_IN";
+
+const LEFT: u8 = b'L';
+const ALTERNATE: u8 = b'A';
+const NOT_ALTERNATE: u8 = b'a';
+
+/// Two of us, where there was one.
+#[derive(Debug)]
+pub enum Standing {
+    /// We are the one who stood in, and it is over: our exit code.
+    Over(u8),
+    /// We are to do the work.
+    Worker(StandIn),
+}
+
+/// The one before the shell, as we know it.
+#[derive(Debug)]
+pub struct StandIn {
+    /// Nothing is said here; its end is the other's.
+    hears: File,
+    says: File,
+}
+
+/// Starts the worker, if we are on a console and not the worker ourselves. Must come before any thread. `name` is what
+/// is said to have ended when it is killed.
+pub fn stand_in(name: &'static str) -> io::Result<Option<Standing>> {
+    if let Some(line) = env::var_os(LINE) {
+        // SAFETY: there is no other thread yet.
+        unsafe { env::remove_var(LINE) };
+        if let Some(stand_in) = StandIn::at(&line) {
+            return Ok(Some(Standing::Worker(stand_in)));
+        }
+    }
+    if !outer::is_on_terminal() {
+        return Ok(None);
+    }
+    let before = Before::look()?;
+    let (hears, _lives) = pipe()?;
+    let (heard, says) = pipe()?;
+    inherit(&hears, true)?;
+    inherit(&says, true)?;
+    // SAFETY: the function is there for as long as the program is.
+    check(unsafe { SetConsoleCtrlHandler(Some(leave_to_the_worker), 1) })?;
+    let mut worker = Command::new(env::current_exe()?)
+        .args(env::args_os().skip(1))
+        .env(LINE, format!("{}:{}", hears.as_raw_handle().addr(), says.as_raw_handle().addr()))
+        .spawn()?;
+    drop((hears, says));
+    let mut is_alternate = false;
+    for word in heard.bytes() {
+        match word {
+            Ok(LEFT) => return Ok(Some(Standing::Over(0))),
+            Ok(ALTERNATE) => is_alternate = true,
+            Ok(NOT_ALTERNATE) => is_alternate = false,
+            Ok(_) => {}
+            // Its end is about to show.
+            Err(_) => break,
+        }
+    }
+    let code = worker.wait()?.code().unwrap_or(1);
+    if before.give_back_after(is_alternate) {
+        say(&format!("[outlast] {name} was ended (exit code {code})"));
+    }
+    Ok(Some(Standing::Over(u8::try_from(code).unwrap_or(1))))
+}
+
+impl StandIn {
+    /// None if these are no pipes: then it was not we who set the variable.
+    fn at(line: &OsStr) -> Option<StandIn> {
+        let (hears, says) = line.to_str()?.split_once(':')?;
+        Some(StandIn { hears: inherited(hears)?, says: inherited(says)? })
+    }
+
+    /// Joins the runtime we are in.
+    pub(super) fn attach(self) -> io::Result<Attached> {
+        Ok(Attached { hears: Reader::begin("outlast-stand-in", self.hears)?, says: self.says })
+    }
+}
+
+#[derive(Debug)]
+pub(super) struct Attached {
+    hears: Reader,
+    says: File,
+}
+
+impl Attached {
+    pub(super) fn note_alternate(&self, is_alternate: bool) {
+        self.say(if is_alternate { ALTERNATE } else { NOT_ALTERNATE });
+    }
+
+    /// We go on without the console.
+    pub(super) fn leave(&self) {
+        self.say(LEFT);
+    }
+
+    fn say(&self, word: u8) {
+        // It only ever listens; if it is gone, that is told elsewhere.
+        let _ = (&self.says).write(&[word]);
+    }
+
+    /// Ready when it is gone, and with it the shell's patience.
+    pub(super) fn poll_gone(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.hears.poll_read(cx, &mut BytesMut::with_capacity(1)).map(drop)
+    }
+}
+
+/// What is pressed is meant for the worker, which is on the same console and hears it too.
+unsafe extern "system" fn leave_to_the_worker(event: u32) -> BOOL {
+    [CTRL_C_EVENT, CTRL_BREAK_EVENT].contains(&event).into()
+}
+
+fn inherited(number: &str) -> Option<File> {
+    let handle = number.parse::<usize>().ok()? as HANDLE;
+    // SAFETY: a number that is no handle is only asked about; a pipe was passed to us by the one who started us, and is
+    // nobody else's in this process.
+    let file = unsafe {
+        if GetFileType(handle) != FILE_TYPE_PIPE {
+            return None;
+        }
+        File::from_raw_handle(handle)
+    };
+    inherit(&file, false).ok()?;
+    Some(file)
+}
+
+pub(super) fn inherit(file: &File, is_inherited: bool) -> io::Result<()> {
+    let flag = if is_inherited { HANDLE_FLAG_INHERIT } else { 0 };
+    // SAFETY: the handle is open.
+    check(unsafe { SetHandleInformation(file.as_raw_handle(), HANDLE_FLAG_INHERIT, flag) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_pipes_are_taken_for_the_line() {
+        let (read, write) = pipe().unwrap();
+        let file = tempfile::tempfile().unwrap();
+        let numbers =
+            |one: &File, other: &File| format!("{}:{}", one.as_raw_handle().addr(), other.as_raw_handle().addr());
+        for line in ["", "1", "0:0", "x:y", &numbers(&file, &write), "123456789:8"] {
+            assert!(StandIn::at(OsStr::new(line)).is_none(), "{line}");
+        }
+        let line = numbers(&read, &write);
+        std::mem::forget((read, write));
+        let StandIn { mut hears, says } = StandIn::at(OsStr::new(&line)).unwrap();
+        (&says).write_all(&[LEFT]).unwrap();
+        drop(says);
+        let mut words = Vec::new();
+        hears.read_to_end(&mut words).unwrap();
+        assert_eq!(words, [LEFT]);
+    }
+}

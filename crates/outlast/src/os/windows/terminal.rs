@@ -1,0 +1,61 @@
+//! The console on stdout, and other programs.
+#![expect(unsafe_code, reason = "consoles and processes have no safe interface")]
+
+use std::{
+    io,
+    os::windows::io::{AsRawHandle, HandleOrNull, OwnedHandle},
+    path::Path,
+};
+
+use windows_sys::Win32::System::{
+    Console::{
+        CONSOLE_SCREEN_BUFFER_INFO, ENABLE_VIRTUAL_TERMINAL_PROCESSING, GetConsoleMode, GetConsoleScreenBufferInfo,
+        GetStdHandle, STD_OUTPUT_HANDLE, SetConsoleMode,
+    },
+    Threading::{OpenProcess, PROCESS_TERMINATE, TerminateProcess},
+};
+
+use super::job::KILLED;
+
+/// Columns and rows of the console on stdout; none if it is no console or draws no escape sequences.
+pub fn terminal_size() -> Option<(u16, u16)> {
+    // SAFETY: the handle is the process's own and stays open; a handle that is no console is an error; and both
+    // calls write one plain value each, which is there and ours.
+    let info = unsafe {
+        let console = GetStdHandle(STD_OUTPUT_HANDLE);
+        let mut mode = 0;
+        let mut info: CONSOLE_SCREEN_BUFFER_INFO = std::mem::zeroed();
+        let draws = GetConsoleMode(console, &raw mut mode) != 0
+            && SetConsoleMode(console, mode | ENABLE_VIRTUAL_TERMINAL_PROCESSING) != 0
+            && GetConsoleScreenBufferInfo(console, &raw mut info) != 0;
+        draws.then_some(info)?
+    };
+    let columns = u16::try_from(info.srWindow.Right - info.srWindow.Left + 1).ok()?;
+    let rows = u16::try_from(info.srWindow.Bottom - info.srWindow.Top + 1).ok()?;
+    (columns > 0 && rows > 0).then_some((columns, rows))
+}
+
+/// Ends a process without a warning, by its bare id: for `outlast demo` alone, which plays the one who does such
+/// things to the demo's server. All else is ended through its job, which cannot hit a stranger.
+pub fn kill_hard(pid: u32) -> io::Result<()> {
+    // SAFETY: opening takes plain numbers; a null handle is an error, and any other is ours to close.
+    let process = unsafe { HandleOrNull::from_raw_handle(OpenProcess(PROCESS_TERMINATE, 0, pid)) };
+    let process = OwnedHandle::try_from(process).map_err(|_| io::Error::last_os_error())?;
+    // SAFETY: the handle is open and may terminate.
+    match unsafe { TerminateProcess(process.as_raw_handle(), KILLED) } {
+        0 => Err(io::Error::last_os_error()),
+        _ => Ok(()),
+    }
+}
+
+/// There is no such thing here.
+pub fn suspend() {}
+
+/// Another program takes our place: no process can turn into another here, so we wait for it and end as it does. What
+/// comes back is why it could not be started.
+pub fn become_program(program: &Path, args: &[&str]) -> io::Error {
+    match std::process::Command::new(program).args(args).status() {
+        Ok(status) => std::process::exit(status.code().unwrap_or(1)),
+        Err(error) => error,
+    }
+}
