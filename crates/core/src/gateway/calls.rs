@@ -114,7 +114,7 @@ impl Gateway {
         now: Instant,
     ) {
         let key = self.number();
-        match self.serving(call.place).filter(|_| !self.must_wait(call.place, call.says)) {
+        match self.serving(call.place).filter(|_| !self.must_wait(call.place, call.says, now)) {
             Some(serial) => {
                 let wants_logs = call.says.level.is_some();
                 self.calls.insert(key, call);
@@ -174,7 +174,7 @@ impl Gateway {
         let mut held = self.places.get_mut(&place).map(|place| mem::take(&mut place.held)).unwrap_or_default();
         while let Some(key) = held.pop_front() {
             let Some(call) = self.calls.get(&key) else { continue };
-            if self.must_wait(place, call.says) {
+            if self.must_wait(place, call.says, now) {
                 held.push_front(key);
                 break;
             }
@@ -305,8 +305,9 @@ impl Gateway {
             _ => None,
         };
         // An answer to a request that was cancelled or late, or to none at all, is nobody's.
-        let Some(key) = key.filter(|key| self.calls.get(key).is_some_and(|call| call.link == Some(serial))) else {
-            return;
+        let is_its_own = |key: &u64| self.calls.get(key).is_some_and(|call| call.link == Some(serial));
+        let Some(key) = key.filter(is_its_own) else {
+            return self.lay(serial, key);
         };
         let call = &self.calls[&key];
         if let What::Private(private) = call.what {
@@ -528,8 +529,8 @@ impl Gateway {
         self.drop_asks_of(key, "the call that this was for took too long");
         let name = self.owner_name(call.place.backend);
         let failure = Failure::timed_out(name, now.saturating_duration_since(call.began));
+        self.haunt(serial, key, &call, now);
         self.fail(*call, failure, now);
-        self.spoil_loan(serial);
         self.doubt(serial, key);
         self.suspect(serial, now);
         self.call_over(serial, now);
@@ -555,7 +556,7 @@ impl Gateway {
                 ));
                 self.tell_link(serial, note);
                 self.drop_asks_of(key, "the call that this was for was cancelled");
-                self.spoil_loan(serial);
+                self.haunt(serial, key, &call, now);
                 self.call_over(serial, now);
             }
             None => {

@@ -41,8 +41,8 @@ pub(super) struct Connection {
     pub listen_again: Option<Instant>,
     /// It has no subscriptions.
     pub is_deaf: bool,
-    /// A call was taken back that it may still be at.
-    pub is_spoiled: bool,
+    /// Calls that were taken back or late, and that it may still be at.
+    pub ghosts: Vec<asks::Ghost>,
     /// The level that it was last told.
     pub level: Option<subscriptions::Level>,
 }
@@ -112,7 +112,7 @@ impl Connection {
             listen: None,
             listen_again: None,
             is_deaf: false,
-            is_spoiled: false,
+            ghosts: Vec::new(),
             level: None,
         }
     }
