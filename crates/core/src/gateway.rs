@@ -34,6 +34,7 @@ mod guests;
 mod links;
 mod lists;
 mod loans;
+mod losses;
 mod opening;
 mod places;
 mod search;

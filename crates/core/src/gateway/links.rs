@@ -247,7 +247,7 @@ impl Gateway {
         }
         // The place first, so that those who are told of the end also hear when the next try is.
         self.place_emptied(&connection, how.clone(), stderr.clone(), now);
-        let unsent = calls::Unsent { era: connection.era, lines: unsent };
+        let unsent = losses::Unsent { era: connection.era, lines: unsent };
         self.calls_lost(link.serial, &how, &stderr, &unsent, now);
         self.drop_asks_on(link.serial);
         self.lose_tasks(link.serial);

@@ -273,7 +273,7 @@ impl Gateway {
         }
         connection.phase = Phase::Stopping { how: how.clone() };
         let link = connection.link;
-        let unsent = calls::Unsent { era: connection.era, lines: Vec::new() };
+        let unsent = losses::Unsent { era: connection.era, lines: Vec::new() };
         self.calls_lost(serial, &how, "", &unsent, now);
         self.drop_asks_on(serial);
         self.out.push(Action::Disconnect { link, at_once });
