@@ -453,6 +453,21 @@ impl Gateway {
         }));
     }
 
+    /// The same for what never became a call.
+    pub(super) fn count_refused(
+        &mut self,
+        client: Client,
+        method: &str,
+        tool: Option<String>,
+        backend: Option<String>,
+        outcome: Outcome,
+    ) {
+        let Some(guest) = self.guests.get(&client) else { return };
+        let (who, method) = (Rc::clone(&guest.who), words::cut(method, 100).into());
+        let (tool, backend, took) = (tool.map(Rc::from), backend.map(Rc::from), Duration::ZERO);
+        self.out.push(Action::Called(Called { client, who, method, tool, backend, outcome, took }));
+    }
+
     /// Progress on a call: it has more time, and the client hears of it under its own token.
     pub(super) fn progressed(&mut self, serial: u64, message: &[u8], params: &Params<'_>, now: Instant) {
         let Some(token) = params.progress_token() else { return };

@@ -32,21 +32,6 @@ impl Gateway {
         }
     }
 
-    /// The same for what never became a call.
-    pub(super) fn count_refused(
-        &mut self,
-        client: Client,
-        method: &str,
-        tool: Option<String>,
-        backend: Option<String>,
-        outcome: Outcome,
-    ) {
-        let Some(guest) = self.guests.get(&client) else { return };
-        let (who, method) = (Rc::clone(&guest.who), words::cut(method, 100).into());
-        let (tool, backend, took) = (tool.map(Rc::from), backend.map(Rc::from), Duration::ZERO);
-        self.out.push(Action::Called(Called { client, who, method, tool, backend, outcome, took }));
-    }
-
     fn call_late(&mut self, key: u64, now: Instant) {
         let Some(call) = self.calls.remove(&key) else { return };
         let Some(serial) = call.link else {
