@@ -338,6 +338,7 @@ impl Gateway {
         }
         let name = self.owner_name(place.backend).to_owned();
         if self.may_replace(place, now) && self.replace(place, now) {
+            self.places.get_mut(&place).expect("it was just replaced").is_doubted = true;
             self.note(format!("{name}: lives, and answered no call since one that was late; it is replaced"));
         }
     }
