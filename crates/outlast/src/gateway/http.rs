@@ -16,6 +16,7 @@ mod headers;
 mod stream;
 #[cfg(not(any(windows, target_os = "macos")))]
 mod trust;
+mod way;
 
 pub use client::HttpClient;
 
