@@ -34,6 +34,7 @@ mod guests;
 mod links;
 mod lists;
 mod loans;
+mod losses;
 mod opening;
 mod places;
 mod search;
@@ -114,6 +115,12 @@ pub enum Event {
     },
     LinkSaid {
         link: Link,
+        message: Bytes,
+    },
+    /// Of an HTTP backend: no answer, but said on behalf of this request, as we numbered it.
+    LinkSaidFor {
+        link: Link,
+        id: Id,
         message: Bytes,
     },
     /// Of an HTTP backend: this request, as we numbered it, will never be answered. The link lives on.
@@ -402,6 +409,8 @@ pub struct Gateway {
     wake: Option<Instant>,
     /// The first event was heard, and so what time it is.
     begun: bool,
+    /// The call that what a backend is saying is said for, where that is known.
+    said_for: Option<u64>,
     /// Some place may be due to be filled.
     starts_due: bool,
     stopping: Option<Instant>,
@@ -448,6 +457,7 @@ impl Gateway {
             next: 1,
             wake: None,
             begun: false,
+            said_for: None,
             starts_due: false,
             stopping: None,
             over: false,
@@ -481,6 +491,7 @@ impl Gateway {
                     self.out.push(Action::Divert { link, message });
                 }
             }
+            Event::LinkSaidFor { link, id, message } => self.link_said_for(link, &id, &message, now),
             Event::RequestLost { link, id, was_sent, why } => self.request_lost(link, &id, was_sent, &why, now),
             Event::LinkDown { link, how, stderr_tail, unsent } => self.link_down(link, how, stderr_tail, unsent, now),
             Event::Measured { link, rss } => self.measured(link, rss, now),

@@ -603,6 +603,7 @@ impl Driver {
             let Poll::Ready(heard) = http.poll(&mut Context::from_waker(rope.waker())) else { return };
             match heard {
                 http::Heard::Said(message) => self.tell(Event::LinkSaid { link, message }),
+                http::Heard::SaidFor { id, message } => self.tell(Event::LinkSaidFor { link, id, message }),
                 http::Heard::Lost { id, was_sent, why } => {
                     self.tell(Event::RequestLost { link, id, was_sent, why });
                 }

@@ -1,6 +1,6 @@
 //! What backends ask of clients: sampling, elicitation, roots.
 //!
-//! A link of its own belongs to one client, as do all links where one client on lines is alone; on a shared one a request can only be for the client whose calls it works on,
+//! Over HTTP the stream of a call says by itself whose question it carries. A link of its own belongs to one client, as do all links where one client on lines is alone; on a shared one a request can only be for the client whose calls it works on,
 //! and if there are several, nobody can say which; calls that may be asked something are alone on a lent one. Toward a client of the stateless era, which cannot be asked anything, the
 //! question is the answer to its call, and its next try brings the answers; the backend's call stays open meanwhile. The
 //! other way round a stateless backend's question becomes requests to the client, and then our own next try.
@@ -19,6 +19,10 @@ use words::Failure;
 const PARK_MAX: Duration = Duration::from_secs(300);
 /// How long after a backend's question it is waited for more of them, to put them all in one answer.
 const ASK_TOGETHER: Duration = Duration::from_millis(20);
+/// How long a call that was taken back or late is reckoned with: a backend that goes on with it may ask for it.
+const GHOST_MAX: Duration = Duration::from_secs(30);
+/// How many of them are kept of one link; then the oldest is forgotten.
+const GHOSTS_MAX: usize = 64;
 /// What our own `requestState` begins with.
 const STATE_MARK: &str = "outlast.";
 
@@ -39,6 +43,25 @@ enum Back {
     Link { id: Id, raw: Box<str> },
     /// Into the next try of a call to a stateless backend, under this name, as JSON.
     Input { name: Box<str>, is_elicitation: bool },
+}
+
+/// A call that is over for us, and may not be for its backend.
+#[derive(Debug)]
+pub(super) struct Ghost {
+    key: u64,
+    client: Client,
+    until: Instant,
+}
+
+impl Connection {
+    /// It may ask for a call that is over.
+    pub fn is_haunted(&self, now: Instant) -> bool {
+        self.ghosts.iter().any(|ghost| ghost.until > now)
+    }
+
+    fn is_haunted_by_others(&self, client: Client, now: Instant) -> bool {
+        self.ghosts.iter().any(|ghost| ghost.until > now && ghost.client != client)
+    }
 }
 
 /// A call whose backend waits for its client's next try.
@@ -100,7 +123,7 @@ impl Gateway {
                 return self.tell_link(serial, message::error_line(&raw, -32601, &words::undeclared(capability), None));
             }
         }
-        let (client, call) = match self.asked_client(serial, params) {
+        let (client, call) = match self.asked_client(serial, params, now) {
             Ok(found) => found,
             Err(words) => {
                 let name = self.owner_name(self.links[&serial].link.backend);
@@ -139,14 +162,21 @@ impl Gateway {
     }
 
     /// Whom a backend's request is for, and on behalf of which call.
-    fn asked_client(&self, serial: u64, params: &Params<'_>) -> Result<(Client, Option<u64>), String> {
+    fn asked_client(&self, serial: u64, params: &Params<'_>, now: Instant) -> Result<(Client, Option<u64>), String> {
         let connection = &self.links[&serial];
         let on_link = || self.calls.iter().filter(|(_, call)| call.link == Some(serial));
         let newest = |client: Client| on_link().filter(|(_, call)| call.is_of(client)).map(|(key, _)| *key).max();
-        if let Seat::Session(client) = connection.place.seat {
-            return Ok((client, newest(client)));
+        let several = || {
+            Err("calls of several clients are under way here or were just taken back, so nobody can tell whom this asks; \
+                 set `children = \"per_session\"` for this backend"
+                .to_owned())
+        };
+        if let Some(key) = self.said_for
+            && let Some(whom) = &self.calls[&key].whom
+        {
+            return Ok((whom.client, Some(key)));
         }
-        if let Some(client) = self.only_client() {
+        if let Seat::Session(client) = connection.place.seat {
             return Ok((client, newest(client)));
         }
         // One that is about a task says itself whose it is.
@@ -154,18 +184,43 @@ impl Gateway {
             return Ok((client, newest(client)));
         }
         let clients: BTreeSet<Client> = on_link().filter_map(|(_, call)| Some(call.whom.as_ref()?.client)).collect();
-        let mut clients = clients.into_iter();
-        match (clients.next(), clients.next()) {
-            (Some(client), None) => Ok((client, newest(client))),
-            (Some(_), Some(_)) => {
-                Err("calls of several clients are under way here, so nobody can tell whom this asks; \
-                                       set `children = \"per_session\"` for this backend"
-                    .into())
+        match self.only_client().or(clients.first().copied()) {
+            Some(client) => {
+                let is_alone = clients.iter().all(|other| *other == client);
+                if !is_alone || connection.is_haunted_by_others(client, now) {
+                    return several();
+                }
+                // In the stateless era the question is the answer to one call, and must be to the right one.
+                let is_one = |call: &Call| call.whom.as_ref().is_some_and(|whom| whom.era == Era::Stateless);
+                let mut own = on_link().filter(|(_, call)| call.is_of(client));
+                if own.next().is_some_and(|(_, call)| is_one(call))
+                    && (own.next().is_some() || connection.is_haunted(now))
+                {
+                    return several();
+                }
+                Ok((client, newest(client)))
             }
-            (None, _) => {
+            None => {
                 let hint = "set `children = \"per_session\"` for this backend if it asks outside of calls";
                 Err(format!("no call is under way here, so there is nobody to ask; {hint}"))
             }
+        }
+    }
+
+    /// A call was taken back or late. Its backend may still be at it, and its questions must not reach another's client.
+    pub(super) fn haunt(&mut self, serial: u64, key: u64, call: &Call, now: Instant) {
+        let (Some(connection), Some(whom)) = (self.links.get_mut(&serial), &call.whom) else { return };
+        connection.ghosts.retain(|ghost| ghost.until > now);
+        if connection.ghosts.len() >= GHOSTS_MAX {
+            connection.ghosts.remove(0);
+        }
+        connection.ghosts.push(Ghost { key, client: whom.client, until: now + GHOST_MAX });
+    }
+
+    /// It was answered after all.
+    pub(super) fn lay(&mut self, serial: u64, key: Option<u64>) {
+        if let (Some(connection), Some(key)) = (self.links.get_mut(&serial), key) {
+            connection.ghosts.retain(|ghost| ghost.key != key);
         }
     }
 

@@ -41,8 +41,8 @@ pub(super) struct Connection {
     pub listen_again: Option<Instant>,
     /// It has no subscriptions.
     pub is_deaf: bool,
-    /// A call was taken back that it may still be at.
-    pub is_spoiled: bool,
+    /// Calls that were taken back or late, and that it may still be at.
+    pub ghosts: Vec<asks::Ghost>,
     /// The level that it was last told.
     pub level: Option<subscriptions::Level>,
 }
@@ -112,7 +112,7 @@ impl Connection {
             listen: None,
             listen_again: None,
             is_deaf: false,
-            is_spoiled: false,
+            ghosts: Vec::new(),
             level: None,
         }
     }
@@ -184,6 +184,40 @@ impl Gateway {
         true
     }
 
+    pub(super) fn link_said_for(&mut self, link: Link, id: &Id, said: &[u8], now: Instant) {
+        let key = match id {
+            Id::Integer(number) => u64::try_from(*number).ok(),
+            Id::Big(_) | Id::Text(_) => None,
+        };
+        let is_open = |call: &Call| call.link == Some(link.serial) && call.whom.is_some();
+        self.said_for = key.filter(|key| self.calls.get(key).is_some_and(|call| is_open(call)));
+        if self.said_for.is_some() || !self.is_said_too_late(link.serial, said) {
+            // Over HTTP only JSON comes this far.
+            let _ = self.link_said(link, said, now);
+        }
+        self.said_for = None;
+    }
+
+    /// Whether that can only have been for a call that is over: it must not reach another one's client.
+    fn is_said_too_late(&mut self, serial: u64, said: &[u8]) -> bool {
+        match message::parse(said) {
+            Ok(Message::Request { id, method, .. }) if method != "ping" => {
+                if let Some(at) = id.place(said) {
+                    let raw = String::from_utf8_lossy(&said[at]);
+                    let answer = message::error_line(&raw, -32800, "the call that this was for is over", None);
+                    self.tell_link(serial, answer);
+                }
+                true
+            }
+            Ok(Message::Notification { method, .. }) => match &*method {
+                "notifications/cancelled" | "notifications/resources/updated" => false,
+                "notifications/tasks/status" | "notifications/tasks" => false,
+                method => Family::of(method).is_none(),
+            },
+            _ => false,
+        }
+    }
+
     fn link_noted(&mut self, serial: u64, said: &[u8], method: &str, params: &message::Params<'_>, now: Instant) {
         match method {
             "notifications/progress" => self.progressed(serial, said, params, now),
@@ -213,7 +247,7 @@ impl Gateway {
         }
         // The place first, so that those who are told of the end also hear when the next try is.
         self.place_emptied(&connection, how.clone(), stderr.clone(), now);
-        let unsent = calls::Unsent { era: connection.era, lines: unsent };
+        let unsent = losses::Unsent { era: connection.era, lines: unsent };
         self.calls_lost(link.serial, &how, &stderr, &unsent, now);
         self.drop_asks_on(link.serial);
         self.lose_tasks(link.serial);
@@ -304,6 +338,7 @@ impl Gateway {
         }
         let name = self.owner_name(place.backend).to_owned();
         if self.may_replace(place, now) && self.replace(place, now) {
+            self.places.get_mut(&place).expect("it was just replaced").is_doubted = true;
             self.note(format!("{name}: lives, and answered no call since one that was late; it is replaced"));
         }
     }

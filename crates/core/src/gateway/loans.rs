@@ -28,7 +28,7 @@ impl Gateway {
         let is_lent = |key: &&PlaceKey| key.backend == backend && matches!(key.seat, Seat::Lent(_));
         let all: Vec<PlaceKey> = self.places.keys().filter(is_lent).copied().collect();
         let mut own = all.iter().filter(|key| self.places[key].tenant.as_deref() == Some(name));
-        let fitting = own.clone().filter(|key| self.may_join(**key, says));
+        let fitting = own.clone().filter(|key| self.may_join(**key, says, now));
         if let Some(key) = fitting.max_by_key(|key| (self.serving(**key).is_some(), Reverse(**key))) {
             return Ok(*key);
         }
@@ -63,12 +63,12 @@ impl Gateway {
 
     /// Whether a call need not wait for those that are there. One that can be asked something must be alone; those that
     /// cannot need not be told apart.
-    fn may_join(&self, key: PlaceKey, says: Says) -> bool {
+    fn may_join(&self, key: PlaceKey, says: Says, now: Instant) -> bool {
         if self.lent_link(key).is_some_and(|connection| matches!(connection.phase, links::Phase::Stopping { .. })) {
             return false;
         }
         match says.can_be_asked() {
-            true => self.is_free(key) && self.lent_link(key).is_none_or(|connection| !connection.is_spoiled),
+            true => self.is_free(key) && self.lent_link(key).is_none_or(|connection| !connection.is_haunted(now)),
             false => !self.is_lent_out(key) && self.places[&key].held.is_empty(),
         }
     }
@@ -81,29 +81,21 @@ impl Gateway {
     }
 
     /// Whether a call has to wait until those that are there are over.
-    pub(super) fn must_wait(&self, key: PlaceKey, says: Says) -> bool {
+    pub(super) fn must_wait(&self, key: PlaceKey, says: Says, now: Instant) -> bool {
         matches!(key.seat, Seat::Lent(_))
             && self.lent_link(key).is_some_and(|connection| match says.can_be_asked() {
-                true => connection.in_flight > 0 || connection.is_spoiled,
+                true => connection.in_flight > 0 || connection.is_haunted(now),
                 false => self.is_lent_out(key),
             })
-    }
-
-    /// A call there was taken back or late. The backend may still be at it, and its questions must not reach the next one's
-    /// client.
-    pub(super) fn spoil_loan(&mut self, serial: u64) {
-        if let Some(connection) = self.links.get_mut(&serial) {
-            connection.is_spoiled = true;
-        }
     }
 
     /// All that was there is over: whoever waits is next.
     pub(super) fn loan_over(&mut self, serial: u64, now: Instant) {
         let connection = &self.links[&serial];
-        let (key, is_spoiled) = (connection.place, connection.is_spoiled);
+        let (key, is_haunted) = (connection.place, connection.is_haunted(now));
         let first = self.places.get(&key).and_then(|place| place.held.front());
         let is_waited_for = first.is_some_and(|key| self.calls.get(key).is_some_and(|call| call.says.can_be_asked()));
-        match is_spoiled && is_waited_for {
+        match is_haunted && is_waited_for {
             true => self.part(serial, How::Stopped, false, now),
             false => self.release(key, now),
         }

@@ -44,6 +44,8 @@ pub(super) struct Place {
     pub generation: u64,
     /// When its link was last found too large.
     pub replaced_at: Option<Instant>,
+    /// The candidate is there because the one that serves answers no calls.
+    pub is_doubted: bool,
     /// The name of those it is lent to.
     pub tenant: Option<Box<str>>,
 }
@@ -81,6 +83,7 @@ impl Place {
             tickets: Vec::new(),
             generation: 0,
             replaced_at: None,
+            is_doubted: false,
             tenant: None,
         }
     }
@@ -229,8 +232,12 @@ impl Gateway {
         place.restarts.child_ready(now);
         let tickets = mem::take(&mut place.tickets);
         let (generation, restarts) = (place.generation, place.restarts.restarts());
+        // Whether another one answers where the last did not is still to be seen.
+        let is_doubted = mem::take(&mut place.is_doubted);
         if let Some(owner) = self.owners.get_mut(&key.backend) {
-            owner.breaker.reset();
+            if !is_doubted {
+                owner.breaker.reset();
+            }
             let record = Record {
                 id: Some(owner.settings.name.clone()),
                 kind: Some("backend"),
@@ -273,7 +280,7 @@ impl Gateway {
         }
         connection.phase = Phase::Stopping { how: how.clone() };
         let link = connection.link;
-        let unsent = calls::Unsent { era: connection.era, lines: Vec::new() };
+        let unsent = losses::Unsent { era: connection.era, lines: Vec::new() };
         self.calls_lost(serial, &how, "", &unsent, now);
         self.drop_asks_on(serial);
         self.out.push(Action::Disconnect { link, at_once });

@@ -104,6 +104,10 @@ impl Gateway {
             .map(|call| &**call)
             .filter(|call| call.link == Some(serial) && call.whom.is_some() && !call.is_parked())
             .collect();
+        let works_on = match self.said_for.and_then(|key| self.calls.get(&key)).filter(|call| !call.is_parked()) {
+            Some(call) => vec![&**call],
+            None => works_on,
+        };
         // In the stateless era a log belongs to the request it is written for, which can be seen if there is only one.
         if let [call] = works_on[..]
             && let Some(whom) = call.whom.as_ref().filter(|whom| whom.era == Era::Stateless)
@@ -155,13 +159,16 @@ impl Gateway {
                 (clients.len() == 1).then(|| clients.first().copied()).flatten()
             }
         };
+        let known = self.said_for.and_then(|key| self.calls.get(&key)).and_then(|call| call.whom.as_ref());
+        let client = known.map(|whom| whom.client).or(client);
         if let Some(client) = client.filter(|client| self.guests.contains_key(client)) {
             let newest = self
                 .calls
                 .iter()
                 .filter(|(_, call)| call.link == Some(serial) && call.is_of(client))
                 .max_by_key(|(key, _)| **key);
-            let about = newest.and_then(|(_, call)| call.whom.as_ref()).map(|whom| whom.id.clone());
+            let whom = known.or(newest.and_then(|(_, call)| call.whom.as_ref()));
+            let about = whom.map(|whom| whom.id.clone());
             self.out.push(Action::TellClient { client, message: patch(said, &mut []), about });
         }
     }

@@ -40,6 +40,76 @@ fn between_calls_of_two_clients_nobody_can_tell_and_the_backend_hears_so() {
 }
 
 #[test]
+fn what_a_backend_asks_for_a_call_that_was_taken_back_reaches_nobody_else() {
+    for laid_by in ["time", "answer"] {
+        let mut story = Story::simple(&[("a", maker(&["x"]))]);
+        story.shake(2).call(1, 1, "a__x").call(2, 1, "a__x");
+        let (link, first) = story.told("a");
+        story.told("a");
+        let back = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}});
+        story.say(1, &back.to_string()).told("a");
+        story.link_says(link, elicit(json!("q"))).hears_nothing(1).hears_nothing(2);
+        assert_eq!(story.told("a").1["error"]["code"], 7020);
+        match laid_by {
+            "time" => drop(story.pass(secs(31))),
+            _ => drop(story.answer(link, &first["id"], json!({})).hears_nothing(1)),
+        }
+        story.link_says(link, elicit(json!("q2"))).hears_nothing(1);
+        assert_eq!(story.heard(2).json()["method"], "elicitation/create", "{laid_by}");
+    }
+}
+
+#[test]
+fn on_lines_a_stateless_client_is_asked_only_for_the_call_that_it_is_for() {
+    let mut story = Story::new(settings(vec![stdio("a")]), &[("a", maker(&["x"]))]);
+    story.came(1, Front::Lines, local());
+    story.ask_stateless(1, json!(1), "tools/call", json!({"name": "a__x"}));
+    let (link, told) = story.told("a");
+    story.ask_stateless(1, json!(2), "tools/call", json!({"name": "a__x"})).told("a");
+    story.link_says(link, elicit(json!("q"))).pass(ms(20)).hears_nothing(1);
+    assert_eq!(story.told("a").1["error"]["code"], 7020);
+    story.answer(link, &told["id"], json!({})).heard(1);
+    story.link_says(link, elicit(json!("q"))).pass(ms(20));
+    let asked = story.heard(1).json();
+    assert_eq!((&asked["id"], &asked["result"]["resultType"]), (&json!(2), &json!("input_required")));
+}
+
+#[test]
+fn over_http_the_stream_of_a_call_says_whose_question_it_is() {
+    let mut story = Story::new(settings(vec![http("a")]), &[("a", maker(&["x"]))]);
+    story.event(Event::TimePassed);
+    story.shake(1).shake(2).call(1, 1, "a__x").call(2, 1, "a__x");
+    story.post(10, json!(1), "tools/call", json!({"name": "a__x"}));
+    let told: Vec<(Link, serde_json::Value)> = (0..3).map(|_| story.told("a")).collect();
+    let says = |story: &mut Story, at: usize, message: serde_json::Value| {
+        let (link, id) = (told[at].0, Id::parse(&told[at].1["id"].to_string()).expect("a number"));
+        story.event(Event::LinkSaidFor { link, id, message: message.to_string().into() });
+    };
+    says(&mut story, 1, elicit(json!("q")));
+    story.hears_nothing(1);
+    let asked = story.heard(2);
+    assert_eq!((&asked.json()["method"], asked.about), (&json!("elicitation/create"), Some(Id::Integer(1))));
+    says(&mut story, 2, elicit(json!("q2")));
+    story.pass(ms(20)).hears_nothing(1).hears_nothing(2);
+    assert_eq!(story.heard(10).json()["result"]["resultType"], "input_required");
+    // So do logs, and what we know nothing of.
+    let log = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "error", "data": "d"}});
+    for note in [log, json!({"jsonrpc": "2.0", "method": "notifications/strange"})] {
+        says(&mut story, 0, note.clone());
+        story.hears_nothing(2).hears(1, note);
+    }
+    // Outside of any stream nobody can tell, and a call that is over has no more to ask.
+    story.link_says(told[0].0, elicit(json!("q3")));
+    assert_eq!(story.told("a").1["error"]["code"], 7020);
+    story.answer(told[1].0, &told[1].1["id"], json!({})).clients.clear();
+    says(&mut story, 1, elicit(json!("q4")));
+    assert_eq!(story.told("a").1["id"], "q", "the question of the call that is over");
+    let late = story.told("a").1;
+    assert_eq!((&late["id"], &late["error"]["code"]), (&json!("q4"), &json!(-32800)));
+    story.hears_nothing(1);
+}
+
+#[test]
 fn a_client_that_cannot_is_not_asked() {
     let mut story = Story::new(settings(vec![stdio("a")]), &[("a", maker(&["x"]))]);
     story.shake_as(1, local(), json!({"sampling": {}})).call(1, 1, "a__x");

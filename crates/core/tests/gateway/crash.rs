@@ -247,6 +247,16 @@ fn one_that_answers_pings_and_nothing_else_is_replaced() {
     assert!(story.notes.last().is_some_and(|note| note.contains("answered no call")), "{:?}", story.notes);
     story.dies(old).links.clear();
     assert_eq!((&story.status("a")["state"], &story.status("a")["crashes"]), (&json!("ready"), &json!(0)));
+    // That it was replaced does not make it well: the circuit opens as if it had not been.
+    let mut ill = Story::new(settings(vec![Backend { breaker_failures: 2, ..stdio("a") }]), &[("a", maker(&["x"]))]);
+    ill.event(Event::TimePassed);
+    ill.shake(1).call(1, 1, "a__x").pass(secs(61));
+    ping(&mut ill);
+    assert_eq!(ill.connected.len(), 2);
+    ill.clients.clear();
+    ill.call(1, 2, "a__x").pass(secs(61)).clients.clear();
+    ill.call(1, 3, "a__x");
+    assert_eq!(ill.heard(1).json()["result"]["_meta"]["outlast/failure"]["reason"], "circuit_open");
     // One that is as slow as the last is not replaced over and over.
     story.call(1, 4, "a__x").pass(secs(59)).pass(secs(2));
     let before = story.connected.len();

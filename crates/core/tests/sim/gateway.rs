@@ -84,6 +84,8 @@ pub struct World {
     /// How often servers heard each request, and which of them never left.
     heard: BTreeMap<u64, u32>,
     unsent: BTreeSet<u64>,
+    /// Whose request each was.
+    asked_by: BTreeMap<u64, u64>,
     next_ticket: u64,
     tickets: BTreeSet<u64>,
     story: VecDeque<String>,
@@ -137,6 +139,7 @@ impl World {
             next_number: 1,
             heard: BTreeMap::new(),
             unsent: BTreeSet::new(),
+            asked_by: BTreeMap::new(),
             next_ticket: 1,
             tickets: BTreeSet::new(),
             story: VecDeque::new(),

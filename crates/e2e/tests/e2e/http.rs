@@ -98,7 +98,7 @@ impl Link {
         self.0.send(json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string().into());
         loop {
             match self.hear().await {
-                Heard::Said(message) => {
+                Heard::Said(message) | Heard::SaidFor { message, .. } => {
                     let message: Value = serde_json::from_slice(&message).expect("JSON");
                     if message["id"] == id && message.get("method").is_none() {
                         return message;
@@ -128,7 +128,7 @@ impl Link {
         loop {
             match self.hear().await {
                 Heard::Down { why, is_forgotten } => return (why, is_forgotten),
-                Heard::Lost { .. } | Heard::Said(_) | Heard::Note(_) => {}
+                Heard::Lost { .. } | Heard::Said(_) | Heard::SaidFor { .. } | Heard::Note(_) => {}
             }
         }
     }

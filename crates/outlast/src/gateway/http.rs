@@ -16,6 +16,7 @@ mod headers;
 mod stream;
 #[cfg(not(any(windows, target_os = "macos")))]
 mod trust;
+mod way;
 
 pub use client::HttpClient;
 
@@ -92,6 +93,8 @@ impl Default for Patience {
 pub enum Heard {
     /// One message, with whatever white space the server puts in.
     Said(Bytes),
+    /// The same, in the stream of a request's answer: it was said for that request.
+    SaidFor { id: Id, message: Bytes },
     /// This request will never be answered.
     Lost {
         id: Id,
@@ -120,6 +123,8 @@ enum News {
     Said {
         message: Bytes,
         answers: Option<Id>,
+        /// In whose stream, if it is not its answer.
+        within: Option<Id>,
     },
     Note(String),
     Endpoint(Uri),
@@ -295,10 +300,13 @@ impl HttpLink {
                 self.session = session;
                 self.version = version;
             }
-            News::Said { message, answers } => {
+            News::Said { message, answers, within } => {
                 // An answer that nobody waits for any more was given up before it came.
                 if answers.is_none_or(|id| self.note_answer(&id, &message)) {
-                    self.ready.push_back(Heard::Said(message));
+                    self.ready.push_back(match within {
+                        Some(id) => Heard::SaidFor { id, message },
+                        None => Heard::Said(message),
+                    });
                 }
             }
             News::Note(what) => self.ready.push_back(Heard::Note(what)),

@@ -124,6 +124,9 @@ impl World {
             is_parked: false,
         };
         state.open.insert(id.to_string(), request);
+        if number > 0 {
+            self.asked_by.insert(number, client);
+        }
         self.client_says(client, &json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
     }
 
@@ -326,6 +329,9 @@ impl World {
             let serial = question["params"]["by"].as_u64().unwrap_or(0);
             let numbers = self.works_on(serial);
             let is_lent = self.is_per_session(serial) && question["params"].get("for").is_none();
+            let asked_for = question["params"]["for"].as_u64();
+            let named = asked_for.is_none_or(|number| number == request.number);
+            check!(self, named, "client {client} was asked {said} for {}", request.number);
             let fits = !is_lent || numbers.is_empty() || numbers == BTreeSet::from([request.number]);
             check!(
                 self,
@@ -415,7 +421,7 @@ impl World {
         // On a link of its own it may be asked at any time; on a shared one only about its own calls.
         let own = self.is_per_session(serial);
         if let Some(number) = said["params"]["for"].as_u64() {
-            let is_its_own = self.clients[&client].open.values().any(|request| request.number == number);
+            let is_its_own = self.asked_by.get(&number) == Some(&client);
             check!(self, is_its_own, "client {client} was asked {said}, and did not ask {number}");
         } else {
             let is_its_own = own || works_for.iter().all(|other| *other == client);

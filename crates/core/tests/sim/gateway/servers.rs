@@ -13,8 +13,12 @@ pub struct Server {
     stateless: bool,
     /// Answers nothing at all.
     hangs: bool,
+    /// Goes on with what was taken back, for a while.
+    is_stubborn: bool,
     tools: u64,
     open: Vec<Work>,
+    /// What was taken back and is still worked on.
+    ghosts: Vec<Work>,
     /// Questions to clients that are not answered: our id, the question's number.
     questions: Vec<(Value, u64)>,
     /// Ids of questions it took back: an answer may be on its way, so they are not used again.
@@ -30,6 +34,8 @@ struct Work {
     /// The number of the client's request; none of the gateway's own.
     number: Option<u64>,
     token: Option<Value>,
+    /// When it was taken back. A stubborn server may still ask for it.
+    taken_back: Option<Instant>,
 }
 
 impl Server {
@@ -67,8 +73,10 @@ impl World {
             handshake,
             stateless,
             hangs: !self.resting && self.dice.one_in(12),
+            is_stubborn: self.dice.one_in(3),
             tools: self.dice.below(3),
             open: Vec::new(),
+            ghosts: Vec::new(),
             questions: Vec::new(),
             taken_back: Vec::new(),
         };
@@ -110,7 +118,17 @@ impl World {
         }
         let Some(id) = said.get("id") else {
             if said["method"] == "notifications/cancelled" {
-                server.open.retain(|work| work.id != said["params"]["requestId"]);
+                let (now, is_stubborn) = (self.now, server.is_stubborn && !self.resting);
+                let is_it = |work: &Work| work.id == said["params"]["requestId"];
+                server.ghosts.extend(
+                    server
+                        .open
+                        .iter()
+                        .filter(|work| is_stubborn && is_it(work))
+                        .cloned()
+                        .map(|work| Work { taken_back: Some(now), ..work }),
+                );
+                server.open.retain(|work| !is_it(work));
             }
             return;
         };
@@ -137,7 +155,7 @@ impl World {
         }
         let token = params["_meta"].get("progressToken").cloned();
         let server = self.servers.get_mut(&link.serial).expect("seen above");
-        server.open.push(Work { id: id.clone(), method, params, number, token });
+        server.open.push(Work { id: id.clone(), method, params, number, token, taken_back: None });
     }
 
     /// One server does one thing.
@@ -164,7 +182,26 @@ impl World {
                 }
                 server.questions.push((id.clone(), number));
                 let method = self.dice.pick(&["elicitation/create", "sampling/createMessage", "roots/list"]);
-                self.server_says(serial, json!({"jsonrpc": "2.0", "id": id, "method": method, "params": {"q": number, "by": serial}}));
+                let server = &self.servers[&serial];
+                // It asks for one of its calls, which only the world knows: half a minute after a call was taken back even a
+                // stubborn one has noticed.
+                let is_fresh = |work: &&Work| work.taken_back.is_none_or(|at| self.now.duration_since(at) < Duration::from_secs(30));
+                let works: Vec<Work> = server.open.iter().chain(&server.ghosts).filter(|work| work.number.is_some()).filter(is_fresh).cloned().collect();
+                let (is_http, link) = (server.is_http, server.link);
+                let mut params = json!({"q": number, "by": serial});
+                let work = if works.is_empty() { None } else { Some(self.dice.pick(&works)) };
+                if let Some(work) = &work {
+                    params["for"] = json!(work.number);
+                }
+                let message = json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params});
+                // Over HTTP it may say so, by the stream that it asks in.
+                match work.filter(|_| is_http && self.dice.one_in(2)) {
+                    Some(work) => {
+                        let id = Id::parse(&work.id.to_string()).expect("our ids are numbers");
+                        self.owed.push_back(Event::LinkSaidFor { link, id, message: message.to_string().into() });
+                    }
+                    None => self.server_says(serial, message),
+                }
             }
             2 => {
                 let tools = self.dice.below(3);
@@ -274,7 +311,7 @@ impl World {
     fn server_dies(&mut self, serial: u64) {
         // What it said before came before.
         let (mine, rest): (Vec<Event>, Vec<Event>) = std::mem::take(&mut self.owed).into_iter().partition(|event| {
-            matches!(event, Event::LinkSaid { link, .. } | Event::LinkUp { link, .. } | Event::RequestLost { link, .. } | Event::LinkDown { link, .. } if link.serial == serial)
+            matches!(event, Event::LinkSaid { link, .. } | Event::LinkSaidFor { link, .. } | Event::LinkUp { link, .. } | Event::RequestLost { link, .. } | Event::LinkDown { link, .. } if link.serial == serial)
         });
         self.owed.extend(rest);
         for event in mine {

@@ -293,3 +293,38 @@ fn tasks_of_a_real_server_are_listed_for_who_made_them() {
     assert_eq!(two.ask("tasks/list", json!({}))["result"]["tasks"], json!([]));
     gate.end();
 }
+
+/// One session of a server over HTTP serves everybody; the stream of a call says whose question it carries.
+#[test]
+fn a_server_over_http_asks_one_client_while_it_works_for_another() {
+    let test = "gateway::peers::a_server_over_http_asks_one_client_while_it_works_for_another";
+    let Some(peers) = Peers::find(test) else { return };
+    let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
+    let mut server = Command::new(peers.node())
+        .arg(peers.package("server-everything/dist/index.js"))
+        .arg("streamableHttp")
+        .env("PORT", port.to_string())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the server starts");
+    let mut said = BufReader::new(server.stderr.take().expect("stderr is piped")).lines().map_while(Result::ok);
+    assert!(said.any(|line| line.contains("on port")), "the server over HTTP does not start");
+    thread::spawn(move || said.for_each(drop));
+    let gate =
+        Gate::listen(Place::new(), &format!("[[backend]]\nname = \"all\"\nurl = \"http://127.0.0.1:{port}/mcp\"\n"));
+    until("what it offers", || (gate.backend("all")["catalogue"] == "confirmed").then_some(()));
+    let mut other = gate.session();
+    let long = json!({"duration": 4, "steps": 2});
+    let busy = thread::spawn(move || other.call("all__trigger-long-running-operation", long));
+    until("the other call", || (gate.backend("all")["in_flight"] == 1).then_some(()));
+    let params = json!({"name": "all__trigger-elicitation-request", "arguments": {}});
+    let reply = super::web::stateless(&gate.address, "tools/call", params, json!({"elicitation": {"form": {}}}));
+    let asked = reply.messages().pop().expect("an answer")["result"].clone();
+    assert_eq!(asked["inputRequests"]["ask0"]["method"], "elicitation/create", "{asked}");
+    assert!(busy.join().expect("a call").contains("completed"));
+    gate.end();
+    let _ = server.kill();
+    let _ = server.wait();
+}

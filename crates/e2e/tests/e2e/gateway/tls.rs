@@ -1,6 +1,13 @@
-//! A backend behind TLS, with a certificate that somebody signed whom only this test knows.
+//! Backends that are far away: behind TLS, with a certificate that somebody signed whom only this test knows, or behind a
+//! proxy.
 
-use std::{fs, net::TcpListener, sync::Arc, thread};
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write, copy},
+    net::{Shutdown, TcpListener, TcpStream},
+    sync::{Arc, Mutex},
+    thread,
+};
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
 use serde_json::json;
@@ -88,5 +95,71 @@ fn a_root_of_your_own_is_trusted_where_it_is_named() {
         assert!(why.contains(&format!("https://localhost:{port}")) && why.contains(words), "{why}");
         gate.end();
     }
+    inner.end();
+}
+
+/// A proxy whose tunnels all lead to one place. What was asked of it, line by line.
+fn proxy(server: String) -> (u16, Arc<Mutex<Vec<String>>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("bound").port();
+    let asked = Arc::new(Mutex::new(Vec::new()));
+    let heard = asked.clone();
+    let lead = |mut from: Box<dyn std::io::Read + Send>, to: TcpStream| {
+        thread::spawn(move || {
+            let mut to = to;
+            let _ = copy(&mut from, &mut to);
+            let _ = to.shutdown(Shutdown::Write);
+        });
+    };
+    thread::spawn(move || {
+        for client in listener.incoming().map_while(Result::ok) {
+            let mut reader = BufReader::new(client.try_clone().expect("a socket"));
+            let mut line = String::new();
+            while reader.read_line(&mut line).is_ok_and(|read| read > 2) {
+                heard.lock().expect("nobody panics here").push(line.trim_end().to_owned());
+                line.clear();
+            }
+            let Ok(plain) = TcpStream::connect(&server) else { continue };
+            let mut back = client;
+            if back.write_all(b"HTTP/1.1 200 here you are\r\n\r\n").is_ok() {
+                lead(Box::new(reader), plain.try_clone().expect("a socket"));
+                lead(Box::new(plain), back);
+            }
+        }
+    });
+    (port, asked)
+}
+
+#[test]
+fn what_is_far_is_reached_through_the_proxy_that_the_environment_names() {
+    let inner = ["[gateway]\nhosts = [\"far.example\"]\n\n".to_owned(), backend("one", &[], "")].concat();
+    let inner = Gate::listen(Place::new(), &inner);
+    inner.child("one");
+    let (port, asked) = proxy(inner.address.clone());
+    let near = format!("[[backend]]\nname = \"near\"\nurl = \"http://{}/mcp\"\n", inner.address);
+    let config = format!("[[backend]]\nname = \"far\"\nurl = \"http://far.example/mcp\"\n\n{near}");
+    let by = format!("http://me:secret@127.0.0.1:{port}");
+    let gate = Gate::listen_with(Place::new(), &config, |setup| setup.env("HTTP_PROXY", &by).env("NO_PROXY", ""));
+    gate.is("far", "ready");
+    gate.is("near", "ready");
+    let mut session = gate.session();
+    assert_eq!(session.call("far__one__echo", json!({"text": "through"})), "through");
+    assert_eq!(session.call("near__one__echo", json!({"text": "directly"})), "directly");
+    gate.end();
+    let asked = asked.lock().expect("nobody panics there").clone();
+    assert!(asked.iter().any(|line| line.starts_with("CONNECT far.example:80 ")), "{asked:?}");
+    assert!(
+        asked.iter().any(|line| line.to_ascii_lowercase() == "proxy-authorization: basic bwu6c2vjcmv0"),
+        "{asked:?}"
+    );
+    assert!(!asked.iter().any(|line| line.starts_with("CONNECT 127.0.0.1")), "this machine is near: {asked:?}");
+
+    // What is not spoken here is said, without its password.
+    let gate = Gate::listen_with(Place::new(), &config, |setup| {
+        setup.env("HTTP_PROXY", "socks5://me:secret@127.0.0.1:1").env("NO_PROXY", "")
+    });
+    let why = until("the first try to fail", || gate.backend("far")["last_exit"].as_str().map(str::to_owned));
+    assert!(why.contains("socks5") && !why.contains("secret"), "{why}");
+    gate.end();
     inner.end();
 }

@@ -24,6 +24,8 @@ use hyper_util::{
 use tokio::time::timeout;
 use tower_service::Service;
 
+use super::way::Way;
+
 /// The usual servers close a connection that was idle for 5 s. One that we believe open while they are closing it would
 /// take a request with it.
 const IDLE_MAX: Duration = Duration::from_secs(4);
@@ -35,24 +37,24 @@ const REDIRECTS_MAX: usize = 5;
 /// One for the whole gateway: every link shares its connections.
 #[derive(Clone)]
 pub struct HttpClient {
-    connector: HttpConnector,
+    way: Way,
     connect_max: Duration,
     plain: Plain,
     /// Made when the first address asks for it: the roots of trust are a good part of what an idle gateway would hold.
     secure: Arc<OnceLock<(Secure, Vec<String>)>>,
 }
 
-type Plain = Client<HttpConnector, Full<Bytes>>;
+type Plain = Client<Timely<Way>, Full<Bytes>>;
 type Secure = Client<Timely<tls::Connector>, Full<Bytes>>;
 
 /// The system's own TLS and trust, where the system has them.
 #[cfg(any(windows, target_os = "macos"))]
 mod tls {
-    use hyper_util::client::legacy::connect::HttpConnector;
+    use super::super::way::Way;
 
-    pub type Connector = hyper_tls::HttpsConnector<HttpConnector>;
+    pub type Connector = hyper_tls::HttpsConnector<Way>;
 
-    pub fn over(connector: HttpConnector) -> (Connector, Vec<String>) {
+    pub fn over(connector: Way) -> (Connector, Vec<String>) {
         let mut connector = hyper_tls::HttpsConnector::new_with_connector(connector);
         connector.https_only(true);
         (connector, Vec::new())
@@ -62,12 +64,12 @@ mod tls {
 /// Elsewhere the TLS, and the roots, that are compiled in: nothing needs to be installed.
 #[cfg(not(any(windows, target_os = "macos")))]
 mod tls {
-    use hyper_util::client::legacy::connect::HttpConnector;
+    use super::super::way::Way;
 
-    pub type Connector = hyper_rustls::HttpsConnector<HttpConnector>;
+    pub type Connector = hyper_rustls::HttpsConnector<Way>;
 
     /// And what is wrong with the roots that somebody named.
-    pub fn over(connector: HttpConnector) -> (Connector, Vec<String>) {
+    pub fn over(connector: Way) -> (Connector, Vec<String>) {
         let (roots, complaints) = super::super::trust::roots();
         let config = rustls::ClientConfig::builder_with_provider(rustls::crypto::ring::default_provider().into())
             .with_safe_default_protocol_versions()
@@ -88,7 +90,9 @@ impl HttpClient {
         connector.set_keepalive(Some(KEEPALIVE));
         connector.set_keepalive_interval(Some(KEEPALIVE));
         connector.set_keepalive_retries(Some(3));
-        HttpClient { plain: builder().build(connector.clone()), connector, connect_max, secure: Arc::default() }
+        let way = Way::new(connector);
+        let plain = builder().build(Timely { connector: way.clone(), max: connect_max });
+        HttpClient { way, connect_max, plain, secure: Arc::default() }
     }
 
     fn request(&self, request: Request<Full<Bytes>>) -> legacy::ResponseFuture {
@@ -96,7 +100,7 @@ impl HttpClient {
             return self.plain.request(request);
         }
         let (secure, _) = self.secure.get_or_init(|| {
-            let (connector, complaints) = tls::over(self.connector.clone());
+            let (connector, complaints) = tls::over(self.way.clone());
             (builder().build(Timely { connector, max: self.connect_max }), complaints)
         });
         secure.request(request)
@@ -121,7 +125,7 @@ impl fmt::Debug for HttpClient {
     }
 }
 
-/// Connects in time or not at all: whoever takes a connection may still never finish the handshake of TLS.
+/// Connects in time or not at all: whoever takes a connection may still never finish the handshake of TLS, or of a tunnel.
 #[derive(Clone)]
 struct Timely<C> {
     connector: C,
@@ -146,7 +150,7 @@ where
     fn call(&mut self, url: Uri) -> Self::Future {
         let (connecting, max) = (self.connector.call(url), self.max);
         Box::pin(async move {
-            let late = || format!("no secure connection within {} s", max.as_secs_f32()).into();
+            let late = || format!("no connection within {} s", max.as_secs_f32()).into();
             timeout(max, connecting).await.unwrap_or_else(|_| Err(late()))
         })
     }

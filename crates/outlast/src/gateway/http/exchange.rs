@@ -242,7 +242,8 @@ impl Exchange {
                 let _ = self.news.send(News::Opened { session: session.clone(), version }).await;
             }
             is_ours |= is_answer;
-            let _ = self.news.send(News::Said { message, answers }).await;
+            let within = if answers.is_none() { self.asks.clone() } else { None };
+            let _ = self.news.send(News::Said { message, answers, within }).await;
         }
         Ok(is_ours)
     }
@@ -265,7 +266,7 @@ impl Exchange {
         if let (Some(refusal), Some(id)) = (&refusal, &self.asks)
             && refusal.id.as_ref() == Some(id)
         {
-            let said = News::Said { message: body.clone(), answers: self.asks.clone() };
+            let said = News::Said { message: body.clone(), answers: self.asks.clone(), within: None };
             let _ = self.news.send(said).await;
             return End::Answered;
         }
@@ -290,7 +291,7 @@ impl Exchange {
                 message::error_line(&id.to_string(), i32::from(status.as_u16()), &words, data.as_deref())
             }
         };
-        let _ = self.news.send(News::Said { message, answers: Some(id.clone()) }).await;
+        let _ = self.news.send(News::Said { message, answers: Some(id.clone()), within: None }).await;
         End::Answered
     }
 }

@@ -125,7 +125,7 @@ impl Stream {
             Event::Message(data) => match pieces(&data) {
                 Ok(pieces) => {
                     for (message, answers) in pieces {
-                        self.tell(News::Said { message, answers }).await;
+                        self.tell(News::Said { message, answers, within: None }).await;
                     }
                 }
                 Err(error) => {

@@ -1,0 +1,120 @@
+//! The way to a server: directly, or through a tunnel of the proxy that the environment names for it.
+
+use std::{
+    error::Error,
+    net::IpAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use hyper::Uri;
+use hyper_util::client::{
+    legacy::connect::{HttpConnector, proxy::Tunnel},
+    proxy::matcher::Matcher,
+};
+use tower_service::Service;
+
+type Trouble = Box<dyn Error + Send + Sync>;
+
+/// `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, as others read them, but that this machine is always near.
+#[derive(Clone)]
+pub struct Way {
+    direct: HttpConnector,
+    proxies: Arc<Matcher>,
+}
+
+impl Way {
+    pub fn new(direct: HttpConnector) -> Way {
+        Way { direct, proxies: Arc::new(Matcher::from_env()) }
+    }
+
+    #[cfg(test)]
+    fn with(proxies: Matcher) -> Way {
+        Way { direct: HttpConnector::new(), proxies: Arc::new(proxies) }
+    }
+
+    /// The tunnel to a server, if there is to be one.
+    fn tunnel(&self, to: &Uri) -> Result<Option<Tunnel<HttpConnector>>, Trouble> {
+        let Some(proxy) = self.proxies.intercept(to).filter(|_| !is_near(to)) else { return Ok(None) };
+        let scheme = proxy.uri().scheme_str().unwrap_or_default();
+        if scheme != "http" {
+            // Its address may hold a password, so it is not repeated.
+            return Err(format!("the environment names a proxy that is spoken to by {scheme}, not http").into());
+        }
+        let tunnel = Tunnel::new(proxy.uri().clone(), self.direct.clone());
+        Ok(Some(match proxy.basic_auth() {
+            Some(auth) => tunnel.with_auth(auth.clone()),
+            None => tunnel,
+        }))
+    }
+}
+
+impl Service<Uri> for Way {
+    type Response = <HttpConnector as Service<Uri>>::Response;
+    type Error = Trouble;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Trouble>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Trouble>> {
+        self.direct.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, to: Uri) -> Self::Future {
+        match self.tunnel(&to) {
+            Ok(None) => {
+                let connecting = self.direct.call(to);
+                Box::pin(async { connecting.await.map_err(Into::into) })
+            }
+            Ok(Some(mut tunnel)) => {
+                let connecting = tunnel.call(with_port(to));
+                Box::pin(async { connecting.await.map_err(|error| format!("by its proxy: {error}").into()) })
+            }
+            Err(trouble) => Box::pin(async { Err(trouble) }),
+        }
+    }
+}
+
+/// A tunnel leads to port 443 unless it is told otherwise.
+fn with_port(to: Uri) -> Uri {
+    if to.port().is_some() || to.scheme_str() != Some("http") {
+        return to;
+    }
+    format!("http://{}:80", to.host().unwrap_or_default()).parse().unwrap_or(to)
+}
+
+/// This machine, by any of its names.
+fn is_near(to: &Uri) -> bool {
+    let host = to.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_far_goes_through_a_proxy_and_only_through_one_that_is_understood() {
+        let proxies = || Matcher::builder().all("http://proxy:3128").no("near.example,10.0.0.0/8").build();
+        let table = [
+            ("https://far.example/mcp", true),
+            ("http://far.example/mcp", true),
+            ("https://near.example/mcp", false),
+            ("https://10.1.2.3/mcp", false),
+            ("http://localhost:1/mcp", false),
+            ("http://127.0.0.1:1/mcp", false),
+            ("http://[::1]:1/mcp", false),
+        ];
+        for (url, is_through) in table {
+            let tunnel = Way::with(proxies()).tunnel(&url.parse().unwrap()).unwrap();
+            assert_eq!(tunnel.is_some(), is_through, "{url}");
+        }
+        for (url, at) in
+            [("http://a", Some(80)), ("http://a:81", Some(81)), ("https://a", None), ("http://[::2]", Some(80))]
+        {
+            assert_eq!(with_port(url.parse().unwrap()).port_u16(), at, "{url}");
+        }
+        let socks = Way::with(Matcher::builder().all("socks5://me:secret@proxy:1080").build());
+        let why = socks.tunnel(&"https://far.example".parse().unwrap()).err().unwrap().to_string();
+        assert!(why.contains("socks5") && !why.contains("secret"), "{why}");
+    }
+}
