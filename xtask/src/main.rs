@@ -64,6 +64,7 @@ fn main() -> ExitCode {
 /// Every check is run even after one has failed: one run should say all there is to mend.
 fn test(arguments: &[String]) -> Result<(), Failure> {
     let peers = peers::provide(peers::FOR_TESTS)?;
+    peers::shells();
     let mut failed = Vec::new();
 
     if !succeeds(cargo(["fmt", "--all", "--check"]))? {
