@@ -344,7 +344,7 @@ fn remove(folder: &Path) -> io::Result<()> {
     }
 }
 
-fn cache() -> Result<PathBuf, Failure> {
+pub fn cache() -> Result<PathBuf, Failure> {
     let given = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     given("XDG_CACHE_HOME")
         .or_else(|| env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".cache")))
