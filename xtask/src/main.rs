@@ -1,5 +1,6 @@
 //! The chores of the house: `cargo xtask COMMAND`. Plain std, so that it builds before anything else does.
 
+mod book;
 mod capi;
 mod peers;
 mod report;
@@ -25,6 +26,8 @@ Commands:
                                   the gateway; ARGS go to outlast-conformance
   capi                            Build the library for C, shared and static, with its header,
                                   into `capi` in the target folder, and link a program with each
+  book                            Build the book in `docs` for a browser, into `book` in the target
+                                  folder, and follow every link in it
   peers                           Fetch the real peers and print where they are
 
 Environment:
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         "cross" => none(rest).and_then(|()| cross()),
         "bench" => bench(rest),
         "conformance" => conformance(rest),
+        "book" => none(rest).and_then(|()| book::build()),
         "capi" => none(rest).and_then(|()| capi::build()),
         "peers" => {
             none(rest).and_then(|()| peers::provide(peers::FOR_TESTS)).map(|folder| println!("{}", folder.display()))
@@ -64,6 +68,7 @@ fn main() -> ExitCode {
 /// Every check is run even after one has failed: one run should say all there is to mend.
 fn test(arguments: &[String]) -> Result<(), Failure> {
     let peers = peers::provide(peers::FOR_TESTS)?;
+    peers::shells();
     let mut failed = Vec::new();
 
     if !succeeds(cargo(["fmt", "--all", "--check"]))? {

@@ -262,15 +262,24 @@ fn tmux() -> Result<(), Failure> {
 
 /// The rivals of `outlast run`, installed where that is possible. They have no folder of their own.
 pub fn terminals() -> PathBuf {
-    let programs = [("tmux", "-V", "tmux"), ("dtach", "--version", "dtach"), ("script", "--version", "bsdutils")];
-    for (program, option, package) in programs {
+    install(&[("tmux", "-V", "tmux"), ("dtach", "--version", "dtach"), ("script", "--version", "bsdutils")]);
+    PathBuf::new()
+}
+
+/// The shells whose completions are tried, and the terminal they are tried in. Tests of those that are not to be had say so.
+pub fn shells() {
+    install(&[("tmux", "-V", "tmux"), ("zsh", "--version", "zsh"), ("fish", "--version", "fish")]);
+}
+
+/// What cannot be installed is said to be missing.
+fn install(programs: &[(&str, &str, &str)]) {
+    for &(program, option, package) in programs {
         // Nothing depends on the exit code: dtach has no use for the option, and that it says so is enough.
         let is_here = || Command::new(program).arg(option).stdin(Stdio::null()).output().is_ok();
         if let Err(failure) = install_unless(is_here, &[package], program) {
             failure.report();
         }
     }
-    PathBuf::new()
 }
 
 /// Says to the tests that there must be a browser.
@@ -370,7 +379,7 @@ fn remove(folder: &Path) -> io::Result<()> {
     }
 }
 
-fn cache() -> Result<PathBuf, Failure> {
+pub fn cache() -> Result<PathBuf, Failure> {
     let given = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     given("XDG_CACHE_HOME")
         .or_else(|| env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".cache")))

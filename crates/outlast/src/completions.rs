@@ -12,9 +12,9 @@ use crate::{
 };
 
 /// The commands whose first argument is an instance.
-const WITH_ID: [&str; 13] = [
+const WITH_ID: [&str; 14] = [
     "state", "pid", "restart", "stop", "resume", "logs", "audit", "inject", "attach", "screen", "send", "wait-for",
-    "detach",
+    "switch", "reload",
 ];
 
 pub fn completions(arguments: &cli::Completions) -> Result<ExitCode, Report> {
@@ -146,6 +146,45 @@ mod tests {
         assert!(script(Shell::Zsh).starts_with("#compdef outlast\n"));
         assert!(script(Shell::PowerShell).contains("Register-ArgumentCompleter"));
         assert!(!script(Shell::Bash).contains("demo-server"), "what is hidden is not offered");
+    }
+
+    /// PowerShell is not to be had everywhere, so its script is read as it would read it: strings end, brackets match, and
+    /// each command has a block with all its options.
+    #[test]
+    fn powershell_finds_every_command_and_option() {
+        let script = script(Shell::PowerShell);
+        let (mut open, mut is_quoted) = (Vec::new(), false);
+        for letter in script.chars() {
+            match letter {
+                // A doubled one within a string ends it and begins it again, which comes to the same.
+                '\'' => is_quoted = !is_quoted,
+                _ if is_quoted => {}
+                '(' | '{' | '[' => open.push(letter),
+                ')' => assert_eq!(open.pop(), Some('('), "{script}"),
+                '}' => assert_eq!(open.pop(), Some('{'), "{script}"),
+                ']' => assert_eq!(open.pop(), Some('['), "{script}"),
+                _ => {}
+            }
+        }
+        assert!(!is_quoted && open.is_empty(), "something does not end");
+        let mut command = visible(&cli::Cli::command());
+        command.build();
+        let mut left = vec![(command, "outlast".to_owned())];
+        let mut count = 0;
+        while let Some((command, path)) = left.pop() {
+            let (_, block) = script.split_once(&format!("\n        '{path}' {{\n")).expect(&path);
+            let block = block.split("\n            break\n").next().unwrap_or_default();
+            let options = command.get_arguments().filter(|argument| !argument.is_hide_set());
+            for option in options.filter_map(|argument| argument.get_long()) {
+                assert!(block.contains(&format!("::new('--{option}', ")), "{path} --{option}");
+                count += 1;
+            }
+            for inner in command.get_subcommands() {
+                assert!(block.contains(&format!("::new('{}', ", inner.get_name())), "{path} {}", inner.get_name());
+                left.push((inner.clone(), format!("{path};{}", inner.get_name())));
+            }
+        }
+        assert!(count > 80, "only {count} options");
     }
 
     #[test]

@@ -378,10 +378,11 @@ fn two_codex_in_one_directory_keep_their_own_conversations() {
         let mut command = world.command(OUTLAST);
         command.args(["run", "-d", "--session", session, "--", "codex"]).args(&arguments);
         let output = command.output().unwrap();
+        let background = Background { world: &world, session };
         assert!(output.status.success(), "{}", text(&output.stderr));
         // One after the other: two that open their files for the first time at once get in each other's way.
         world.until("ready", || state(session)["state"] == "ready");
-        Background { world: &world, session }
+        background
     });
     let sent = [("one", "what is a parser"), ("two", "what is a lexer")];
     for (session, words) in sent {

@@ -7,6 +7,8 @@ mod attach;
 #[cfg(unix)]
 mod audit;
 #[cfg(target_os = "linux")]
+mod book;
+#[cfg(target_os = "linux")]
 mod capi;
 #[cfg(target_os = "linux")]
 mod config;

@@ -119,6 +119,11 @@ impl World {
         }
     }
 
+    /// Whatever becomes of the test, its session ends with it.
+    fn end(&self) -> End<'_> {
+        End(self)
+    }
+
     pub fn log(&self, session: &str) -> String {
         fs::read_to_string(self.path().join(format!(".outlast/logs/{session}.log"))).unwrap()
     }
@@ -878,6 +883,14 @@ fn what_is_wrong_is_said_in_a_sentence() {
     assert_eq!(session.ended().0, Some(127));
 }
 
+struct End<'a>(&'a World);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.outlast(&["stop", "s", "--force"]);
+    }
+}
+
 // ---- without a terminal ------------------------------------------------------------------------------------------
 
 #[test]
@@ -896,6 +909,7 @@ fn without_a_terminal_a_session_is_detached_from_the_start() {
     command.env("COLUMNS", "101").env("LINES", "33");
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
+    let _end = world.end();
     // What comes on stdin is nobody's keys: an agent that was asked to would leave with 9.
     child.stdin.take().unwrap().write_all(b"exit 9\n").unwrap();
     world.until_there();
@@ -923,6 +937,7 @@ fn halted_without_a_terminal_a_session_waits_to_be_resumed() {
     let script = "[ -e good ] || exit 7; echo better; read line; exit 0";
     world.environment(&mut command).args(["run", "--session", "s", "--", "sh", "-c", script]);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let _end = world.end();
     let deadline = Instant::now() + PATIENCE;
     while world.state()["state"] != "halted" {
         assert!(Instant::now() < deadline, "{}", world.state());

@@ -2,11 +2,28 @@
 
 use std::{
     fs,
+    io::Write,
     os::unix::fs::symlink,
+    path::PathBuf,
     process::{Command, Output},
+    thread,
+    time::{Duration, Instant},
 };
 
 use crate::{control::World, support::OUTLAST};
+
+/// Nothing here takes long; who waits longer waits for ever.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+impl World {
+    /// A folder with the program under the name that people type.
+    fn with_program(&self) -> PathBuf {
+        let bin = self.home.path().join("bin");
+        fs::create_dir(&bin).unwrap();
+        symlink(OUTLAST, bin.join("outlast")).unwrap();
+        bin
+    }
+}
 
 fn said(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
@@ -52,9 +69,7 @@ fn man_pages_are_written_where_one_wants_them() {
 #[test]
 fn bash_completes_commands_options_and_instances() {
     let world = World::new();
-    let bin = world.home.path().join("bin");
-    fs::create_dir(&bin).unwrap();
-    symlink(OUTLAST, bin.join("outlast")).unwrap();
+    let bin = world.with_program();
     let _weather = world.start("weather", &[]);
     let offered = |words: &[&str]| {
         let line = words.join(" ");
@@ -80,6 +95,117 @@ fn bash_completes_commands_options_and_instances() {
     let instances = offered(&["outlast", "state", ""]);
     assert!(instances.len() == 1 && instances[0].starts_with("weather-"), "{instances:?}");
     assert_eq!(offered(&["outlast", "state", "--j"]), ["--json"]);
+}
+
+/// Whether a shell is here; if not, that is said where a person sees it.
+fn has(shell: &str, test: &str) -> bool {
+    let is_here = Command::new(shell).arg("--version").output().is_ok();
+    if !is_here {
+        let skipped = format!("SKIPPED {test}: no {shell} (`cargo xtask test` installs it)\n");
+        std::io::stderr().write_all(skipped.as_bytes()).expect("stderr is open");
+    }
+    is_here
+}
+
+/// Real fish, asked what it would offer.
+#[test]
+fn fish_completes_commands_options_and_instances() {
+    if !has("fish", "fish_completes_commands_options_and_instances") {
+        return;
+    }
+    let world = World::new();
+    let bin = world.with_program();
+    let _weather = world.start("weather", &[]);
+    let offered = |line: &str| {
+        let script = format!("outlast completions fish | source; complete -C '{line}'");
+        let output = Command::new("fish")
+            .args(["--no-config", "-c", &script])
+            .env("HOME", world.home.path())
+            .env("PATH", format!("{}:/usr/bin:/bin", bin.display()))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        let lines = String::from_utf8_lossy(&output.stdout).into_owned();
+        lines.lines().map(|line| line.split('\t').next().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(offered("outlast res"), ["restart", "resume"]);
+    assert_eq!(offered("outlast mcp --dr"), ["--drain"]);
+    assert_eq!(offered("outlast mcp --policy w"), ["watchdog"]);
+    let instances = offered("outlast state ");
+    assert!(instances.len() == 1 && instances[0].starts_with("weather-"), "{instances:?}");
+}
+
+/// Real zsh at a terminal, where Tab is pressed.
+#[test]
+fn zsh_completes_commands_options_and_instances() {
+    if !has("zsh", "zsh_completes_commands_options_and_instances") {
+        return;
+    }
+    let world = World::new();
+    let bin = world.with_program();
+    let _weather = world.start("weather", &[]);
+    let functions = world.home.path().join("functions");
+    fs::create_dir(&functions).unwrap();
+    let script = world.outlast(&["completions", "zsh"]).stdout;
+    fs::write(functions.join("_outlast"), script).unwrap();
+    let begin = format!("fpath=({} $fpath)\nPS1='zsh> '\nautoload -Uz compinit\ncompinit -u\n", functions.display());
+    fs::write(world.home.path().join(".zshrc"), begin).unwrap();
+    let tmux = |args: &[&str]| {
+        let output = Command::new("tmux")
+            .env("HOME", world.home.path())
+            .env("ZDOTDIR", world.home.path())
+            .env("PATH", format!("{}:/usr/bin:/bin", bin.display()))
+            .env("LC_ALL", "C.UTF-8")
+            .env_remove("TMUX")
+            .arg("-S")
+            .arg(world.home.path().join("tmux"))
+            .args(["-f", "/dev/null"])
+            .args(args)
+            .output()
+            .expect("tmux is not here, and without it this cannot be shown");
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let _end = End(&tmux);
+    tmux(&["new-session", "-d", "-x", "200", "-y", "40", "zsh"]);
+    let shows = |words: &str| {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let screen = tmux(&["capture-pane", "-p"]);
+            if screen.contains(words) {
+                return screen;
+            }
+            assert!(Instant::now() < deadline, "{words:?} is not in\n{screen}");
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    shows("zsh>");
+    for (typed, completed) in [
+        ("outlast resta", "zsh> outlast restart"),
+        ("outlast mcp --dr", "zsh> outlast mcp --drain"),
+        ("outlast mcp --policy w", "zsh> outlast mcp --policy watchdog"),
+        ("outlast state we", "zsh> outlast state weather-"),
+    ] {
+        tmux(&["send-keys", "-l", typed]);
+        shows(&format!("zsh> {typed}"));
+        tmux(&["send-keys", "Tab"]);
+        shows(completed);
+        tmux(&["send-keys", "C-u", "C-l"]);
+        // The line is gone before the next is typed.
+        let deadline = Instant::now() + PATIENCE;
+        while tmux(&["capture-pane", "-p"]).contains("outlast") {
+            assert!(Instant::now() < deadline, "the line stays");
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+/// Its tmux ends with the test.
+struct End<'a>(&'a dyn Fn(&[&str]) -> String);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        (self.0)(&["kill-server"]);
+    }
 }
 
 #[test]

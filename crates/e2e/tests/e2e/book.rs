@@ -1,0 +1,181 @@
+//! The commands of the book and of the README, typed one after the other by somebody who has all they speak of: a gateway
+//! `tools` with a backend `github`, a server `weather`, an agent `night`, and programs that pass for claude, codex and python.
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    os::unix::fs::symlink,
+    process::{Child, Command, Stdio},
+};
+
+use nix::sys::signal::Signal;
+use serde_json::Value;
+
+use crate::{
+    docs::commands,
+    gateway::world::backend,
+    mcp::client::{Client, PUPPET, Place, Setup, signal, until},
+    support::{COMPOSER, OUTLAST},
+};
+
+struct Reader {
+    place: Place,
+    tools: Option<Client>,
+    weather: Option<Client>,
+}
+
+impl Reader {
+    fn new() -> Reader {
+        let place = Place::new();
+        for dir in ["bin", "project/src", "elsewhere"] {
+            fs::create_dir_all(place.path().join(dir)).unwrap();
+        }
+        for (name, program) in [("outlast", OUTLAST), ("claude", COMPOSER), ("codex", COMPOSER)] {
+            symlink(program, place.path().join("bin").join(name)).unwrap();
+        }
+        place.script("bin/python", &format!("#!/bin/sh\nexec {PUPPET}\n"));
+        place.write("project/plan.md", "# A plan\n");
+        place.write(
+            "project/.mcp.json",
+            r#"{"mcpServers": {"weather": {"command": "python", "args": ["-m", "weather_server"]}}}"#,
+        );
+        place.write("project/outlast.toml", &backend("github", &[], ""));
+        Reader { place, tools: None, weather: None }
+    }
+
+    fn command(&self, words: &[String]) -> Command {
+        let home = self.place.path();
+        let mut command = Command::new(OUTLAST);
+        let words = words.iter().skip(1).map(|word| word.replace("~/", &format!("{}/", home.display())));
+        // Somebody else may listen where the book does.
+        command.args(words.map(|word| word.replace(":7332", ":0")));
+        command.current_dir(home.join("project")).env_clear().env("HOME", home);
+        command.env("PATH", format!("{}:/usr/bin:/bin", home.join("bin").display()));
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// Runs it to its end: its exit code, and what it said.
+    fn run(&self, line: &str) -> (Option<i32>, String) {
+        let output = self.command(&words_of(line)).output().unwrap();
+        let said = [output.stdout, output.stderr].concat();
+        (output.status.code(), String::from_utf8_lossy(&said).into_owned())
+    }
+
+    fn rows(&self) -> Vec<Value> {
+        let output = self.command(&words_of("outlast ps --json")).output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    fn is_there(&self, name: &str) -> bool {
+        let there = |row: &Value| (row["name"] == name || row["id"] == name) && row["state"] == "ready";
+        self.rows().iter().any(there)
+    }
+
+    /// All that the book speaks of runs, whatever the last command ended.
+    fn have_all(&mut self) {
+        if !self.is_there("github") {
+            if let Some(tools) = self.tools.take() {
+                signal(tools.pid(), Signal::SIGTERM);
+            }
+            let options = ["--listen", "127.0.0.1:0", "--name", "tools"];
+            let setup = Setup::gateway(&self.place).home(self.place.path()).cwd(&self.place.path().join("project"));
+            let tools = setup.options(options).hasty().start();
+            tools.says("listening on http://");
+            self.tools = Some(tools);
+            until("the backend", || self.is_there("github").then_some(()));
+        }
+        if !self.is_there("weather") {
+            self.weather = None;
+            let elsewhere = self.place.path().join("elsewhere");
+            let setup = Setup::new(&self.place).home(self.place.path()).cwd(&elsewhere);
+            self.weather = Some(setup.options(["--name", "weather"]).hasty().ready());
+        }
+        if !self.is_there("night") {
+            let begun = self.run("outlast run -d --session night --cwd ~/elsewhere -- claude");
+            assert_eq!(begun, (Some(0), "night\n".to_owned()));
+            until("the agent", || self.is_there("night").then_some(()));
+        }
+    }
+
+    /// What goes on until it is told to end: it has begun, and ends when it is told so.
+    fn begins(&self, line: &str, is_begun: impl Fn(&Reader) -> bool) {
+        let mut child =
+            Ends(self.command(&words_of(line)).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+        until(line, || is_begun(self).then_some(()));
+        signal(child.0.id(), Signal::SIGTERM);
+        until("its end", || child.0.try_wait().unwrap());
+    }
+
+    fn types(&self, line: &str) {
+        let words = words_of(line);
+        let has = |word: &str| words.iter().any(|given| given == word);
+        let before: BTreeSet<String> = self.rows().iter().map(|row| row["id"].to_string()).collect();
+        let is_new = |row: &Value| !before.contains(&row["id"].to_string()) && row["child_pid"].is_u64();
+        let is_more = |reader: &Reader| reader.rows().iter().any(is_new);
+        let fine = [Some(0)];
+        let (code, said) = match words[1].as_str() {
+            "run" if has("-d") => {
+                self.run("outlast stop night");
+                self.run(line)
+            }
+            "run" => return self.begins(line, is_more),
+            "gateway" if !has("check") && !has("hash-key") => return self.begins(line, is_more),
+            "logs" if has("-f") => {
+                let (code, said) = self.run(&line.replace("-f", "-n 3"));
+                assert!(!said.is_empty(), "`{line}`");
+                (code, said)
+            }
+            // It is for a terminal, and gets as far as that.
+            "attach" => {
+                let (code, said) = self.run(line);
+                assert!(code == Some(2) && said.contains("terminal"), "`{line}`: {code:?} {said}");
+                return;
+            }
+            _ => self.run(line),
+        };
+        let asks = ["wrap", "unwrap"].contains(&words[1].as_str()) && !has("--yes") && !has("--dry-run");
+        let is_answered = asks && code == Some(2) && said.contains("nobody can be asked");
+        // Whether this machine is in order is not the question.
+        let is_verdict = words[1] == "doctor" && code == Some(1) && !said.starts_with("error");
+        assert!(fine.contains(&code) || is_answered || is_verdict, "`{line}`: {code:?}\n{said}");
+    }
+}
+
+impl Drop for Reader {
+    fn drop(&mut self) {
+        self.run("outlast stop night --force");
+    }
+}
+
+/// However it goes, it does not outlive the test.
+struct Ends(Child);
+
+impl Drop for Ends {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn words_of(line: &str) -> Vec<String> {
+    crate::docs::words(line)
+}
+
+#[test]
+fn every_command_in_the_book_does_what_one_expects() {
+    let mut reader = Reader::new();
+    let mut typed = BTreeSet::new();
+    for (place, line) in commands() {
+        let words = words_of(&line);
+        // What is for reading, what is for another system's shell, and what was typed before on another page.
+        let is_usage = words.iter().any(|word| word.starts_with('[') || word == "CMD…");
+        if is_usage || line.contains("$PROFILE") || !typed.insert(words.clone()) {
+            continue;
+        }
+        println!("{place}: {line}");
+        reader.have_all();
+        reader.types(&line);
+    }
+    assert!(typed.len() > 50, "only {} commands were found", typed.len());
+}
