@@ -261,8 +261,12 @@ fn same_era(peer: &Peer, era: Era) -> Result<(), String> {
     expect(peer.era() == era, || format!("the two agree on {era:?} by themselves, and here on {}", peer.version))
 }
 
+/// With more time than anybody needs: on a busy machine a server in Python may take half a minute to start.
+const PATIENT: [&str; 6] = ["mcp", "--start-timeout", "170", "--hold", "170", "--"];
+
 fn through_outlast(project: &Project) -> Vec<String> {
-    [text(&outlast()), "mcp".into(), "--".into()].into_iter().chain(project.command.iter().cloned()).collect()
+    let before = [text(&outlast())].into_iter().chain(PATIENT.map(str::to_owned));
+    before.chain(project.command.iter().cloned()).collect()
 }
 
 fn expect(holds: bool, otherwise: impl FnOnce() -> String) -> Result<(), String> {

@@ -20,7 +20,7 @@ use tokio::sync::mpsc::UnboundedSender;
 
 /// The longest any answer may take: well above a slow start of a server on a busy machine, well below an SDK's own
 /// patience, so that a hung call is told apart from a late one.
-const ANSWER_MAX: Duration = Duration::from_secs(50);
+const ANSWER_MAX: Duration = Duration::from_secs(180);
 
 /// How much of the stderr of all involved a failure quotes.
 const STDERR_LINES_MAX: usize = 40;
