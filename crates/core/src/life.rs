@@ -11,6 +11,9 @@ use crate::exit::{Exit, How};
 /// same, so that nobody waits for it; it is still reaped when it lets go.
 pub const KILL_SHOWS: Duration = Duration::from_millis(500);
 
+/// How long a process may take to end that has begun to. On a busy machine its pipes may close long before its exit shows.
+pub const EXIT_SHOWS: Duration = Duration::from_secs(1);
+
 /// How long each step of an ending may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grace {
@@ -50,6 +53,8 @@ pub enum Event {
     StopAsked(How),
     /// No more patience.
     KillAsked,
+    /// The system says that it is about to exit.
+    Exiting,
     TimePassed,
 }
 
@@ -104,6 +109,8 @@ enum State {
     Parting {
         how: How,
         until: Instant,
+        /// It is: the time is longer, and given once.
+        is_exiting: bool,
     },
     Stopping {
         stage: Stage,
@@ -157,12 +164,22 @@ impl Life {
             Event::Swept => self.swept(),
             Event::StopAsked(why) => self.stop_asked(why, now, &mut actions),
             Event::KillAsked => self.kill_asked(now, &mut actions),
+            Event::Exiting => self.exiting(now),
             Event::TimePassed => self.time_passed(now, &mut actions),
         }
         actions
     }
 
-    /// When to say `TimePassed`.
+    /// What to say when the deadline has come. What hung up is looked at first: if it is about to exit, how it did is worth
+    /// waiting for.
+    pub fn due(&self, is_exiting: impl FnOnce(u32) -> bool) -> Event {
+        match (&self.state, self.pid) {
+            (State::Parting { is_exiting: false, .. }, Some(pid)) if is_exiting(pid) => Event::Exiting,
+            _ => Event::TimePassed,
+        }
+    }
+
+    /// When to say what is `due`.
     pub fn deadline(&self) -> Option<Instant> {
         match &self.state {
             State::Parting { until, .. } | State::Ending { until, .. } => Some(*until),
@@ -236,7 +253,14 @@ impl Life {
     /// A pipe ended while the child had every reason to keep it.
     fn part(&mut self, how: How, now: Instant) {
         if let State::Up = self.state {
-            self.state = State::Parting { how, until: now + self.grace.settle };
+            self.state = State::Parting { how, until: now + self.grace.settle, is_exiting: false };
+        }
+    }
+
+    fn exiting(&mut self, now: Instant) {
+        if let State::Parting { until, is_exiting: is_exiting @ false, .. } = &mut self.state {
+            *until = now + EXIT_SHOWS;
+            *is_exiting = true;
         }
     }
 
@@ -407,7 +431,7 @@ mod tests {
     }
 
     use Action::*;
-    use Event::{KillAsked, StartFailed, StdinRefused, StdoutClosed, StopAsked, Swept, TimePassed};
+    use Event::{Exiting, KillAsked, StartFailed, StdinRefused, StdoutClosed, StopAsked, Swept, TimePassed};
 
     #[test]
     fn a_crash_is_reported_as_soon_as_exit_and_end_of_output_are_both_known() {
@@ -444,6 +468,40 @@ mod tests {
             (3052, Swept,        vec![],                                                      None),
         ]);
         assert!(life.is_over());
+    }
+
+    #[test]
+    fn x5_how_a_child_exits_is_waited_for_once_it_has_begun_to() {
+        #[rustfmt::skip]
+        let table = [
+            vec![
+                (0,    started(),    vec![ReportStarted],                  None),
+                (1000, Exiting,      vec![],                               None),
+                (1000, StdoutClosed, vec![],                               Some(1050)),
+                (1050, Exiting,      vec![],                               Some(2050)),
+                (1400, exited(42),   vec![Sweep, report(code(42), false)], None),
+                (1401, Swept,        vec![],                               None),
+            ],
+            vec![
+                (0,    started(),    vec![ReportStarted],                                           None),
+                (1000, StdoutClosed, vec![],                                                        Some(1050)),
+                (1050, Exiting,      vec![],                                                        Some(2050)),
+                (1500, Exiting,      vec![],                                                        Some(2050)),
+                (2050, TimePassed,   vec![CloseStdin, Terminate, report(How::ClosedStdout, false)], Some(4050)),
+                (2051, exited(42),   vec![Sweep],                                                   None),
+                (2052, Swept,        vec![],                                                        None),
+            ],
+        ];
+        for story in table {
+            assert!(tell(story).is_over());
+        }
+        let mut life = Life::new(Grace::default());
+        life.handle(started(), birth());
+        assert_eq!(life.due(|_| true), TimePassed, "one that serves is not asked about");
+        life.handle(StdoutClosed, birth());
+        assert_eq!((life.due(|pid| pid == 7), life.due(|_| false)), (Exiting, TimePassed));
+        life.handle(Exiting, birth());
+        assert_eq!(life.due(|_| true), TimePassed, "and not twice");
     }
 
     #[test]

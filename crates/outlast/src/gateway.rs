@@ -790,7 +790,8 @@ impl Driver {
     fn time_passed(&mut self) {
         self.tell(Event::TimePassed);
         for serial in self.restless.iter().copied().collect::<Vec<_>>() {
-            self.live(serial, life::Event::TimePassed);
+            let Some(due) = self.child(serial).map(|child| child.life.due(os::is_exiting)) else { continue };
+            self.live(serial, due);
         }
         self.calls.time_passed(&mut self.journal, self.now);
         self.shelf.time_passed(self.now);

@@ -849,7 +849,8 @@ impl Driver {
         if at <= self.now {
             self.tell(Event::TimePassed);
             for generation in self.kids.keys().copied().collect::<Vec<_>>() {
-                self.live(generation, life::Event::TimePassed);
+                let Some(due) = self.kids.get(&generation).map(|kid| kid.life.due(os::is_exiting)) else { continue };
+                self.live(generation, due);
             }
             return true;
         }

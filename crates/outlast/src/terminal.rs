@@ -314,7 +314,8 @@ impl Terminal {
             self.now = Instant::now();
             let keys: Vec<u64> = self.lives.keys().copied().collect();
             for key in keys {
-                self.live(key, life::Event::TimePassed);
+                let Some(due) = self.lives.get(&key).map(|life| life.due(os::is_exiting)) else { continue };
+                self.live(key, due);
             }
             self.hooks.pass_time(self.now, &mut self.household);
             if self.catches_up_at().is_some_and(|at| at <= self.now) {

@@ -28,7 +28,7 @@ pub use memory::give_back_code;
 #[cfg(target_os = "linux")]
 pub use open_files::open_files;
 pub use outer::{Outer, outer_size, write_stdout};
-pub use process::born;
+pub use process::{born, is_exiting};
 pub use pty::Window;
 pub use socket::{Line, Listener, Peer, claim_dir, is_ours, remove_socket, sockets};
 pub use stand_in::{StandIn, Standing, stand_in};

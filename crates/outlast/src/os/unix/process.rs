@@ -45,6 +45,21 @@ mod start {
     }
 }
 
+/// Whether this process has begun to exit, though its exit may not show yet. Only Linux tells.
+#[cfg(target_os = "linux")]
+pub fn is_exiting(pid: u32) -> bool {
+    /// `PF_EXITING` of the kernel: set before the process closes anything.
+    const EXITING: u64 = 4;
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
+    let flags = stat.rsplit_once(") ").and_then(|(_, fields)| fields.split(' ').nth(6)?.parse::<u64>().ok());
+    flags.is_some_and(|flags| flags & EXITING != 0)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub fn is_exiting(_pid: u32) -> bool {
+    false
+}
+
 /// A word that no other process of this number has, or nothing if there is no such process.
 pub fn born(pid: u32) -> Option<String> {
     start::of(pid)
@@ -61,5 +76,18 @@ mod tests {
         assert_eq!(born(std::process::id()), ours);
         assert_ne!(born(1), ours);
         assert_eq!(born(u32::MAX), None);
+    }
+
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn a_process_that_is_not_reaped_yet_has_begun_to_exit() {
+        let mut child = std::process::Command::new("cat").stdin(std::process::Stdio::piped()).spawn().unwrap();
+        assert!(!is_exiting(child.id()));
+        let end = nix::sys::wait::WaitPidFlag::WEXITED | nix::sys::wait::WaitPidFlag::WNOWAIT;
+        drop(child.stdin.take());
+        nix::sys::wait::waitid(nix::sys::wait::Id::Pid(nix::unistd::Pid::from_raw(child.id() as i32)), end).unwrap();
+        assert!(is_exiting(child.id()));
+        child.wait().unwrap();
+        assert!(!is_exiting(child.id()), "it is gone");
     }
 }

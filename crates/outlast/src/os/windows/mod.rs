@@ -21,7 +21,7 @@ mod words;
 pub use detach::{Announce, Claim, claim_name, detach};
 pub use household::{Household, Keeper};
 pub use outer::{Outer, outer_size, write_stdout};
-pub use process::born;
+pub use process::{born, is_exiting};
 pub use pty::Window;
 pub use socket::{Line, Listener, Peer, claim_dir, is_ours, remove_socket, sockets};
 pub use stand_in::{StandIn, Standing, stand_in};
