@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use outlast_core::exit::{Exit, How};
-use outlast_core::life::{Action, Event, Grace, KILL_SHOWS, Life};
+use outlast_core::life::{Action, EXIT_SHOWS, Event, Grace, KILL_SHOWS, Life};
 
 use crate::{Dice, birth, ms};
 
@@ -50,7 +50,8 @@ fn no_order_of_events_breaks_a_life() {
 }
 
 fn any_event(dice: &mut Dice) -> Event {
-    match dice.below(10) {
+    match dice.below(11) {
+        10 => Event::Exiting,
         0 => Event::Started { pid: 1 },
         1 if dice.one_in(4) => Event::StartFailed("no".into()),
         2 if dice.one_in(4) => Event::Exited(Exit::Code(1)),
@@ -89,6 +90,7 @@ struct World {
     reported: Option<Instant>,
     swept: u32,
     closed_stdin: u32,
+    is_exiting: bool,
 }
 
 #[derive(PartialEq)]
@@ -138,6 +140,7 @@ impl World {
             reported: None,
             swept: 0,
             closed_stdin: 0,
+            is_exiting: false,
         }
     }
 
@@ -162,7 +165,8 @@ impl World {
             let deadline = self.life.deadline();
             if deadline.is_some_and(|deadline| planned.is_none_or(|planned| deadline < planned)) {
                 self.now = self.now.max(deadline?);
-                return Some(Event::TimePassed);
+                let is_exiting = self.process == Process::Runs && self.dice.one_in(2);
+                return Some(self.life.due(|_| is_exiting));
             }
             let (at, event) = self.plans.swap_remove(index?);
             self.now = self.now.max(at);
@@ -203,6 +207,12 @@ impl World {
             Event::StopAsked(_) | Event::KillAsked => {
                 self.stop_asked.get_or_insert(self.now);
             }
+            Event::Exiting => {
+                self.is_exiting = true;
+                // Now and then the kernel holds on to it for longer than anybody waits.
+                let lag = self.dice.below(1_100);
+                self.plan(lag, Event::Exited(Exit::Code(42)));
+            }
             Event::Swept | Event::TimePassed => {}
         }
         let early = event == Event::TimePassed && self.life.deadline().is_none_or(|deadline| self.now < deadline);
@@ -211,7 +221,7 @@ impl World {
         for action in actions {
             self.act(action);
         }
-        if event == Event::TimePassed {
+        if matches!(event, Event::TimePassed | Event::Exiting) {
             let deadline = self.life.deadline();
             assert!(deadline.is_none_or(|deadline| deadline > self.now), "seed {seed}: a deadline that does not move");
         } else if self.dice.one_in(3) {
@@ -273,7 +283,8 @@ impl World {
         // The wait for a start is not ours: it may add up to 300 ms here.
         assert!(since(self.stop_asked) <= STOP_MAX + ms(300), "seed {seed}: late after the stop");
         if self.stop_asked.is_none() {
-            assert!(since(self.hung_up) <= REPORT_MAX, "seed {seed}: late after the hang-up");
+            let most = REPORT_MAX + if self.is_exiting { EXIT_SHOWS } else { Duration::ZERO };
+            assert!(since(self.hung_up) <= most, "seed {seed}: late after the hang-up");
         }
     }
 }
