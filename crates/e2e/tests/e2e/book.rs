@@ -39,7 +39,8 @@ impl Reader {
             "project/.mcp.json",
             r#"{"mcpServers": {"weather": {"command": "python", "args": ["-m", "weather_server"]}}}"#,
         );
-        place.write("project/outlast.toml", &backend("github", &[], ""));
+        let issues = place.write("issues.json", r#"[{"name": "create_issue", "inputSchema": {"type": "object"}}]"#);
+        place.write("project/outlast.toml", &backend("github", &["--tools", &issues], ""));
         Reader { place, tools: None, weather: None }
     }
 
