@@ -25,9 +25,9 @@ use windows as platform;
 
 pub use calm::calm;
 pub use platform::{
-    Announce, Claim, Hangups, Household, Keeper, Line, Listener, Outer, Peer, Sink, Source, StandIn, Standing, Stops,
-    Window, become_program, born, claim_dir, claim_name, detach, finish_saying, give_back_code, is_exiting, is_ours,
-    kill_hard, outer_size, remove_socket, room_for_descriptors, say, sockets, stand_in, stdin, stdout, strays, suspend,
+    Announce, Claim, Hangups, Household, Keeper, Line, Listener, Outer, Peer, Sink, Source, StandIn, Stops, Window,
+    become_program, born, claim_dir, claim_name, detach, finish_saying, give_back_code, is_exiting, is_ours, kill_hard,
+    outer_size, remove_socket, room_for_descriptors, say, sockets, stand_in, stdin, stdout, strays, suspend,
     terminal_size, weigh, write_stdout,
 };
 
@@ -112,6 +112,15 @@ pub enum Detached {
     Parent(String),
     /// We have no terminal, and somebody waits to hear how we fare.
     Child(Announce),
+}
+
+/// Two of us, so that one can give the terminal back whatever becomes of the other.
+#[derive(Debug)]
+pub enum Standing {
+    /// We are the one who stood in, and it is over: our exit code.
+    Over(u8),
+    /// We are to do the work.
+    Worker(StandIn),
 }
 
 /// What may happen to the terminal we are on.
@@ -217,6 +226,18 @@ impl Stop {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_name_is_one_owners_at_a_time() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("name");
+        let first = claim_name(&path).unwrap();
+        assert!(first.is_some());
+        assert!(claim_name(&path).unwrap().is_none());
+        drop(first);
+        assert!(!path.exists());
+        assert!(claim_name(&path).unwrap().is_some());
+    }
 
     #[test]
     fn paths_on_a_drive_are_plain() {

@@ -80,20 +80,3 @@ impl Drop for Claim {
         let _ = fs::remove_file(&self.path);
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_is_one_owners_at_a_time() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("name");
-        let first = claim_name(&path).unwrap();
-        assert!(first.is_some());
-        assert!(claim_name(&path).unwrap().is_none());
-        drop(first);
-        assert!(!path.exists());
-        assert!(claim_name(&path).unwrap().is_some());
-    }
-}

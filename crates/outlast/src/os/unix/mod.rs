@@ -31,7 +31,7 @@ pub use outer::{Outer, outer_size, write_stdout};
 pub use process::{born, is_exiting};
 pub use pty::Window;
 pub use socket::{Line, Listener, Peer, claim_dir, is_ours, remove_socket, sockets};
-pub use stand_in::{StandIn, Standing, stand_in};
+pub use stand_in::{StandIn, stand_in};
 pub use stops::Stops;
 pub use strays::strays;
 pub use stream::{Hangups, Sink, Source, stdin, stdout};

@@ -28,6 +28,7 @@ use nix::{
 use tokio::net::UnixStream;
 
 use super::{memory::give_back_code, outer, words::say};
+use crate::os::Standing;
 
 const LEFT: u8 = b'L';
 const ALTERNATE: u8 = b'A';
@@ -35,15 +36,6 @@ const NOT_ALTERNATE: u8 = b'a';
 const STOP: u8 = b'S';
 const HANGUP: u8 = b'H';
 const SUSPEND: u8 = b'Z';
-
-/// Two of us, where there was one.
-#[derive(Debug)]
-pub enum Standing {
-    /// We are the one who stood in, and it is over: our exit code.
-    Over(u8),
-    /// We are to do the work.
-    Worker(StandIn),
-}
 
 /// The one before the shell, as we know it.
 #[derive(Debug)]

@@ -24,7 +24,7 @@ pub use outer::{Outer, outer_size, write_stdout};
 pub use process::{born, is_exiting};
 pub use pty::Window;
 pub use socket::{Line, Listener, Peer, claim_dir, is_ours, remove_socket, sockets};
-pub use stand_in::{StandIn, Standing, stand_in};
+pub use stand_in::{StandIn, stand_in};
 pub use stops::Stops;
 pub use stream::{Hangups, Sink, Source, stdin, stdout};
 pub use terminal::{become_program, kill_hard, suspend, terminal_size};

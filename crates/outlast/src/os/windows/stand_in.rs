@@ -31,7 +31,7 @@ use super::{
     stream::pipe,
     words::say,
 };
-use crate::os::threaded::Reader;
+use crate::os::{Standing, threaded::Reader};
 
 /// Tells the worker that it is one, and by which pipes it hears of the other and is heard.
 const LINE: &str = "OUTLAST_STAND_IN";
@@ -39,15 +39,6 @@ const LINE: &str = "OUTLAST_STAND_IN";
 const LEFT: u8 = b'L';
 const ALTERNATE: u8 = b'A';
 const NOT_ALTERNATE: u8 = b'a';
-
-/// Two of us, where there was one.
-#[derive(Debug)]
-pub enum Standing {
-    /// We are the one who stood in, and it is over: our exit code.
-    Over(u8),
-    /// We are to do the work.
-    Worker(StandIn),
-}
 
 /// The one before the shell, as we know it.
 #[derive(Debug)]
