@@ -17,7 +17,8 @@ use rustc_hash::FxHashMap;
 
 use crate::{
     exit::How,
-    message::Id,
+    json::Raw,
+    message::{Id, Outline},
     pace::Pace,
     record::{self, Record},
     relay::lists::{Family, Kind as List},
@@ -104,6 +105,12 @@ pub enum Event {
         client: Client,
         message: Bytes,
     },
+    /// The same for one request that the front has read.
+    ClientAsked {
+        client: Client,
+        message: Bytes,
+        outline: Outline,
+    },
     ClientLeft {
         client: Client,
     },
@@ -183,6 +190,7 @@ pub enum Action {
         /// it the message goes to the general stream of a session. The answers to a batch come together, as one array
         /// about the first request in it.
         about: Option<Id>,
+        said: Said,
     },
     /// The front ends the conversation: a session is forgotten, a connection closed.
     DropClient {
@@ -222,6 +230,14 @@ pub enum Action {
     },
     /// All links are down after a stop.
     Over,
+}
+
+/// Whether a message ends the request that it is about. An array of answers is none of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Said {
+    Result,
+    Error,
+    Other,
 }
 
 /// For audit and metrics. Arguments are not in it. There is one for each call, so nothing in it is copied for it.
@@ -292,7 +308,7 @@ pub struct Offer {
 /// Whether arguments fit a tool's schema; pure, given at birth.
 pub trait Schemas {
     /// Both as JSON. An error is one sentence that names the place.
-    fn check(&mut self, schema: &[u8], arguments: &[u8]) -> Result<(), String>;
+    fn check(&mut self, schema: &[u8], arguments: Raw<'_>) -> Result<(), String>;
 }
 
 /// The two kinds of MCP: sessions that begin with a handshake, and requests that stand for themselves.
@@ -484,6 +500,7 @@ impl Gateway {
         match event {
             Event::ClientCame { client, front, who } => self.client_came(client, front, who),
             Event::ClientSaid { client, message } => self.client_said(client, &message, now),
+            Event::ClientAsked { client, message, outline } => self.client_asked_by(client, &message, &outline, now),
             Event::ClientLeft { client } => self.client_left(client, now),
             Event::LinkUp { link, pid } => self.link_up(link, pid, now),
             Event::LinkSaid { link, message } => {

@@ -258,12 +258,26 @@ impl<'a> Scan<'a> {
         self.text[self.at..].starts_with(word).then(|| self.at += word.len())
     }
 
-    #[inline]
+    #[inline(always)]
     fn string(&mut self) -> Option<()> {
-        if self.peek()? != b'"' {
+        let (quote, rest) = self.text.as_bytes().get(self.at..)?.split_first()?;
+        if *quote != b'"' {
             return None;
         }
         self.at += 1;
+        // Names are short, and over within a word.
+        if let Some(word) = rest.first_chunk() {
+            let length = plain_in(*word);
+            if rest.get(length) == Some(&b'"') {
+                self.at += length + 1;
+                return Some(());
+            }
+        }
+        self.long_string()
+    }
+
+    /// The rest of a string, from anywhere in it.
+    fn long_string(&mut self) -> Option<()> {
         let bytes = self.text.as_bytes();
         loop {
             self.at += plain_length(&bytes[self.at..]);
@@ -327,27 +341,20 @@ impl<'a> Scan<'a> {
 }
 
 /// How many bytes stand before the first that ends a run of plain text: a quote, a backslash, or less than a space.
-#[inline]
 fn plain_length(bytes: &[u8]) -> usize {
     let mut length = 0;
     loop {
-        // Names are short, and over within a word or two.
         for _ in 0..SHORT_WORDS {
-            let Some(word) = bytes.get(length..length + 8) else { return length + plain_rest(&bytes[length..]) };
-            let ends = ends(u64::from_le_bytes(word.try_into().expect("eight bytes")));
-            if ends != 0 {
-                return length + ends.trailing_zeros() as usize / 8;
+            let Some(word) = bytes[length..].first_chunk() else { return length + plain_rest(&bytes[length..]) };
+            let plain = plain_in(*word);
+            length += plain;
+            if plain < WORD {
+                return length;
             }
-            length += 8;
         }
         // Without a way out in its middle, a block is looked at by a few vector instructions.
         length += bytes[length..].chunks_exact(BLOCK).take_while(|block| is_plain(block)).count() * BLOCK;
     }
-}
-
-/// Whether a text can stand in JSON as it is, between quotes.
-pub fn is_plain_text(text: &str) -> bool {
-    plain_length(text.as_bytes()) == text.len()
 }
 
 fn plain_rest(bytes: &[u8]) -> usize {
@@ -364,16 +371,21 @@ const BLOCK: usize = 64;
 /// What is looked at word by word before that.
 const SHORT_WORDS: usize = 4;
 
-/// The top bit of each byte that may end a run of plain text: a quote, a backslash, or less than a space. The lowest
-/// one set is exact; above it a borrow may set others.
-fn ends(word: u64) -> u64 {
+const WORD: usize = 8;
+
+/// How many bytes of a word are plain, from its start.
+#[inline(always)]
+fn plain_in(word: [u8; WORD]) -> usize {
     const ONES: u64 = 0x0101_0101_0101_0101;
     const TOPS: u64 = 0x8080_8080_8080_8080;
+    let word = u64::from_le_bytes(word);
     let zeros = |word: u64| word.wrapping_sub(ONES) & !word;
     let quote = zeros(word ^ (ONES * b'"' as u64));
     let backslash = zeros(word ^ (ONES * b'\\' as u64));
     let control = word.wrapping_sub(ONES * b' ' as u64) & !word;
-    (quote | backslash | control) & TOPS
+    // The top bit of each byte that ends the run: the lowest one set is exact, above it a borrow may set others.
+    let ends = (quote | backslash | control) & TOPS;
+    ends.trailing_zeros() as usize / 8
 }
 
 #[cfg(test)]

@@ -53,10 +53,17 @@ impl<'a> RawId<'a> {
 #[derive(Debug)]
 pub struct Params<'a> {
     text: &'a str,
-    /// Where each stands in the text; a line is far shorter than 4 GiB. At 0 nothing can stand.
-    places: [(u32, u32); PARAMS],
+    places: Places,
+}
+
+/// Where a part stands in a line, which is far shorter than 4 GiB. At 0 nothing can stand.
+type Place = (u32, u32);
+
+#[derive(Debug, Clone)]
+struct Places {
+    known: [Place; PARAMS],
     /// All of them, if they are an object.
-    whole: (u32, u32),
+    whole: Place,
     /// See [`Params::may_be_ambiguous`].
     is_odd: bool,
 }
@@ -188,7 +195,7 @@ fn envelope(text: &str) -> Option<Message<'_>> {
                 }
                 Some(())
             })?;
-            params.is_odd |= is_odd || versions > 1 || all_params > 1;
+            params.places.is_odd |= is_odd || versions > 1 || all_params > 1;
             let method = method.filter(|raw| raw.get().starts_with('"')).map(unescaped);
             match (method, id) {
                 (Some(method), Some(id)) => Message::Request { id: RawId(Some(id)), method, params },
@@ -292,28 +299,21 @@ fn unescaped(raw: Raw<'_>) -> Cow<'_, str> {
 
 impl<'a> Params<'a> {
     fn none(text: &'a str) -> Params<'a> {
-        Params { text, places: [(0, 0); PARAMS], whole: (0, 0), is_odd: false }
+        Params { text, places: Places { known: [(0, 0); PARAMS], whole: (0, 0), is_odd: false } }
     }
 
     /// All of them, if they are an object.
     pub fn whole(&self) -> Option<Raw<'a>> {
-        self.between(self.whole)
+        between(self.text, self.places.whole)
     }
 
     /// False: no member of the whole request is there twice or written oddly; what [`ambiguous`] says then is known.
     pub fn may_be_ambiguous(&self) -> bool {
-        self.is_odd
+        self.places.is_odd
     }
 
     fn at(&self, index: usize) -> Option<Raw<'a>> {
-        self.between(self.places[index])
-    }
-
-    fn between(&self, place: (u32, u32)) -> Option<Raw<'a>> {
-        match place {
-            (0, _) => None,
-            (start, end) => Some(Raw::checked(&self.text[start as usize..end as usize])),
-        }
+        between(self.text, self.places.known[index])
     }
 
     fn scan(&mut self, scan: &mut Scan<'a>) -> Option<()> {
@@ -328,14 +328,47 @@ impl<'a> Params<'a> {
                 Some(index) => {
                     let end = scan.position();
                     let place = ((end - value.get().len()) as u32, end as u32);
-                    self.is_odd |= std::mem::replace(&mut self.places[index], place) != (0, 0);
+                    self.places.is_odd |= std::mem::replace(&mut self.places.known[index], place) != (0, 0);
                 }
-                None => self.is_odd |= is_like(name, &DECIDING),
+                None => self.places.is_odd |= is_like(name, &DECIDING),
             }
             Some(())
         })?;
-        self.whole = (start as u32, scan.position() as u32);
+        self.places.whole = (start as u32, scan.position() as u32);
         Some(())
+    }
+}
+
+fn between(text: &str, place: Place) -> Option<Raw<'_>> {
+    match place {
+        (0, _) => None,
+        (start, end) => Some(Raw::checked(&text[start as usize..end as usize])),
+    }
+}
+
+/// Where the parts of a request stand, so that whoever is handed its bytes need not walk through them again.
+#[derive(Debug, Clone)]
+pub struct Outline {
+    id: Place,
+    method: Place,
+    params: Places,
+}
+
+impl Outline {
+    /// Of a request, as its line was parsed. One with a method that is not plain text is read again.
+    pub fn of(line: &[u8], request: &Message<'_>) -> Option<Outline> {
+        let Message::Request { id, method: Cow::Borrowed(method), params } = request else { return None };
+        let place = |range: Range<usize>| (range.start as u32, range.end as u32);
+        let method = place(place_of(line, method));
+        Some(Outline { id: place(id.place(line)?), method, params: params.places.clone() })
+    }
+
+    /// The request again, from the same line.
+    pub fn read<'a>(&self, line: &'a [u8]) -> Option<Message<'a>> {
+        let text = std::str::from_utf8(line).ok()?;
+        let params = Params { text, places: self.params.clone() };
+        let method = Cow::Borrowed(between(text, self.method)?.get());
+        Some(Message::Request { id: RawId(between(text, self.id)), method, params })
     }
 }
 
@@ -368,9 +401,13 @@ pub fn members(raw: Raw<'_>) -> Option<Vec<Raw<'_>>> {
 
 /// Where a part stands in the line it was parsed from.
 pub fn place(line: &[u8], part: Raw<'_>) -> Range<usize> {
-    let start = part.get().as_ptr() as usize - line.as_ptr() as usize;
-    debug_assert!(start + part.get().len() <= line.len(), "a part of another line");
-    start..start + part.get().len()
+    place_of(line, part.get())
+}
+
+fn place_of(line: &[u8], part: &str) -> Range<usize> {
+    let start = part.as_ptr() as usize - line.as_ptr() as usize;
+    debug_assert!(start + part.len() <= line.len(), "a part of another line");
+    start..start + part.len()
 }
 
 /// A replacement of some bytes of a line.
@@ -530,6 +567,25 @@ mod tests {
         ];
         for (mut edits, line) in table {
             assert_eq!(patch(said, &mut edits), line);
+        }
+    }
+
+    #[test]
+    fn an_outline_gives_the_same_request_again() {
+        let table = [
+            r#"{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"a","arguments":{"x":[1]},"_meta":{}}}"#,
+            r#" {"params" : {"uri":"ü","cursor":"c"}, "method":"resources/read","id":"\u0061"} "#,
+            r#"{"id":1,"method":"m","params":[1]}"#,
+            r#"{"id":null,"method":"m","ID":2}"#,
+            r#"{"method":"m","id":-0}"#,
+        ];
+        for line in table {
+            let first = parse(line.as_bytes()).unwrap();
+            let again = Outline::of(line.as_bytes(), &first).expect("a request").read(line.as_bytes()).unwrap();
+            assert_eq!(format!("{first:?}"), format!("{again:?}"), "{line}");
+        }
+        for line in [r#"{"method":"m"}"#, r#"{"id":1,"result":{}}"#, r#"{"id":1,"method":"\u006d"}"#, "[]", "1"] {
+            assert!(Outline::of(line.as_bytes(), &parse(line.as_bytes()).unwrap()).is_none(), "{line}");
         }
     }
 

@@ -7,10 +7,7 @@ use std::{borrow::Cow, time::Duration};
 
 use serde::Serialize;
 
-use crate::{
-    exit::{Exit, How},
-    json, message,
-};
+use crate::exit::{Exit, How};
 
 /// The longest free text in a record, in bytes; what is longer is cut there and ends in `…`. It keeps a line short enough
 /// for one write to hand it over whole.
@@ -227,72 +224,6 @@ impl Record {
     }
 }
 
-/// The end of one call. There is one for each, so its line is written without building a [`Record`] first; it is the one
-/// that [`Record::to_line`] would make.
-#[derive(Clone, Copy, Debug)]
-pub struct CallEnded<'a> {
-    /// The instance.
-    pub id: &'a str,
-    pub kind: &'static str,
-    pub took: Duration,
-    pub backend: Option<&'a str>,
-    pub who: &'a str,
-    pub role: Option<&'a str>,
-    pub method: &'a str,
-    pub tool: Option<&'a str>,
-    pub outcome: &'static str,
-}
-
-impl CallEnded<'_> {
-    /// Adds the whole line, its line feed included. `timestamp` is what `iso` makes.
-    pub fn write(&self, timestamp: &str, logger: &'static str, lines: &mut String) {
-        let event = Event::CallEnded;
-        // Words of our own, in which nothing must be escaped.
-        for word in [
-            "{\"timestamp\":\"",
-            timestamp,
-            "\",\"level\":\"",
-            event.level(),
-            "\",\"logger\":\"",
-            logger,
-            "\",\"message\":\"",
-            event.message(),
-            "\",\"props\":{\"event_type\":\"",
-            event.name(),
-            "\",\"timestamp\":\"",
-            timestamp,
-        ] {
-            lines.push_str(word);
-        }
-        put("\",\"id\":", Some(self.id), lines);
-        for word in [",\"kind\":\"", self.kind, "\",\"took_ms\":", &millis(self.took).to_string()] {
-            lines.push_str(word);
-        }
-        put(",\"backend\":", self.backend, lines);
-        put(",\"who\":", Some(self.who), lines);
-        put(",\"role\":", self.role, lines);
-        put(",\"method\":", Some(self.method), lines);
-        put(",\"tool\":", self.tool, lines);
-        for word in [",\"outcome\":\"", self.outcome, "\"}}\n"] {
-            lines.push_str(word);
-        }
-    }
-}
-
-/// A member with its text as JSON. Most texts have nothing in them that must be escaped.
-fn put(before: &str, text: Option<&str>, lines: &mut String) {
-    let Some(text) = text else { return };
-    lines.push_str(before);
-    let text = cut(text);
-    if json::is_plain_text(&text) {
-        lines.push('"');
-        lines.push_str(&text);
-        lines.push('"');
-    } else {
-        lines.push_str(&message::quote(&text));
-    }
-}
-
 #[derive(Serialize)]
 struct Line<'a> {
     timestamp: &'a str,
@@ -424,48 +355,6 @@ mod tests {
         ];
         for (record, line) in table {
             assert_eq!(record.to_line(NOW, "outlast.mcp"), format!("{line}\n"));
-        }
-    }
-
-    #[test]
-    fn the_end_of_a_call_is_the_same_line_either_way() {
-        let long = "é".repeat(TEXT_MAX);
-        for (tool, role, backend) in [
-            (Some("files__read"), Some("reader"), Some("files")),
-            (None, None, None),
-            (Some("a \"quoted\"\nword\u{7f}"), Some("\\"), Some("")),
-            (Some(long.as_str()), None, Some("1234567\u{1f}")),
-        ] {
-            let ended = CallEnded {
-                id: "gate-k3v9q",
-                kind: "gateway",
-                took: Duration::from_micros(2_999),
-                backend,
-                who: "ann",
-                role,
-                method: "tools/call",
-                tool,
-                outcome: "answered",
-            };
-            let own = |text: Option<&str>| text.map(str::to_owned);
-            let of_gateway = OfGateway {
-                backend: own(backend),
-                who: own(Some("ann")),
-                role: own(role),
-                method: own(Some("tools/call")),
-                tool: own(tool),
-                outcome: Some("answered"),
-            };
-            let record = Record {
-                id: own(Some("gate-k3v9q")),
-                kind: Some("gateway"),
-                took: Some(ended.took),
-                gateway: Some(Box::new(of_gateway)),
-                ..Record::new(Event::CallEnded)
-            };
-            let mut lines = "before\n".to_owned();
-            ended.write(NOW, "outlast.gateway", &mut lines);
-            assert_eq!(lines, format!("before\n{}", record.to_line(NOW, "outlast.gateway")));
         }
     }
 

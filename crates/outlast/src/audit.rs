@@ -1,6 +1,7 @@
 //! The audit log: finished JSON lines, in the kernel's hands before the act they announce, on disk soon after.
 
 use std::{
+    borrow::Cow,
     fmt,
     fs::{self, File, Metadata, OpenOptions},
     io::{self, Read, Seek, SeekFrom, Write},
@@ -112,7 +113,6 @@ impl Audit {
     }
 
     fn append(&mut self, path: &Path, line: &str, haste: Haste) -> io::Result<()> {
-        let line = line.trim_end_matches('\n');
         let mut log = match self.log.take() {
             Some(log) => log.follow(path)?,
             None => Log::open(path)?,
@@ -126,7 +126,7 @@ impl Audit {
             if self.syncer.is_none() {
                 self.syncer = Syncer::start().ok();
             }
-            if let Some(syncer) = &self.syncer {
+            if let Some(syncer) = &mut self.syncer {
                 syncer.ask(&log.file, haste);
             }
         }
@@ -199,12 +199,12 @@ impl Log {
     }
 
     fn append(&mut self, line: &str) -> io::Result<()> {
-        let mut record = Vec::with_capacity(line.len() + 2);
-        if self.is_torn {
-            record.push(b'\n');
-        }
-        record.extend_from_slice(line.as_bytes());
-        record.push(b'\n');
+        let end = line.trim_end_matches('\n').len();
+        let record: Cow<'_, [u8]> = match line.as_bytes().get(..=end) {
+            // Many records at once come as they are to stand there.
+            Some(whole) if !self.is_torn => whole.into(),
+            _ => [if self.is_torn { "\n" } else { "" }, &line[..end], "\n"].concat().into_bytes().into(),
+        };
 
         let mut file = &*self.file;
         let written = loop {
@@ -314,6 +314,8 @@ fn would_block(found: &Metadata) -> bool {
 #[derive(Debug)]
 struct Syncer {
     requests: mpsc::SyncSender<(Arc<File>, Haste)>,
+    /// What was asked for last.
+    last: Option<Arc<File>>,
     shared: Arc<SyncerShared>,
     thread: thread::JoinHandle<()>,
 }
@@ -321,6 +323,8 @@ struct Syncer {
 #[derive(Debug, Default)]
 struct SyncerShared {
     failed: AtomicBool,
+    /// Something was asked since a file was last begun to be forced.
+    is_asked: AtomicBool,
     /// One that was in haste found no room: those before it are no longer to wait.
     is_urgent: AtomicBool,
 }
@@ -339,10 +343,17 @@ impl Syncer {
         let theirs = Arc::clone(&shared);
         let work = move || theirs.force_all(&asked, SYNC_GAP, File::sync_data);
         let thread = thread::Builder::new().name("audit-sync".to_owned()).stack_size(SYNCER_STACK).spawn(work)?;
-        Ok(Syncer { requests, shared, thread })
+        Ok(Syncer { requests, last: None, shared, thread })
     }
 
-    fn ask(&self, file: &Arc<File>, haste: Haste) {
+    fn ask(&mut self, file: &Arc<File>, haste: Haste) {
+        // The same is still to be done: nobody need be woken to hear it again.
+        let is_asked = self.shared.is_asked.swap(true, Ordering::AcqRel);
+        let is_last = self.last.as_ref().is_some_and(|last| Arc::ptr_eq(last, file));
+        if is_asked && is_last && haste == Haste::Soon {
+            return;
+        }
+        self.last = Some(Arc::clone(file));
         // No room means the same was already asked; see SYNCS_MAX.
         if self.requests.try_send((Arc::clone(file), haste)).is_err() && haste == Haste::AtOnce {
             self.shared.is_urgent.store(true, Ordering::Release);
@@ -388,6 +399,7 @@ impl SyncerShared {
                     haste = next;
                 }
             }
+            self.is_asked.store(false, Ordering::Release);
             force(&latest);
             forced = Some(Instant::now());
         }
@@ -570,6 +582,27 @@ mod tests {
         for line in found {
             serde_json::from_str::<serde_json::Value>(&line).expect("no line is torn");
         }
+    }
+
+    #[test]
+    fn nobody_is_woken_for_what_is_still_to_be_done() {
+        let (_dir, path) = room();
+        let file = |name: &str| Arc::new(File::create(path.with_file_name(name)).unwrap());
+        let (old, new) = (file("old"), file("new"));
+        let (requests, asked) = mpsc::sync_channel(SYNCS_MAX);
+        let mut syncer = Syncer { requests, last: None, shared: Arc::default(), thread: thread::spawn(|| {}) };
+        let mut heard = |file: &Arc<File>, haste| {
+            syncer.ask(file, haste);
+            asked.try_recv().is_ok()
+        };
+        assert!(heard(&old, Haste::Soon));
+        assert!(!heard(&old, Haste::Soon), "it was asked");
+        assert!(heard(&old, Haste::AtOnce), "it is in haste now");
+        assert!(heard(&new, Haste::Soon), "of this one nothing was heard");
+        assert!(!heard(&new, Haste::Soon));
+        syncer.shared.is_asked.store(false, Ordering::Release);
+        syncer.ask(&new, Haste::Soon);
+        assert!(asked.try_recv().is_ok(), "the last time it was forced may have been too early");
     }
 
     #[test]

@@ -297,9 +297,9 @@ impl Driver {
     fn act(&mut self, action: Action) {
         match action {
             Action::TellClient { client: STDIO_CLIENT, message, .. } => self.tell_stdio(message),
-            Action::TellClient { client, message, about } => {
+            Action::TellClient { client, message, about, said } => {
                 if let Some(listen) = &mut self.listen {
-                    listen.tell(client, message, about.as_ref());
+                    listen.tell(client, message, about.as_ref(), said);
                 }
             }
             Action::DropClient { client: STDIO_CLIENT } => {
@@ -726,6 +726,9 @@ impl Driver {
             match heard {
                 listen::Heard::Came { client, front, who } => self.tell(Event::ClientCame { client, front, who }),
                 listen::Heard::Said { client, message } => self.tell(Event::ClientSaid { client, message }),
+                listen::Heard::Asked { client, message, outline } => {
+                    self.tell(Event::ClientAsked { client, message, outline });
+                }
                 listen::Heard::Left { client } => self.tell(Event::ClientLeft { client }),
                 listen::Heard::Page(page) => self.turn_page(*page),
             }

@@ -4,14 +4,16 @@ use std::{
     fmt,
     fs::{self, File, OpenOptions},
     io::{self, Write},
+    ops::Range,
     path::{Path, PathBuf},
+    rc::Rc,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use outlast_core::{
     exit::{self, Exit},
     gateway::Called,
-    record::{self, CallEnded, Event, Record},
+    record::{self, Event, OfGateway, Record},
 };
 use serde_json::Value;
 
@@ -28,7 +30,7 @@ pub struct Journal {
     audit: Audit,
     log: Option<Log>,
     tone: Tone,
-    stamp: Stamp,
+    last_call: Option<LastCall>,
 }
 
 /// Whose journal it is, and so how it speaks.
@@ -53,20 +55,20 @@ impl Tone {
     }
 }
 
-/// The time as text, which is made anew only when it is another: many calls end within a millisecond.
-#[derive(Default)]
-struct Stamp {
+/// The line of the last call that ended. Many end within a millisecond, and mostly differ only in the time they took.
+struct LastCall {
     millis: u64,
-    text: String,
+    called: Called,
+    line: String,
+    took: Range<usize>,
 }
 
-impl Stamp {
-    fn now(&mut self) -> &str {
-        let millis = millis_now();
-        if self.millis != millis || self.text.is_empty() {
-            (self.millis, self.text) = (millis, record::iso(millis));
-        }
-        &self.text
+impl LastCall {
+    fn is_like(&self, called: &Called, millis: u64) -> bool {
+        let last = &self.called;
+        self.millis == millis
+            && (last.outcome, &last.tool, &last.backend) == (called.outcome, &called.tool, &called.backend)
+            && (&last.who, &last.method) == (&called.who, &called.method)
     }
 }
 
@@ -96,7 +98,7 @@ impl Journal {
             audit: Audit::new(home.audit()),
             log: None,
             tone,
-            stamp: Stamp::default(),
+            last_call: None,
         };
         let opened = home.make_logs().ok().and_then(|()| home.log(id)).map(|path| Log::open(&path));
         match opened {
@@ -125,19 +127,41 @@ impl Journal {
 
     /// The end of a call, to be written together with others: people are not told of it.
     pub fn call_ended(&mut self, called: &Called, lines: &mut String) {
+        let millis = millis_now();
+        if let Some(last) = self.last_call.as_ref().filter(|last| last.is_like(called, millis)) {
+            let (start, end) = (&last.line[..last.took.start], &last.line[last.took.end..]);
+            for part in [start, &called.took.as_millis().to_string(), end] {
+                lines.push_str(part);
+            }
+            return;
+        }
+        const TOOK: &str = "\"took_ms\":";
+        let line = self.call_line(called, millis);
+        // Within a text its quotes would be escaped.
+        let start = line.find(TOOK).map_or(line.len(), |at| at + TOOK.len());
+        let length = line[start..].bytes().take_while(u8::is_ascii_digit).count();
+        lines.push_str(&line);
+        self.last_call = Some(LastCall { millis, called: called.clone(), line, took: start..start + length });
+    }
+
+    fn call_line(&self, called: &Called, millis: u64) -> String {
         let (kind, logger) = self.tone.names();
-        let ended = CallEnded {
-            id: &self.id,
-            kind,
-            took: called.took,
-            backend: called.backend.as_deref(),
-            who: &called.who.name,
-            role: called.who.role.as_deref(),
-            method: &called.method,
-            tool: called.tool.as_deref(),
-            outcome: called.outcome.name(),
+        let own = |text: &Option<Rc<str>>| text.as_deref().map(str::to_owned);
+        let record = Record {
+            id: Some(self.id.clone()),
+            kind: Some(kind),
+            took: Some(called.took),
+            gateway: Some(Box::new(OfGateway {
+                backend: own(&called.backend),
+                who: Some(called.who.name.clone()),
+                role: called.who.role.clone(),
+                method: Some(called.method.clone().into_owned()),
+                tool: own(&called.tool),
+                outcome: Some(called.outcome.name()),
+            })),
+            ..Record::new(Event::CallEnded)
         };
-        ended.write(self.stamp.now(), logger, lines);
+        record.to_line(&record::iso(millis), logger)
     }
 
     fn line(&self, record: &mut Record) -> String {
@@ -340,5 +364,52 @@ fn sentence(record: &Record) -> String {
         }
         Event::Switched => format!("{detail}{reason}"),
         Event::Configured => format!("Configuration in force: {detail}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use outlast_core::gateway::{Outcome, Who};
+    use std::time::Duration;
+
+    /// Whether a line was made for this call or for one like it before, it says the same.
+    #[test]
+    fn each_call_has_its_own_line() {
+        let mut journal = Journal::of_gateway(&Home::nowhere("there is none"), "gate-k3v9q", "gate");
+        let who = |name: &str, role: Option<&str>| {
+            Rc::new(Who { name: name.into(), role: role.map(str::to_owned), profile: None })
+        };
+        let called = |outcome, tool: Option<&str>, who: &Rc<Who>, took| Called {
+            client: took,
+            who: Rc::clone(who),
+            method: "tools/call".into(),
+            tool: tool.map(Rc::from),
+            backend: Some("files".into()),
+            outcome,
+            took: Duration::from_millis(took),
+        };
+        let (ann, bob) = (who("ann", None), who("bob \"took_ms\":7,", Some("reader")));
+        let mut calls = Vec::new();
+        for took in [0, 7, 12_345] {
+            for who in [&ann, &bob, &Rc::new((*ann).clone())] {
+                calls.push(called(Outcome::Answered, Some("files__read"), who, took));
+                calls.push(called(Outcome::Answered, Some("files__read"), who, took + 1));
+                calls.push(called(Outcome::Failed, Some("files__read"), who, took));
+                calls.push(called(Outcome::Failed, None, who, took));
+            }
+        }
+        let mut lines = String::new();
+        for call in calls.iter().cycle().take(1_000) {
+            journal.call_ended(call, &mut lines);
+        }
+        assert_eq!(lines.lines().count(), 1_000);
+        for (line, call) in lines.lines().zip(calls.iter().cycle()) {
+            let line: Value = serde_json::from_str(line).expect("each line is JSON");
+            let mut expected: Value = serde_json::from_str(&journal.call_line(call, 0)).unwrap();
+            expected["timestamp"] = line["timestamp"].clone();
+            expected["props"]["timestamp"] = line["timestamp"].clone();
+            assert_eq!(line, expected);
+        }
     }
 }

@@ -158,7 +158,7 @@ impl Gateway {
         let message = patch(said, &mut edits);
         let about = call.and_then(|key| self.calls[&key].whom.as_ref()).map(|whom| whom.id.clone());
         self.asks.insert(key, Ask { client, serial, call, token, back: Back::Link { id: parsed, raw } });
-        self.out.push(Action::TellClient { client, message, about });
+        self.out.push(Action::TellClient { client, message, about, said: Said::Other });
     }
 
     /// Whom a backend's request is for, and on behalf of which call.
@@ -300,7 +300,7 @@ impl Gateway {
             message::quote(reason)
         ));
         if self.guests.contains_key(&ask.client) {
-            self.out.push(Action::TellClient { client: ask.client, message, about });
+            self.out.push(Action::TellClient { client: ask.client, message, about, said: Said::Other });
         }
     }
 
@@ -477,8 +477,12 @@ impl Gateway {
         let added = result.and_then(|result| words::complete(message, result, call.what));
         edits.extend(added.as_ref().map(|(at, with)| (at.clone(), with.as_str())));
         let told = patch(message, &mut edits);
-        self.answer(whom, told);
-        self.called(call, if error.is_some() { Outcome::Failed } else { Outcome::Answered }, now);
+        let (said, outcome) = match error {
+            Some(_) => (Said::Error, Outcome::Failed),
+            None => (Said::Result, Outcome::Answered),
+        };
+        self.answer(whom, told, said);
+        self.called(call, outcome, now);
     }
 
     // ---- a stateless backend, a client of the handshake era -------------------------------------
@@ -534,7 +538,12 @@ impl Gateway {
                 guest.asked += 1;
             }
             let message = patch(line.as_bytes(), &mut []);
-            self.out.push(Action::TellClient { client: whom.client, message, about: Some(whom.id.clone()) });
+            self.out.push(Action::TellClient {
+                client: whom.client,
+                message,
+                about: Some(whom.id.clone()),
+                said: Said::Other,
+            });
         }
         // A person may have to think; the hard bound holds.
         let call = self.calls.get_mut(&key).expect("found above");

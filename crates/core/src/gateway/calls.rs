@@ -332,7 +332,7 @@ impl Gateway {
             edits.extend(error.and_then(|error| words::error_for_stateless(message, error)));
         }
         let told = patch(message, &mut edits);
-        self.answer(whom, told);
+        self.answer(whom, told, if error.is_some() { Said::Error } else { Said::Result });
         let outcome = if failed { Outcome::Failed } else { Outcome::Answered };
         self.called(&call, outcome, now);
     }
@@ -357,14 +357,16 @@ impl Gateway {
     }
 
     /// The one answer to a request.
-    pub(super) fn answer(&mut self, whom: &Whom, message: Bytes) {
+    pub(super) fn answer(&mut self, whom: &Whom, message: Bytes, said: Said) {
         if let Some(guest) = self.guests.get_mut(&whom.client) {
             guest.in_flight = guest.in_flight.saturating_sub(1);
         } else {
             return;
         }
         match whom.batch {
-            None => self.out.push(Action::TellClient { client: whom.client, message, about: Some(whom.id.clone()) }),
+            None => {
+                self.out.push(Action::TellClient { client: whom.client, message, about: Some(whom.id.clone()), said })
+            }
             Some(batch) => self.batch_answered(batch, Some(message)),
         }
     }
@@ -380,18 +382,18 @@ impl Gateway {
         if !batch.answers.is_empty() {
             let parts: Vec<&[u8]> = batch.answers.iter().map(|line| line.trim_ascii_end()).collect();
             let message = [b"[" as &[u8], &parts.join(&b","[..]), b"]\n"].concat().into();
-            self.out.push(Action::TellClient { client: batch.client, message, about: batch.about });
+            self.out.push(Action::TellClient { client: batch.client, message, about: batch.about, said: Said::Other });
         }
     }
 
     pub(super) fn answer_result(&mut self, whom: &Whom, result: &str) {
         let line = message::line(format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, whom.raw));
-        self.answer(whom, line);
+        self.answer(whom, line, Said::Result);
     }
 
     pub(super) fn answer_error(&mut self, whom: &Whom, code: i32, words: &str, data: Option<&str>) {
         let line = message::error_line(&whom.raw, code, words, data);
-        self.answer(whom, line);
+        self.answer(whom, line, Said::Error);
     }
 
     /// Bad news for a call that is in no table any more.
@@ -478,7 +480,12 @@ impl Gateway {
         }
         if let (Some(whom), Some(theirs), false) = (&call.whom, &call.token, call.is_parked()) {
             let told = patch(message, &mut [(message::place(message, token), &**theirs)]);
-            self.out.push(Action::TellClient { client: whom.client, message: told, about: Some(whom.id.clone()) });
+            self.out.push(Action::TellClient {
+                client: whom.client,
+                message: told,
+                about: Some(whom.id.clone()),
+                said: Said::Other,
+            });
         }
         self.served(serial);
     }

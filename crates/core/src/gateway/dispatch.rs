@@ -122,7 +122,7 @@ impl Gateway {
             return self.unknown(&asked, format!("there is no tool `{shown}`"), Some(&shown));
         }
         let entry = self.catalogue.entry(List::Tools, index);
-        let arguments = asked.params.arguments().map_or(b"{}" as &[u8], |raw| raw.get().as_bytes());
+        let arguments = asked.params.arguments().unwrap_or(Raw::checked("{}"));
         if let Some(schema) = &entry.schema
             && let Err(why) = self.schemas.0.check(schema, arguments)
         {

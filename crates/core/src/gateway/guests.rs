@@ -153,8 +153,16 @@ impl Gateway {
             Err(error) => {
                 let words = format!("this is not JSON: {}", error.0);
                 let message = message::error_line("null", -32700, &words, None);
-                self.out.push(Action::TellClient { client, message, about: None });
+                self.out.push(Action::TellClient { client, message, about: None, said: Said::Error });
             }
+        }
+    }
+
+    pub(super) fn client_asked_by(&mut self, client: Client, said: &[u8], outline: &Outline, now: Instant) {
+        if self.guests.contains_key(&client)
+            && let Some(request) = outline.read(said)
+        {
+            self.client_message(client, said, request, None, now);
         }
     }
 
@@ -169,7 +177,7 @@ impl Gateway {
                 let message = message::error_line("null", -32600, "this is no JSON-RPC message", None);
                 match batch {
                     Some(batch) => self.batch_answered(batch, Some(message)),
-                    None => self.out.push(Action::TellClient { client, message, about: None }),
+                    None => self.out.push(Action::TellClient { client, message, about: None, said: Said::Error }),
                 }
             }
         }
@@ -189,7 +197,7 @@ impl Gateway {
         };
         if let Some(words) = words {
             let message = message::error_line("null", -32600, &words, None);
-            return self.out.push(Action::TellClient { client, message, about: None });
+            return self.out.push(Action::TellClient { client, message, about: None, said: Said::Error });
         }
         let parsed: Vec<(&[u8], Message<'_>)> = members
             .iter()
@@ -226,7 +234,7 @@ impl Gateway {
             let message = message::error_line("null", -32600, "an id must be a string or a whole number", None);
             match batch {
                 Some(batch) => self.batch_answered(batch, Some(message)),
-                None => self.out.push(Action::TellClient { client, message, about: None }),
+                None => self.out.push(Action::TellClient { client, message, about: None, said: Said::Error }),
             }
             return;
         };

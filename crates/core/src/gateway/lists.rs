@@ -303,7 +303,7 @@ impl Gateway {
     pub(super) fn announce_to(&mut self, client: Client, family: Family) {
         if self.guests.get(&client).is_some_and(Guest::hears_changes) {
             let message = message::line(format!(r#"{{"jsonrpc":"2.0","method":"{}"}}"#, family.method()));
-            self.out.push(Action::TellClient { client, message, about: None });
+            self.out.push(Action::TellClient { client, message, about: None, said: Said::Other });
         }
         self.announce_to_listens(client, family);
     }

@@ -114,7 +114,7 @@ impl Gateway {
         {
             if call.says.level.is_some_and(|wanted| wanted <= level) {
                 let (client, about) = (whom.client, Some(whom.id.clone()));
-                self.out.push(Action::TellClient { client, message, about });
+                self.out.push(Action::TellClient { client, message, about, said: Said::Other });
             }
             return;
         }
@@ -145,7 +145,7 @@ impl Gateway {
 
     fn tell_log(&mut self, client: Client, level: Level, message: Bytes, about: Option<Id>) {
         if self.guests.get(&client).is_some_and(|guest| guest.level.is_none_or(|wanted| wanted <= level)) {
-            self.out.push(Action::TellClient { client, message, about });
+            self.out.push(Action::TellClient { client, message, about, said: Said::Other });
         }
     }
 
@@ -169,7 +169,7 @@ impl Gateway {
                 .max_by_key(|(key, _)| **key);
             let whom = known.or(newest.and_then(|(_, call)| call.whom.as_ref()));
             let about = whom.map(|whom| whom.id.clone());
-            self.out.push(Action::TellClient { client, message: patch(said, &mut []), about });
+            self.out.push(Action::TellClient { client, message: patch(said, &mut []), about, said: Said::Other });
         }
     }
 
@@ -344,12 +344,12 @@ impl Gateway {
                 _ => patch(said, &mut []),
             };
             for client in clients {
-                self.out.push(Action::TellClient { client, message: message.clone(), about: None });
+                self.out.push(Action::TellClient { client, message: message.clone(), about: None, said: Said::Other });
             }
         }
         for whom in listens {
             let message = updated_line(&uri, Some(&whom.raw));
-            self.out.push(Action::TellClient { client: whom.client, message, about: Some(whom.id) });
+            self.out.push(Action::TellClient { client: whom.client, message, about: Some(whom.id), said: Said::Other });
         }
     }
 
@@ -384,7 +384,7 @@ impl Gateway {
         ));
         let has_uris = !granted.is_empty();
         guest.listens.push(Listen { whom: whom.clone(), wants, uris: granted });
-        self.out.push(Action::TellClient { client: whom.client, message, about: Some(whom.id) });
+        self.out.push(Action::TellClient { client: whom.client, message, about: Some(whom.id), said: Said::Other });
         if has_uris {
             self.rewatch(now);
         }
@@ -421,7 +421,7 @@ impl Gateway {
                 family.method(),
                 whom.raw
             ));
-            self.out.push(Action::TellClient { client: whom.client, message, about: Some(whom.id) });
+            self.out.push(Action::TellClient { client: whom.client, message, about: Some(whom.id), said: Said::Other });
         }
     }
 }

@@ -169,7 +169,7 @@ impl Gateway {
         if let Some(task) = self.tasks.by_id.get(&id).filter(|task| task.serial == serial && task.era == Era::Handshake)
         {
             let client = task.client;
-            self.out.push(Action::TellClient { client, message: patch(said, &mut []), about: None });
+            self.out.push(Action::TellClient { client, message: patch(said, &mut []), about: None, said: Said::Other });
         }
     }
 

@@ -13,6 +13,7 @@ pub use outlast_core::{
         Action, Backend, Called, Children, EraChoice, Event, Front, Kind, Limits, Link, Offer, Outcome, Pattern,
         Profile, Rate, Rates, Role, Settings, Switch, Who,
     },
+    json::Raw,
     message::Id,
     record::Record,
     restarts::Policy,
@@ -109,8 +110,8 @@ pub fn maker(tools: &[&str]) -> Maker {
 struct Words;
 
 impl Schemas for Words {
-    fn check(&mut self, _schema: &[u8], arguments: &[u8]) -> Result<(), String> {
-        match String::from_utf8_lossy(arguments).contains("bad") {
+    fn check(&mut self, _schema: &[u8], arguments: Raw<'_>) -> Result<(), String> {
+        match arguments.get().contains("bad") {
             true => Err("`/x` is bad".into()),
             false => Ok(()),
         }
@@ -220,7 +221,7 @@ impl Story {
 
     fn act(&mut self, action: Action, events: &mut VecDeque<Event>) {
         match action {
-            Action::TellClient { client, message, about } => {
+            Action::TellClient { client, message, about, .. } => {
                 let text = one_line(&message);
                 self.clients.push(Heard { client, text, about });
             }

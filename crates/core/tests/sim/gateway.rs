@@ -17,9 +17,10 @@ use outlast_core::{
     exit::{Exit, How},
     gateway::{
         Action, Backend, Called, Children, EraChoice, Event, Front, Gateway, Kind, Limits, Link, Pattern, Profile,
-        Rates, Schemas, Settings, Switch, Who,
+        Rates, Said, Schemas, Settings, Switch, Who,
     },
-    message::Id,
+    json::Raw,
+    message::{self, Id, Outline},
     restarts::Policy,
 };
 use serde_json::Value;
@@ -51,7 +52,7 @@ const REST_MAX: u32 = 3_000;
 struct AllFit;
 
 impl Schemas for AllFit {
-    fn check(&mut self, _schema: &[u8], _arguments: &[u8]) -> Result<(), String> {
+    fn check(&mut self, _schema: &[u8], _arguments: Raw<'_>) -> Result<(), String> {
         Ok(())
     }
 }
@@ -320,7 +321,7 @@ impl World {
 
     fn handle(&mut self, event: Event) {
         self.server_news(&event);
-        if let Event::ClientSaid { client, .. } = &event
+        if let Event::ClientSaid { client, .. } | Event::ClientAsked { client, .. } = &event
             && !self.clients.contains_key(client)
         {
             return;
@@ -356,7 +357,7 @@ impl World {
     fn act(&mut self, action: Action) {
         self.tell("  <", &action);
         match action {
-            Action::TellClient { client, message, about } => self.client_hears(client, &message, about),
+            Action::TellClient { client, message, about, said } => self.client_hears(client, &message, about, said),
             Action::DropClient { client } => self.fail(&format!("client {client} was dropped")),
             Action::Connect { link } => self.server_starts(link),
             Action::TellLink { link, message } => self.server_hears(link, &message),

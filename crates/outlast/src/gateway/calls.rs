@@ -7,7 +7,7 @@ use outlast_core::gateway::Called;
 use crate::journal::Journal;
 
 /// What waits is written before more comes than this.
-const BATCH_MAX: usize = 32 << 10;
+const BATCH_MAX: usize = 64 << 10;
 /// What waits is written after this.
 const WAIT_MAX: Duration = Duration::from_millis(250);
 

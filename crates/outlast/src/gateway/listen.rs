@@ -18,8 +18,8 @@ use std::{
 use bytes::Bytes;
 use hyper::{HeaderMap, Method, StatusCode, server::conn::http1, service::service_fn};
 use outlast_core::{
-    gateway::{Client, Front, Ticket, Who},
-    message::{self, Id},
+    gateway::{Client, Front, Said, Ticket, Who},
+    message::{self, Id, Outline},
 };
 use tokio::{
     io::AsyncWriteExt,
@@ -73,6 +73,12 @@ pub enum Heard {
         client: Client,
         message: Bytes,
     },
+    /// The same for one request, with what was read of it.
+    Asked {
+        client: Client,
+        message: Bytes,
+        outline: Outline,
+    },
     /// By itself, or because its session was over. Never told of a client that the owner dropped.
     Left {
         client: Client,
@@ -112,7 +118,7 @@ pub struct Counts {
     pub requests: usize,
 }
 
-/// Finds out who sends a request, by its headers.
+/// Finds out who sends a request, by its `Authorization` and `X-API-Key`.
 pub type Auth = Box<dyn Fn(&HeaderMap) -> Result<Who, Unauthorized>>;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -296,15 +302,17 @@ impl Listen {
 
     /// The next thing that was heard.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
+        if let Some(heard) = self.door.house.borrow_mut().next_heard() {
+            return Poll::Ready(heard);
+        }
         self.accept(cx);
         self.look_at_time(cx);
-        let heard = self.door.house.borrow_mut().next_heard(cx);
-        heard.map_or(Poll::Pending, Poll::Ready)
+        self.door.house.borrow_mut().poll_heard(cx)
     }
 
     /// Without the request that it is about, a message goes to the general stream of a session.
-    pub fn tell(&mut self, client: Client, message: Bytes, about: Option<&Id>) {
-        self.door.house.borrow_mut().tell(client, message, about, Instant::now());
+    pub fn tell(&mut self, client: Client, message: Bytes, about: Option<&Id>, said: Said) {
+        self.door.house.borrow_mut().tell(client, message, about, said, Instant::now());
     }
 
     /// The conversation is over: a session is forgotten, a request ended.
@@ -372,7 +380,7 @@ impl Listen {
     pub fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.look_at_time(cx);
         let mut house = self.door.house.borrow_mut();
-        while house.next_heard(cx).is_some() {}
+        while house.poll_heard(cx).is_ready() {}
         if house.is_over() { Poll::Ready(()) } else { Poll::Pending }
     }
 

@@ -16,7 +16,7 @@ use outlast::gateway::listen::{
     Auth, Heard, Limits, Listen, ListenError, Mirrors, Options, PageAnswer, Unauthorized, mirrors_of,
 };
 use outlast_core::{
-    gateway::Who,
+    gateway::{Said, Who},
     message::{Id, Message, Params, Raw, parse, result_line},
 };
 use serde_json::{Value, json};
@@ -168,7 +168,7 @@ impl Machine {
                 heard = poll_fn(|cx| self.listen.poll(cx)) => heard,
                 () = tokio::task::yield_now(), if !self.later.is_empty() => {
                     if let Some((client, message, about)) = self.later.pop_front() {
-                        self.listen.tell(client, message, Some(&about));
+                        self.tell(client, message, Some(&about));
                     }
                     if self.later.is_empty() {
                         let _ = self.heard_by.send("all is told".into());
@@ -179,12 +179,14 @@ impl Machine {
             };
             let _ = self.heard_by.send(match &heard {
                 Heard::Came { client, front, who } => format!("came {client} {front:?} {}", who.name),
-                Heard::Said { client, message } => format!("said {client} {}", name_of(message)),
+                Heard::Said { client, message } | Heard::Asked { client, message, .. } => {
+                    format!("said {client} {}", name_of(message))
+                }
                 Heard::Left { client } => format!("left {client}"),
                 Heard::Page(page) => format!("page {} {} {} {}", page.method, page.path, page.query, page.who.name),
             });
             match heard {
-                Heard::Said { client, message } => self.said(client, &message),
+                Heard::Said { client, message } | Heard::Asked { client, message, .. } => self.said(client, &message),
                 Heard::Page(page) if page.path == "/api/events" => {
                     self.listen.watch(page.ticket);
                     self.listen.publish(Some(page.ticket), "hello", "{}");
@@ -211,17 +213,26 @@ impl Machine {
         poll_fn(|cx| self.listen.poll_over(cx)).await;
     }
 
+    fn tell(&mut self, client: u64, message: Bytes, about: Option<&Id>) {
+        let said = match parse(&message) {
+            Ok(Message::Response { error: Some(_), .. }) => Said::Error,
+            Ok(Message::Response { .. }) => Said::Result,
+            _ => Said::Other,
+        };
+        self.listen.tell(client, message, about, said);
+    }
+
     fn said(&mut self, client: u64, message: &Bytes) {
         match parse(message).expect("the front lets nothing through that is not JSON") {
             Message::Request { id, method, params } => self.asked(client, id.parse().unwrap(), &method, &params),
             Message::Response { id, result, .. } => {
                 let Some((client, about)) = self.waiting.remove(&id.parse().unwrap()) else { return };
                 let line = result_line(&about, result.map_or("null", Raw::get));
-                self.listen.tell(client, line, Some(&about));
+                self.tell(client, line, Some(&about));
             }
             Message::Notification { method, .. } if method == "release" => {
                 for (client, id) in std::mem::take(&mut self.held) {
-                    self.listen.tell(client, result_line(&id, "\"released\""), Some(&id));
+                    self.tell(client, result_line(&id, "\"released\""), Some(&id));
                 }
             }
             Message::Notification { method, .. } if method == "only bert stays" => {
@@ -242,7 +253,7 @@ impl Machine {
                 let version = params.protocol_version().and_then(Raw::text).unwrap_or_default();
                 if version == "refuse" {
                     let line = outlast_core::message::error_line(&id.to_string(), -32602, "no such version", None);
-                    return self.listen.tell(client, line, Some(&id));
+                    return self.tell(client, line, Some(&id));
                 }
                 json!({"protocolVersion": version, "capabilities": {}}).to_string()
             }
@@ -251,12 +262,12 @@ impl Machine {
             "hold" | "subscriptions/listen" => {
                 self.held.push((client, id.clone()));
                 if method == "subscriptions/listen" {
-                    self.listen.tell(client, note("acknowledged"), Some(&id));
+                    self.tell(client, note("acknowledged"), Some(&id));
                 }
                 return;
             }
             "hold after a word" => {
-                self.listen.tell(client, note("first"), Some(&id));
+                self.tell(client, note("first"), Some(&id));
                 self.held.push((client, id));
                 return;
             }
@@ -269,25 +280,25 @@ impl Machine {
                 return;
             }
             "say to all" => {
-                self.listen.tell(client, note(arguments), None);
+                self.tell(client, note(arguments), None);
                 "null".into()
             }
             "ask back" => {
                 let ours = Id::text(&format!("ours {id}"));
                 let line = json!({"jsonrpc": "2.0", "id": format!("ours {id}"), "method": "ping"}).to_string();
-                self.listen.tell(client, line.into(), Some(&id));
+                self.tell(client, line.into(), Some(&id));
                 self.waiting.insert(ours, (client, id));
                 return;
             }
             "fail" => {
                 let code = arguments.parse().unwrap();
                 let line = outlast_core::message::error_line(&id.to_string(), code, "as told", None);
-                return self.listen.tell(client, line, Some(&id));
+                return self.tell(client, line, Some(&id));
             }
             "big" => format!("\"{}\"", "x".repeat(arguments.parse().unwrap())),
             other => panic!("the test asked for {other}"),
         };
-        self.listen.tell(client, result_line(&id, &answer), Some(&id));
+        self.tell(client, result_line(&id, &answer), Some(&id));
     }
 }
 

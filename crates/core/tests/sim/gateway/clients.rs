@@ -89,7 +89,15 @@ impl World {
         if self.dice.one_in(5) {
             text = text.replacen(':', ": \n ", 1);
         }
-        self.handle(Event::ClientSaid { client, message: Bytes::from(text) });
+        let message = Bytes::from(text);
+        // The fronts over HTTP have read it themselves.
+        let outline = message::parse(&message).ok().and_then(|request| Outline::of(&message, &request));
+        self.handle(
+            match outline.filter(|_| self.clients.get(&client).is_some_and(|state| state.front != Front::Lines)) {
+                Some(outline) => Event::ClientAsked { client, message, outline },
+                None => Event::ClientSaid { client, message },
+            },
+        );
     }
 
     fn client_asks(&mut self, client: u64, method: &str, mut params: Value) {
@@ -231,13 +239,19 @@ impl World {
         }
     }
 
-    pub fn client_hears(&mut self, client: u64, message: &[u8], about: Option<Id>) {
+    pub fn client_hears(&mut self, client: u64, message: &[u8], about: Option<Id>, kind: Said) {
         check!(
             self,
             message.ends_with(b"\n") && message.iter().filter(|byte| **byte == b'\n').count() == 1,
             "not one line"
         );
         let said = parsed(message);
+        let is_kind = match kind {
+            Said::Result => said.get("result").is_some(),
+            Said::Error => said.get("error").is_some(),
+            Said::Other => said.get("result").or(said.get("error")).is_none(),
+        };
+        check!(self, is_kind, "{said} is told as {kind:?}");
         check!(self, self.clients.contains_key(&client), "client {client} is gone and was told {said}");
         match (said.get("method").and_then(Value::as_str), said.get("id")) {
             (None, Some(id)) => self.client_is_answered(client, &id.to_string(), &said, about),

@@ -4,7 +4,7 @@ use std::net::IpAddr;
 
 use hyper::{
     HeaderMap,
-    header::{self, AsHeaderName},
+    header::{self, AsHeaderName, HeaderName, HeaderValue},
 };
 
 use crate::base64;
@@ -20,29 +20,129 @@ pub fn single(headers: &HeaderMap, name: impl AsHeaderName) -> Result<Option<&st
     if values.next().is_some() {
         return Err(Ambiguous);
     }
-    value.to_str().map(|text| Some(text.trim_matches([' ', '\t']))).map_err(|_| Ambiguous)
+    text(value).map(Some)
 }
 
-/// Whether answers as JSON and as events are welcome. Without a word about it, everything is.
-pub fn accepts(headers: &HeaderMap) -> (bool, bool) {
-    let (mut json, mut events) = (false, false);
-    let mut values = headers.get_all(header::ACCEPT).iter().peekable();
-    // Nothing, or what nearly every client sends.
-    if values.peek().is_none_or(|first| *first == "application/json, text/event-stream") {
+fn text(value: &HeaderValue) -> Result<&str, Ambiguous> {
+    value.to_str().map(|text| text.trim_matches([' ', '\t'])).map_err(|_| Ambiguous)
+}
+
+/// The headers that every request is judged by, found in one go.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Head<'a> {
+    pub session: Once<'a>,
+    pub version: Once<'a>,
+    host: Once<'a>,
+    origin: Once<'a>,
+    kind: Once<'a>,
+    encoding: Once<'a>,
+    /// Answers as JSON and as events, if there was a word about it.
+    accepted: Option<(bool, bool)>,
+    has_credentials: bool,
+}
+
+/// A header that may stand once.
+#[derive(Debug, Clone, Copy, Default)]
+pub enum Once<'a> {
+    #[default]
+    Absent,
+    Is(&'a HeaderValue),
+    Twice,
+}
+
+impl<'a> Once<'a> {
+    fn add(&mut self, value: &'a HeaderValue) {
+        *self = if self.is_absent() { Once::Is(value) } else { Once::Twice };
+    }
+
+    pub fn is_absent(self) -> bool {
+        matches!(self, Once::Absent)
+    }
+
+    pub fn text(self) -> Result<Option<&'a str>, Ambiguous> {
+        match self {
+            Once::Absent => Ok(None),
+            Once::Is(value) => text(value).map(Some),
+            Once::Twice => Err(Ambiguous),
+        }
+    }
+}
+
+impl<'a> Head<'a> {
+    pub fn of(headers: &'a HeaderMap) -> Head<'a> {
+        let mut head = Head::default();
+        for (name, value) in headers {
+            match name.as_str() {
+                "host" => head.host.add(value),
+                "origin" => head.origin.add(value),
+                "content-type" => head.kind.add(value),
+                "content-encoding" => head.encoding.add(value),
+                "mcp-session-id" => head.session.add(value),
+                "mcp-protocol-version" => head.version.add(value),
+                "authorization" | "x-api-key" => head.has_credentials = true,
+                "accept" => {
+                    let (json, events) = accepted(value);
+                    let (had_json, had_events) = head.accepted.unwrap_or_default();
+                    head.accepted = Some((had_json || json, had_events || events));
+                }
+                _ => {}
+            }
+        }
+        head
+    }
+
+    /// Whether answers as JSON and as events are welcome. Without a word about it, everything is.
+    pub fn accepts(&self) -> (bool, bool) {
+        self.accepted.unwrap_or((true, true))
+    }
+
+    /// Whether the body is JSON, and not packed.
+    pub fn is_json(&self) -> bool {
+        let is_json = match self.kind {
+            Once::Is(value) if value == "application/json" => true,
+            kind => {
+                let kind = kind.text().ok().flatten().unwrap_or_default();
+                kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case("application/json")
+            }
+        };
+        let is_plain = match self.encoding.text() {
+            Ok(None) => true,
+            Ok(Some(encoding)) => encoding.eq_ignore_ascii_case("identity"),
+            Err(Ambiguous) => false,
+        };
+        is_json && is_plain
+    }
+
+    /// By which a request shows whose it is; mostly none.
+    pub fn credentials(&self, headers: &HeaderMap) -> HeaderMap {
+        let mut credentials = HeaderMap::new();
+        if self.has_credentials {
+            for name in [header::AUTHORIZATION, HeaderName::from_static("x-api-key")] {
+                for value in headers.get_all(&name) {
+                    credentials.append(&name, value.clone());
+                }
+            }
+        }
+        credentials
+    }
+}
+
+/// What one line of `Accept` lets in.
+fn accepted(value: &HeaderValue) -> (bool, bool) {
+    // What nearly every client sends.
+    if value == "application/json, text/event-stream" {
         return (true, true);
     }
-    for value in values {
-        for range in value.to_str().unwrap_or_default().split(',') {
-            let mut parts = range.split(';').map(str::trim);
-            let kind = parts.next().unwrap_or_default();
-            let is_refused = parts.any(is_zero_quality);
-            if is_refused {
-                continue;
-            }
-            let is = |known: &str| kind.eq_ignore_ascii_case(known);
-            json |= is("application/json") || is("application/*") || is("*/*");
-            events |= is("text/event-stream") || is("text/*") || is("*/*");
+    let (mut json, mut events) = (false, false);
+    for range in value.to_str().unwrap_or_default().split(',') {
+        let mut parts = range.split(';').map(str::trim);
+        let kind = parts.next().unwrap_or_default();
+        if parts.any(is_zero_quality) {
+            continue;
         }
+        let is = |known: &str| kind.eq_ignore_ascii_case(known);
+        json |= is("application/json") || is("application/*") || is("*/*");
+        events |= is("text/event-stream") || is("text/*") || is("*/*");
     }
     (json, events)
 }
@@ -51,18 +151,6 @@ pub fn accepts(headers: &HeaderMap) -> (bool, bool) {
 fn is_zero_quality(parameter: &str) -> bool {
     let Some((name, value)) = parameter.split_once('=') else { return false };
     name.trim().eq_ignore_ascii_case("q") && value.trim().parse::<f32>().is_ok_and(|quality| quality == 0.0)
-}
-
-/// Whether the body is JSON, and not packed.
-pub fn is_json(headers: &HeaderMap) -> bool {
-    let kind = single(headers, header::CONTENT_TYPE).ok().flatten().unwrap_or_default();
-    let essence = kind.split(';').next().unwrap_or_default().trim();
-    let is_plain = match single(headers, header::CONTENT_ENCODING) {
-        Ok(None) => true,
-        Ok(Some(encoding)) => encoding.eq_ignore_ascii_case("identity"),
-        Err(Ambiguous) => false,
-    };
-    essence.eq_ignore_ascii_case("application/json") && is_plain
 }
 
 /// The value behind `=?base64?…?=`, or the text itself. Nothing, if what is packed is no text.
@@ -128,11 +216,11 @@ impl Names {
     }
 
     /// The sentence is for the client.
-    pub fn check(&self, headers: &HeaderMap, uri_authority: Option<&str>) -> Result<(), &'static str> {
+    pub fn check(&self, head: &Head<'_>, uri_authority: Option<&str>) -> Result<(), &'static str> {
         const HOST: &str = "this gateway does not answer to that Host";
         const ORIGIN: &str = "pages of that Origin may not use this gateway";
         // A request line with a whole address in it overrules the header.
-        let host = match (single(headers, header::HOST), uri_authority) {
+        let host = match (head.host.text(), uri_authority) {
             (Err(Ambiguous), _) => return Err(HOST),
             (Ok(_), Some(authority)) => Some(authority),
             (Ok(host), None) => host,
@@ -141,7 +229,7 @@ impl Names {
         if !self.any_host && !self.has_host(host) {
             return Err(HOST);
         }
-        let Some(origin) = single(headers, header::ORIGIN).map_err(|_| ORIGIN)? else { return Ok(()) };
+        let Some(origin) = head.origin.text().map_err(|_| ORIGIN)? else { return Ok(()) };
         if self.origins.iter().any(|known| known.eq_ignore_ascii_case(origin)) {
             return Ok(());
         }
@@ -154,8 +242,6 @@ impl Names {
 
 #[cfg(test)]
 mod tests {
-    use hyper::header::{HeaderName, HeaderValue};
-
     use super::*;
 
     fn headers(lines: &[(&str, &str)]) -> HeaderMap {
@@ -190,7 +276,7 @@ mod tests {
         ];
         for (values, expected) in table {
             let lines: Vec<_> = values.iter().map(|value| ("accept", *value)).collect();
-            assert_eq!(accepts(&headers(&lines)), *expected, "{values:?}");
+            assert_eq!(Head::of(&headers(&lines)).accepts(), *expected, "{values:?}");
         }
     }
 
@@ -209,7 +295,25 @@ mod tests {
             (&[("content-type", "application/json"), ("content-encoding", "identity")], true),
         ];
         for (lines, expected) in table {
-            assert_eq!(is_json(&headers(lines)), *expected, "{lines:?}");
+            assert_eq!(Head::of(&headers(lines)).is_json(), *expected, "{lines:?}");
+        }
+    }
+
+    #[test]
+    fn credentials_are_kept_and_nothing_else() {
+        type Lines = &'static [(&'static str, &'static str)];
+        let table: &[(Lines, Lines)] = &[
+            (&[("host", "localhost"), ("mcp-session-id", "7")], &[]),
+            (&[("host", "localhost"), ("authorization", "Bearer a")], &[("authorization", "Bearer a")]),
+            (&[("x-api-key", "a"), ("accept", "*/*")], &[("x-api-key", "a")]),
+            (
+                &[("authorization", "a"), ("x-api-key", "b"), ("authorization", "c")],
+                &[("authorization", "a"), ("authorization", "c"), ("x-api-key", "b")],
+            ),
+        ];
+        for (lines, kept) in table {
+            let map = headers(lines);
+            assert_eq!(Head::of(&map).credentials(&map), headers(kept), "{lines:?}");
         }
     }
 
@@ -303,14 +407,14 @@ mod tests {
         for (names, host, origin, is_welcome) in table {
             let mut lines = vec![("host", *host)];
             lines.extend(origin.map(|origin| ("origin", origin)));
-            assert_eq!(names.check(&headers(&lines), None).is_ok(), *is_welcome, "{host} {origin:?}");
+            assert_eq!(names.check(&Head::of(&headers(&lines)), None).is_ok(), *is_welcome, "{host} {origin:?}");
         }
         // Two of one are a trick, none is no HTTP/1.1, and a whole address in the request line counts.
-        assert!(plain.check(&headers(&[("host", "localhost"), ("host", "evil")]), None).is_err());
-        assert!(plain.check(&headers(&[]), None).is_err());
-        assert!(plain.check(&headers(&[("host", "localhost")]), Some("evil.example")).is_err());
+        assert!(plain.check(&Head::of(&headers(&[("host", "localhost"), ("host", "evil")])), None).is_err());
+        assert!(plain.check(&Head::of(&headers(&[])), None).is_err());
+        assert!(plain.check(&Head::of(&headers(&[("host", "localhost")])), Some("evil.example")).is_err());
         let origins = [("host", "localhost"), ("origin", "http://localhost"), ("origin", "http://evil.example")];
-        assert!(plain.check(&headers(&origins), None).is_err());
+        assert!(plain.check(&Head::of(&headers(&origins)), None).is_err());
     }
 
     /// Whatever stands in a header, reading it ends, without a panic, and never lets a stranger in.
@@ -345,8 +449,9 @@ mod tests {
                 text.push_str(pieces[(dice % pieces.len() as u64) as usize]);
             }
             let map = headers(&[("host", &text), ("accept", &text), ("content-type", &text)]);
-            let _ = (accepts(&map), is_json(&map), unpack(&text), session_id(&text));
-            if Names::default().check(&map, None).is_ok() {
+            let head = Head::of(&map);
+            let _ = (head.accepts(), head.is_json(), unpack(&text), session_id(&text));
+            if Names::default().check(&head, None).is_ok() {
                 assert!(is_loopback(host_of(text.trim()).unwrap()), "{text:?}");
                 assert!(!text.contains("evil"), "{text:?}");
             }

@@ -7,21 +7,20 @@ use std::{
     cell::RefCell,
     collections::VecDeque,
     rc::Rc,
-    task::{Context, Waker},
+    task::{Context, Poll, Waker},
     time::Instant,
 };
 
 use bytes::Bytes;
 use outlast_core::{
-    gateway::{Front, Who},
-    json::Scan,
-    message::{self, Id, Message},
+    gateway::{Front, Said, Who},
+    message::{self, Id, Message, Outline},
 };
 use rustc_hash::FxHashMap;
 
 use super::{
     Counts, Heard, Limits, Page, PageAnswer,
-    session::{NoStream, Said, Session, ping, sooner},
+    session::{NoStream, Session, ping, sooner},
     socket::Line,
     stream::{self, Answer, Content, Place, Reply, Stream},
     words,
@@ -29,8 +28,6 @@ use super::{
 
 pub type Shared = Rc<RefCell<House>>;
 
-/// How much of a message is looked at first.
-const START: usize = 512;
 /// Open status pages; one more is refused.
 const WATCHERS_MAX: usize = 32;
 
@@ -96,21 +93,27 @@ impl House {
 
     // What the owner asks.
 
-    pub fn next_heard(&mut self, cx: &Context<'_>) -> Option<Heard> {
-        let heard = self.heard.pop_front();
-        if heard.is_none() && self.driver.as_ref().is_none_or(|known| !known.will_wake(cx.waker())) {
+    pub fn next_heard(&mut self) -> Option<Heard> {
+        self.heard.pop_front()
+    }
+
+    /// Whoever asks in vain is woken when there is something.
+    pub fn poll_heard(&mut self, cx: &Context<'_>) -> Poll<Heard> {
+        if let Some(heard) = self.heard.pop_front() {
+            return Poll::Ready(heard);
+        }
+        if self.driver.as_ref().is_none_or(|known| !known.will_wake(cx.waker())) {
             self.driver = Some(cx.waker().clone());
         }
-        heard
+        Poll::Pending
     }
 
     pub fn due(&self) -> Option<Instant> {
         self.due
     }
 
-    pub fn tell(&mut self, client: u64, message: Bytes, about: Option<&Id>, now: Instant) {
+    pub fn tell(&mut self, client: u64, message: Bytes, about: Option<&Id>, said: Said, now: Instant) {
         let Some(guest) = self.guests.get_mut(&client) else { return };
-        let said = said(&message);
         match guest {
             Guest::Session(session) => {
                 let opens = session.opening.is_some() && about == session.opening.as_ref();
@@ -259,7 +262,7 @@ impl House {
     pub fn session(&mut self, id: u128, who: &Who, now: Instant) -> Option<&mut Session> {
         let client = self.sessions.get(&id)?;
         match self.guests.get_mut(client) {
-            Some(Guest::Session(session)) if *session.who == *who => {
+            Some(Guest::Session(session)) if std::ptr::eq(&*session.who, who) || *session.who == *who => {
                 session.seen = now;
                 Some(session)
             }
@@ -284,7 +287,7 @@ impl House {
         let mut session = Session::new(client, who.clone(), now);
         session.opening = Some(id.clone());
         let reply = Rc::new(Reply::default());
-        let number = session.post(vec![id], false, reply.clone(), line, now);
+        let number = session.post([id], false, reply.clone(), line, now);
         self.guests.insert(client, Guest::Session(Box::new(session)));
         self.hear(Heard::Came { client, front: Front::Session, who: (*who).clone() });
         self.hear(Heard::Said { client, message });
@@ -293,29 +296,50 @@ impl House {
         Ok(Exchange { place: Place::Client(client, number), reply })
     }
 
-    /// Requests within a session; the messages are its parts, in their order.
+    /// One request within a session.
     pub fn ask(
         &mut self,
         session: u128,
+        id: Id,
+        message: Bytes,
+        outline: Option<Outline>,
+        line: Rc<Line>,
+        now: Instant,
+    ) -> Option<Exchange> {
+        let (client, exchange) = self.post(session, [id], false, line, now)?;
+        self.hear_request(client, message, outline);
+        Some(exchange)
+    }
+
+    /// Requests within a session that came together; the messages are all parts of the batch, in their order.
+    pub fn ask_batch(
+        &mut self,
+        session: u128,
         ids: Vec<Id>,
-        is_batch: bool,
         messages: Vec<Bytes>,
         line: Rc<Line>,
         now: Instant,
     ) -> Option<Exchange> {
+        let (client, exchange) = self.post(session, ids, true, line, now)?;
+        self.hear_all(client, messages, now);
+        Some(exchange)
+    }
+
+    fn post(
+        &mut self,
+        session: u128,
+        ids: impl AsRef<[Id]> + IntoIterator<Item = Id>,
+        is_batch: bool,
+        line: Rc<Line>,
+        now: Instant,
+    ) -> Option<(u64, Exchange)> {
         let client = *self.sessions.get(&session)?;
         let Some(Guest::Session(session)) = self.guests.get_mut(&client) else { return None };
         let reply = Rc::new(Reply::default());
         let number = session.post(ids, is_batch, reply.clone(), line, now);
-        if is_batch {
-            self.hear_all(client, messages, now);
-        } else {
-            // One request cancels nothing: it need not be read again.
-            messages.into_iter().for_each(|message| self.hear(Heard::Said { client, message }));
-        }
         let quiet = now + self.limits.quiet;
         self.want(quiet);
-        Some(Exchange { place: Place::Client(client, number), reply })
+        Some((client, Exchange { place: Place::Client(client, number), reply }))
     }
 
     /// What needs no answer.
@@ -324,12 +348,19 @@ impl House {
         self.hear_all(client, messages, now);
     }
 
-    pub fn ask_stateless(&mut self, who: &Who, message: Bytes, line: Rc<Line>, now: Instant) -> Exchange {
+    pub fn ask_stateless(
+        &mut self,
+        who: &Who,
+        message: Bytes,
+        outline: Option<Outline>,
+        line: Rc<Line>,
+        now: Instant,
+    ) -> Exchange {
         let client = self.next_client();
         let reply = Rc::new(Reply::default());
         self.guests.insert(client, Guest::Request(Request { way: Way::Quiet(reply.clone(), line), began: now }));
         self.hear(Heard::Came { client, front: Front::Request, who: who.clone() });
-        self.hear(Heard::Said { client, message });
+        self.hear_request(client, message, outline);
         let quiet = now + self.limits.quiet;
         self.want(quiet);
         Exchange { place: Place::Client(client, 0), reply }
@@ -480,6 +511,13 @@ impl House {
         }
     }
 
+    fn hear_request(&mut self, client: u64, message: Bytes, outline: Option<Outline>) {
+        self.hear(match outline {
+            Some(outline) => Heard::Asked { client, message, outline },
+            None => Heard::Said { client, message },
+        });
+    }
+
     fn hear(&mut self, heard: Heard) {
         self.heard.push_back(heard);
         self.wake();
@@ -558,32 +596,6 @@ pub struct Exchange {
     pub reply: Rc<Reply>,
 }
 
-/// Whether a message ends a request. The first of three members tells, and mostly stands near the start: nothing behind
-/// it is read.
-pub fn said(message: &[u8]) -> Said {
-    let start = &message[..message.len().min(START)];
-    let start = match std::str::from_utf8(start) {
-        Ok(text) => text,
-        Err(error) => std::str::from_utf8(&start[..error.valid_up_to()]).unwrap_or_default(),
-    };
-    let whole = || std::str::from_utf8(message).ok().and_then(said_in);
-    said_in(start).or_else(|| if message.len() > START { whole() } else { None }).unwrap_or(Said::Other)
-}
-
-fn said_in(text: &str) -> Option<Said> {
-    let mut said = None;
-    let _ = Scan::new(text).object(|scan, name| {
-        said = match name.get() {
-            r#""result""# => Some(Said::Result),
-            r#""error""# => Some(Said::Error),
-            r#""method""# => Some(Said::Other),
-            _ => return scan.value().map(drop),
-        };
-        None
-    });
-    said
-}
-
 fn error_code(message: &[u8]) -> Option<i64> {
     let Ok(Message::Response { error: Some(error), .. }) = message::parse(message) else { return None };
     message::pick(error, ["code"])?[0]?.get().parse().ok()
@@ -608,29 +620,4 @@ pub fn mint() -> u128 {
     let mut bytes = [0; 16];
     getrandom::fill(&mut bytes).expect("the operating system has random numbers");
     u128::from_ne_bytes(bytes)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_first_telling_member_says_what_a_message_is() {
-        let table = [
-            (r#"{"jsonrpc":"2.0","id":1,"result":{}}"#, Said::Result),
-            (r#"{"result":{"method":"x"},"id":1}"#, Said::Result),
-            (r#"{"id":1,"error":{"code":1}}"#, Said::Error),
-            (r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"result":1}}"#, Said::Other),
-            (r#"{"params":{"result":1},"id":3,"method":"sampling/createMessage"}"#, Said::Other),
-            ("{}", Said::Other),
-            ("", Said::Other),
-        ];
-        for (message, expected) in table {
-            assert_eq!(said(message.as_bytes()), expected, "{message}");
-        }
-        assert_eq!(said(b"\xff"), Said::Other);
-        // What tells may come late.
-        let long = format!(r#"{{"params":"{}","result":1}}"#, "ä".repeat(START));
-        assert_eq!(said(long.as_bytes()), Said::Result);
-    }
 }

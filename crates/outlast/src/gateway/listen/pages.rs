@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     Door, Page,
-    headers::{is_json, single},
+    headers::{Head, single},
     request::{Told, identify, take, wait},
     socket::Line,
     stream::{Answer, Content},
@@ -76,7 +76,7 @@ async fn answer(door: &Rc<Door>, line: &Rc<Line>, head: &Parts, body: &mut Optio
     }
     let body = if is_order { take(door, body).await? } else { Bytes::new() };
     if !is_open {
-        line.show_pass(head.headers.clone(), who.clone());
+        line.show_pass(Head::of(&head.headers).credentials(&head.headers), who.clone());
     }
     let page = Page {
         ticket: 0,
@@ -99,7 +99,7 @@ fn whole(kind: &'static str, body: Bytes) -> Box<Answer> {
 /// Whether an order comes from a page of ours, or from no page at all; three ways, as any one may fail some day.
 fn check_order(token: &str, headers: &HeaderMap, authority: Option<&Authority>) -> Result<(), Box<Answer>> {
     let forbid = |message: &str| Err(Answer::refusal(StatusCode::FORBIDDEN, message));
-    if !is_json(headers) {
+    if !Head::of(headers).is_json() {
         return Err(Answer::refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "an order must be application/json"));
     }
     let host = authority.map(Authority::as_str).or_else(|| single(headers, header::HOST).ok().flatten());

@@ -12,13 +12,13 @@ use hyper::{
 };
 use outlast_core::{
     gateway::Who,
-    message::{self, Id, Message, RawId},
+    message::{self, Id, Message, Outline, RawId},
 };
 
 use super::{
     Door, agree,
-    headers::{accepts, is_json, session_id, single},
-    house::{Exchange, Shared},
+    headers::{Head, session_id, single},
+    house::{Exchange, House, Shared},
     pages,
     session::NoStream,
     socket::Line,
@@ -29,7 +29,6 @@ use super::{
 /// Where MCP is spoken.
 pub const ENDPOINT: &str = "/mcp";
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
-const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
 /// Room made for a body before any of it is there; the rest is made as it comes.
 const BODY_ROOM: usize = 64 << 10;
 /// A batch with more members is refused.
@@ -69,7 +68,8 @@ async fn respond(door: &Rc<Door>, line: &Rc<Line>, request: Request<Incoming>) -
 
 async fn route(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Option<Incoming>) -> Told {
     let authority = head.uri.authority().map(hyper::http::uri::Authority::as_str);
-    if let Err(why) = door.names.borrow().check(&head.headers, authority) {
+    let found = Head::of(&head.headers);
+    if let Err(why) = door.names.borrow().check(&found, authority) {
         return Err(Answer::refusal(StatusCode::FORBIDDEN, why));
     }
     if head.uri.path() != ENDPOINT {
@@ -77,9 +77,17 @@ async fn route(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Option<
     }
     let who = identify(door, &head.headers)?;
     match head.method {
-        Method::POST => post(door, line, who, head.headers, body).await,
-        Method::GET => get(door, line, who, head.headers),
-        Method::DELETE => delete(door, &who, &head.headers),
+        Method::POST => {
+            let exchange = post(door, line, who, &found, &head.headers, body).await?;
+            // An answer may take long, and all that was read with the head would be held that long.
+            drop(head);
+            match exchange {
+                Some(exchange) => Ok(wait(door, exchange).await),
+                None => Ok(Answer::empty(StatusCode::ACCEPTED)),
+            }
+        }
+        Method::GET => get(door, line, who, &found, &head.headers),
+        Method::DELETE => delete(door, &who, &found),
         _ => Err(words::method_not_allowed("GET, POST, DELETE", "MCP is spoken by POST, GET and DELETE")),
     }
 }
@@ -95,12 +103,12 @@ pub fn identify(door: &Door, headers: &HeaderMap) -> Result<Rc<Who>, Box<Answer>
 }
 
 /// The protocol version in the header, if it stands there once.
-fn version(headers: &HeaderMap) -> Result<Option<&str>, Box<Answer>> {
-    single(headers, VERSION).map_err(|_| words::mismatch("null", "the MCP-Protocol-Version header stands there twice"))
+fn version<'a>(head: &Head<'a>) -> Result<Option<&'a str>, Box<Answer>> {
+    head.version.text().map_err(|_| words::mismatch("null", "the MCP-Protocol-Version header stands there twice"))
 }
 
-/// The session that a request of the handshake era belongs to.
-fn session(door: &Door, who: &Who, headers: &HeaderMap, version: Option<&str>) -> Result<u128, Box<Answer>> {
+/// The session that a request of the handshake era says it belongs to.
+fn session_named(head: &Head<'_>, version: Option<&str>) -> Result<u128, Box<Answer>> {
     match version {
         Some(version) if !words::HANDSHAKE.contains(&version) => {
             let supported = [&words::STATELESS[..], &words::HANDSHAKE[..]].concat();
@@ -108,23 +116,28 @@ fn session(door: &Door, who: &Who, headers: &HeaderMap, version: Option<&str>) -
         }
         _ => {}
     }
-    let id = single(headers, SESSION).map_err(|_| words::no_such_session())?;
+    let id = head.session.text().map_err(|_| words::no_such_session())?;
     let id = id.ok_or_else(words::session_needed)?;
-    let id = session_id(id).ok_or_else(words::no_such_session)?;
+    session_id(id).ok_or_else(words::no_such_session)
+}
+
+/// The same, and it is there.
+fn session(door: &Door, who: &Who, head: &Head<'_>, version: Option<&str>) -> Result<u128, Box<Answer>> {
+    let id = session_named(head, version)?;
     let mut house = door.house.borrow_mut();
     house.session(id, who, Instant::now()).map(|_| id).ok_or_else(words::no_such_session)
 }
 
-fn get(door: &Door, line: &Rc<Line>, who: Rc<Who>, headers: HeaderMap) -> Told {
-    let version = only_with_sessions(&headers)?;
-    if !accepts(&headers).1 {
+fn get(door: &Door, line: &Rc<Line>, who: Rc<Who>, head: &Head<'_>, headers: &HeaderMap) -> Told {
+    let version = only_with_sessions(head)?;
+    if !head.accepts().1 {
         return Err(Answer::refusal(StatusCode::NOT_ACCEPTABLE, "a GET is answered by text/event-stream alone"));
     }
-    let id = session(door, &who, &headers, version)?;
-    let last = single(&headers, "last-event-id").map_err(|_| lost_stream(NoStream::NotAnId))?;
+    let id = session(door, &who, head, version)?;
+    let last = single(headers, "last-event-id").map_err(|_| lost_stream(NoStream::NotAnId))?;
     let mut house = door.house.borrow_mut();
     let (stream, place) = house.listen(id, last, line.clone(), Instant::now()).map_err(lost_stream)?;
-    line.show_pass(headers, who);
+    line.show_pass(head.credentials(headers), who);
     Ok(Answer::events(None, stream, place))
 }
 
@@ -136,16 +149,16 @@ fn lost_stream(why: NoStream) -> Box<Answer> {
     Answer::refusal(StatusCode::BAD_REQUEST, message)
 }
 
-fn delete(door: &Door, who: &Who, headers: &HeaderMap) -> Told {
-    let version = only_with_sessions(headers)?;
-    let id = session(door, who, headers, version)?;
+fn delete(door: &Door, who: &Who, head: &Head<'_>) -> Told {
+    let version = only_with_sessions(head)?;
+    let id = session(door, who, head, version)?;
     door.house.borrow_mut().end_session(id);
     Ok(Answer::empty(StatusCode::OK))
 }
 
 /// The protocol version of a request that belongs to a session.
-fn only_with_sessions(headers: &HeaderMap) -> Result<Option<&str>, Box<Answer>> {
-    match version(headers)? {
+fn only_with_sessions<'a>(head: &Head<'a>) -> Result<Option<&'a str>, Box<Answer>> {
+    match version(head)? {
         Some(version) if words::is_stateless(version) => {
             Err(words::method_not_allowed("POST", "there are no sessions in this revision, only POST"))
         }
@@ -153,23 +166,29 @@ fn only_with_sessions(headers: &HeaderMap) -> Result<Option<&str>, Box<Answer>> 
     }
 }
 
-async fn post(door: &Rc<Door>, line: &Rc<Line>, who: Rc<Who>, headers: HeaderMap, body: &mut Option<Incoming>) -> Told {
-    if !is_json(&headers) {
+/// A message, and where its answer is to be waited for if it needs one.
+async fn post(
+    door: &Rc<Door>,
+    line: &Rc<Line>,
+    who: Rc<Who>,
+    head: &Head<'_>,
+    headers: &HeaderMap,
+    body: &mut Option<Incoming>,
+) -> Result<Option<Exchange>, Box<Answer>> {
+    if !head.is_json() {
         let message = "the body must be application/json, and not packed";
         return Err(Answer::refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
-    if accepts(&headers) != (true, true) {
+    if head.accepts() != (true, true) {
         let message = "Accept must name both application/json and text/event-stream";
         return Err(Answer::refusal(StatusCode::NOT_ACCEPTABLE, message));
     }
     let body = take(door, body).await?;
-    let exchange = match said(door, line, &who, &headers, &body)? {
-        Some(exchange) => exchange,
-        None => return Ok(Answer::empty(StatusCode::ACCEPTED)),
-    };
-    line.show_pass(headers, who);
-    drop(body);
-    Ok(wait(door, exchange).await)
+    let exchange = said(door, line, &who, head, headers, body)?;
+    if exchange.is_some() {
+        line.show_pass(head.credentials(headers), who);
+    }
+    Ok(exchange)
 }
 
 /// Hands a body on. What needs no answer leaves nothing to wait for.
@@ -177,31 +196,33 @@ fn said(
     door: &Door,
     line: &Rc<Line>,
     who: &Rc<Who>,
+    head: &Head<'_>,
     headers: &HeaderMap,
-    body: &Bytes,
+    body: Bytes,
 ) -> Result<Option<Exchange>, Box<Answer>> {
     let now = Instant::now();
-    let message = message::parse(body).map_err(|error| {
+    let message = message::parse(&body).map_err(|error| {
         let message = format!("the body is not JSON: {}", error.0);
         Answer::error(StatusCode::BAD_REQUEST, "null", words::NOT_JSON, &message, None)
     })?;
-    let version = version(headers)?;
+    let version = version(head)?;
     let is_stateless = version.is_some_and(words::is_stateless);
+    let outline = Outline::of(&body, &message);
     match message {
         Message::Request { id, method, params }
             if agree::claims(&params) || (is_stateless && method != "initialize") =>
         {
             let id = known(id)?;
             agree::check(headers, &id.to_string(), &method, &params, &door.mirrors.borrow())?;
-            Ok(Some(door.house.borrow_mut().ask_stateless(who, body.clone(), line.clone(), now)))
+            Ok(Some(door.house.borrow_mut().ask_stateless(who, body, outline, line.clone(), now)))
         }
-        Message::Request { id, method, .. } if method == "initialize" && !headers.contains_key(SESSION) => {
+        Message::Request { id, method, .. } if method == "initialize" && head.session.is_absent() => {
             let id = known(id)?;
             if is_stateless {
                 let message = "initialize belongs to revisions before the one in the MCP-Protocol-Version header";
                 return Err(words::mismatch(&id.to_string(), message));
             }
-            door.house.borrow_mut().open_session(who.clone(), id, body.clone(), line.clone(), now).map(Some)
+            door.house.borrow_mut().open_session(who.clone(), id, body, line.clone(), now).map(Some)
         }
         // Nothing that a client could notify us of has a meaning by itself.
         Message::Notification { params, .. } if is_stateless || agree::claims(&params) => Ok(None),
@@ -210,26 +231,26 @@ fn said(
         }
         Message::Other => Err(invalid("the body is no JSON-RPC message")),
         Message::Request { id, .. } => {
-            let session = session(door, who, headers, version)?;
-            let ids = vec![known(id)?];
-            fresh(door, session, who, &ids, now)?;
+            let session = session_named(head, version)?;
+            let id = known(id)?;
             let mut house = door.house.borrow_mut();
-            Ok(house.ask(session, ids, false, vec![body.clone()], line.clone(), now))
+            fresh(&mut house, session, who, std::slice::from_ref(&id), now)?;
+            Ok(house.ask(session, id, body, outline, line.clone(), now))
         }
         Message::Notification { .. } | Message::Response { .. } => {
-            let session = session(door, who, headers, version)?;
-            door.house.borrow_mut().note(session, vec![body.clone()], now);
+            let session = session(door, who, head, version)?;
+            door.house.borrow_mut().note(session, vec![body], now);
             Ok(None)
         }
         Message::Batch(members) => {
-            let session = session(door, who, headers, version)?;
-            let (ids, messages) = batch(door, session, who, body, &members, now)?;
+            let session = session(door, who, head, version)?;
             let mut house = door.house.borrow_mut();
+            let (ids, messages) = batch(&mut house, session, who, &body, &members, now)?;
             if ids.is_empty() {
                 house.note(session, messages, now);
                 return Ok(None);
             }
-            Ok(house.ask(session, ids, true, messages, line.clone(), now))
+            Ok(house.ask_batch(session, ids, messages, line.clone(), now))
         }
     }
 }
@@ -243,8 +264,7 @@ fn known(id: RawId<'_>) -> Result<Id, Box<Answer>> {
 }
 
 /// Each answer must find its one request.
-fn fresh(door: &Door, session: u128, who: &Who, ids: &[Id], now: Instant) -> Result<(), Box<Answer>> {
-    let mut house = door.house.borrow_mut();
+fn fresh(house: &mut House, session: u128, who: &Who, ids: &[Id], now: Instant) -> Result<(), Box<Answer>> {
     let Some(session) = house.session(session, who, now) else { return Err(words::no_such_session()) };
     for (at, id) in ids.iter().enumerate() {
         if session.has(id) || ids[..at].contains(id) {
@@ -263,20 +283,17 @@ fn fresh(door: &Door, session: u128, who: &Who, ids: &[Id], now: Instant) -> Res
 
 /// The parts of a batch, and the ids of its requests.
 fn batch(
-    door: &Door,
+    house: &mut House,
     session: u128,
     who: &Who,
     body: &Bytes,
     members: &[message::Raw<'_>],
     now: Instant,
 ) -> Result<(Vec<Id>, Vec<Bytes>), Box<Answer>> {
-    {
-        let mut house = door.house.borrow_mut();
-        let Some(session) = house.session(session, who, now) else { return Err(words::no_such_session()) };
-        if session.version != words::WITH_BATCHES {
-            let message = format!("revision {} has no batches: send each message by itself", session.version);
-            return Err(invalid(&message));
-        }
+    let Some(found) = house.session(session, who, now) else { return Err(words::no_such_session()) };
+    if found.version != words::WITH_BATCHES {
+        let message = format!("revision {} has no batches: send each message by itself", found.version);
+        return Err(invalid(&message));
     }
     if members.is_empty() {
         return Err(invalid("the batch is empty"));
@@ -296,7 +313,7 @@ fn batch(
         }
         messages.push(body.slice(message::place(body, *member)));
     }
-    fresh(door, session, who, &ids, now)?;
+    fresh(house, session, who, &ids, now)?;
     Ok((ids, messages))
 }
 

@@ -4,7 +4,10 @@ use std::{collections::VecDeque, rc::Rc, time::Instant};
 
 use bytes::{BufMut, Bytes, BytesMut};
 use hyper::StatusCode;
-use outlast_core::{gateway::Who, message::Id};
+use outlast_core::{
+    gateway::{Said, Who},
+    message::Id,
+};
 use rustc_hash::FxHashMap;
 
 use super::{
@@ -72,14 +75,6 @@ struct Kept {
     frame: Bytes,
 }
 
-/// Whether a message ends a request.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Said {
-    Result,
-    Error,
-    Other,
-}
-
 /// Why a stream cannot be had.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NoStream {
@@ -112,15 +107,22 @@ impl Session {
     }
 
     /// A POST with these requests waits for its answer at `reply`.
-    pub fn post(&mut self, ids: Vec<Id>, is_batch: bool, reply: Rc<Reply>, line: Rc<Line>, now: Instant) -> u32 {
+    pub fn post(
+        &mut self,
+        ids: impl AsRef<[Id]> + IntoIterator<Item = Id>,
+        is_batch: bool,
+        reply: Rc<Reply>,
+        line: Rc<Line>,
+        now: Instant,
+    ) -> u32 {
         let number = self.next_post;
         self.next_post += 1;
         let post = Post {
-            open: ids.len(),
+            open: ids.as_ref().len(),
             is_batch,
             answers: Vec::new(),
             way: Way::Quiet(reply, line),
-            is_opening: self.opening.as_ref() == ids.first(),
+            is_opening: self.opening.as_ref() == ids.as_ref().first(),
             began: now,
         };
         self.posts.insert(number, post);

@@ -55,7 +55,7 @@ pub struct Line {
 /// An answer may take long, and the right to it may end before.
 #[derive(Debug)]
 struct Pass {
-    headers: HeaderMap,
+    credentials: HeaderMap,
     who: Rc<Who>,
 }
 
@@ -86,14 +86,14 @@ impl Line {
     }
 
     /// The request is this one's, by these headers.
-    pub fn show_pass(&self, headers: HeaderMap, who: Rc<Who>) {
-        self.pass.replace(Some(Pass { headers, who }));
+    pub fn show_pass(&self, credentials: HeaderMap, who: Rc<Who>) {
+        self.pass.replace(Some(Pass { credentials, who }));
     }
 
     /// Cut off, if the right by which its request came has ended.
     pub fn check_pass(&self, auth: &Auth) {
         let is_over = match &*self.pass.borrow() {
-            Some(pass) => auth(&pass.headers).map_or(true, |who| who != *pass.who),
+            Some(pass) => auth(&pass.credentials).map_or(true, |who| who != *pass.who),
             None => false,
         };
         if is_over {
