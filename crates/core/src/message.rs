@@ -478,6 +478,25 @@ pub fn patch(message: &[u8], edits: &mut [(Range<usize>, &str)]) -> Bytes {
     out.into()
 }
 
+/// The edits of one message, which are few.
+#[derive(Debug, Default)]
+pub struct Edits<'a> {
+    list: [(Range<usize>, &'a str); 4],
+    count: usize,
+}
+
+impl<'a> Edits<'a> {
+    pub fn push(&mut self, at: Range<usize>, with: &'a str) {
+        self.list[self.count] = (at, with);
+        self.count += 1;
+    }
+
+    /// See [`patch`].
+    pub fn apply(mut self, message: &[u8]) -> Bytes {
+        patch(message, &mut self.list[..self.count])
+    }
+}
+
 /// A whole line from its text.
 pub fn line(text: String) -> Bytes {
     let mut bytes = text.into_bytes();

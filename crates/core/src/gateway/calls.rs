@@ -1,9 +1,9 @@
 //! Requests under way: from the moment one is let through until it is answered, once.
 
-use std::{borrow::Cow, ops::Range};
+use std::borrow::Cow;
 
 use super::*;
-use crate::message::{self, Params, Raw, RawId, patch, pick};
+use crate::message::{self, Edits, Params, Raw, RawId, patch, pick};
 
 use guard::{Health, Pass};
 use opening::Private;
@@ -221,8 +221,10 @@ impl Gateway {
         }
 
         let number = key.to_string();
-        let mut edits: Vec<(Range<usize>, &str)> = Vec::with_capacity(4);
-        edits.extend(id.place(message).map(|at| (at, number.as_str())));
+        let mut edits = Edits::default();
+        if let Some(at) = id.place(message) {
+            edits.push(at, &number);
+        }
         let named = match call.what {
             What::Complete => {
                 params.reference().and_then(|reference| pick(reference, ["name"])).and_then(|[name]| name)
@@ -230,7 +232,7 @@ impl Gateway {
             _ => params.name(),
         };
         if let (Some(own), Some(name)) = (&call.own, named) {
-            edits.push((message::place(message, name), own));
+            edits.push(message::place(message, name), own);
         }
         let token = params.meta().and_then(|meta| pick(meta, ["progressToken"])).and_then(|[token]| token);
         call.token = token.map(|token| token.get().into());
@@ -243,8 +245,8 @@ impl Gateway {
             _ => None,
         };
         match (&plain, token) {
-            (Some((at, plain)), _) => edits.push((at.clone(), plain)),
-            (None, Some(token)) => edits.push((message::place(message, token), &number)),
+            (Some((at, plain)), _) => edits.push(at.clone(), plain),
+            (None, Some(token)) => edits.push(message::place(message, token), &number),
             (None, None) => {}
         }
         let meta = match (call.whom.as_ref().map(|whom| (whom.era, whom.client)), connection.era) {
@@ -254,9 +256,9 @@ impl Gateway {
         let added;
         if !meta.is_empty() {
             added = words::add_meta(message, params, &meta);
-            edits.push((added.0.clone(), &added.1));
+            edits.push(added.0.clone(), &added.1);
         }
-        let told = patch(message, &mut edits);
+        let told = edits.apply(message);
         let link = connection.link;
         self.out.push(Action::TellLink { link, message: told });
         self.wake_by(due);
@@ -321,17 +323,23 @@ impl Gateway {
             self.answer_error(whom, -32021, &words, Some(&data));
             return self.called(&call, Outcome::Failed, now);
         }
-        let mut edits: Vec<(Range<usize>, &str)> = Vec::with_capacity(2);
-        edits.extend(id.place(message).map(|at| (at, &*whom.raw)));
+        let mut edits = Edits::default();
+        if let Some(at) = id.place(message) {
+            edits.push(at, &whom.raw);
+        }
         let added;
         if whom.era == Era::Stateless
             && self.links.get(&serial).is_none_or(|connection| connection.era == Era::Handshake)
         {
             added = result.and_then(|result| words::complete(message, result, call.what));
-            edits.extend(added.as_ref().map(|(at, with)| (at.clone(), with.as_str())));
-            edits.extend(error.and_then(|error| words::error_for_stateless(message, error)));
+            if let Some((at, with)) = &added {
+                edits.push(at.clone(), with);
+            }
+            if let Some((at, with)) = error.and_then(|error| words::error_for_stateless(message, error)) {
+                edits.push(at, with);
+            }
         }
-        let told = patch(message, &mut edits);
+        let told = edits.apply(message);
         self.answer(whom, told, if error.is_some() { Said::Error } else { Said::Result });
         let outcome = if failed { Outcome::Failed } else { Outcome::Answered };
         self.called(&call, outcome, now);

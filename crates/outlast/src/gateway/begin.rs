@@ -88,7 +88,7 @@ async fn serve(arguments: &cli::Gateway, source: Source, config: Config, keeper:
     };
     let (control, complaint) = Control::begin(instance, env::home_dir().as_deref());
     complaint.into_iter().for_each(|complaint| journal.note(&complaint));
-    let (reload, complaint) = Reload::new(source, &config, !arguments.no_watch);
+    let (reload, complaint) = Reload::new(source, &config, arguments.listen, !arguments.no_watch);
     complaint.into_iter().for_each(|complaint| journal.note(&complaint));
     // Who hears this can already ask us anything.
     if let Some(listen) = &listen {
@@ -135,8 +135,12 @@ impl Fronts {
 }
 
 fn bind(address: SocketAddr, config: &Config) -> Result<Listen, Report> {
+    Listen::bind(options(address, config)?).map_err(|error| cannot_listen(&error))
+}
+
+pub(super) fn options(address: SocketAddr, config: &Config) -> Result<listen::Options, Report> {
     let front = &config.front;
-    let options = listen::Options {
+    Ok(listen::Options {
         address,
         hosts: front.hosts.clone(),
         origins: front.origins.clone(),
@@ -148,18 +152,19 @@ fn bind(address: SocketAddr, config: &Config) -> Result<Listen, Report> {
             session_ttl: front.session_idle,
             ..Limits::default()
         },
-    };
-    Listen::bind(options).map_err(|error| {
-        let code = match error {
-            listen::ListenError::Unguarded { .. } => report::USAGE,
-            listen::ListenError::Os { .. } => report::FAILURE,
-        };
-        Report::of(&error, error.hint(), code)
     })
 }
 
+pub(super) fn cannot_listen(error: &listen::ListenError) -> Report {
+    let code = match error {
+        listen::ListenError::Unguarded { .. } => report::USAGE,
+        listen::ListenError::Os { .. } => report::FAILURE,
+    };
+    Report::of(error, error.hint(), code)
+}
+
 /// How clients prove who they are.
-pub(super) fn auth(config: &Config) -> Result<Option<listen::Auth>, Report> {
+fn auth(config: &Config) -> Result<Option<listen::Auth>, Report> {
     let Some(settings) = config.auth.clone() else { return Ok(None) };
     let auth = Auth::load(settings)
         .map_err(|why| Report::new(report::USAGE, "nobody could prove who he is").because(why).hint("mend `[auth]`"))?;

@@ -129,7 +129,7 @@ pub struct Unauthorized {
     pub why: String,
 }
 
-/// What is decided before the first connection.
+/// What is decided before the first connection, and may be decided anew later.
 pub struct Options {
     pub address: SocketAddr,
     /// Further hosts that we answer to, without a port.
@@ -228,6 +228,29 @@ impl ListenError {
     }
 }
 
+impl Options {
+    fn check(&self) -> Result<(), ListenError> {
+        match self.address.ip().is_loopback() || self.auth.is_some() {
+            true => Ok(()),
+            false => Err(ListenError::Unguarded { address: self.address }),
+        }
+    }
+
+    fn names(&self) -> Names {
+        // Where everybody proves who they are, and no names were configured, any name will do.
+        let any_host = self.auth.is_some() && self.hosts.is_empty() && !self.address.ip().is_loopback();
+        Names { hosts: self.hosts.clone(), origins: self.origins.clone(), any_host }
+    }
+
+    /// Not more connections than the system has descriptors for.
+    fn limits(&self) -> Limits {
+        let wanted = self.limits.connections_max;
+        let room = os::room_for_descriptors((wanted + RESERVED) as u64);
+        let room = usize::try_from(room).unwrap_or(usize::MAX).saturating_sub(RESERVED).max(1);
+        Limits { connections_max: wanted.min(room), ..self.limits.clone() }
+    }
+}
+
 /// What every connection needs to know.
 struct Door {
     house: Shared,
@@ -244,6 +267,8 @@ struct Door {
 pub struct Listen {
     listener: Option<TcpListener>,
     address: SocketAddr,
+    /// The same as it was asked for, where the system was to choose a port.
+    asked: SocketAddr,
     door: Rc<Door>,
     http: http1::Builder,
     sweep: Pin<Box<Sleep>>,
@@ -258,29 +283,20 @@ pub struct Listen {
 impl Listen {
     /// Needs a runtime.
     pub fn bind(options: Options) -> Result<Listen, ListenError> {
-        let address = options.address;
-        if !address.ip().is_loopback() && options.auth.is_none() {
-            return Err(ListenError::Unguarded { address });
-        }
-        let listener = bind(address).map_err(|source| ListenError::Os { address, source })?;
-        let address = listener.local_addr().map_err(|source| ListenError::Os { address, source })?;
-        // Where everybody proves who they are, and no names were configured, any name will do.
-        let any_host = options.auth.is_some() && options.hosts.is_empty() && !address.ip().is_loopback();
-        let names = Names { hosts: options.hosts, origins: options.origins, any_host };
+        let asked = options.address;
+        options.check()?;
+        let (listener, address) = bind(asked)?;
         let mut http = http1::Builder::new();
         // Time is looked at in one place for all connections, not by a timer for each.
         http.header_read_timeout(None).max_header_size(HEAD_MAX).half_close(false);
-        let mut limits = options.limits;
-        let room = os::room_for_descriptors((limits.connections_max + RESERVED) as u64);
-        let room = usize::try_from(room).unwrap_or(usize::MAX).saturating_sub(RESERVED).max(1);
-        limits.connections_max = limits.connections_max.min(room);
         let now = Instant::now();
         Ok(Listen {
             listener: Some(listener),
             address,
+            asked,
             door: Rc::new(Door {
-                house: Rc::new(RefCell::new(House::new(limits))),
-                names: RefCell::new(names),
+                house: Rc::new(RefCell::new(House::new(options.limits()))),
+                names: RefCell::new(options.names()),
                 auth: RefCell::new(options.auth),
                 mirrors: RefCell::new(HashMap::new()),
                 nobody: Rc::new(Who { name: "local".into(), role: None, profile: None }),
@@ -298,6 +314,10 @@ impl Listen {
 
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    pub fn asked(&self) -> SocketAddr {
+        self.asked
     }
 
     /// The next thing that was heard.
@@ -349,7 +369,27 @@ impl Listen {
         *self.door.mirrors.borrow_mut() = mirrors;
     }
 
-    /// For a configuration that changed: who may come from here on, and stay. An address beyond loopback stays guarded.
+    /// For a configuration that changed. Whoever is connected stays, wherever those who come next are to come. It is taken
+    /// whole or not at all; true if we listen elsewhere from here on.
+    pub fn configure(&mut self, options: Options) -> Result<bool, ListenError> {
+        options.check()?;
+        let moves = options.address != self.asked && self.listener.is_some();
+        if moves {
+            let (listener, address) = bind(options.address)?;
+            (self.listener, self.address, self.asked) = (Some(listener), address, options.address);
+        }
+        self.door.names.replace(options.names());
+        {
+            let mut house = self.door.house.borrow_mut();
+            house.limits = options.limits();
+            // Some may have been idle for too long by now.
+            house.want(Instant::now());
+        }
+        self.set_auth(options.auth)?;
+        Ok(moves)
+    }
+
+    /// Who may come from here on, and stay. An address beyond loopback stays guarded.
     pub fn set_auth(&mut self, auth: Option<Auth>) -> Result<(), ListenError> {
         if auth.is_none() && !self.address.ip().is_loopback() {
             return Err(ListenError::Unguarded { address: self.address });
@@ -511,7 +551,14 @@ fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-fn bind(address: SocketAddr) -> io::Result<TcpListener> {
+/// With the address that it came to be.
+fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ListenError> {
+    let listener = bind_socket(address).map_err(|source| ListenError::Os { address, source })?;
+    let bound = listener.local_addr().map_err(|source| ListenError::Os { address, source })?;
+    Ok((listener, bound))
+}
+
+fn bind_socket(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = socket2::Socket::new(
         socket2::Domain::for_address(address),
         socket2::Type::STREAM,

@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    net::SocketAddr,
     path::PathBuf,
     pin::Pin,
     task::{Context, Poll},
@@ -12,12 +13,7 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 
 use super::{Driver, begin};
-use crate::{
-    config::gateway::{Front, Gateway as Config},
-    control::wire::Refusal,
-    report::Report,
-    watch::Watch,
-};
+use crate::{config::gateway::Gateway as Config, control::wire::Refusal, report::Report, watch::Watch};
 
 /// Where the configuration comes from. No file: the nearest `outlast.toml`.
 #[derive(Debug, Clone)]
@@ -36,8 +32,10 @@ pub struct Reload {
     source: Source,
     is_watching: bool,
     watched: Vec<PathBuf>,
-    /// What the HTTP endpoint was opened with, or has been told of since.
-    front: Front,
+    /// The address that was asked for at the start, whatever the files say.
+    listen: Option<SocketAddr>,
+    /// Whether the files name an address.
+    has_address: bool,
     watch: Option<Watch>,
     reading: Option<JoinHandle<Result<Config, Report>>>,
     /// Somebody asked while it was being read, and may have changed it just then.
@@ -48,12 +46,18 @@ pub struct Reload {
 
 impl Reload {
     /// A sentence if changes will go unnoticed.
-    pub fn new(source: Source, config: &Config, is_watching: bool) -> (Reload, Option<String>) {
+    pub fn new(
+        source: Source,
+        config: &Config,
+        listen: Option<SocketAddr>,
+        is_watching: bool,
+    ) -> (Reload, Option<String>) {
         let mut reload = Reload {
             source,
             is_watching,
             watched: Vec::new(),
-            front: config.front.clone(),
+            listen,
+            has_address: config.front.listen.is_some(),
             watch: None,
             reading: None,
             again: false,
@@ -134,14 +138,17 @@ impl Driver {
     }
 
     fn take_config(&mut self, config: Config) -> Result<String, Report> {
-        // Who may come is decided first: if that cannot be had, all stays as it is.
-        let auth = begin::auth(&config)?;
+        // Who may come, and where to, is decided first: if that cannot be had, all stays as it is.
         if let Some(listen) = &mut self.listen {
-            listen.set_auth(auth).map_err(|error| Report::of(&error, error.hint(), crate::report::USAGE))?;
-            if config.front != self.reload.front {
-                self.journal.note("what is new in `[gateway]` of the configuration is taken at the next start");
-                self.reload.front = config.front;
+            let address = self.reload.listen.or(config.front.listen).unwrap_or(listen.asked());
+            let options = begin::options(address, &config)?;
+            if listen.configure(options).map_err(|error| begin::cannot_listen(&error))? {
+                self.journal.note(&format!("listening on http://{}/mcp", listen.address()));
             }
+        }
+        let has_address = config.front.listen.is_some();
+        if std::mem::replace(&mut self.reload.has_address, has_address) != has_address && self.reload.listen.is_none() {
+            self.journal.note("whether clients come by HTTP or by stdin is decided at the next start");
         }
         if let Some(complaint) = self.reload.watch(&config.watched) {
             self.journal.note(&complaint);

@@ -3,7 +3,10 @@
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::world::{Gate, backend};
+use super::{
+    web::{Session, Web},
+    world::{Gate, backend},
+};
 use crate::mcp::client::{Place, is_alive, signal, until};
 
 #[test]
@@ -62,5 +65,51 @@ fn a_hangup_signal_reads_the_configuration_again() {
     let words = gate.outlast(&["reload"]);
     assert!(words.status.success(), "{words:?}");
     assert!(String::from_utf8_lossy(&words.stdout).contains("the backends are the same"), "{words:?}");
+    gate.end();
+}
+
+#[test]
+fn the_endpoint_changes_and_whoever_is_connected_stays() {
+    let config = |front: &str| format!("[gateway]\n{front}\n{}", backend("one", &[], ""));
+    let gate = Gate::configured(Place::new(), &config("listen = \"127.0.0.1:0\""), |setup| setup);
+    let one = gate.child("one").to_string();
+    let mut session = gate.session();
+    let status = |address: &str| {
+        let page = [("origin", "https://gate.example")];
+        Web::connect(address).ask("GET", "/health", &page, b"").status
+    };
+    assert_eq!(status(&gate.address), 403);
+
+    // Names and bounds.
+    gate.place
+        .write("outlast.toml", &config("listen = \"127.0.0.1:0\"\nhosts = [\"gate.example\"]\nbody_max = \"1KiB\""));
+    gate.place.recorded("configured", 1);
+    assert_eq!(status(&gate.address), 200);
+    let long = json!({"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {"x": "x".repeat(2000)}});
+    assert_eq!(Session::open(&gate.address).post(&long).status, 413);
+
+    // Another address: who is here stays, who comes comes there.
+    gate.place.write("outlast.toml", &config("listen = \"127.0.0.2:0\""));
+    gate.place.recorded("configured", 2);
+    let line = gate.client.says("listening on http://127.0.0.2:");
+    let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address");
+    assert_eq!(gate.state()["listen"], format!("http://{address}/mcp"));
+    assert_eq!(Session::open(address).call("one__pid", json!({})), one);
+    assert_eq!(session.call("one__pid", json!({})), one, "on the connection that it has");
+    assert!(std::net::TcpStream::connect(&gate.address).is_err(), "nobody listens there any more");
+
+    // One that cannot be had changes nothing.
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = taken.local_addr().expect("it is bound").port();
+    gate.place.write("outlast.toml", &config(&format!("listen = \"127.0.0.1:{port}\"\nhosts = [\"gate.example\"]")));
+    let refused = gate.place.recorded("reload_failed", 1);
+    assert!(refused["detail"].as_str().is_some_and(|words| words.contains("cannot listen")), "{refused}");
+    assert_eq!(status(address), 403);
+    assert_eq!(session.call("one__pid", json!({})), one);
+
+    // Whether there is an endpoint at all is decided at the start.
+    gate.place.write("outlast.toml", &backend("one", &[], ""));
+    gate.client.says("whether clients come by HTTP or by stdin is decided at the next start");
+    assert_eq!(Session::open(address).call("one__pid", json!({})), one);
     gate.end();
 }

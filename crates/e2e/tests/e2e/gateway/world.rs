@@ -33,9 +33,13 @@ impl Gate {
     }
 
     pub fn listen_with(place: Place, config: &str, more: impl FnOnce(Setup) -> Setup) -> Gate {
+        Gate::configured(place, config, |setup| more(setup.options(["--listen", "127.0.0.1:0"])))
+    }
+
+    /// Over HTTP, where the configuration says.
+    pub fn configured(place: Place, config: &str, more: impl FnOnce(Setup) -> Setup) -> Gate {
         place.write("outlast.toml", config);
-        let setup = Setup::gateway(&place).options(["--listen", "127.0.0.1:0", "--name", "gateway"]).hasty();
-        let client = more(setup).start();
+        let client = more(Setup::gateway(&place).options(["--name", "gateway"]).hasty()).start();
         let line = client.says("listening on http://");
         let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address");
         Gate { address: address.to_owned(), place, client }

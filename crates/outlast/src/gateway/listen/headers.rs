@@ -189,7 +189,7 @@ pub fn host_of(authority: &str) -> Option<&str> {
             None => (authority, None),
         }
     };
-    let is_host = !host.is_empty() && !host.contains(['/', '@', '?', '#', ' ', '\\']);
+    let is_host = !host.is_empty() && !host.bytes().any(|byte| b"/@?# \\".contains(&byte));
     (is_host && port.is_none_or(|port| port.parse::<u16>().is_ok())).then_some(host)
 }
 
