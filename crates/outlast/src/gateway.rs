@@ -66,6 +66,8 @@ const FAREWELL_MAX: Duration = Duration::from_secs(1);
 pub const STDIO_CLIENT: u64 = 0;
 /// How long a connection to a backend may take.
 const CONNECT_MAX: Duration = Duration::from_secs(10);
+/// The bell of what is no link.
+const OUTSIDE: u64 = u64::MAX;
 /// Events of one kind in one turn of the loop, so that no side keeps the others waiting.
 const EVENTS_MAX: usize = 256;
 
@@ -96,6 +98,7 @@ pub struct Driver {
 
     tower: Tower,
     rung: Vec<u64>,
+    outside: Rope,
     /// By serial.
     links: BTreeMap<u64, Wire>,
     /// Children with a deadline, by serial.
@@ -192,6 +195,9 @@ pub struct Parts {
 impl Driver {
     pub fn new(parts: Parts) -> Driver {
         let Parts { plan, gateway, household, stops, stdio, listen, reload, shelf, mirrors, journal, control } = parts;
+        let tower = Tower::default();
+        let outside = tower.rope(OUTSIDE);
+        outside.pull();
         Driver {
             plan,
             gateway,
@@ -202,7 +208,8 @@ impl Driver {
             stops,
             had_terminal: io::stdin().is_terminal(),
             stopping: Stopping::No,
-            tower: Tower::default(),
+            outside,
+            tower,
             rung: Vec::new(),
             links: BTreeMap::new(),
             restless: BTreeSet::new(),
@@ -249,13 +256,10 @@ impl Driver {
         self.tower.listen(cx);
         loop {
             self.now = Instant::now();
-            let mut moved = self.poll_stops(cx);
-            moved |= self.poll_news(cx);
-            moved |= self.poll_links();
+            let mut moved = self.poll_rung();
             moved |= self.poll_stdio(cx);
             moved |= self.poll_listen(cx);
             moved |= self.poll_scale(cx);
-            moved |= self.poll_reload(cx);
             moved |= self.poll_shelf(cx);
             moved |= self.poll_control(cx);
             moved |= self.flush(cx);
@@ -431,7 +435,7 @@ impl Driver {
             cwd: &cwd,
             tag: format!("{}.{}.{}", self.plan.id, backend.name, link.serial),
         };
-        match self.household.spawn(link.serial, &order.order()) {
+        match self.keeper().spawn(link.serial, &order.order()) {
             Ok(pipes) => {
                 let child = Child::new(&backend.name, pipes, self.plan.grace, self.tower.rope(link.serial));
                 self.links.insert(link.serial, Wire { link, kind: WireKind::Child(Box::new(child)) });
@@ -460,6 +464,12 @@ impl Driver {
         }
         let event = if at_once { life::Event::KillAsked } else { life::Event::StopAsked(How::Stopped) };
         self.live(serial, event);
+    }
+
+    /// For an order. What the keeper does not take at once is sent when its news are asked for.
+    fn keeper(&mut self) -> &mut Household {
+        self.outside.pull();
+        &mut self.household
     }
 
     fn child(&mut self, serial: u64) -> Option<&mut Child> {
@@ -515,9 +525,9 @@ impl Driver {
             let Some(child) = self.child(serial) else { return };
             match action {
                 life::Action::CloseStdin => child.close_stdin(),
-                life::Action::Terminate => self.household.signal(serial, os::Signal::Terminate),
-                life::Action::Kill => self.household.signal(serial, os::Signal::Kill),
-                life::Action::Sweep => self.household.sweep(serial),
+                life::Action::Terminate => self.keeper().signal(serial, os::Signal::Terminate),
+                life::Action::Kill => self.keeper().signal(serial, os::Signal::Kill),
+                life::Action::Sweep => self.keeper().sweep(serial),
                 life::Action::DropStdout => {
                     let mut heard = std::mem::take(&mut self.heard);
                     self.child(serial).into_iter().for_each(|child| child.drain_stdout(&mut heard));
@@ -558,15 +568,30 @@ impl Driver {
     }
 
     /// Those that have something to say.
-    fn poll_links(&mut self) -> bool {
+    fn poll_rung(&mut self) -> bool {
         let mut rung = std::mem::take(&mut self.rung);
         self.tower.take(&mut rung);
         let moved = !rung.is_empty();
-        for serial in rung.drain(..) {
-            self.poll_link(serial);
+        for key in rung.drain(..) {
+            match key {
+                OUTSIDE => self.poll_outside(),
+                serial => self.poll_link(serial),
+            }
         }
         self.rung = rung;
         moved
+    }
+
+    /// Signals, news of children and changed files: they are rare, so nobody asks for them before they ring.
+    fn poll_outside(&mut self) {
+        let rope = self.outside.clone();
+        let mut cx = Context::from_waker(rope.waker());
+        let mut moved = self.poll_stops(&mut cx);
+        moved |= self.poll_news(&mut cx);
+        moved |= self.poll_reload(&mut cx);
+        if moved {
+            rope.pull();
+        }
     }
 
     fn poll_link(&mut self, serial: u64) {

@@ -10,7 +10,7 @@ use std::{
 };
 
 use outlast_core::{gateway::Gateway, life::Grace};
-use tokio::task::LocalSet;
+use tokio::task::{LocalSet, spawn_local};
 
 use super::{
     Driver, Parts, Plan, STDIO_CLIENT,
@@ -104,7 +104,9 @@ async fn serve(arguments: &cli::Gateway, source: Source, config: Config, keeper:
     let mirrors = MirrorsByBackend::of(&kept, &config.settings.backends);
     let gateway = Gateway::new(config.settings, home::random(), kept, Box::new(Schemas::new()));
     let parts = Parts { plan, gateway, household, stops, stdio, listen, reload, shelf, mirrors, journal, control };
-    Ok(Driver::new(parts).run().await)
+    // A task among those of its connections: its turn comes with theirs, and nobody looks at the kernel in between.
+    let driver = spawn_local(Driver::new(parts).run());
+    driver.await.map_err(|error| Report::new(report::FAILURE, "the gateway broke").because(error))
 }
 
 /// What tells gateways of one directory apart: the files they are configured by.

@@ -118,6 +118,7 @@ impl Driver {
     /// Begins to read; whoever waits is told how it went.
     pub(super) fn reload(&mut self, ticket: Option<u64>) {
         self.reload.begin(ticket);
+        self.outside.pull();
     }
 
     pub(super) fn poll_reload(&mut self, cx: &mut Context<'_>) -> bool {
