@@ -19,7 +19,10 @@ use outlast_core::{
     life::{self, Grace},
     record::{self, Record},
 };
-use tokio::time::{Sleep, sleep_until};
+use tokio::{
+    task::spawn_local,
+    time::{Sleep, sleep_until},
+};
 
 use crate::{
     control::Control,
@@ -236,6 +239,7 @@ impl Driver {
 
     /// Runs until somebody ends it; the exit code.
     pub async fn run(mut self) -> u8 {
+        spawn_local(self.tower.porter());
         self.show_mirrors();
         // Backends begin to start.
         self.tell(Event::TimePassed);

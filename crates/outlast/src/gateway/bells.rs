@@ -1,11 +1,12 @@
 //! Who woke us: of many pipes and connections only those are looked at that have something to say.
 
 use std::{
+    future::Future,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
-    task::{Context, Wake, Waker},
+    task::{Context, Poll, Wake, Waker},
 };
 
 /// All bells ring here. One loop listens.
@@ -15,8 +16,28 @@ pub struct Tower(Arc<Shared>);
 #[derive(Debug, Default)]
 struct Shared {
     rung: Mutex<Vec<u64>>,
+    porter: Door,
     /// The loop's own.
-    waker: Mutex<Option<Waker>>,
+    listener: Door,
+}
+
+/// Where somebody is to be woken.
+#[derive(Debug, Default)]
+struct Door(Mutex<Option<Waker>>);
+
+impl Door {
+    fn open(&self, cx: &Context<'_>) {
+        let mut waker = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if waker.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
+            *waker = Some(cx.waker().clone());
+        }
+    }
+
+    /// False: nobody is there.
+    fn knock(&self) -> bool {
+        let waker = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        waker.as_ref().map(Waker::wake_by_ref).is_some()
+    }
 }
 
 /// Wakes the loop, and says for whom.
@@ -38,10 +59,18 @@ pub struct Rope {
 impl Tower {
     /// To be called before anything is polled: from here on the bells wake this task.
     pub fn listen(&self, cx: &Context<'_>) {
-        let mut waker = self.0.waker.lock().unwrap_or_else(PoisonError::into_inner);
-        if waker.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
-            *waker = Some(cx.waker().clone());
-        }
+        self.0.listener.open(cx);
+    }
+
+    /// A task that passes the bells on, if there is one: the loop's turn then comes after that of everybody who was woken
+    /// together with it, and it hears them all at once. It does not end.
+    pub fn porter(&self) -> impl Future<Output = ()> + use<> {
+        let shared = Arc::clone(&self.0);
+        std::future::poll_fn(move |cx| {
+            shared.porter.open(cx);
+            shared.listener.knock();
+            Poll::Pending
+        })
     }
 
     pub fn rope(&self, key: u64) -> Rope {
@@ -78,9 +107,8 @@ impl Wake for Bell {
             return;
         }
         self.tower.rung.lock().unwrap_or_else(PoisonError::into_inner).push(self.key);
-        let waker = self.tower.waker.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(waker) = &*waker {
-            waker.wake_by_ref();
+        if !self.tower.porter.knock() {
+            self.tower.listener.knock();
         }
     }
 }
@@ -122,5 +150,28 @@ mod tests {
         two.pull();
         tower.take(&mut rung);
         assert_eq!(rung, [1, 2]);
+    }
+
+    #[test]
+    fn a_porter_passes_the_bells_on_when_it_is_his_turn() {
+        let tower = Tower::default();
+        let (listener, porter) = (Arc::new(Count::default()), Arc::new(Count::default()));
+        let (listens, carries) = (Waker::from(Arc::clone(&listener)), Waker::from(Arc::clone(&porter)));
+        tower.listen(&Context::from_waker(&listens));
+        let rope = tower.rope(1);
+        // What rang before there was a porter is not lost.
+        rope.pull();
+        assert_eq!(listener.0.load(Ordering::SeqCst), 1);
+        let mut task = std::pin::pin!(tower.porter());
+        let mut turn = || assert!(task.as_mut().poll(&mut Context::from_waker(&carries)).is_pending());
+        turn();
+        assert_eq!(listener.0.load(Ordering::SeqCst), 2);
+        let mut rung = Vec::new();
+        tower.take(&mut rung);
+        assert_eq!(rung, [1]);
+        rope.waker().wake_by_ref();
+        assert_eq!((porter.0.load(Ordering::SeqCst), listener.0.load(Ordering::SeqCst)), (1, 2));
+        turn();
+        assert_eq!(listener.0.load(Ordering::SeqCst), 3);
     }
 }
