@@ -348,7 +348,7 @@ impl Syncer {
 
     fn ask(&mut self, file: &Arc<File>, haste: Haste) {
         // The same is still to be done: nobody need be woken to hear it again.
-        let is_asked = self.shared.is_asked.swap(true, Ordering::AcqRel);
+        let is_asked = self.shared.is_asked.swap(true, Ordering::SeqCst);
         let is_last = self.last.as_ref().is_some_and(|last| Arc::ptr_eq(last, file));
         if is_asked && is_last && haste == Haste::Soon {
             return;
@@ -399,7 +399,7 @@ impl SyncerShared {
                     haste = next;
                 }
             }
-            self.is_asked.store(false, Ordering::Release);
+            self.is_asked.swap(false, Ordering::SeqCst);
             force(&latest);
             forced = Some(Instant::now());
         }

@@ -260,9 +260,8 @@ impl Driver {
         self.tower.listen(cx);
         loop {
             self.now = Instant::now();
-            let mut moved = self.poll_rung();
-            moved |= self.poll_stdio(cx);
-            moved |= self.poll_listen(cx);
+            // Mostly one look finds all there is and another one nothing; the rest need not be asked in between.
+            let mut moved = self.poll_talk(cx) && self.poll_talk(cx);
             moved |= self.poll_scale(cx);
             moved |= self.poll_shelf(cx);
             moved |= self.poll_control(cx);
@@ -569,6 +568,14 @@ impl Driver {
         let unsent = child.close();
         let stderr_tail = child.tail.text();
         self.tell(Event::LinkDown { link, how: gone.how, stderr_tail, unsent });
+    }
+
+    /// What backends and clients say.
+    fn poll_talk(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut moved = self.poll_rung();
+        moved |= self.poll_stdio(cx);
+        moved |= self.poll_listen(cx);
+        moved
     }
 
     /// Those that have something to say.

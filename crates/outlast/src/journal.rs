@@ -55,18 +55,20 @@ impl Tone {
     }
 }
 
-/// The line of the last call that ended. Many end within a millisecond, and mostly differ only in the time they took.
+/// The line of the last call that ended. Many end within a second, and mostly differ only in their milliseconds.
 struct LastCall {
     millis: u64,
     called: Called,
     line: String,
+    /// Where the milliseconds of its two timestamps stand.
+    stamps: [usize; 2],
     took: Range<usize>,
 }
 
 impl LastCall {
     fn is_like(&self, called: &Called, millis: u64) -> bool {
         let last = &self.called;
-        self.millis == millis
+        self.millis / 1000 == millis / 1000
             && (last.outcome, &last.tool, &last.backend) == (called.outcome, &called.tool, &called.backend)
             && (&last.who, &last.method) == (&called.who, &called.method)
     }
@@ -128,20 +130,21 @@ impl Journal {
     /// The end of a call, to be written together with others: people are not told of it.
     pub fn call_ended(&mut self, called: &Called, lines: &mut String) {
         let millis = millis_now();
-        if let Some(last) = self.last_call.as_ref().filter(|last| last.is_like(called, millis)) {
+        if let Some(last) = self.last_call.as_mut().filter(|last| last.is_like(called, millis)) {
+            if std::mem::replace(&mut last.millis, millis) != millis {
+                let digits = format!("{:03}", millis % 1000);
+                last.stamps.into_iter().for_each(|at| last.line.replace_range(at..at + 3, &digits));
+            }
             let (start, end) = (&last.line[..last.took.start], &last.line[last.took.end..]);
             for part in [start, &called.took.as_millis().to_string(), end] {
                 lines.push_str(part);
             }
             return;
         }
-        const TOOK: &str = "\"took_ms\":";
         let line = self.call_line(called, millis);
-        // Within a text its quotes would be escaped.
-        let start = line.find(TOOK).map_or(line.len(), |at| at + TOOK.len());
-        let length = line[start..].bytes().take_while(u8::is_ascii_digit).count();
         lines.push_str(&line);
-        self.last_call = Some(LastCall { millis, called: called.clone(), line, took: start..start + length });
+        let (called, places) = (called.clone(), places(&line));
+        self.last_call = places.map(|(stamps, took)| LastCall { millis, called, line, stamps, took });
     }
 
     fn call_line(&self, called: &Called, millis: u64) -> String {
@@ -280,6 +283,18 @@ impl Journal {
     }
 }
 
+/// Where the line of a call says when it ended, to the millisecond, and how long it took.
+fn places(line: &str) -> Option<([usize; 2], Range<usize>)> {
+    const STAMP: &str = "\"timestamp\":\"";
+    const MILLIS: usize = "2026-01-13T14:32:45.".len();
+    const TOOK: &str = "\"took_ms\":";
+    // Within a text their quotes would be escaped.
+    let mut stamps = line.match_indices(STAMP).map(|(at, _)| at + STAMP.len() + MILLIS);
+    let start = line.find(TOOK)? + TOOK.len();
+    let length = line[start..].bytes().take_while(u8::is_ascii_digit).count();
+    Some(([stamps.next()?, stamps.next()?], start..start + length))
+}
+
 impl Log {
     fn open(path: &Path) -> io::Result<Log> {
         let file = OpenOptions::new().create(true).append(true).open(path)?;
@@ -411,5 +426,22 @@ mod tests {
             expected["props"]["timestamp"] = line["timestamp"].clone();
             assert_eq!(line, expected);
         }
+    }
+
+    #[test]
+    fn the_time_stands_where_it_is_changed() {
+        let stamp = record::iso(1_768_314_765_123);
+        let of_gateway = OfGateway { who: Some("\"timestamp\":\"x".into()), ..OfGateway::default() };
+        let record = Record {
+            took: Some(Duration::from_millis(42)),
+            gateway: Some(Box::new(of_gateway)),
+            ..Record::new(Event::CallEnded)
+        };
+        let line = record.to_line(&stamp, "outlast.gateway");
+        let (stamps, took) = places(&line).unwrap();
+        assert_eq!(stamps.map(|at| &line[at..at + 4]), ["123Z", "123Z"]);
+        assert_eq!(&line[took], "42");
+        let other = line.replace(&stamp, &record::iso(1_768_314_765_007));
+        assert_eq!(stamps.map(|at| &other[at..at + 4]), ["007Z", "007Z"]);
     }
 }

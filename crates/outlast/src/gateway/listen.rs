@@ -375,8 +375,7 @@ impl Listen {
         options.check()?;
         let moves = options.address != self.asked && self.listener.is_some();
         if moves {
-            let (listener, address) = bind(options.address)?;
-            (self.listener, self.address, self.asked) = (Some(listener), address, options.address);
+            self.move_to(options.address)?;
         }
         self.door.names.replace(options.names());
         {
@@ -389,15 +388,37 @@ impl Listen {
         Ok(moves)
     }
 
+    /// If that fails, we listen where we did.
+    fn move_to(&mut self, asked: SocketAddr) -> Result<(), ListenError> {
+        let bound = match bind(asked) {
+            // All addresses at our port, or one where it was all: then it is we who are in the way.
+            Err(ListenError::Os { source, .. })
+                if source.kind() == io::ErrorKind::AddrInUse && asked.port() == self.address.port() =>
+            {
+                self.listener = None;
+                bind(asked).inspect_err(|_| self.listener = bind(self.address).ok().map(|(listener, _)| listener))
+            }
+            bound => bound,
+        };
+        let (listener, address) = bound?;
+        (self.listener, self.address, self.asked) = (Some(listener), address, asked);
+        Ok(())
+    }
+
     /// Who may come from here on, and stay. An address beyond loopback stays guarded.
     pub fn set_auth(&mut self, auth: Option<Auth>) -> Result<(), ListenError> {
         if auth.is_none() && !self.address.ip().is_loopback() {
             return Err(ListenError::Unguarded { address: self.address });
         }
-        let had_none = self.door.auth.replace(auth).is_none();
+        let has_some = auth.is_some();
+        let had_some = self.door.auth.replace(auth).is_some();
         self.check_passes();
-        if had_none && self.door.auth.borrow().is_some() {
-            self.door.house.borrow().lines().for_each(|line| line.ask_for_pass());
+        let house = self.door.house.borrow();
+        match (had_some, has_some) {
+            (false, true) => house.lines().for_each(|line| line.ask_for_pass()),
+            // We may have listened elsewhere before, and who came to us there was let in because somebody asked.
+            (true, false) => house.lines().for_each(|line| line.ask_for_home()),
+            _ => {}
         }
         Ok(())
     }
@@ -451,7 +472,8 @@ impl Listen {
 
     fn welcome(&self, tcp: TcpStream) {
         let house = &self.door.house;
-        let Some((key, line)) = house.borrow_mut().line_came(Instant::now()) else {
+        let is_local = tcp.local_addr().is_ok_and(|address| address.ip().is_loopback());
+        let Some((key, line)) = house.borrow_mut().line_came(is_local, Instant::now()) else {
             // The count of those who hold it is theirs and ours.
             if Rc::strong_count(&self.turned_away) <= TURNED_AWAY_MAX {
                 tokio::task::spawn_local(turn_away(tcp, self.turned_away.clone()));

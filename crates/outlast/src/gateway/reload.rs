@@ -148,7 +148,8 @@ impl Driver {
             }
         }
         let has_address = config.front.listen.is_some();
-        if std::mem::replace(&mut self.reload.has_address, has_address) != has_address && self.reload.listen.is_none() {
+        let is_new = std::mem::replace(&mut self.reload.has_address, has_address) != has_address;
+        if is_new && self.listen.is_some() != has_address && self.reload.listen.is_none() {
             self.journal.note("whether clients come by HTTP or by stdin is decided at the next start");
         }
         if let Some(complaint) = self.reload.watch(&config.watched) {

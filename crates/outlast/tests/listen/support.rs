@@ -498,6 +498,40 @@ fn beyond_loopback_somebody_must_be_asked_who_they_are() {
     assert!(listen.set_auth(Some(two_people())).is_ok());
 }
 
+/// Elsewhere there is but one address of loopback.
+#[cfg(target_os = "linux")]
+#[test]
+fn it_moves_as_a_whole_or_stays_where_it_is() {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let _inside = runtime.enter();
+    let options =
+        |address: SocketAddr, auth| Options { address, hosts: vec![], origins: vec![], auth, limits: limits() };
+    let is_open = |address: SocketAddr| TcpStream::connect(address).is_ok();
+    let mut listen = Listen::bind(options(([127, 0, 0, 1], 0).into(), None)).unwrap();
+    let first = listen.address();
+    assert!(!listen.configure(options(([127, 0, 0, 1], 0).into(), None)).unwrap(), "nothing is new");
+    assert_eq!(listen.address(), first);
+
+    // Its own port at all addresses, and back: it is in nobody's way but its own.
+    let everywhere = SocketAddr::from(([0, 0, 0, 0], first.port()));
+    let refused = listen.configure(options(everywhere, None));
+    assert!(matches!(refused, Err(ListenError::Unguarded { .. })));
+    assert!(listen.configure(options(everywhere, Some(two_people()))).unwrap());
+    assert_eq!(listen.address(), everywhere);
+    assert!(listen.configure(options(first, None)).unwrap());
+    assert!(is_open(first));
+
+    // Somebody else has it at another address.
+    let other = std::net::TcpListener::bind(("127.0.0.2", first.port())).unwrap();
+    let refused = listen.configure(options(everywhere, Some(two_people())));
+    assert!(matches!(refused, Err(ListenError::Os { .. })));
+    assert_eq!(listen.address(), first);
+    assert!(is_open(first), "it listens where it did");
+    let refused = listen.configure(options(other.local_addr().unwrap(), None));
+    assert!(matches!(refused, Err(ListenError::Os { .. })));
+    assert!(is_open(first));
+}
+
 #[test]
 fn a_port_in_use_is_said_to_be_so() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

@@ -239,11 +239,11 @@ impl House {
 
     // What connections ask.
 
-    pub fn line_came(&mut self, now: Instant) -> Option<(u64, Rc<Line>)> {
+    pub fn line_came(&mut self, is_local: bool, now: Instant) -> Option<(u64, Rc<Line>)> {
         if self.lines.len() >= self.limits.connections_max || self.is_closing {
             return None;
         }
-        let (key, line) = (self.next_line, Line::new(now));
+        let (key, line) = (self.next_line, Line::new(is_local, now));
         self.next_line += 1;
         self.lines.insert(key, line.clone());
         let idle = now + self.limits.idle_timeout;

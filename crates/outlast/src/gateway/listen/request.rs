@@ -18,9 +18,9 @@ use outlast_core::{
 use super::{
     Door, agree,
     headers::{Head, session_id, single},
-    house::{Exchange, House, Shared},
+    house::{Exchange, Shared},
     pages,
-    session::NoStream,
+    session::{NoStream, Session},
     socket::Line,
     stream::{Answer, Body, Content, Place, Reply},
     words,
@@ -232,9 +232,10 @@ fn said(
         Message::Other => Err(invalid("the body is no JSON-RPC message")),
         Message::Request { id, .. } => {
             let session = session_named(head, version)?;
-            let id = known(id)?;
             let mut house = door.house.borrow_mut();
-            fresh(&mut house, session, who, std::slice::from_ref(&id), now)?;
+            let found = house.session(session, who, now).ok_or_else(words::no_such_session)?;
+            let id = known(id)?;
+            fresh(found, std::slice::from_ref(&id))?;
             Ok(house.ask(session, id, body, outline, line.clone(), now))
         }
         Message::Notification { .. } | Message::Response { .. } => {
@@ -243,9 +244,10 @@ fn said(
             Ok(None)
         }
         Message::Batch(members) => {
-            let session = session(door, who, head, version)?;
+            let session = session_named(head, version)?;
             let mut house = door.house.borrow_mut();
-            let (ids, messages) = batch(&mut house, session, who, &body, &members, now)?;
+            let found = house.session(session, who, now).ok_or_else(words::no_such_session)?;
+            let (ids, messages) = batch(found, &body, &members)?;
             if ids.is_empty() {
                 house.note(session, messages, now);
                 return Ok(None);
@@ -264,8 +266,7 @@ fn known(id: RawId<'_>) -> Result<Id, Box<Answer>> {
 }
 
 /// Each answer must find its one request.
-fn fresh(house: &mut House, session: u128, who: &Who, ids: &[Id], now: Instant) -> Result<(), Box<Answer>> {
-    let Some(session) = house.session(session, who, now) else { return Err(words::no_such_session()) };
+fn fresh(session: &Session, ids: &[Id]) -> Result<(), Box<Answer>> {
     for (at, id) in ids.iter().enumerate() {
         if session.has(id) || ids[..at].contains(id) {
             let message = format!("a request with the id {id} is in flight already");
@@ -282,17 +283,9 @@ fn fresh(house: &mut House, session: u128, who: &Who, ids: &[Id], now: Instant) 
 }
 
 /// The parts of a batch, and the ids of its requests.
-fn batch(
-    house: &mut House,
-    session: u128,
-    who: &Who,
-    body: &Bytes,
-    members: &[message::Raw<'_>],
-    now: Instant,
-) -> Result<(Vec<Id>, Vec<Bytes>), Box<Answer>> {
-    let Some(found) = house.session(session, who, now) else { return Err(words::no_such_session()) };
-    if found.version != words::WITH_BATCHES {
-        let message = format!("revision {} has no batches: send each message by itself", found.version);
+fn batch(session: &Session, body: &Bytes, members: &[message::Raw<'_>]) -> Result<(Vec<Id>, Vec<Bytes>), Box<Answer>> {
+    if session.version != words::WITH_BATCHES {
+        let message = format!("revision {} has no batches: send each message by itself", session.version);
         return Err(invalid(&message));
     }
     if members.is_empty() {
@@ -313,7 +306,7 @@ fn batch(
         }
         messages.push(body.slice(message::place(body, *member)));
     }
-    fresh(house, session, who, &ids, now)?;
+    fresh(session, &ids)?;
     Ok((ids, messages))
 }
 

@@ -43,6 +43,8 @@ pub enum Wish {
 
 #[derive(Debug)]
 pub struct Line {
+    /// It came to an address of this machine that no other one can reach.
+    is_local: bool,
     phase: Cell<Phase>,
     /// What we have to say is not taken.
     stalled: Cell<Option<Instant>>,
@@ -60,8 +62,9 @@ struct Pass {
 }
 
 impl Line {
-    pub fn new(now: Instant) -> Rc<Line> {
+    pub fn new(is_local: bool, now: Instant) -> Rc<Line> {
         Rc::new(Line {
+            is_local,
             phase: Cell::new(Phase::Idle(now)),
             stalled: Cell::new(None),
             wish: Cell::new(Wish::Stay),
@@ -104,6 +107,13 @@ impl Line {
     /// Cut off, if it is being answered and nobody asked who it is.
     pub fn ask_for_pass(&self) {
         if self.phase.get() == Phase::Busy && self.pass.borrow().is_none() {
+            self.cut();
+        }
+    }
+
+    /// Cut off, if only those who prove who they are may come from there.
+    pub fn ask_for_home(&self) {
+        if !self.is_local {
             self.cut();
         }
     }
@@ -232,5 +242,19 @@ impl rt::Write for Socket {
     ) -> Poll<io::Result<usize>> {
         let poll = Pin::new(&mut self.tcp).poll_write_vectored(cx, pieces);
         self.note_write(poll)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_came_from_afar_goes_when_nobody_is_asked_any_more() {
+        for (is_local, wish) in [(true, Wish::Stay), (false, Wish::Cut)] {
+            let line = Line::new(is_local, Instant::now());
+            line.ask_for_home();
+            assert_eq!(line.poll_wish(&Context::from_waker(Waker::noop())), wish, "local: {is_local}");
+        }
     }
 }
