@@ -478,7 +478,7 @@ pub fn patch(message: &[u8], edits: &mut [(Range<usize>, &str)]) -> Bytes {
     out.into()
 }
 
-/// The edits of one message, which are few.
+/// The edits of one message, at most four.
 #[derive(Debug, Default)]
 pub struct Edits<'a> {
     list: [(Range<usize>, &'a str); 4],

@@ -373,7 +373,9 @@ impl Listen {
     /// whole or not at all; true if we listen elsewhere from here on.
     pub fn configure(&mut self, options: Options) -> Result<bool, ListenError> {
         options.check()?;
-        let moves = options.address != self.asked && self.listener.is_some();
+        // Without a listener a move has failed, and the way back, too.
+        let is_elsewhere = options.address != self.asked || self.listener.is_none();
+        let moves = is_elsewhere && !self.door.house.borrow().is_closing();
         if moves {
             self.move_to(options.address)?;
         }

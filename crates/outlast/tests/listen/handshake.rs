@@ -67,6 +67,9 @@ fn what_belongs_to_no_session_is_refused() {
     }
     // An initialize with the id of a session that is gone begins nothing.
     assert_eq!(wire.post(&with(&unknown), &initialize(NEWEST)).status, 404);
+    // A client whose session is gone must hear of that first, whatever else is wrong.
+    assert_eq!(wire.post(&with(&unknown), r#"{"jsonrpc":"2.0","id":1.5,"method":"echo"}"#).status, 404);
+    assert_eq!(wire.post(&with(&id), r#"{"jsonrpc":"2.0","id":1.5,"method":"echo"}"#).status, 400);
 }
 
 #[test]

@@ -99,7 +99,7 @@ impl House {
 
     /// Whoever asks in vain is woken when there is something.
     pub fn poll_heard(&mut self, cx: &Context<'_>) -> Poll<Heard> {
-        if let Some(heard) = self.heard.pop_front() {
+        if let Some(heard) = self.next_heard() {
             return Poll::Ready(heard);
         }
         if self.driver.as_ref().is_none_or(|known| !known.will_wake(cx.waker())) {
@@ -231,6 +231,10 @@ impl House {
 
     pub fn lines(&self) -> impl Iterator<Item = &Rc<Line>> {
         self.lines.values()
+    }
+
+    pub fn is_closing(&self) -> bool {
+        self.is_closing
     }
 
     pub fn is_over(&self) -> bool {
