@@ -657,3 +657,25 @@ fn two_hundred_are_shown_at_once() {
     assert!(rows.iter().all(|row| row["state"] == "ready"));
     drop(session);
 }
+
+#[test]
+fn a_name_means_the_instance_of_this_directory_first() {
+    let world = World::new();
+    let dirs: Vec<TempDir> = (0..3).map(|_| tempfile::tempdir().unwrap()).collect();
+    let _one = world.start_in(dirs[0].path(), &["--name", "weather"], &[]);
+    let _two = world.start_in(dirs[1].path(), &["--name", "weather"], &[]);
+    for dir in &dirs[..2] {
+        let output = world.outlast_in(dir.path(), &["state", "weather", "--json"]);
+        let state: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(state["cwd"], dir.path().canonicalize().unwrap().to_str().unwrap(), "{state}");
+    }
+    // From elsewhere it could be either: neither is stopped, and both are listed with their directories.
+    let output = world.outlast_in(dirs[2].path(), &["stop", "weather"]);
+    assert_eq!(output.status.code(), Some(1));
+    let said = text(&output.stderr);
+    assert!(said.starts_with("error: `weather` means 2 instances, none of them in this directory\n"), "{said}");
+    for dir in &dirs[..2] {
+        assert!(said.contains(dir.path().canonicalize().unwrap().to_str().unwrap()), "{said}");
+    }
+    assert_eq!(world.ps().len(), 2, "both still run");
+}

@@ -24,6 +24,8 @@ pub(super) const SURVEY_MAX: Duration = Duration::from_secs(1);
 pub const ANSWER_MAX: Duration = Duration::from_secs(5);
 /// How much of a server's stderr stands in an error; the rest is in the log.
 pub(super) const STDERR_LINES_MAX: usize = 20;
+/// How many instances an ambiguous name lists; the rest is counted.
+const CANDIDATES_MAX: usize = 10;
 
 pub fn registry() -> Result<Registry, Report> {
     match env::home_dir().filter(|home| home.is_absolute()) {
@@ -56,6 +58,12 @@ impl Target {
         let mut owners: Vec<Target> =
             owners.map(|found| Target { entry: found.entry, backend: wanted.map(str::to_owned) }).collect();
         if owners.len() > 1 {
+            let cwd = env::current_dir().unwrap_or_default();
+            let is_here = |target: &Target| target.entry.cwd == cwd;
+            if owners.iter().filter(|target| is_here(target)).count() == 1 {
+                owners.retain(is_here);
+                return owners.pop().ok_or(report);
+            }
             let ids: Vec<String> = owners.iter().map(Target::id).collect();
             let sentence = format!("`{}` may be {}", wanted.unwrap_or_default(), one_of(&ids, "or"));
             return Err(Report::new(report::FAILURE, sentence).hint("name the gateway, too"));
@@ -149,8 +157,9 @@ fn backends_of(found: &Found) -> impl Iterator<Item = &str> {
     all.into_iter().flatten().filter_map(|backend| backend["name"].as_str())
 }
 
-/// By id, by name, by the beginning of an id; without any, the only one in this directory. What is `below` them cannot be
-/// chosen here, but may have been meant.
+/// By id, by name, by the beginning of an id; without any, the only one in this directory. A name or a beginning that
+/// several share means the one in this directory; if they all run elsewhere, none is chosen. What is `below` them cannot
+/// be chosen here, but may have been meant.
 pub fn choose<'a>(
     wanted: Option<&str>,
     entries: &'a [Entry],
@@ -170,16 +179,36 @@ pub fn choose<'a>(
             .hint("say which")),
         };
     };
+    let here = |entry: &&&Entry| entry.cwd == cwd;
     let by = |test: &dyn Fn(&Entry) -> bool| entries.iter().filter(|entry| test(entry)).collect::<Vec<_>>();
     let found =
         [by(&|entry| entry.id == wanted), by(&|entry| entry.name == wanted), by(&|entry| entry.id.starts_with(wanted))];
     match found.into_iter().find(|found| !found.is_empty()).as_deref() {
         Some([only]) => Ok(only),
-        Some(several) => Err(Report::new(report::FAILURE, format!("`{wanted}` may be {}", names_of(several, "or")))
-            .hint("give more of the id")),
+        Some(several) => match several.iter().filter(here).collect::<Vec<_>>()[..] {
+            [only] => Ok(only),
+            _ => Err(ambiguous(wanted, several, cwd)),
+        },
         None => Err(Report::new(report::FAILURE, format!("nothing called `{wanted}` runs under outlast"))
             .hint(closest(wanted, entries, below).unwrap_or_else(|| what_there_is(entries, below)))),
     }
+}
+
+/// Lists the instances that a name could mean, with their directories: ids alone do not tell a person which is which.
+fn ambiguous(wanted: &str, several: &[&Entry], cwd: &Path) -> Report {
+    let (place, hint) = if several.iter().any(|entry| entry.cwd == cwd) {
+        ("", "name one of these ids")
+    } else {
+        (", none of them in this directory", "name one of these ids, or run the command in its directory")
+    };
+    let mut candidates: Vec<String> =
+        several.iter().take(CANDIDATES_MAX).map(|entry| format!("{}  {}", entry.id, entry.cwd.display())).collect();
+    if several.len() > CANDIDATES_MAX {
+        candidates.push(format!("… and {} more: `outlast ps` lists them", several.len() - CANDIDATES_MAX));
+    }
+    Report::new(report::FAILURE, format!("`{wanted}` means {} instances{place}", several.len()))
+        .because(candidates.join("\n"))
+        .hint(hint)
 }
 
 /// What was probably meant: near to what was typed, as a whole or in its first words, or holding it.
@@ -375,11 +404,18 @@ mod tests {
             entry("weather-2bcde", "weather", "/srv/other"),
             entry("github-7k2mq", "hub", "/srv/other"),
         ];
+        let twice = [entry("weather-1abcd", "weather", "/srv/twice"), entry("weather-2bcde", "weather", "/srv/twice")];
         let id = |wanted, cwd| choose(wanted, &entries, &[], Path::new(cwd)).map(|entry| entry.id.as_str());
         assert_eq!(id(Some("weather-2bcde"), "/"), Ok("weather-2bcde"));
         assert_eq!(id(Some("weather-2"), "/"), Ok("weather-2bcde"));
         assert_eq!(id(Some("hub"), "/"), Ok("github-7k2mq"));
         assert_eq!(id(None, "/srv/weather"), Ok("weather-1abcd"));
+        // A name that several have means the one in this directory, and so does the beginning of an id.
+        assert_eq!(id(Some("weather"), "/srv/weather"), Ok("weather-1abcd"));
+        assert_eq!(id(Some("weather"), "/srv/other"), Ok("weather-2bcde"));
+        assert_eq!(id(Some("w"), "/srv/other"), Ok("weather-2bcde"));
+        // A whole id means that instance, wherever it runs.
+        assert_eq!(id(Some("weather-1abcd"), "/srv/other"), Ok("weather-1abcd"));
         let mut words = String::new();
         for (wanted, cwd) in [
             (Some("weather"), "/"),
@@ -393,13 +429,18 @@ mod tests {
         ] {
             words.push_str(&id(wanted, cwd).unwrap_err().to_string());
         }
+        words.push_str(&choose(Some("weather"), &twice, &[], Path::new("/srv/twice")).unwrap_err().to_string());
         words.push_str(&choose(Some("x"), &entries[..1], &[], Path::new("/")).unwrap_err().to_string());
         words.push_str(&choose(None, &[], &[], Path::new("/")).unwrap_err().to_string());
         insta::assert_snapshot!(words, @"
-        error: `weather` may be `weather-1abcd` or `weather-2bcde`
-          hint: give more of the id
-        error: `w` may be `weather-1abcd` or `weather-2bcde`
-          hint: give more of the id
+        error: `weather` means 2 instances, none of them in this directory
+          because: weather-1abcd  /srv/weather
+                   weather-2bcde  /srv/other
+          hint: name one of these ids, or run the command in its directory
+        error: `w` means 2 instances, none of them in this directory
+          because: weather-1abcd  /srv/weather
+                   weather-2bcde  /srv/other
+          hint: name one of these ids, or run the command in its directory
         error: nothing called `wether` runs under outlast
           hint: did you mean `weather`?
         error: nothing called `gihub` runs under outlast
@@ -412,6 +453,10 @@ mod tests {
           hint: say which
         error: nothing runs under outlast in this directory
           hint: `outlast ps` shows the 3 that run
+        error: `weather` means 2 instances
+          because: weather-1abcd  /srv/twice
+                   weather-2bcde  /srv/twice
+          hint: name one of these ids
         error: nothing called `x` runs under outlast
           hint: `weather-1abcd` runs in /srv/weather
         error: nothing runs under outlast in this directory
