@@ -511,9 +511,9 @@ pub struct Audit {
 
 /// Put outlast in front of every stdio server in your clients' configurations.
 ///
-/// Finds the configurations of Claude Code, Claude Desktop, VS Code, Cursor, Codex and Gemini CLI, here and in your home
-/// directory, shows what would change, and asks. Comments, order and layout stay; a backup is kept, and `outlast unwrap`
-/// restores the file byte for byte.
+/// Finds the configurations of Claude Code, Claude Desktop, VS Code, Cursor, Codex, Gemini CLI, Windsurf, Zed, Cline and
+/// opencode, here and in your home directory, shows what would change, and asks; `s` asks for each server. Comments,
+/// order and layout stay; a backup is kept, and `outlast unwrap` restores the file byte for byte.
 #[derive(Debug, Args)]
 pub struct Wrap {
     #[command(flatten)]
@@ -544,6 +544,10 @@ pub struct WhichFiles {
     #[arg(long, value_name = "NAME", value_enum, conflicts_with = "files")]
     pub client: Vec<Client>,
 
+    /// Only the server of this name; may be given more than once.
+    #[arg(long, value_name = "NAME")]
+    pub server: Vec<String>,
+
     /// Do not ask.
     #[arg(short, long)]
     pub yes: bool,
@@ -552,7 +556,8 @@ pub struct WhichFiles {
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
 
-    /// JSON, for programs: what became of each file and each server. Nobody is asked, so it needs `--yes` or `--dry-run`.
+    /// JSON, for programs: what became of each file and each server. It asks no question, so it needs `--yes` or
+    /// `--dry-run`.
     #[arg(long)]
     pub json: bool,
 }

@@ -113,7 +113,7 @@ pub fn is_same_file(one: &Path, other: &Path) -> bool {
 // ---- planning ------------------------------------------------------------------------------------------------
 
 /// A configuration that was read.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Config {
     pub place: Place,
     /// The file itself, whatever links lead to it.
@@ -142,9 +142,32 @@ impl Config {
         let text = String::from_utf8(bytes).map_err(|_| {
             cannot().because("it is not UTF-8").hint("save it as UTF-8, with or without a byte order mark")
         })?;
-        let servers = servers::read(&text, place.format)
-            .map_err(|error| cannot().because(error).hint("mend it first: nothing in it was changed"))?;
+        let servers = servers::read(&text, place.format).map_err(|error| match foreign_format(path, &text) {
+            Some(format) => Report::new(report::FAILURE, format!("`{}` is {format}", path.display()))
+                .because("outlast edits JSON (also with comments) and TOML; nothing in the file was changed")
+                .hint("put `outlast mcp --` in front of the server's command by hand: `outlast help clients`"),
+            None => cannot().because(error).hint("mend it first: nothing in it was changed"),
+        })?;
         Ok(Config { place, file, text, servers })
+    }
+}
+
+/// The name of a format that no supported client uses, so that a valid file is not called broken.
+fn foreign_format(path: &Path, text: &str) -> Option<&'static str> {
+    let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
+    let first = text.trim_start_matches('\u{feff}').lines().map(str::trim);
+    let first = first.filter(|line| !line.is_empty() && !line.starts_with('#')).next().unwrap_or_default();
+    let is_key =
+        |key: &str| !key.is_empty() && key.chars().all(|letter| letter.is_alphanumeric() || "_-.".contains(letter));
+    let is_yaml = first == "---" || first.split_once(':').is_some_and(|(key, _)| is_key(key));
+    match extension.to_str().unwrap_or_default() {
+        "yaml" | "yml" => Some("YAML"),
+        "xml" | "plist" => Some("XML"),
+        "js" | "mjs" | "cjs" | "ts" | "mts" => Some("a program (JavaScript or TypeScript)"),
+        "lua" => Some("a program (Lua)"),
+        _ if first.starts_with('<') => Some("XML"),
+        _ if is_yaml => Some("YAML"),
+        _ => None,
     }
 }
 
@@ -155,6 +178,12 @@ struct Plan {
     /// Without outlast; only on the way in.
     original: Vec<u8>,
     fates: Vec<Fate>,
+}
+
+impl Plan {
+    fn is_change(&self) -> bool {
+        self.after != self.config.text
+    }
 }
 
 /// What is to become of one server.
@@ -177,6 +206,8 @@ enum Outcome {
     Settled,
     /// It is nothing for outlast.
     Left,
+    /// The user did not choose it.
+    Skipped,
 }
 
 impl Outcome {
@@ -186,7 +217,7 @@ impl Outcome {
             Outcome::Moved => "~",
             Outcome::Unwrapped => "-",
             Outcome::Settled => "=",
-            Outcome::Left => "·",
+            Outcome::Left | Outcome::Skipped => "·",
         }
     }
 
@@ -198,6 +229,7 @@ impl Outcome {
             Outcome::Unwrapped => "unwrapped",
             Outcome::Settled => "settled",
             Outcome::Left => "left",
+            Outcome::Skipped => "skipped",
         }
     }
 
@@ -206,7 +238,10 @@ impl Outcome {
     }
 }
 
-fn plan(config: Config, direction: &Direction, backups: Option<&Backups>) -> Plan {
+/// Which servers are meant.
+type Choice<'a> = &'a dyn Fn(&Config, &Server) -> bool;
+
+fn plan(config: Config, direction: &Direction, backups: Option<&Backups>, choice: Choice<'_>) -> Plan {
     let backup = backups.and_then(|backups| backups.find(&config.file));
     let same = backup.as_ref().filter(|backup| backup.is_of(config.text.as_bytes()));
     let without = match same {
@@ -224,6 +259,7 @@ fn plan(config: Config, direction: &Direction, backups: Option<&Backups>) -> Pla
             Direction::Out => (edit::unwrap(&config.text, server, None), out_words(server)),
         };
         let (outcome, words) = match (verdict, direction) {
+            (Verdict::Change(_), _) if !choice(&config, server) => (Outcome::Skipped, "not chosen".to_owned()),
             (Verdict::Change(change), direction) => {
                 edits.extend(change);
                 let outcome = match direction {
@@ -243,6 +279,9 @@ fn plan(config: Config, direction: &Direction, backups: Option<&Backups>) -> Pla
         Direction::In(_) => edit::apply(&config.text, &edits),
         // Bytes that were text once are text again.
         Direction::Out if edits.is_empty() => config.text.clone(),
+        Direction::Out if fates.iter().any(|fate| fate.outcome == Outcome::Skipped) => {
+            edit::apply(&config.text, &edits)
+        }
         Direction::Out => String::from_utf8_lossy(&without).into_owned(),
     };
     Plan { config, after, original: without, fates }
@@ -297,12 +336,17 @@ fn run(which: &cli::WhichFiles, direction: &Direction) -> Result<ExitCode, Repor
     let paint = Paint::stdout();
 
     if which.json && !which.yes && !which.dry_run {
-        return Err(Report::new(report::USAGE, "nobody is asked where a program reads the answer")
-            .hint("`--yes` goes on without asking, `--dry-run` only says what would be done"));
+        return Err(Report::new(report::USAGE, "`--json` asks no question")
+            .hint("`--yes` writes without a question, `--dry-run` only says what would be written"));
     }
     let (configs, mut troubles) = gather(which, direction, &Places::here(&home, &cwd), &backups)?;
-    let plans: Vec<Plan> = configs.into_iter().map(|config| plan(config, direction, Some(&backups))).collect();
-    let changed: Vec<&Plan> = plans.iter().filter(|plan| plan.after != plan.config.text).collect();
+    if let Some(missing) = which.server.iter().find(|name| !names(&configs).contains(name)) {
+        return Err(no_such_server(missing, &names(&configs)));
+    }
+    let is_named = |_: &Config, server: &Server| which.server.is_empty() || which.server.contains(&server.name);
+    let plans: Vec<Plan> =
+        configs.into_iter().map(|config| plan(config, direction, Some(&backups), &is_named)).collect();
+    let changed: Vec<&Plan> = plans.iter().filter(|plan| plan.is_change()).collect();
 
     if which.json {
         if plans.is_empty() && troubles.is_empty() {
@@ -339,8 +383,7 @@ fn run(which: &cli::WhichFiles, direction: &Direction) -> Result<ExitCode, Repor
         }
         if is_failed { ExitCode::from(report::FAILURE) } else { ExitCode::SUCCESS }
     };
-    let servers = changed.iter().flat_map(|plan| &plan.fates).filter(|fate| fate.outcome.is_change()).count();
-    let what = format!("{} in {}", counted(servers, "server"), counted(changed.len(), "file"));
+    let (servers, what) = sums(changed.iter().copied());
     let verb = if matches!(direction, Direction::In(_)) { "Wrap" } else { "Unwrap" };
     if changed.is_empty() {
         let (done, known) = (if verb == "Wrap" { "wrap" } else { "unwrap" }, plans.len());
@@ -354,7 +397,29 @@ fn run(which: &cli::WhichFiles, direction: &Direction) -> Result<ExitCode, Repor
         print(&format!("\nNothing was written: {} would change.\n", what))?;
         return Ok(failed(troubles));
     }
-    if !which.yes && !ask(&format!("\n{verb} {what}? [y/N] "))? {
+    if matches!(direction, Direction::In(_)) {
+        print(&paint.yellow(&shared_warning(&changed, &home, &cwd)))?;
+    }
+    let choices = if servers > 1 { "y/N, s to choose each server" } else { "y/N" };
+    let answer = if which.yes { Answer::Yes } else { ask(&format!("\n{verb} {what}? [{choices}] "))? };
+    let chosen: Vec<Plan>;
+    let (changed, what) = match answer {
+        Answer::Yes => (changed, what),
+        Answer::Choose if servers > 1 => {
+            let changes = choose(&changed, verb, &home, &cwd)?;
+            let is_chosen = |config: &Config, server: &Server| {
+                changes.contains(&(config.file.clone(), server.project.clone(), server.name.clone()))
+            };
+            chosen = changed
+                .iter()
+                .map(|changed| plan(changed.config.clone(), direction, Some(&backups), &is_chosen))
+                .filter(Plan::is_change)
+                .collect();
+            (chosen.iter().collect(), sums(chosen.iter()).1)
+        }
+        Answer::Choose | Answer::No => (Vec::new(), String::new()),
+    };
+    if changed.is_empty() {
         print("Nothing was written.\n")?;
         return Ok(ExitCode::from(report::FAILURE));
     }
@@ -385,7 +450,7 @@ fn told_in_json(
 ) -> Result<ExitCode, Report> {
     let mut files = Vec::new();
     for plan in plans {
-        let is_changed = plan.after != plan.config.text;
+        let is_changed = plan.is_change();
         let mut is_written = false;
         if is_changed && !is_dry {
             match carry_out(plan, direction, backups) {
@@ -399,6 +464,7 @@ fn told_in_json(
         files.push(json!({
             "path": plan.config.file.to_string_lossy(),
             "client": plan.config.place.client.map(Client::word),
+            "shared": plan.config.place.is_shared,
             "changed": is_changed,
             "written": is_written,
             "servers": servers.collect::<Vec<Value>>(),
@@ -422,6 +488,10 @@ fn carry_out(plan: &Plan, direction: &Direction, backups: &Backups) -> io::Resul
         }
         Direction::Out => {
             backup::replace(file, before, after)?;
+            if plan.fates.iter().any(|fate| fate.outcome == Outcome::Skipped) {
+                // Servers are still wrapped in it: the original is still needed.
+                return backups.keep(file, &plan.original, after);
+            }
             backups.forget(file);
             Ok(())
         }
@@ -449,7 +519,7 @@ fn gather(
             .collect::<Result<_, _>>()?;
         if let Some(config) = configs.iter().find(|config| config.servers.is_empty()) {
             return Err(Report::new(report::USAGE, format!("`{}` names no MCP servers", config.place.path.display()))
-                .hint("they are looked for in `mcpServers`, `servers`, `mcp.servers` and `[mcp_servers]`"));
+                .hint(format!("they are looked for in {}", servers::LOOKED_IN)));
         }
         return Ok((configs, Vec::new()));
     }
@@ -514,26 +584,95 @@ fn listing(plan: &Plan, path: &str, paint: Paint) -> String {
         let line = match fate.outcome {
             Outcome::Wrapped => paint.green(&line),
             Outcome::Moved | Outcome::Unwrapped => paint.yellow(&line),
-            Outcome::Settled | Outcome::Left => paint.dim(&line),
+            Outcome::Settled | Outcome::Left | Outcome::Skipped => paint.dim(&line),
         };
         words.push_str(&format!("{line}\n"));
     }
     words
 }
 
-fn ask(question: &str) -> Result<bool, Report> {
-    if !io::stdin().is_terminal() {
-        return Err(Report::new(report::USAGE, "nobody can be asked, as stdin is no terminal")
-            .hint("`--yes` goes on without asking, `--dry-run` only shows what would be done"));
+fn names(configs: &[Config]) -> Vec<&String> {
+    configs.iter().flat_map(|config| &config.servers).map(|server| &server.name).collect()
+}
+
+fn no_such_server(name: &str, known: &[&String]) -> Report {
+    let near = known.iter().map(|known| (report::slips(name, known), known));
+    let near = near.filter(|(slips, known)| *slips <= known.len() / 3).min();
+    let report = Report::new(report::USAGE, format!("no server is named `{name}` in the files that were found"));
+    match near {
+        Some((_, known)) => report.hint(format!("did you mean `{known}`?")),
+        None => report.hint("`outlast wrap --dry-run` lists them"),
     }
-    // Where nobody sees the question, an answer to it means nothing; but stdin is a terminal, and so somebody does.
+}
+
+/// How many servers change, and the same in words.
+fn sums<'a>(plans: impl Iterator<Item = &'a Plan> + Clone) -> (usize, String) {
+    let servers = plans.clone().flat_map(|plan| &plan.fates).filter(|fate| fate.outcome.is_change()).count();
+    (servers, format!("{} in {}", counted(servers, "server"), counted(plans.count(), "file")))
+}
+
+/// Empty if no project file changes.
+fn shared_warning(changed: &[&Plan], home: &Path, cwd: &Path) -> String {
+    let shared = changed.iter().filter(|plan| plan.config.place.is_shared);
+    let paths: Vec<String> = shared.map(|plan| shown_path(plan, home, cwd)).collect();
+    match paths.as_slice() {
+        [] => String::new(),
+        [path] => format!(
+            "\n{path} is a file of the project and is shared with everyone who works on it.\n\
+             Without outlast on their PATH, their clients can no longer start these servers.\n"
+        ),
+        paths => format!(
+            "\n{} are files of the project and are shared with everyone who works on it.\n\
+             Without outlast on their PATH, their clients can no longer start these servers.\n",
+            paths.join(", ")
+        ),
+    }
+}
+
+enum Answer {
+    Yes,
+    No,
+    /// Each server is asked about.
+    Choose,
+}
+
+/// Asks about each server that would change: file, project and name of those that are to.
+fn choose(
+    changed: &[&Plan],
+    verb: &str,
+    home: &Path,
+    cwd: &Path,
+) -> Result<Vec<(PathBuf, Option<String>, String)>, Report> {
+    let mut chosen = Vec::new();
+    for plan in changed {
+        let path = shown_path(plan, home, cwd);
+        for fate in plan.fates.iter().filter(|fate| fate.outcome.is_change()) {
+            let project = fate.project.as_deref().map(|project| format!(" in {project}")).unwrap_or_default();
+            if let Answer::Yes = ask(&format!("  {verb} `{}`{project} ({path})? [y/N] ", fate.name))? {
+                chosen.push((plan.config.file.clone(), fate.project.clone(), fate.name.clone()));
+            }
+        }
+    }
+    Ok(chosen)
+}
+
+fn ask(question: &str) -> Result<Answer, Report> {
+    if !io::stdin().is_terminal() {
+        return Err(Report::new(report::USAGE, "there is no terminal on stdin to ask on")
+            .hint("`--yes` writes without a question, `--dry-run` only shows what would be written"));
+    }
+    // A question that cannot be shown is answered with what was typed all the same: stdin is a terminal.
     let _ = io::stderr().write_all(question.as_bytes());
     let mut answer = String::new();
     io::stdin()
         .lock()
         .read_line(&mut answer)
         .map_err(|error| Report::new(report::FAILURE, "cannot read the answer").because(error))?;
-    Ok(matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes"))
+    Ok(match answer.trim().to_ascii_lowercase().as_str() {
+        "y" | "yes" => Answer::Yes,
+        "s" | "select" => Answer::Choose,
+        _ => Answer::No,
+    })
 }
 
 fn counted(count: usize, what: &str) -> String {

@@ -15,7 +15,7 @@ use tempfile::TempDir;
 use crate::support::{OUTLAST, PUPPET};
 
 /// Each client's file, from the home directory or from the project, and what stands in it.
-const FILES: [(&str, &str); 8] = [
+const FILES: [(&str, &str); 12] = [
     ("project/.mcp.json", include_str!("../../fixtures/clients/claude-code-project.json")),
     ("home/.claude.json", include_str!("../../fixtures/clients/claude-code-user.json")),
     (DESKTOP, include_str!("../../fixtures/clients/claude-desktop.json")),
@@ -24,7 +24,13 @@ const FILES: [(&str, &str); 8] = [
     ("project/.cursor/mcp.json", include_str!("../../fixtures/clients/cursor.json")),
     ("home/.codex/config.toml", include_str!("../../fixtures/clients/codex.toml")),
     ("home/.gemini/settings.json", include_str!("../../fixtures/clients/gemini.json")),
+    ("home/.codeium/windsurf/mcp_config.json", include_str!("../../fixtures/clients/windsurf.json")),
+    ("home/.config/zed/settings.json", include_str!("../../fixtures/clients/zed.jsonc")),
+    (CLINE, include_str!("../../fixtures/clients/cline.json")),
+    ("project/opencode.jsonc", include_str!("../../fixtures/clients/opencode.jsonc")),
 ];
+
+const CLINE: &str = "home/.cline/data/settings/cline_mcp_settings.json";
 
 const DESKTOP: &str = if cfg!(target_os = "macos") {
     "home/Library/Application Support/Claude/claude_desktop_config.json"
@@ -89,7 +95,7 @@ fn every_client_is_wrapped_and_restored_to_the_last_byte() {
         let wrapped = world.outlast(&["wrap", "--yes"]);
         assert!(wrapped.status.success(), "{wrapped:?}");
         let said = String::from_utf8(wrapped.stdout).unwrap();
-        assert!(said.contains("Wrapped 15 servers in 8 files"), "{said}");
+        assert!(said.contains("Wrapped 22 servers in 12 files"), "{said}");
         for (path, before) in &files {
             let after = fs::read_to_string(path).unwrap();
             assert_ne!(&after, before, "{path:?}");
@@ -163,7 +169,7 @@ fn nothing_is_written_that_nobody_agreed_to() {
     let (path, text) = FILES[0];
     let path = world.put(path, text);
     let said = world.said(&["wrap"]);
-    assert!(said.contains("error: nobody can be asked, as stdin is no terminal\n  hint: `--yes` goes on"), "{said}");
+    assert!(said.contains("error: there is no terminal on stdin to ask on\n  hint: `--yes` writes without"), "{said}");
     assert!(said.ends_with("[2]"), "{said}");
     assert_eq!(fs::read_to_string(&path).unwrap(), text);
 }
@@ -180,10 +186,60 @@ fn an_answer_is_heard_and_obeyed() {
         File::from(terminal.master.try_clone().unwrap()).write_all(answer.as_bytes()).unwrap();
         let output = world.command().arg("wrap").stdin(terminal.slave).output().unwrap();
         let asked = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(asked, "\nWrap 2 servers in 1 file? [y/N] ");
+        assert_eq!(asked, "\nWrap 2 servers in 1 file? [y/N, s to choose each server] ");
+        let said = String::from_utf8(output.stdout).unwrap();
+        assert!(said.contains(".mcp.json is a file of the project and is shared with everyone"), "{said}");
         assert_eq!(output.status.code(), Some(code), "{answer:?}");
         assert_eq!(fs::read_to_string(&path).unwrap() != text, is_written, "{answer:?}");
     }
+}
+
+#[test]
+fn each_server_can_be_chosen_and_the_rest_is_wrapped_later() {
+    let world = World::new();
+    let text =
+        "{\"mcpServers\": {\n\"a\": {\"command\": \"a\"},\n\"b\": {\"command\": \"b\"},\n\"c\": {\"command\": \"c\"}}}";
+    let path = world.put("home/.cursor/mcp.json", text);
+    let answer = |command: &str, typed: &str| {
+        let terminal = openpty(None, None).unwrap();
+        File::from(terminal.master.try_clone().unwrap()).write_all(typed.as_bytes()).unwrap();
+        let output = world.command().arg(command).stdin(terminal.slave).output().unwrap();
+        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    };
+    let wrapped = || {
+        let servers = read(&path)["mcpServers"].clone();
+        ["a", "b", "c"].into_iter().filter(|name| servers[name]["args"][0] == "mcp").collect::<Vec<_>>()
+    };
+    let (code, asked) = answer("wrap", "s\ny\n\ny\n");
+    assert_eq!(code, Some(0), "{asked}");
+    assert!(asked.ends_with("  Wrap `c` (~/.cursor/mcp.json)? [y/N] "), "{asked}");
+    assert_eq!(wrapped(), ["a", "c"]);
+    assert_eq!(answer("wrap", "s\n").0, Some(1), "one server is left, and `s` is no answer to one question");
+    assert!(world.said(&["wrap", "--server", "b", "--yes"]).contains("Wrapped 1 server in 1 file"));
+    assert_eq!(wrapped(), ["a", "b", "c"]);
+    // Out again, one after the other, down to the last byte.
+    assert_eq!(answer("unwrap", "s\nn\ny\nn\n").0, Some(0));
+    assert_eq!(wrapped(), ["a", "c"]);
+    assert!(world.outlast(&["unwrap", "--yes"]).status.success());
+    assert_eq!(fs::read_to_string(&path).unwrap(), text);
+    assert_eq!(answer("wrap", "s\nn\nn\nn\n").0, Some(1), "none was chosen");
+    assert_eq!(fs::read_to_string(&path).unwrap(), text);
+}
+
+#[test]
+fn a_file_of_a_project_is_said_to_be_shared() {
+    let world = World::new();
+    world.put("project/.mcp.json", FILES[0].1);
+    world.put("home/.gemini/settings.json", FILES[7].1);
+    let output = world.outlast(&["wrap", "--dry-run", "--json"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let shared: Vec<bool> =
+        report["files"].as_array().unwrap().iter().map(|file| file["shared"].as_bool().unwrap()).collect();
+    assert_eq!(shared, [true, false]);
+    let said = world.said(&["wrap", "--yes"]);
+    assert_eq!(said.matches("is shared with everyone who works on it").count(), 1, "{said}");
+    let said = world.said(&["unwrap", "--yes"]);
+    assert!(!said.contains("shared"), "back to what the others have: {said}");
 }
 
 #[test]
@@ -207,7 +263,7 @@ fn a_project_names_outlast_and_a_user_its_path() {
     let shared = world.put("project/.mcp.json", server("a", &["b"]).to_string());
     let own = world.put("home/.cursor/mcp.json", server("a", &["b"]).to_string());
     world.outlast(&["wrap", "--yes"]);
-    let args = ["mcp", "--name", "x", "--", "a", "b"];
+    let args = ["mcp", "--name", "x", "--on-clean-exit", "restart", "--", "a", "b"];
     assert_eq!(read(&shared), server("outlast", &args));
     assert_eq!(read(&own), server(world.at("bin/outlast").to_str().unwrap(), &args));
 
@@ -273,14 +329,21 @@ fn mistakes_are_told_as_such() {
     world.put("project/broken.json", "{\n  \"mcpServers\": {\n");
     world.put("project/empty.json", "{}");
     world.put("project/latin.json", b"{\"a\": \"\xe9\"}");
-    let mut words = String::new();
+    world.put("project/continue.yaml", "name: mine\nmcpServers:\n  - name: a\n    command: b\n");
+    world.put("project/goose", "# goose\nextensions:\n  a:\n    cmd: b\n");
+    world.put("project/mcp.xml", "<servers/>");
+    let mut words = format!("$ outlast wrap\n{}\n", world.said(&["wrap"]));
+    world.put("project/.mcp.json", "{\"mcpServers\": {\"github\": {\"command\": \"a\"}}}");
     for args in [
-        &["wrap"][..],
-        &["unwrap", "--client", "cursor"],
+        &["unwrap", "--client", "cursor"][..],
         &["wrap", "missing.json"],
         &["wrap", "broken.json"],
         &["wrap", "empty.json"],
         &["wrap", "latin.json"],
+        &["wrap", "continue.yaml"],
+        &["wrap", "goose"],
+        &["wrap", "mcp.xml"],
+        &["wrap", "--server", "githbu", ".mcp.json"],
         &["wrap", "."],
         &["wrap", "--client", "claud-code"],
         &["wrap", "--client", "emacs"],

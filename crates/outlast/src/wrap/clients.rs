@@ -15,11 +15,29 @@ pub enum Client {
     Cursor,
     Codex,
     Gemini,
+    Windsurf,
+    Zed,
+    Cline,
+    #[value(name = "opencode", alias = "open-code")]
+    OpenCode,
 }
 
+/// The directories of VS Code and its builds, below those of all applications.
+const VS_CODES: [&str; 3] = ["Code", "Code - Insiders", "VSCodium"];
+
 impl Client {
-    pub const ALL: [Client; 6] =
-        [Client::ClaudeCode, Client::ClaudeDesktop, Client::VsCode, Client::Cursor, Client::Codex, Client::Gemini];
+    pub const ALL: [Client; 10] = [
+        Client::ClaudeCode,
+        Client::ClaudeDesktop,
+        Client::VsCode,
+        Client::Cursor,
+        Client::Codex,
+        Client::Gemini,
+        Client::Windsurf,
+        Client::Zed,
+        Client::Cline,
+        Client::OpenCode,
+    ];
 
     pub fn title(self) -> &'static str {
         match self {
@@ -29,6 +47,10 @@ impl Client {
             Client::Cursor => "Cursor",
             Client::Codex => "Codex",
             Client::Gemini => "Gemini CLI",
+            Client::Windsurf => "Windsurf",
+            Client::Zed => "Zed",
+            Client::Cline => "Cline",
+            Client::OpenCode => "opencode",
         }
     }
 
@@ -112,10 +134,8 @@ impl Places {
             Client::ClaudeCode => [ours(".mcp.json"), vec![mine(self.home.join(".claude.json"))]].concat(),
             Client::ClaudeDesktop => vec![mine(self.applications().join("Claude").join("claude_desktop_config.json"))],
             Client::VsCode => {
-                let editions = ["Code", "Code - Insiders", "VSCodium"].into_iter();
-                let users =
-                    editions.map(|edition| mine(self.applications().join(edition).join("User").join("mcp.json")));
-                [ours(".vscode/mcp.json"), users.collect()].concat()
+                let users = VS_CODES.map(|edition| mine(self.applications().join(edition).join("User/mcp.json")));
+                [ours(".vscode/mcp.json"), users.into()].concat()
             }
             Client::Cursor => {
                 [ours(".cursor/mcp.json"), vec![mine(self.home.join(".cursor").join("mcp.json"))]].concat()
@@ -127,6 +147,23 @@ impl Places {
             Client::Gemini => {
                 [ours(".gemini/settings.json"), vec![mine(self.home.join(".gemini").join("settings.json"))]].concat()
             }
+            Client::Windsurf => ["windsurf/mcp_config.json", "mcp_config.json"]
+                .map(|file| mine(self.home.join(".codeium").join(file)))
+                .into(),
+            Client::Zed => [ours(".zed/settings.json"), vec![mine(self.zed().join("settings.json"))]].concat(),
+            Client::Cline => {
+                let file = "settings/cline_mcp_settings.json";
+                let editors = VS_CODES.into_iter().chain(["Cursor", "Windsurf"]);
+                let storage = editors.map(|editor| self.applications().join(editor).join("User/globalStorage"));
+                let extensions = storage.map(|storage| mine(storage.join("saoudrizwan.claude-dev").join(file)));
+                extensions.chain([mine(self.home.join(".cline/data").join(file))]).collect()
+            }
+            Client::OpenCode => {
+                let names = ["opencode.json", "opencode.jsonc"];
+                let shared = names.iter().flat_map(|name| [ours(name), ours(&format!(".opencode/{name}"))].concat());
+                let own = names.iter().map(|name| mine(self.home.join(".config/opencode").join(name)));
+                shared.chain(own).collect()
+            }
         }
     }
 
@@ -136,10 +173,18 @@ impl Places {
         match client {
             Client::ClaudeCode => vec![home(".claude"), home(".claude.json")],
             Client::ClaudeDesktop => vec![self.applications().join("Claude")],
-            Client::VsCode => ["Code", "Code - Insiders", "VSCodium"].map(|name| self.applications().join(name)).into(),
+            Client::VsCode => VS_CODES.map(|name| self.applications().join(name)).into(),
             Client::Cursor => vec![home(".cursor"), self.applications().join("Cursor")],
             Client::Codex => vec![self.codex_home.clone().unwrap_or_else(|| home(".codex"))],
             Client::Gemini => vec![home(".gemini")],
+            Client::Windsurf => vec![home(".codeium/windsurf"), self.applications().join("Windsurf")],
+            Client::Zed => vec![self.zed()],
+            Client::Cline => {
+                let storage =
+                    |editor: &str| self.applications().join(editor).join("User/globalStorage/saoudrizwan.claude-dev");
+                VS_CODES.map(storage).into_iter().chain([home(".cline")]).collect()
+            }
+            Client::OpenCode => vec![home(".config/opencode")],
         }
     }
 
@@ -149,6 +194,14 @@ impl Places {
         let around: Vec<&Path> = self.cwd.ancestors().collect();
         let root = around.iter().position(|dir| dir.join(".git").exists()).unwrap_or(0);
         around[..=root].iter().filter(|dir| **dir != self.home).map(|dir| dir.to_path_buf()).collect()
+    }
+
+    /// Zed keeps to `~/.config` on macOS, too.
+    fn zed(&self) -> PathBuf {
+        match self.system {
+            System::Linux | System::Mac => self.home.join(".config/zed"),
+            System::Windows => self.applications().join("Zed"),
+        }
     }
 
     fn applications(&self) -> PathBuf {

@@ -1,64 +1,56 @@
-//! What would change in a text, as everybody reads it: a unified diff.
+//! What would change in a text, as a unified diff. Of long lines only the changed parts are shown: some clients write a
+//! whole file as one line.
+
+use std::time::Duration;
+
+use similar::{DiffOp, TextDiff};
 
 use crate::paint::Paint;
 
 /// Lines shown around a change.
 const AROUND: usize = 3;
-/// A longer line is shown only around what changes in it: some clients write a whole file as one line.
+/// A longer line is shown only around what changes in it.
 const LINE_MAX: usize = 240;
+/// Letters shown around each change in such a line.
 const LINE_AROUND: usize = 60;
+/// How much of one long line is shown at most; the rest is cut.
+const LINE_SHOWN_MAX: usize = 8_000;
+/// How long a diff may look for the shortest way; then it takes one that is longer than needed.
+const SEARCH_MAX: Duration = Duration::from_millis(500);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Step {
-    Same,
-    Gone,
-    New,
-}
-
-/// Nothing at all if nothing changes.
+/// Empty if nothing changes.
 pub fn unified(name: &str, old: &str, new: &str, paint: Paint) -> String {
     let (old, new): (Vec<&str>, Vec<&str>) = (lines(old), lines(new));
-    let steps = steps(&old, &new);
-    if steps.iter().all(|step| *step == Step::Same) {
+    if old == new {
         return String::new();
     }
+    let diff = TextDiff::configure().timeout(SEARCH_MAX).diff_slices(&old, &new);
     let mut text = paint.bold(&format!("--- {name}\n+++ {name}")) + "\n";
-    let mut at = (0, 0);
-    let mut from = 0;
-    while let Some(first) = steps[from..].iter().position(|step| *step != Step::Same).map(|first| from + first) {
-        // Changes that are near to each other stand together.
-        let mut end = first;
-        let mut last = first;
-        while end < steps.len() && end <= last + 2 * AROUND {
-            if steps[end] != Step::Same {
-                last = end;
-            }
-            end += 1;
-        }
-        let (begin, end) = (first.saturating_sub(AROUND).max(from), (last + 1 + AROUND).min(steps.len()));
-        at = advance(at, &steps[from..begin]);
-        let after = advance(at, &steps[begin..end]);
-        let range = |from: usize, to: usize| format!("{},{}", if from == to { from } else { from + 1 }, to - from);
-        text.push_str(&paint.cyan(&format!("@@ -{} +{} @@", range(at.0, after.0), range(at.1, after.1))));
+    for group in diff.grouped_ops(AROUND) {
+        let (Some(first), Some(last)) = (group.first(), group.last()) else { continue };
+        let (from, to) = (first.old_range().start, last.old_range().end);
+        let (new_from, new_to) = (first.new_range().start, last.new_range().end);
+        text.push_str(&paint.cyan(&format!("@@ -{} +{} @@", range(from, to), range(new_from, new_to))));
         text.push('\n');
-        for &step in &steps[begin..end] {
-            let next = advance(at, &[step]);
-            match step {
-                Step::Same => text.push_str(&format!(" {}\n", shown(old[at.0], None))),
-                Step::Gone => {
-                    let line = shown(old[at.0], new.get(at.1).copied());
-                    text.push_str(&(paint.red(&format!("-{line}")) + "\n"));
-                }
-                Step::New => {
-                    let line = shown(new[at.1], at.0.checked_sub(1).and_then(|before| old.get(before)).copied());
-                    text.push_str(&(paint.green(&format!("+{line}")) + "\n"));
-                }
+        for op in group {
+            let (old, new) = (&old[op.old_range()], &new[op.new_range()]);
+            if let DiffOp::Equal { .. } = op {
+                old.iter().for_each(|line| text.push_str(&format!(" {}\n", shown(line, None))));
+                continue;
             }
-            at = next;
+            for (at, line) in old.iter().enumerate() {
+                text.push_str(&(paint.red(&format!("-{}", shown(line, new.get(at).copied()))) + "\n"));
+            }
+            for (at, line) in new.iter().enumerate() {
+                text.push_str(&(paint.green(&format!("+{}", shown(line, old.get(at).copied()))) + "\n"));
+            }
         }
-        from = end;
     }
     text
+}
+
+fn range(from: usize, to: usize) -> String {
+    format!("{},{}", if from == to { from } else { from + 1 }, to - from)
 }
 
 /// The last line without an end is one, too; line ends themselves are compared, and shown where they differ.
@@ -66,96 +58,63 @@ fn lines(text: &str) -> Vec<&str> {
     text.split_inclusive('\n').collect()
 }
 
-fn advance((old, new): (usize, usize), steps: &[Step]) -> (usize, usize) {
-    let count = |skipped: Step| steps.iter().filter(|step| **step != skipped).count();
-    (old + count(Step::New), new + count(Step::Gone))
+/// A line, or of a long one the parts in which it differs from the other.
+fn shown(line: &str, other: Option<&str>) -> String {
+    let line = line.trim_end_matches(['\n', '\r']);
+    let parts = match other {
+        _ if line.chars().count() <= LINE_MAX => line.to_owned(),
+        Some(other) => changed_parts(line, other.trim_end_matches(['\n', '\r'])),
+        None => cut(line, LINE_MAX),
+    };
+    parts.chars().map(tame).collect()
 }
 
-/// A line, or of a long one the part in which it differs from the other.
-fn shown(line: &str, other: Option<&str>) -> String {
-    let line: Vec<char> = line.trim_end_matches(['\n', '\r']).chars().map(tame).collect();
-    if line.len() <= LINE_MAX {
-        return line.into_iter().collect();
+fn changed_parts(line: &str, other: &str) -> String {
+    // What is the same at both ends is taken off by letters; between, words are compared.
+    let same = line.char_indices().zip(other.chars()).find(|((_, one), other)| one != other);
+    let (head, rest) = line.split_at(same.map_or(line.len().min(other.len()), |((at, _), _)| at));
+    let other = &other[head.len()..];
+    let same = rest.char_indices().rev().zip(other.chars().rev()).take_while(|((_, one), other)| one == other);
+    let (rest, tail) = rest.split_at(same.last().map_or(rest.len(), |((at, _), _)| at));
+    let (mine, others) = (words(rest), words(&other[..other.len() - tail.len()]));
+    let diff = TextDiff::configure().timeout(SEARCH_MAX).diff_slices(&mine, &others);
+    let mut parts = context(head, false, true);
+    for op in diff.ops() {
+        let text = mine[op.old_range()].concat();
+        match op {
+            DiffOp::Equal { .. } => parts.push_str(&context(&text, true, true)),
+            _ => parts.push_str(&text),
+        }
     }
-    let other: Vec<char> = other.unwrap_or_default().trim_end_matches(['\n', '\r']).chars().map(tame).collect();
-    let before = line.iter().zip(&other).take_while(|(one, other)| one == other).count();
-    let most = line.len().min(other.len()) - before.min(line.len().min(other.len()));
-    let after = line.iter().rev().zip(other.iter().rev()).take(most).take_while(|(one, other)| one == other).count();
-    let begin = before.saturating_sub(LINE_AROUND);
-    let end = (line.len() - after + LINE_AROUND).min(line.len()).min(begin + LINE_MAX.max(LINE_AROUND * 2));
-    let dots = |is_cut: bool| if is_cut { "…" } else { "" };
-    format!("{}{}{}", dots(begin > 0), line[begin..end].iter().collect::<String>(), dots(end < line.len()))
+    parts.push_str(&context(tail, true, false));
+    cut(&parts, LINE_SHOWN_MAX)
+}
+
+/// What is the same, as far as it stands near a change before or after it.
+fn context(text: &str, has_before: bool, has_after: bool) -> String {
+    let letters: Vec<char> = text.chars().collect();
+    let head = if has_before { LINE_AROUND.min(letters.len()) } else { 0 };
+    let tail = if has_after { LINE_AROUND.min(letters.len() - head) } else { 0 };
+    let dots = if head + tail < letters.len() { "…" } else { "" };
+    let part = |letters: &[char]| letters.iter().collect::<String>();
+    format!("{}{dots}{}", part(&letters[..head]), part(&letters[letters.len() - tail..]))
+}
+
+/// Runs of letters and digits, and each other character by itself with what stands before it.
+fn words(line: &str) -> Vec<&str> {
+    line.split_inclusive(|letter: char| !letter.is_alphanumeric()).collect()
+}
+
+fn cut(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
 }
 
 /// What would move the cursor does not.
 fn tame(letter: char) -> char {
     if letter.is_control() && letter != '\t' { '?' } else { letter }
-}
-
-/// The shortest way from one text to the other, line by line (Myers), after what is the same at both ends.
-fn steps(old: &[&str], new: &[&str]) -> Vec<Step> {
-    let head = old.iter().zip(new).take_while(|(one, other)| one == other).count();
-    let rest = (old.len() - head).min(new.len() - head);
-    let tail = old.iter().rev().zip(new.iter().rev()).take(rest).take_while(|(one, other)| one == other).count();
-    let mut steps = vec![Step::Same; head];
-    steps.extend(shortest(&old[head..old.len() - tail], &new[head..new.len() - tail]));
-    steps.extend(vec![Step::Same; tail]);
-    steps
-}
-
-fn shortest(old: &[&str], new: &[&str]) -> Vec<Step> {
-    let (rows, columns) = (old.len() as isize, new.len() as isize);
-    let most = (rows + columns) as usize;
-    let at = |diagonal: isize| (diagonal + most as isize) as usize;
-    // How far down each diagonal one comes with so many changes; a copy for each number of them, to find the way back.
-    let mut reach = vec![0_isize; 2 * most + 2];
-    let mut trace = Vec::new();
-    for changes in 0..=most as isize {
-        trace.push(reach.clone());
-        for diagonal in (-changes..=changes).step_by(2) {
-            let goes_down =
-                diagonal == -changes || (diagonal != changes && reach[at(diagonal - 1)] < reach[at(diagonal + 1)]);
-            let mut row = if goes_down { reach[at(diagonal + 1)] } else { reach[at(diagonal - 1)] + 1 };
-            // Rows are lines of the old text here, so "down" is a new line.
-            while row < rows && row - diagonal < columns && old[row as usize] == new[(row - diagonal) as usize] {
-                row += 1;
-            }
-            reach[at(diagonal)] = row;
-            if row >= rows && row - diagonal >= columns {
-                return back(&trace, rows, columns, at);
-            }
-        }
-    }
-    unreachable!("every text can be turned into every other")
-}
-
-fn back(trace: &[Vec<isize>], mut row: isize, mut column: isize, at: impl Fn(isize) -> usize) -> Vec<Step> {
-    let mut steps = Vec::new();
-    for (changes, reach) in trace.iter().enumerate().rev() {
-        let (changes, diagonal) = (changes as isize, row - column);
-        let goes_down =
-            diagonal == -changes || (diagonal != changes && reach[at(diagonal - 1)] < reach[at(diagonal + 1)]);
-        let before = if goes_down { diagonal + 1 } else { diagonal - 1 };
-        let from = if changes == 0 { 0 } else { reach[at(before)] };
-        let start = if changes == 0 {
-            0
-        } else if goes_down {
-            from
-        } else {
-            from + 1
-        };
-        while row > start {
-            steps.push(Step::Same);
-            row -= 1;
-            column -= 1;
-        }
-        if changes > 0 {
-            steps.push(if goes_down { Step::New } else { Step::Gone });
-            (row, column) = (from, from - before);
-        }
-    }
-    steps.reverse();
-    steps
 }
 
 #[cfg(test)]
@@ -210,27 +169,27 @@ mod tests {
     }
 
     #[test]
-    fn the_way_leads_from_the_one_to_the_other() {
-        // All pairs of short texts over two letters: whatever was chosen, applied to the one it makes the other.
-        let texts: Vec<Vec<&str>> = (0..=5)
-            .flat_map(|length| {
-                (0..1_u32 << length)
-                    .map(move |bits| (0..length).map(|at| ["a", "b"][(bits >> at & 1) as usize]).collect())
-            })
-            .collect();
-        for old in &texts {
-            for new in &texts {
-                let (mut made, mut at) = (Vec::new(), (0, 0));
-                for step in steps(old, new) {
-                    match step {
-                        Step::Same => made.push(old[at.0]),
-                        Step::New => made.push(new[at.1]),
-                        Step::Gone => {}
-                    }
-                    at = advance(at, &[step]);
-                }
-                assert_eq!((&made, at), (new, (old.len(), new.len())), "{old:?}");
-            }
+    fn every_change_of_a_long_line_is_shown() {
+        let servers: Vec<String> =
+            (0..9).map(|n| format!("\"s{n}\":{{\"command\":\"a\",\"env\":\"{}\"}}", "x".repeat(200))).collect();
+        let old = format!("{{\"mcpServers\":{{{}}}}}", servers.join(","));
+        let new = old.replace("\"command\":\"a\"", "\"command\":\"outlast\"");
+        let shown = unified("a", &old, &new, Paint::plain());
+        let added = shown.lines().find(|line| line.starts_with("+{")).unwrap();
+        assert_eq!(added.matches("\"outlast\"").count(), 9, "{added}");
+        assert!(added.len() < old.len(), "what stays is left out");
+    }
+
+    #[test]
+    fn each_of_several_long_lines_is_compared_with_its_own() {
+        let pad = "x".repeat(300);
+        let text = |word: &str| format!("{pad} one {word}\n{pad} two {word}\n");
+        let shown = unified("a", &text("old"), &text("new"), Paint::plain());
+        let lines: Vec<&str> = shown.lines().skip(3).collect();
+        let ends = ["one old", "two old", "one new", "two new"];
+        assert_eq!(lines.len(), 4, "{shown}");
+        for (line, end) in lines.iter().zip(ends) {
+            assert!(line.ends_with(end) && line.len() < 100, "{line}");
         }
     }
 }

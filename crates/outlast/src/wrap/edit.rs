@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use super::servers::{Args, Format, How, Program, Server};
+use super::servers::{Args, Format, How, Program, Server, Word};
 
 /// One piece of a text gives way to another.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,6 +27,9 @@ pub struct Caller<'a> {
     pub is_same: &'a dyn Fn(&str) -> bool,
 }
 
+/// The options that `wrap` writes: a user who wraps a server wants it kept, also after it exits with 0.
+const WRITTEN: [&str; 2] = ["--on-clean-exit", "restart"];
+
 pub fn wrap(text: &str, format: Format, server: &Server, caller: &Caller<'_>) -> Verdict {
     let program = match starts(server) {
         Ok(program) => program,
@@ -49,8 +52,16 @@ pub fn wrap(text: &str, format: Format, server: &Server, caller: &Caller<'_>) ->
         name if name.starts_with('-') => vec![format!("--name={name}")],
         name => vec!["--name".to_owned(), name.clone()],
     };
-    let words = ["mcp".to_owned()].into_iter().chain(name).chain(["--".to_owned()]);
+    let words = ["mcp".to_owned()].into_iter().chain(name).chain(WRITTEN.map(str::to_owned)).chain(["--".to_owned()]);
     let words = words.map(|word| quoted(&word, format));
+    if program.is_list
+        && let Some(args) = &program.args
+    {
+        let words: Vec<String> = [command.text].into_iter().chain(words).collect();
+        let comma = comma(text, program);
+        let list = Args { at: args.at.clone(), words: vec![program.command.clone()] };
+        return Verdict::Change(vec![before_the_first(text, &list, words.join(comma), comma)]);
+    }
     // The command moves as it stands: there are several ways to quote a word, and this one is the user's.
     let words: Vec<String> = words.chain([text[program.command.at.clone()].to_owned()]).collect();
     let comma = comma(text, program);
@@ -76,6 +87,10 @@ pub fn unwrap(text: &str, server: &Server, had_args: Option<bool>) -> Verdict {
     let (Some(at), Some(args)) = (inner(program), &program.args) else {
         return Verdict::Leave("it is outlast in a way of its own");
     };
+    if program.is_list {
+        let ours = program.command.at.start..args.words[at].at.start;
+        return Verdict::Change(vec![Edit { at: ours, text: String::new() }]);
+    }
     let command = Edit { at: program.command.at.clone(), text: text[args.words[at].at.clone()].to_owned() };
     let first = args.words[0].at.start;
     if let Some(next) = args.words.get(at + 1) {
@@ -91,18 +106,23 @@ pub fn unwrap(text: &str, server: &Server, had_args: Option<bool>) -> Verdict {
     Verdict::Change(vec![command, Edit { at: first..last, text: String::new() }])
 }
 
-/// The options that stand between `mcp` and the command, but for the name: they go with outlast.
+/// The options that stand between `mcp` and the command, without those that `wrap` writes: they are lost with outlast.
 pub fn options(server: &Server) -> Vec<String> {
     let How::Starts(program) = &server.how else { return Vec::new() };
     let (Some(at), Some(args)) = (inner(program), &program.args) else { return Vec::new() };
-    let mut words = args.words[1..at - 1].iter().map(|word| word.text.clone());
+    let mut words: &[Word] = &args.words[1..at - 1];
     let mut options = Vec::new();
-    while let Some(word) = words.next() {
-        match word.as_str() {
-            "--name" => drop(words.next()),
-            name if name.starts_with("--name=") => {}
-            _ => options.push(word),
-        }
+    while let [word, rest @ ..] = words {
+        let next = rest.first().map(|next| next.text.as_str());
+        words = match word.text.as_str() {
+            "--name" if next.is_some() => &rest[1..],
+            name if name.starts_with("--name=") => rest,
+            name if [Some(name), next] == WRITTEN.map(Some) => &rest[1..],
+            _ => {
+                options.push(word.text.clone());
+                rest
+            }
+        };
     }
     options
 }
@@ -184,8 +204,8 @@ fn comma(text: &str, program: &Program) -> &'static str {
 /// as the command's own is.
 fn between(text: &str, program: &Program) -> String {
     let key = &text[program.key.clone()];
-    let (before, after) = key.split_at(key.rfind("command").unwrap_or_default());
-    let key = format!("{before}args{}", after.strip_prefix("command").unwrap_or(after));
+    let (before, after) = key.split_at(key.rfind(program.key_name).unwrap_or_default());
+    let key = format!("{before}args{}", after.strip_prefix(program.key_name).unwrap_or(after));
     if !program.is_inline {
         let newline = if text.contains("\r\n") { "\r\n" } else { "\n" };
         return format!("{newline}{key}");
@@ -254,27 +274,33 @@ mod tests {
     fn the_words_are_put_where_they_belong_and_taken_out_again() {
         let json = [
             // as it was, what is put where
-            (r#"{"command":"a"}"#, r#"{"command":"/opt/outlast","args":["mcp","--name","x","--","a"]}"#),
-            (r#"{"command": "a"}"#, r#"{"command": "/opt/outlast", "args": ["mcp", "--name", "x", "--", "a"]}"#),
+            (
+                r#"{"command":"a"}"#,
+                r#"{"command":"/opt/outlast","args":["mcp","--name","x","--on-clean-exit","restart","--","a"]}"#,
+            ),
+            (
+                r#"{"command": "a"}"#,
+                r#"{"command": "/opt/outlast", "args": ["mcp", "--name", "x", "--on-clean-exit", "restart", "--", "a"]}"#,
+            ),
             (
                 r#"{ "args": ["b"], "command": "a" }"#,
-                r#"{ "args": ["mcp", "--name", "x", "--", "a", "b"], "command": "/opt/outlast" }"#,
+                r#"{ "args": ["mcp", "--name", "x", "--on-clean-exit", "restart", "--", "a", "b"], "command": "/opt/outlast" }"#,
             ),
             (
                 "{\r\n\t\"command\": \"a\", // c\r\n\t\"env\": {}}",
-                "{\r\n\t\"command\": \"/opt/outlast\",\r\n\t\"args\": [\"mcp\", \"--name\", \"x\", \"--\", \"a\"], // c\r\n\t\"env\": {}}",
+                "{\r\n\t\"command\": \"/opt/outlast\",\r\n\t\"args\": [\"mcp\", \"--name\", \"x\", \"--on-clean-exit\", \"restart\", \"--\", \"a\"], // c\r\n\t\"env\": {}}",
             ),
             (
                 "{\"command\": \"a\", \"args\": [ // c\n    \"b\",\n    \"c\",\n]}",
-                "{\"command\": \"/opt/outlast\", \"args\": [ // c\n    \"mcp\", \"--name\", \"x\", \"--\", \"a\",\n    \"b\",\n    \"c\",\n]}",
+                "{\"command\": \"/opt/outlast\", \"args\": [ // c\n    \"mcp\", \"--name\", \"x\", \"--on-clean-exit\", \"restart\", \"--\", \"a\",\n    \"b\",\n    \"c\",\n]}",
             ),
             (
                 r#"{"command": "C:\\a b\\c.exe", "args": []}"#,
-                r#"{"command": "/opt/outlast", "args": ["mcp", "--name", "x", "--", "C:\\a b\\c.exe"]}"#,
+                r#"{"command": "/opt/outlast", "args": ["mcp", "--name", "x", "--on-clean-exit", "restart", "--", "C:\\a b\\c.exe"]}"#,
             ),
             (
                 r#"{"command": "cmd", "args": ["/c", "npx"]}"#,
-                r#"{"command": "/opt/outlast", "args": ["mcp", "--name", "x", "--", "cmd", "/c", "npx"]}"#,
+                r#"{"command": "/opt/outlast", "args": ["mcp", "--name", "x", "--on-clean-exit", "restart", "--", "cmd", "/c", "npx"]}"#,
             ),
         ];
         for (before, after) in json {
@@ -285,22 +311,53 @@ mod tests {
             assert_eq!(unwrapped(&inside(after), Format::Json, had_args), inside(before));
             assert_eq!(unwrapped(&inside(before), Format::Json, had_args), inside(before), "nothing to undo");
         }
+        let others = [
+            // Zed, before and after its servers got a form like everybody's
+            (
+                r#"{"context_servers": {"x": {"command": {"path": "a", "args": ["b"]}}}}"#,
+                r#"{"context_servers": {"x": {"command": {"path": "/opt/outlast", "args": [OURS, "a", "b"]}}}}"#,
+            ),
+            (
+                r#"{"context_servers": {"x": {"command": {"path": "a"}}}}"#,
+                r#"{"context_servers": {"x": {"command": {"path": "/opt/outlast", "args": [OURS, "a"]}}}}"#,
+            ),
+            (
+                r#"{"context_servers": {"x": {"source": "custom", "command": "a", "args": []}}}"#,
+                r#"{"context_servers": {"x": {"source": "custom", "command": "/opt/outlast", "args": [OURS, "a"]}}}"#,
+            ),
+            // opencode
+            (
+                r#"{"mcp": {"x": {"command": ["a", "b"]}}}"#,
+                r#"{"mcp": {"x": {"command": ["/opt/outlast", OURS, "a", "b"]}}}"#,
+            ),
+            (
+                "{\"mcp\": {\"servers\": {\"x\": {\"command\": [\n    \"a\",\n    \"b\"\n]}}}}",
+                "{\"mcp\": {\"servers\": {\"x\": {\"command\": [\n    \"/opt/outlast\", OURS,\n    \"a\",\n    \"b\"\n]}}}}",
+            ),
+        ];
+        for (before, after) in others {
+            let after = after.replace("OURS", r#""mcp", "--name", "x", "--on-clean-exit", "restart", "--""#);
+            let had_args = Some(before.contains("args"));
+            assert_eq!(wrapped(before, Format::Json), after);
+            assert_eq!(wrapped(&after, Format::Json), after, "twice is once");
+            assert_eq!(unwrapped(&after, Format::Json, had_args), before);
+        }
         let toml = [
             (
                 "[mcp_servers.x]\n# why\ncommand = \"a\" # c\nenv.K = \"v\"\n",
-                "[mcp_servers.x]\n# why\ncommand = \"/opt/outlast\"\nargs = [\"mcp\", \"--name\", \"x\", \"--\", \"a\"] # c\nenv.K = \"v\"\n",
+                "[mcp_servers.x]\n# why\ncommand = \"/opt/outlast\"\nargs = [\"mcp\", \"--name\", \"x\", \"--on-clean-exit\", \"restart\", \"--\", \"a\"] # c\nenv.K = \"v\"\n",
             ),
             (
                 "[mcp_servers.x]\r\nargs = [\r\n  \"b\", # c\r\n]\r\ncommand = \"a\"",
-                "[mcp_servers.x]\r\nargs = [\r\n  \"mcp\", \"--name\", \"x\", \"--\", \"a\",\r\n  \"b\", # c\r\n]\r\ncommand = \"/opt/outlast\"",
+                "[mcp_servers.x]\r\nargs = [\r\n  \"mcp\", \"--name\", \"x\", \"--on-clean-exit\", \"restart\", \"--\", \"a\",\r\n  \"b\", # c\r\n]\r\ncommand = \"/opt/outlast\"",
             ),
             (
                 "mcp_servers = { x = { command = \"a\" } }",
-                "mcp_servers = { x = { command = \"/opt/outlast\", args = [\"mcp\", \"--name\", \"x\", \"--\", \"a\"] } }",
+                "mcp_servers = { x = { command = \"/opt/outlast\", args = [\"mcp\", \"--name\", \"x\", \"--on-clean-exit\", \"restart\", \"--\", \"a\"] } }",
             ),
             (
                 "mcp_servers.x.command = \"a\"",
-                "mcp_servers.x.command = \"/opt/outlast\"\nmcp_servers.x.args = [\"mcp\", \"--name\", \"x\", \"--\", \"a\"]",
+                "mcp_servers.x.command = \"/opt/outlast\"\nmcp_servers.x.args = [\"mcp\", \"--name\", \"x\", \"--on-clean-exit\", \"restart\", \"--\", \"a\"]",
             ),
         ];
         for (before, after) in toml {
@@ -328,7 +385,10 @@ mod tests {
     fn a_server_whose_name_begins_like_ours_is_a_server() {
         let before = r#"{"servers": {"x": {"command": "outlast-notes", "args": ["a"]}}}"#;
         let after = wrapped(before, Format::Json);
-        assert!(after.contains(r#"["mcp", "--name", "x", "--", "outlast-notes", "a"]"#), "{after}");
+        assert!(
+            after.contains(r#"["mcp", "--name", "x", "--on-clean-exit", "restart", "--", "outlast-notes", "a"]"#),
+            "{after}"
+        );
         assert_eq!(unwrapped(&after, Format::Json, Some(true)), before);
     }
 
@@ -353,9 +413,10 @@ mod tests {
 
     #[test]
     fn what_goes_with_outlast_is_known() {
-        let text = r#"{"servers": {"x": {"command": "outlast", "args": ["mcp", "--name", "x", "--watch", "src", "--", "a", "--name"]}}}"#;
+        let text = r#"{"servers": {"x": {"command": "outlast", "args": ["mcp", "--name", "x", "--on-clean-exit", "restart",
+            "--watch", "src", "--on-clean-exit", "end", "--", "a", "--name"]}}}"#;
         let servers = read(text, Format::Json).unwrap();
-        assert_eq!(options(&servers[0]), ["--watch", "src"]);
+        assert_eq!(options(&servers[0]), ["--watch", "src", "--on-clean-exit", "end"]);
         assert_eq!(command_of(&servers[0]).unwrap(), ["a", "--name"]);
         assert!(is_wrapped(&servers[0]));
     }
@@ -363,6 +424,8 @@ mod tests {
     #[test]
     fn a_name_may_look_like_an_option() {
         let text = r#"{"servers": {"-x": {"command": "a"}}}"#;
-        assert!(wrapped(text, Format::Json).contains(r#"["mcp", "--name=-x", "--", "a"]"#));
+        assert!(
+            wrapped(text, Format::Json).contains(r#"["mcp", "--name=-x", "--on-clean-exit", "restart", "--", "a"]"#)
+        );
     }
 }

@@ -49,8 +49,12 @@ pub struct Program {
     pub command: Word,
     /// What stands from the beginning of the key up to the command: `"command": `.
     pub key: Range<usize>,
+    /// The name of that key: `command`, or `path` in the older form of Zed.
+    pub key_name: &'static str,
     /// It stands in braces or brackets, so that commas and not lines set it apart from its neighbours.
     pub is_inline: bool,
+    /// The command is the first element of one list, and `args` are the others (opencode).
+    pub is_list: bool,
     pub args: Option<Args>,
 }
 
@@ -93,10 +97,19 @@ fn read_json(text: &str, skipped: usize) -> Result<Vec<Server>, ReadError> {
     let Some(ast::Value::Object(root)) = parsed.value else { return Ok(Vec::new()) };
     let reader = Json { skipped };
     let mut servers = Vec::new();
-    reader.take(object(&root, "mcpServers"), None, &mut servers);
-    // VS Code: in a file of its own, or in its settings.
-    reader.take(object(&root, "servers"), None, &mut servers);
-    reader.take(object(&root, "mcp").and_then(|mcp| object(mcp, "servers")), None, &mut servers);
+    for key in KEYS {
+        reader.take(object(&root, key), None, &mut servers);
+    }
+    // VS Code's settings have `mcp.servers`, and so has opencode 2; opencode 1 has its servers in `mcp` itself.
+    for property in object(&root, "mcp").into_iter().flat_map(|mcp| &mcp.properties) {
+        let ast::Value::Object(inner) = &property.value else { continue };
+        let is_server = ["command", "url"].iter().any(|key| last(inner, key).is_some_and(|found| !is_object(found)));
+        match property.name.as_str() {
+            "servers" if !is_server => reader.take(Some(inner), None, &mut servers),
+            name if is_server => servers.push(reader.server(name, inner, None)),
+            _ => {}
+        }
+    }
     for project in object(&root, "projects").into_iter().flat_map(|projects| &projects.properties) {
         if let ast::Value::Object(settings) = &project.value {
             reader.take(object(settings, "mcpServers"), Some(project.name.as_str()), &mut servers);
@@ -105,6 +118,13 @@ fn read_json(text: &str, skipped: usize) -> Result<Vec<Server>, ReadError> {
     Ok(servers)
 }
 
+/// Members of the root object that hold servers by name: of most clients, of VS Code and of Zed.
+const KEYS: [&str; 3] = ["mcpServers", "servers", "context_servers"];
+
+/// Where servers are looked for, for messages.
+pub const LOOKED_IN: &str =
+    "`mcpServers`, `servers`, `context_servers`, `mcp` and `mcp.servers` (JSON), and `[mcp_servers]` (TOML)";
+
 struct Json {
     skipped: usize,
 }
@@ -112,24 +132,38 @@ struct Json {
 impl Json {
     fn take(&self, from: Option<&Object>, project: Option<&str>, servers: &mut Vec<Server>) {
         for property in from.into_iter().flat_map(|from| &from.properties) {
-            let ast::Value::Object(server) = &property.value else { continue };
-            let env = object(server, "env").into_iter().flat_map(|env| &env.properties);
-            let env = env.filter_map(|pair| Some((pair.name.as_str().to_owned(), string(&pair.value)?)));
-            servers.push(Server {
-                name: property.name.as_str().to_owned(),
-                project: project.map(str::to_owned),
-                env: env.collect(),
-                cwd: last(server, "cwd").and_then(|cwd| string(&cwd.value)),
-                how: self.how(server),
-            });
+            if let ast::Value::Object(server) = &property.value {
+                servers.push(self.server(property.name.as_str(), server, project));
+            }
         }
     }
 
-    fn how(&self, server: &Object) -> How {
-        let Some(property) = last(server, "command") else {
+    fn server(&self, name: &str, server: &Object, project: Option<&str>) -> Server {
+        let variables = ["env", "environment"].iter().find_map(|key| object(server, key));
+        // The older form of Zed has everything in `command`.
+        let inner = object(server, "command");
+        let variables = variables.or_else(|| object(inner?, "env")).into_iter().flat_map(|env| &env.properties);
+        let env = variables.filter_map(|pair| Some((pair.name.as_str().to_owned(), string(&pair.value)?)));
+        Server {
+            name: name.to_owned(),
+            project: project.map(str::to_owned),
+            env: env.collect(),
+            cwd: last(server, "cwd").and_then(|cwd| string(&cwd.value)),
+            how: match inner {
+                Some(inner) => self.how(inner, "path"),
+                None => self.how(server, "command"),
+            },
+        }
+    }
+
+    fn how(&self, server: &Object, key_name: &'static str) -> How {
+        let Some(property) = last(server, key_name) else {
             let is_remote = ["url", "httpUrl", "serverUrl"].iter().any(|key| last(server, key).is_some());
             return if is_remote { How::Calls } else { How::Unclear("it has no command") };
         };
+        if let ast::Value::Array(array) = &property.value {
+            return self.list(array, property, key_name);
+        }
         let Some(text) = string(&property.value) else { return How::Unclear("its command is no string") };
         let args = match last(server, "args").map(|args| &args.value) {
             None | Some(ast::Value::NullKeyword(_)) => None,
@@ -141,7 +175,17 @@ impl Json {
         }
         let command = Word { text, at: self.place(&property.value) };
         let key = property.start() + self.skipped..command.at.start;
-        How::Starts(Program { command, key, is_inline: true, args })
+        How::Starts(Program { command, key, key_name, is_inline: true, is_list: false, args })
+    }
+
+    fn list(&self, array: &ast::Array, property: &ObjectProp, key_name: &'static str) -> How {
+        let mut args = self.args(array);
+        if args.words.is_empty() || string(&array.elements[0]).is_none() {
+            return How::Unclear("its command is no string");
+        }
+        let command = args.words.remove(0);
+        let key = property.start() + self.skipped..args.at.start;
+        How::Starts(Program { command, key, key_name, is_inline: true, is_list: true, args: Some(args) })
     }
 
     fn args(&self, array: &ast::Array) -> Args {
@@ -167,6 +211,10 @@ fn object<'a, 'b>(from: &'b Object<'a>, name: &str) -> Option<&'b Object<'a>> {
         ast::Value::Object(object) => Some(object),
         _ => None,
     }
+}
+
+fn is_object(property: &ObjectProp) -> bool {
+    matches!(property.value, ast::Value::Object(_))
 }
 
 fn string(value: &ast::Value) -> Option<String> {
@@ -226,8 +274,10 @@ fn toml_how(server: &dyn TableLike, is_inline: bool, text: &str, skipped: usize)
     };
     How::Starts(Program {
         key: place(begin..at.start),
+        key_name: "command",
         command: Word { text: command.to_owned(), at: place(at) },
         is_inline,
+        is_list: false,
         args,
     })
 }
@@ -261,7 +311,7 @@ mod tests {
     fn json_is_read_with_all_that_people_put_into_it() {
         let text = "\u{feff}{ // ünïcode\r\n  'mcpServers': {\r\n    \"a\": {\"command\" : \"b\", \"args\": [\"c\", 4,],},\r\n\
             \"env\": {\"command\": \"x\", \"env\": {\"K\": \"v\"}}, \"web\": {\"type\": \"http\", \"url\": \"u\"},\n\
-            \"odd\": {\"command\": [\"x\"]}, \"odder\": {\"command\": \"x\", \"args\": \"y\"}, \"none\": {}, \"no\": 1\n}, \
+            \"odd\": {\"command\": [1]}, \"odder\": {\"command\": \"x\", \"args\": \"y\"}, \"none\": {}, \"no\": 1\n}, \
             \"servers\": {\"v\": {\"type\": \"stdio\", \"command\": \"w\"}}, \"mcp\": {\"servers\": {\"s\": {\"command\": \"t\"}}},\n\
             \"projects\": {\"/srv/a b\": {\"mcpServers\": {\"p\": {\"command\": \"q\", \"command\": \"r\"}}}, \"/x\": {}}}";
         insta::assert_snapshot!(shown(text, Format::Json), @r#"
@@ -278,6 +328,27 @@ mod tests {
         for empty in ["", "  ", "[]", "{}", "// nothing\n"] {
             assert_eq!(read(empty, Format::Json), Ok(vec![]), "{empty:?}");
         }
+    }
+
+    #[test]
+    fn the_forms_of_zed_and_opencode_are_read() {
+        let text = r#"{"context_servers": {"new": {"source": "custom", "command": "a", "args": ["b"], "env": {"K": "v"}},
+            "old": {"command": {"path": "c", "args": ["d"], "env": {"L": "w"}}}, "extension": {"settings": {}}},
+            "mcp": {"local": {"type": "local", "command": ["e", "f"], "environment": {"M": "x"}},
+            "remote": {"type": "remote", "url": "u"}, "off": {"enabled": false}, "timeout": 5000, "none": {"command": []},
+            "servers": {"second": {"type": "local", "command": ["g"]}}}}"#;
+        insta::assert_snapshot!(shown(text, Format::Json), @r#"
+        new: "command": "a" "b" [("K", "v")]
+        old: "path": "c" "d" [("L", "w")]
+        extension: unclear: it has no command []
+        local: "command": "e" "f" [("M", "x")]
+        remote: calls []
+        none: unclear: its command is no string []
+        second: "command": "g"  []
+        "#);
+        // A server of opencode 1 may be called `servers`.
+        let text = r#"{"mcp": {"servers": {"type": "local", "command": ["a"]}}}"#;
+        insta::assert_snapshot!(shown(text, Format::Json), @r#"servers: "command": "a"  []"#);
     }
 
     #[test]
