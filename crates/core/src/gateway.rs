@@ -6,7 +6,7 @@
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, BTreeSet, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashSet, VecDeque},
     mem,
     rc::Rc,
     time::{Duration, Instant},
@@ -36,6 +36,7 @@ mod links;
 mod lists;
 mod loans;
 mod losses;
+mod names;
 mod opening;
 mod places;
 mod search;
@@ -251,6 +252,8 @@ pub struct Called {
     pub backend: Option<Rc<str>>,
     pub outcome: Outcome,
     pub took: Duration,
+    /// A backend offers such a tool, or did when it was last seen. Otherwise the client may have made the name up.
+    pub is_known: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -415,6 +418,8 @@ pub struct Gateway {
     /// What operators asked for and wait to hear the end of.
     errands: FxHashMap<Ticket, change::Errand>,
     catalogue: Catalogue,
+    /// For each list, which backend owns a name that clients have seen.
+    owned: [names::Owned; 4],
     views: Vec<View>,
     switches: Switches,
     buckets: Buckets,
@@ -466,6 +471,7 @@ impl Gateway {
             task_lists: FxHashMap::default(),
             errands: FxHashMap::default(),
             catalogue: Catalogue::default(),
+            owned: Default::default(),
             views: Vec::new(),
             switches: Switches::new(&settings.switched_off),
             buckets: Buckets::new(settings.rates.clone()),
@@ -495,6 +501,8 @@ impl Gateway {
     pub fn handle_into(&mut self, event: Event, now: Instant, actions: &mut Vec<Action>) {
         mem::swap(&mut self.out, actions);
         if !mem::replace(&mut self.begun, true) {
+            // What there was to note about the cached catalogues.
+            self.out.append(actions);
             self.place_all(now);
         }
         match event {
@@ -544,6 +552,17 @@ impl Gateway {
     /// All that are configured, in the order of the file.
     pub fn backends(&self) -> impl Iterator<Item = &Backend> {
         self.settings.backends.iter()
+    }
+
+    /// Counts the changes of the catalogue.
+    pub fn catalogue_version(&self) -> u64 {
+        self.catalogue.version
+    }
+
+    /// All tools that are offered: the name that clients see, the backend, and the backend's own name.
+    pub fn tools(&self) -> impl Iterator<Item = (&str, &str, &str)> {
+        let entries = self.catalogue.all(List::Tools).iter();
+        entries.map(|entry| (&*entry.shown, self.owner_name(entry.owner), &*entry.own))
     }
 
     /// Whether somebody may see and steer all of it: where there are roles, only one that may call every tool.

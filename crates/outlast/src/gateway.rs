@@ -121,6 +121,8 @@ pub struct Driver {
     reload: Reload,
     shelf: Shelf,
     mirrors: MirrorsByBackend,
+    /// The version of the catalogue that the HTTP front knows the mirrored arguments of.
+    mirrored: u64,
     metrics: Metrics,
     scale: Scale,
     /// Restarts that somebody waits for, by ticket.
@@ -227,6 +229,7 @@ impl Driver {
             reload,
             shelf,
             mirrors,
+            mirrored: 0,
             metrics: Metrics::new(),
             scale: Scale::default(),
             errands: BTreeMap::new(),
@@ -299,6 +302,10 @@ impl Driver {
         }
         self.actions = actions;
         self.is_acting = false;
+        // Names in the catalogue can change with any event, and mirrored arguments are found by them.
+        if self.mirrored != self.gateway.catalogue_version() {
+            self.show_mirrors();
+        }
     }
 
     fn act(&mut self, action: Action) {
@@ -773,8 +780,9 @@ impl Driver {
     }
 
     fn show_mirrors(&mut self) {
+        self.mirrored = self.gateway.catalogue_version();
         if let Some(listen) = &mut self.listen {
-            listen.set_mirrors(self.mirrors.shown(self.gateway.backends()));
+            listen.set_mirrors(self.mirrors.shown(&self.gateway));
         }
     }
 

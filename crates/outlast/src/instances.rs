@@ -416,6 +416,14 @@ fn state_in_words(state: &Value, width: Option<usize>) -> String {
     if let Some(backends) = state["backends"].as_array() {
         words.push_str(&backends_in_words(backends, width));
     }
+    for collision in collisions_in_words(&state["collisions"]) {
+        words.push_str(&format!("  collision  {collision}\n"));
+    }
+    let more = count("collision_count").saturating_sub(state["collisions"].as_array().map_or(0, Vec::len) as u64);
+    if more > 0 {
+        let names = if more == 1 { "name" } else { "names" };
+        words.push_str(&format!("  collision  and {more} more {names}\n"));
+    }
     let stderr = text("stderr_tail");
     if !stderr.is_empty() {
         let lines: Vec<&str> = stderr.lines().collect();
@@ -423,6 +431,19 @@ fn state_in_words(state: &Value, width: Option<usize>) -> String {
         words.push_str(&format!("  stderr\n    {}\n", lines.join("\n    ")));
     }
     words
+}
+
+/// Names that several backends of a gateway offer, one a line, with both owners.
+pub fn collisions_in_words(collisions: &Value) -> Vec<String> {
+    let words = |collision: &Value| {
+        let text = |member: &str| collision[member].as_str().unwrap_or_default().to_owned();
+        let (list, name, owner, other) = (text("list"), text("name"), text("offered_by"), text("left_out"));
+        match owner == other {
+            true => format!("{list}: `{name}` is listed twice by {owner}; only the first counts"),
+            false => format!("{list}: `{name}` belongs to {owner}; that of {other} is left out"),
+        }
+    };
+    collisions.as_array().into_iter().flatten().map(words).collect()
 }
 
 /// The backends of a gateway, one a line.

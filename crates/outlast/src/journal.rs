@@ -403,6 +403,7 @@ mod tests {
             backend: Some("files".into()),
             outcome,
             took: Duration::from_millis(took),
+            is_known: true,
         };
         let (ann, bob) = (who("ann", None), who("bob \"took_ms\":7,", Some("reader")));
         let mut calls = Vec::new();

@@ -460,6 +460,7 @@ impl Gateway {
             backend,
             outcome,
             took: now.saturating_duration_since(call.began),
+            is_known: true,
         }));
     }
 
@@ -474,8 +475,9 @@ impl Gateway {
     ) {
         let Some(guest) = self.guests.get(&client) else { return };
         let (who, method) = (Rc::clone(&guest.who), words::cut(method, 100).into());
+        let is_known = tool.as_ref().is_some_and(|tool| self.catalogue.has_name(tool));
         let (tool, backend, took) = (tool.map(Rc::from), backend.map(Rc::from), Duration::ZERO);
-        self.out.push(Action::Called(Called { client, who, method, tool, backend, outcome, took }));
+        self.out.push(Action::Called(Called { client, who, method, tool, backend, outcome, took, is_known }));
     }
 
     /// Progress on a call: it has more time, and the client hears of it under its own token.

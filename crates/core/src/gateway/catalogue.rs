@@ -1,6 +1,9 @@
 //! All that the backends offer, merged: who owns what, under which name clients see it, and which client sees what.
 
-use std::hash::{DefaultHasher, Hash, Hasher};
+use std::{
+    cell::Cell,
+    hash::{DefaultHasher, Hash, Hasher},
+};
 
 use super::*;
 use crate::{
@@ -8,8 +11,10 @@ use crate::{
     message::{Edit, pick, quote, splice},
 };
 
-/// The longest name that every client takes.
-const NAME_MAX: usize = 64;
+use names::{Candidate, Given, Owned};
+
+/// Collisions that are written to the log at one change of the catalogue; the rest are counted.
+const COLLISIONS_NOTED_MAX: usize = 20;
 
 /// One tool, prompt, resource or template.
 #[derive(Debug)]
@@ -17,6 +22,8 @@ pub(super) struct Entry {
     pub owner: u32,
     /// As clients see it: a name, an address or a template of addresses.
     pub shown: Rc<str>,
+    /// Its backend's prefix and its own name, unchanged.
+    raw: Rc<str>,
     /// As its backend calls it.
     pub own: Box<str>,
     /// The same as JSON, where it differs from what clients see.
@@ -30,11 +37,11 @@ pub(super) struct Entry {
     hash: u64,
 }
 
-/// Somebody came too late with a name that was taken.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// Two backends offer the same name. It belongs to the winner, whether that offers it at the moment or not.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Collision {
     pub kind: List,
-    pub shown: String,
+    pub shown: Rc<str>,
     pub winner: u32,
     pub loser: u32,
 }
@@ -43,9 +50,21 @@ pub(super) struct Collision {
 pub(super) struct Catalogue {
     lists: [Vec<Entry>; 4],
     names: [FxHashMap<Rc<str>, u32>; 4],
+    /// What is switched off, or whose backend is: its owner.
+    off: [FxHashMap<Rc<str>, Off>; 4],
     pub collisions: Vec<Collision>,
+    /// The first collision of each name.
+    lost: FxHashMap<(List, Rc<str>), usize>,
+    /// Clients may have seen what is in a list.
+    seen: [Cell<bool>; 4],
     /// Counts its changes, for cursors.
     pub version: u64,
+}
+
+#[derive(Debug)]
+struct Off {
+    owner: u32,
+    raw: Rc<str>,
 }
 
 /// What clients of one profile and one role see.
@@ -62,64 +81,123 @@ pub(super) struct View {
     open: BTreeSet<u32>,
 }
 
+/// One element of a list before it has a name.
+struct Element<'a> {
+    owner: u32,
+    own: String,
+    json: &'a Bytes,
+    /// Where its name is in `json`.
+    key: Raw<'a>,
+    schema: Option<Bytes>,
+    is_safe: bool,
+}
+
 impl Catalogue {
-    /// Merges what the owners offer, in the order of the file: who comes first keeps a name.
-    pub fn merge<'a>(owners: impl Iterator<Item = (u32, &'a Owner)>, switches: &Switches, version: u64) -> Catalogue {
+    /// Merges what the owners offer, in the order of the configuration. Names belong to those who own them already, then to
+    /// the backend that comes first; what is switched off keeps its name and is not listed.
+    pub fn merge<'a>(
+        owners: impl Iterator<Item = (u32, &'a Owner)> + Clone,
+        owned: &[Owned; 4],
+        switches: &Switches,
+        version: u64,
+    ) -> Catalogue {
         let mut catalogue = Catalogue { version, ..Catalogue::default() };
-        for (number, owner) in owners {
-            if switches.is_backend_off(&owner.settings.name) {
-                continue;
+        for kind in List::ALL {
+            let (mut elements, mut candidates) = (Vec::new(), Vec::new());
+            for (number, owner) in owners.clone() {
+                let found = owner.offer.of(kind).iter().filter_map(|json| Element::read(kind, number, owner, json));
+                for element in found {
+                    candidates.push(element.candidate(kind, &owner.settings.prefix));
+                    elements.push(element);
+                }
             }
-            for kind in List::ALL {
-                for json in owner.offer.of(kind) {
-                    catalogue.add(kind, number, owner, json, switches);
+            let off: BTreeSet<u32> = owners
+                .clone()
+                .filter(|(_, owner)| switches.is_backend_off(&owner.settings.name))
+                .map(|(number, _)| number)
+                .collect();
+            let given = owned[kind as usize].give(&candidates);
+            for ((element, candidate), given) in elements.into_iter().zip(candidates).zip(given) {
+                let shown = match given {
+                    Given::Name(shown) => shown,
+                    Given::Taken { name, by } => {
+                        catalogue.collide(Collision { kind, shown: name, winner: by, loser: element.owner });
+                        continue;
+                    }
+                };
+                if off.contains(&element.owner) || kind == List::Tools && switches.is_tool_off(&shown) {
+                    let off = Off { owner: element.owner, raw: candidate.raw };
+                    catalogue.off[kind as usize].insert(shown, off);
+                } else {
+                    catalogue.add(kind, element, candidate.raw, shown);
                 }
             }
         }
         catalogue
     }
 
-    fn add(&mut self, kind: List, number: u32, owner: &Owner, json: &Bytes, switches: &Switches) {
-        let Some(element) = std::str::from_utf8(json).ok().and_then(Raw::parse) else { return };
-        let Some([Some(key), schema, annotations]) = pick(element, [key_of(kind), "inputSchema", "annotations"]) else {
-            return;
-        };
-        let Some(own) = key.text() else { return };
-        let schema = schema.filter(|_| kind == List::Tools).map(|schema| json.slice_ref(schema.get().as_bytes()));
-        let is_safe = annotations.is_some_and(is_safe);
-        let (shown, json): (Rc<str>, Bytes) = match kind {
-            List::Tools | List::Prompts => {
-                if kind == List::Tools && !guard::passes(&owner.settings.allow, &owner.settings.deny, &own) {
-                    return;
-                }
-                let shown = name_shown(&owner.settings.prefix, &own);
-                if kind == List::Tools && switches.is_tool_off(&shown) {
-                    return;
-                }
-                let json = match shown == own {
-                    true => json.clone(),
-                    false => splice(json, vec![Edit::replace(json, key, quote(&shown))]),
-                };
-                (shown.into(), json)
-            }
-            List::Resources | List::Templates => (own.as_str().into(), json.clone()),
-        };
-        let index = kind as usize;
-        if let Some(taken) = self.names[index].get(&shown) {
-            let winner = self.lists[index][*taken as usize].owner;
-            self.collisions.push(Collision { kind, shown: shown.to_string(), winner, loser: number });
-            return;
-        }
-        let own_json = (*shown != *own).then(|| quote(&own).into());
+    fn collide(&mut self, collision: Collision) {
+        let at = self.collisions.len();
+        self.lost.entry((collision.kind, collision.shown.clone())).or_insert(at);
+        self.collisions.push(collision);
+    }
+
+    fn add(&mut self, kind: List, element: Element<'_>, raw: Rc<str>, shown: Rc<str>) {
+        let Element { owner, own, json, key, schema, is_safe } = element;
+        let is_same = *shown == *own;
+        let json = if is_same { json.clone() } else { splice(json, vec![Edit::replace(json, key, quote(&shown))]) };
+        let own_json = (!is_same).then(|| quote(&own).into());
         let mut hasher = DefaultHasher::new();
-        (number, &json).hash(&mut hasher);
+        (owner, &json).hash(&mut hasher);
+        let index = kind as usize;
         self.names[index].insert(shown.clone(), self.lists[index].len() as u32);
         let (own, hash) = (own.into(), hasher.finish());
-        self.lists[index].push(Entry { owner: number, shown, own, own_json, json, schema, is_safe, hash });
+        self.lists[index].push(Entry { owner, shown, raw, own, own_json, json, schema, is_safe, hash });
+    }
+
+    /// Notes who owns what clients may have seen in this catalogue.
+    pub fn remember(&self, owned: &mut [Owned; 4]) {
+        for kind in List::ALL {
+            let index = kind as usize;
+            if self.seen[index].get() {
+                let listed = self.lists[index].iter().map(|entry| (entry.owner, &entry.raw, &entry.shown));
+                let off = self.off[index].iter().map(|(shown, off)| (off.owner, &off.raw, shown));
+                owned[index].keep(listed.chain(off));
+            }
+        }
+    }
+
+    /// A client is shown something of this list, or names it itself: from here on its names keep their owners.
+    pub fn see(&self, kind: List) {
+        self.seen[kind as usize].set(true);
+    }
+
+    /// What clients have seen was noted: see [`Catalogue::remember`].
+    pub fn forget_seen(&self) {
+        self.seen.iter().for_each(|seen| seen.set(false));
+    }
+
+    /// Who owns this name, of those that are not listed because they or their backends are switched off.
+    pub fn off_owner(&self, kind: List, shown: &str) -> Option<u32> {
+        self.off[kind as usize].get(shown).map(|off| off.owner)
+    }
+
+    /// Whether a tool or prompt has this name, listed or off.
+    pub fn has_name(&self, shown: &str) -> bool {
+        let has = |kind: List| self.names[kind as usize].contains_key(shown) || self.off_owner(kind, shown).is_some();
+        has(List::Tools) || has(List::Prompts)
+    }
+
+    /// All tools by the names that clients see or would see, with their owners; those that are off too.
+    pub fn all_tools(&self) -> impl Iterator<Item = (&Rc<str>, u32)> {
+        let index = List::Tools as usize;
+        let listed = self.lists[index].iter().map(|entry| (&entry.shown, entry.owner));
+        listed.chain(self.off[index].iter().map(|(shown, off)| (shown, off.owner)))
     }
 
     pub fn find(&self, kind: List, shown: &str) -> Option<(u32, &Entry)> {
         let index = *self.names[kind as usize].get(shown)?;
+        self.see(kind);
         Some((index, &self.lists[kind as usize][index as usize]))
     }
 
@@ -131,9 +209,39 @@ impl Catalogue {
         &self.lists[kind as usize]
     }
 
-    /// Who lost this name, if somebody did.
-    pub fn loser(&self, kind: List, shown: &str) -> Option<&Collision> {
-        self.collisions.iter().find(|collision| collision.kind == kind && collision.shown == shown)
+    /// Which backends offer this name, if several do.
+    pub fn collision(&self, kind: List, shown: &str) -> Option<&Collision> {
+        self.lost.get(&(kind, shown.into())).map(|at| &self.collisions[*at])
+    }
+}
+
+impl<'a> Element<'a> {
+    /// Nothing if it has no name, or if the configuration leaves it out.
+    fn read(kind: List, number: u32, owner: &Owner, json: &'a Bytes) -> Option<Element<'a>> {
+        let element = std::str::from_utf8(json).ok().and_then(Raw::parse)?;
+        let [key, schema, annotations] = pick(element, [key_of(kind), "inputSchema", "annotations"])?;
+        let key = key?;
+        let own = key.text()?;
+        if kind == List::Tools && !guard::passes(&owner.settings.allow, &owner.settings.deny, &own) {
+            return None;
+        }
+        let schema = schema.filter(|_| kind == List::Tools).map(|schema| json.slice_ref(schema.get().as_bytes()));
+        Some(Element { owner: number, own, json, key, schema, is_safe: annotations.is_some_and(is_safe) })
+    }
+
+    fn candidate(&self, kind: List, prefix: &str) -> Candidate {
+        let raw: Rc<str> = match kind {
+            List::Tools | List::Prompts => format!("{prefix}{}", self.own).into(),
+            List::Resources | List::Templates => self.own.as_str().into(),
+        };
+        let plain: Rc<str> = match kind {
+            List::Tools | List::Prompts => {
+                let plain = names::plain(prefix, &self.own);
+                if *plain == *raw { raw.clone() } else { plain.into() }
+            }
+            List::Resources | List::Templates => raw.clone(),
+        };
+        Candidate { owner: self.owner, raw, plain }
     }
 }
 
@@ -177,16 +285,13 @@ impl Offer {
 }
 
 impl Gateway {
-    /// The catalogue may have changed: whoever sees a change is told, and nobody else.
+    /// The catalogue may have changed: the clients that see a change are told.
     pub(super) fn merge_catalogue(&mut self) {
+        self.catalogue.remember(&mut self.owned);
         let order = self.order.iter().filter_map(|number| Some((*number, self.owners.get(number)?)));
-        let merged = Catalogue::merge(order, &self.switches, self.catalogue.version + 1);
+        let merged = Catalogue::merge(order, &self.owned, &self.switches, self.catalogue.version + 1);
         let before = mem::replace(&mut self.catalogue, merged);
-        for collision in self.catalogue.collisions.clone() {
-            if !before.collisions.contains(&collision) {
-                self.note_collision(&collision);
-            }
-        }
+        self.note_collisions(&before);
         for index in 0..self.views.len() {
             let old = &self.views[index];
             let new = self.look(old.profile.clone(), old.role.clone());
@@ -199,13 +304,30 @@ impl Gateway {
         }
     }
 
-    fn note_collision(&mut self, collision: &Collision) {
+    fn note_collisions(&mut self, before: &Catalogue) {
+        let known: HashSet<&Collision> = before.collisions.iter().collect();
+        let new = self.catalogue.collisions.iter().filter(|collision| !known.contains(collision));
+        let mut notes: Vec<String> = new.map(|collision| self.collision_words(collision)).collect();
+        let more = notes.len().saturating_sub(COLLISIONS_NOTED_MAX);
+        notes.truncate(COLLISIONS_NOTED_MAX);
+        if more > 0 {
+            let names = if more == 1 { "name is" } else { "names are" };
+            notes.push(format!("{more} more {names} offered more than once; `outlast state` lists them"));
+        }
+        notes.into_iter().for_each(|words| self.note(words));
+    }
+
+    fn collision_words(&self, collision: &Collision) -> String {
         let (winner, loser) = (self.owner_name(collision.winner), self.owner_name(collision.loser));
-        let words = format!(
-            "{loser}: `{}` is already offered by {winner} and is left out; give one of them another prefix",
-            collision.shown
-        );
-        self.note(words);
+        let (what, name) = (collision.kind.one(), &collision.shown);
+        if winner == loser {
+            return format!("{loser}: it lists the {what} `{name}` twice; only the first counts");
+        }
+        let hint = match collision.kind {
+            List::Tools | List::Prompts => "; give one of them another prefix",
+            List::Resources | List::Templates => "",
+        };
+        format!("{loser}: the {what} `{name}` belongs to {winner} and is left out here{hint}")
     }
 
     /// The view of everyone with this profile and role. Names that the configuration does not have share one, so that
@@ -241,16 +363,17 @@ impl Gateway {
         let may = |shown: &str| self.roles.allow(role.as_deref(), shown);
         // Resources have no name that a role could speak of: they are open to those who may use anything else of the
         // same backend, or whatever it would offer.
-        let may_own = |owner: u32| {
-            let names = [List::Tools, List::Prompts].into_iter().flat_map(|kind| self.catalogue.all(kind));
-            let mut names = names.filter(|entry| entry.owner == owner).map(|entry| &*entry.shown).peekable();
-            match names.peek() {
-                Some(_) => names.any(may),
-                None => self.owners.get(&owner).is_some_and(|owner| may(&owner.settings.prefix)),
-            }
+        let mut named: FxHashMap<u32, bool> = FxHashMap::default();
+        for entry in [List::Tools, List::Prompts].into_iter().flat_map(|kind| self.catalogue.all(kind)) {
+            let allowed = named.entry(entry.owner).or_insert(false);
+            *allowed = *allowed || may(&entry.shown);
+        }
+        let may_own = |number: &u32| match named.get(number) {
+            Some(allowed) => *allowed,
+            None => self.owners.get(number).is_some_and(|owner| may(&owner.settings.prefix)),
         };
         let open: BTreeSet<u32> =
-            self.owners.keys().copied().filter(|owner| sees_owner(*owner) && may_own(*owner)).collect();
+            self.owners.keys().copied().filter(|owner| sees_owner(*owner) && may_own(owner)).collect();
 
         let mut view = View {
             search: rules.flatten().is_some_and(|rules| rules.search),
@@ -298,26 +421,4 @@ fn key_of(kind: List) -> &'static str {
         List::Resources => "uri",
         List::Templates => "uriTemplate",
     }
-}
-
-/// What a backend calls a tool or prompt, by its definition.
-pub(super) fn own_name(json: &Bytes) -> Option<String> {
-    pick(std::str::from_utf8(json).ok().and_then(Raw::parse)?, ["name"])?[0]?.text()
-}
-
-/// A name that every client takes: letters, digits, `_` and `-`, at most 64 of them. Anything else becomes `_`; of what is
-/// too long the end is replaced by a sum of the whole, so that two such names stay two.
-pub(super) fn name_shown(prefix: &str, own: &str) -> String {
-    let plain = |letter: char| if letter.is_ascii_alphanumeric() || letter == '-' { letter } else { '_' };
-    let mut shown: String = prefix.chars().chain(own.chars()).map(plain).collect();
-    if shown.is_empty() {
-        shown.push('_');
-    }
-    if shown.len() > NAME_MAX {
-        // FNV-1a: the sum must be the same in every run, as people write names down.
-        let sum = own.bytes().fold(0x811c_9dc5_u32, |sum, byte| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-        shown.truncate(NAME_MAX - 9);
-        shown.push_str(&format!("_{sum:08x}"));
-    }
-    shown
 }

@@ -91,14 +91,21 @@ impl Gateway {
         let before = mem::replace(&mut self.settings, settings);
         let wanted: BTreeMap<String, Backend> =
             self.settings.backends.iter().map(|backend| (backend.name.clone(), backend.clone())).collect();
+        // What clients have seen until now is owned by those who offered it, before any of it becomes free.
+        self.catalogue.remember(&mut self.owned);
+        self.catalogue.forget_seen();
         for old in &before.backends {
             let number = self.numbers[&old.name];
             match wanted.get(&old.name) {
                 None => {
                     self.drop_places(number, now);
                     self.owners.remove(&number);
+                    self.owned.iter_mut().for_each(|owned| owned.release(number, |_| false));
                 }
-                Some(new) if new != old => self.backend_changed(number, old, new, now),
+                Some(new) if new != old => {
+                    self.release_names(number, old, new);
+                    self.backend_changed(number, old, new, now);
+                }
                 Some(_) => {}
             }
         }
@@ -133,6 +140,18 @@ impl Gateway {
         self.gather(now);
         self.rewatch(now);
         self.relevel(now);
+    }
+
+    /// What a backend cannot offer any more by its new configuration, another one may.
+    fn release_names(&mut self, number: u32, old: &Backend, new: &Backend) {
+        let is_same = old.prefix == new.prefix;
+        for kind in List::ALL {
+            self.owned[kind as usize].release(number, |raw| match (kind, raw.strip_prefix(new.prefix.as_str())) {
+                (List::Tools, Some(own)) => is_same && guard::passes(&new.allow, &new.deny, own),
+                (List::Tools | List::Prompts, _) => is_same,
+                (List::Resources | List::Templates, _) => true,
+            });
+        }
     }
 
     fn drop_places(&mut self, number: u32, now: Instant) {
@@ -364,7 +383,7 @@ impl Gateway {
         let may_be_of = |owner: &Owner| {
             let is_unknown = owner.offer.tools.is_empty() && owner.standing != Standing::Confirmed;
             let prefix = &owner.settings.prefix;
-            is_unknown && (prefix.is_empty() || name.starts_with(&catalogue::name_shown(prefix, "")))
+            is_unknown && (prefix.is_empty() || name.starts_with(&names::plain(prefix, "")))
         };
         self.switches.is_tool_off(name)
             || self.owners.values().any(may_be_of)
@@ -373,12 +392,8 @@ impl Gateway {
 
     /// All backends and all tools as clients see them, those that are off included.
     pub fn names_to_switch(&self) -> impl Iterator<Item = String> {
-        let owners = self.order.iter().filter_map(|number| self.owners.get(number));
-        owners.flat_map(|owner| {
-            let tools = owner.offer.tools.iter().filter_map(catalogue::own_name);
-            let tools = tools.map(|own| catalogue::name_shown(&owner.settings.prefix, &own));
-            std::iter::once(owner.settings.name.clone()).chain(tools)
-        })
+        let backends = self.settings.backends.iter().map(|backend| backend.name.clone());
+        backends.chain(self.catalogue.all_tools().map(|(shown, _)| shown.to_string()))
     }
 
     /// No new link; what is in flight has a moment to be answered. A second wish does not wait.

@@ -135,16 +135,21 @@ impl Gateway {
 
     /// A name that the catalogue does not have, or not any more.
     fn tool_not_found(&mut self, asked: Asked<'_>, name: &str, now: Instant) {
-        // Whoever is switched off is not in the catalogue.
+        // What is switched off is not listed, and its owner may be known all the same.
+        let off_owner = self.catalogue.off_owner(List::Tools, name);
         if self.switches.is_tool_off(name) {
-            let failure = Failure::switched_off("", &format!("The tool `{name}`"));
-            return self.refused_named(&asked, name, &failure);
+            let backend = off_owner.map_or("", |owner| self.owner_name(owner));
+            let failure = Failure::switched_off(backend, &format!("The tool `{name}`"));
+            return match off_owner {
+                Some(owner) => self.refused_of(&asked, owner, &failure),
+                None => self.refused_named(&asked, name, &failure),
+            };
         }
-        match self.owner_by_prefix(name) {
+        match off_owner.or_else(|| self.owner_by_prefix(name)) {
             Some(owner) if self.switches.is_backend_off(self.owner_name(owner)) => {
                 let backend = self.owner_name(owner);
                 let failure = Failure::switched_off(backend, &format!("The backend `{backend}`"));
-                self.refused_named(&asked, name, &failure);
+                self.refused_of(&asked, owner, &failure);
             }
             Some(owner) if self.owners[&owner].standing != Standing::Confirmed => {
                 self.wait_for_offer(asked, owner, now);
@@ -207,16 +212,17 @@ impl Gateway {
     fn owner_by_prefix(&self, name: &str) -> Option<u32> {
         let fits = |number: &&u32| {
             let prefix = &self.owners[*number].settings.prefix;
-            !prefix.is_empty() && name.starts_with(&catalogue::name_shown(prefix, "")) || prefix.is_empty()
+            !prefix.is_empty() && name.starts_with(&names::plain(prefix, "")) || prefix.is_empty()
         };
         self.order.iter().filter(fits).max_by_key(|number| self.owners[*number].settings.prefix.len()).copied()
     }
 
     fn why_unknown(&self, kind: List, name: &str) -> String {
         let what = if kind == List::Tools { "tool" } else { "prompt" };
-        match self.catalogue.loser(kind, name) {
+        match self.catalogue.collision(kind, name) {
             Some(lost) => format!(
-                "there is no {what} `{name}`: `{}` and `{}` both offer it",
+                "there is no {what} `{name}` now: the name belongs to the backend `{}`, which does not offer it at the \
+                 moment, so that of the backend `{}` is left out",
                 self.owner_name(lost.winner),
                 self.owner_name(lost.loser)
             ),

@@ -244,6 +244,7 @@ impl Gateway {
     }
 
     fn serve_list(&mut self, whom: &Whom, kind: List, offset: usize) {
+        self.catalogue.see(kind);
         let Some(guest) = self.guests.get(&whom.client) else { return };
         let view = &self.views[guest.view];
         let mut result = format!(r#"{{"{}":["#, kind.member()).into_bytes();

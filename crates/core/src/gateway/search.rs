@@ -15,7 +15,7 @@ const SEARCH: &str = "search_tools";
 const DESCRIBE: &str = "describe_tool";
 const CALL: &str = "call_tool";
 
-/// How many tools a search names; it says how many more there are.
+/// How many tools one page of a search names; `nextCursor` asks for the next page.
 const FOUND_MAX: usize = 20;
 /// How much of a description a search shows.
 const DESCRIPTION_MAX: usize = 200;
@@ -25,13 +25,20 @@ pub(super) const INSTRUCTIONS: &str = "Many tools are behind this server. Find s
 
 /// As elements of a list.
 pub(super) const DEFINITIONS: &str = concat!(
-    r#"{"name":"search_tools","description":"Find tools by words of what they do or how they are called. Returns names and short descriptions, best first.","inputSchema":{"type":"object","properties":{"query":{"type":"string","description":"Some words; none lists everything"}}},"annotations":{"readOnlyHint":true,"openWorldHint":false}},"#,
+    r#"{"name":"search_tools","description":"Find tools by words of what they do or how they are called. Returns names and short descriptions, best first, a page at a time: pass `nextCursor` as `cursor` for the next page.","inputSchema":{"type":"object","properties":{"query":{"type":"string","description":"Some words; none lists everything"},"cursor":{"type":"string","description":"The nextCursor of the page before"}}},"annotations":{"readOnlyHint":true,"openWorldHint":false}},"#,
     r#"{"name":"describe_tool","description":"Read the whole definition of a tool that a search found: its description and the schema of its arguments.","inputSchema":{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]},"annotations":{"readOnlyHint":true,"openWorldHint":false}},"#,
     r#"{"name":"call_tool","description":"Call a tool that a search found. Read its definition first: the arguments must fit its schema.","inputSchema":{"type":"object","properties":{"name":{"type":"string"},"arguments":{"type":"object"}},"required":["name"]}}"#,
 );
 
 pub(super) fn is_ours(name: &str) -> bool {
     [SEARCH, DESCRIBE, CALL].contains(&name)
+}
+
+/// Where a page of a search begins.
+fn offset(cursor: Option<Raw<'_>>) -> Result<usize, String> {
+    let Some(cursor) = cursor.filter(|cursor| cursor.get() != "null") else { return Ok(0) };
+    let offset = cursor.text().and_then(|text| text.parse().ok());
+    offset.ok_or_else(|| "The cursor is not one of `search_tools`: search again without it.".to_owned())
 }
 
 impl Gateway {
@@ -42,8 +49,9 @@ impl Gateway {
         }
         let member = if name == SEARCH { "query" } else { "name" };
         let word = arguments.and_then(|raw| pick(raw, [member])).and_then(|[word]| word?.text()).unwrap_or_default();
+        let cursor = arguments.and_then(|raw| pick(raw, ["cursor"])).and_then(|[cursor]| cursor);
         let answer = match name {
-            SEARCH => Ok(self.search(asked.whom.client, &word)),
+            SEARCH => offset(cursor).map(|offset| self.search(asked.whom.client, &word, offset)),
             _ => self.describe(asked.whom.client, &word),
         };
         let era = asked.whom.era;
@@ -63,8 +71,10 @@ impl Gateway {
         self.count_refused(asked.whom.client, asked.method, Some(name.to_owned()), None, Outcome::Answered);
     }
 
-    /// Best first: words in the name count more than words in the description.
-    fn search(&self, client: Client, query: &str) -> Value {
+    /// Best first: words in the name count more than words in the description. The order is the same for each page, unless
+    /// the catalogue changes in between.
+    fn search(&self, client: Client, query: &str, offset: usize) -> Value {
+        self.catalogue.see(List::Tools);
         let view = &self.views[self.guests[&client].view];
         let words: Vec<String> = query.split_whitespace().map(str::to_lowercase).collect();
         let mut found: Vec<(usize, u32, String)> = Vec::new();
@@ -83,15 +93,21 @@ impl Gateway {
             }
         }
         found.sort_by_key(|(score, index, _)| (std::cmp::Reverse(*score), *index));
-        let more = found.len().saturating_sub(FOUND_MAX);
+        let end = offset.saturating_add(FOUND_MAX);
+        let more = found.len().saturating_sub(end);
         let tools: Vec<Value> = found
             .into_iter()
+            .skip(offset)
             .take(FOUND_MAX)
             .map(|(_, index, description)| {
                 json!({"name": &*self.catalogue.entry(List::Tools, index).shown, "description": description})
             })
             .collect();
-        json!({"tools": tools, "more": more})
+        let mut found = json!({"tools": tools, "more": more});
+        if more > 0 {
+            found["nextCursor"] = json!(end.to_string());
+        }
+        found
     }
 
     fn describe(&self, client: Client, name: &str) -> Result<Value, String> {

@@ -9,19 +9,28 @@ use guard::Circuit;
 use links::Phase;
 use places::State;
 
+/// Collisions that are listed; `collision_count` counts all of them.
+const COLLISIONS_MAX: usize = 100;
+
 impl Gateway {
     /// Everything at a glance. `state` of a backend is `ready`, `connecting`, `waiting`, `idle`, `given_up`, `stopping`
     /// or `off`; `catalogue` is `confirmed`, `stale` or `unknown`. Fields are added, never renamed.
     pub fn status(&self, now: Instant) -> Value {
-        let backends: Vec<Value> = self.order.iter().map(|number| self.backend_status(*number, now)).collect();
+        let mut tools: FxHashMap<u32, Vec<&str>> = FxHashMap::default();
+        for entry in self.catalogue.all(List::Tools) {
+            tools.entry(entry.owner).or_default().push(&entry.shown);
+        }
+        let of = |number: &u32| self.backend_status(*number, tools.remove(number).unwrap_or_default(), now);
+        let backends: Vec<Value> = self.order.iter().map(of).collect();
         let collisions: Vec<Value> = self
             .catalogue
             .collisions
             .iter()
+            .take(COLLISIONS_MAX)
             .map(|collision| {
                 json!({
                     "list": collision.kind.member(),
-                    "name": collision.shown,
+                    "name": &*collision.shown,
                     "offered_by": self.owner_name(collision.winner),
                     "left_out": self.owner_name(collision.loser),
                 })
@@ -44,6 +53,7 @@ impl Gateway {
             "resources": self.catalogue.all(List::Resources).len(),
             "templates": self.catalogue.all(List::Templates).len(),
             "collisions": collisions,
+            "collision_count": self.catalogue.collisions.len(),
             "switched_off": off,
             "under_way": {
                 "calls": self.calls.values().filter(|call| call.whom.is_some()).count(),
@@ -61,7 +71,7 @@ impl Gateway {
         status
     }
 
-    fn backend_status(&self, number: u32, now: Instant) -> Value {
+    fn backend_status(&self, number: u32, tools: Vec<&str>, now: Instant) -> Value {
         let owner = &self.owners[&number];
         let links: Vec<Value> = self
             .places
@@ -78,13 +88,6 @@ impl Gateway {
         let held: usize =
             self.places.iter().filter(|(key, _)| key.backend == number).map(|(_, place)| place.held.len()).sum();
         let is_off = self.switches.is_backend_off(&owner.settings.name);
-        let tools: Vec<&str> = self
-            .catalogue
-            .all(List::Tools)
-            .iter()
-            .filter(|entry| entry.owner == number)
-            .map(|entry| &*entry.shown)
-            .collect();
         let circuit = match owner.breaker.state() {
             Circuit::Closed { failures } => json!({"state": "closed", "failures": failures}),
             Circuit::Open { until } => json!({"state": "open", "for_ms": millis(until.saturating_duration_since(now))}),

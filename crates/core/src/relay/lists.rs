@@ -52,6 +52,16 @@ impl Kind {
         }
     }
 
+    /// One item, in words.
+    pub fn one(self) -> &'static str {
+        match self {
+            Kind::Tools => "tool",
+            Kind::Prompts => "prompt",
+            Kind::Resources => "resource",
+            Kind::Templates => "resource template",
+        }
+    }
+
     fn key(self) -> &'static str {
         match self {
             Kind::Tools | Kind::Prompts => "name",

@@ -204,6 +204,37 @@ fn a_search_client_finds_reads_and_calls() {
     assert_eq!(code(&mut story, 1), -32602);
 }
 
+#[test]
+fn a_search_that_finds_many_goes_on_page_by_page() {
+    let mut configured = settings(vec![stdio("a")]);
+    configured.profiles.insert("s".into(), Profile { search: true, ..Profile::default() });
+    let all: Vec<String> = (0..45).map(|n| format!("tool{n:02}")).collect();
+    let mut story = Story::new(configured, &[("a", maker(&all.iter().map(String::as_str).collect::<Vec<_>>()))]);
+    story.shake_as(1, Who { profile: Some("s".into()), ..local() }, json!({}));
+    let mut search = |arguments: serde_json::Value| {
+        story.ask(1, json!(1), "tools/call", json!({"name": "search_tools", "arguments": arguments}));
+        story.heard(1).json()["result"].clone()
+    };
+    let (mut seen, mut pages, mut cursor) = (Vec::new(), 0, json!(null));
+    loop {
+        let found = search(json!({"query": "tool", "cursor": cursor}))["structuredContent"].clone();
+        let tools = found["tools"].as_array().expect("tools");
+        seen.extend(tools.iter().map(|tool| tool["name"].as_str().expect("a name").to_owned()));
+        pages += 1;
+        assert_eq!(found["more"], 45 - seen.len());
+        match found.get("nextCursor") {
+            Some(next) => cursor = next.clone(),
+            None => break,
+        }
+    }
+    assert_eq!(pages, 3);
+    assert_eq!(seen, (0..45).map(|n| format!("a__tool{n:02}")).collect::<Vec<_>>());
+    for wrong in [json!("x"), json!(7), json!("-1")] {
+        assert_eq!(search(json!({"query": "tool", "cursor": wrong}))["isError"], true, "{wrong}");
+    }
+    assert_eq!(search(json!({"query": "tool", "cursor": "9999"}))["structuredContent"]["tools"], json!([]));
+}
+
 /// Some backends take the first of two members, or do not tell capitals: they would run what no guard has seen.
 #[test]
 fn what_a_backend_may_read_otherwise_does_not_reach_it() {
@@ -239,5 +270,5 @@ fn only_what_is_there_or_may_be_is_switched() {
     assert!(turn(&mut story, Switch::Backend("a".into()), true).is_ok());
     assert!(turn(&mut story, tool("a__x"), false).is_ok());
     let names: Vec<String> = story.gateway.names_to_switch().collect();
-    assert_eq!(names, ["a", "a__x", "b"]);
+    assert_eq!(names, ["a", "b", "a__x"]);
 }

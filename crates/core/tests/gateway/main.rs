@@ -8,4 +8,5 @@ mod children;
 mod crash;
 mod eras;
 mod guards;
+mod names;
 mod story;

@@ -4,8 +4,9 @@ use std::{
     env,
     ffi::OsString,
     io::{self, IsTerminal, Read},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::ExitCode,
+    time::Instant,
 };
 
 use clap::{Args, CommandFactory, Subcommand};
@@ -16,7 +17,9 @@ use sha2::{Digest, Sha256};
 use super::{Config, Surroundings, Want, flags, gateway::Gateway, schema, show};
 use crate::{
     cli,
-    instances::print,
+    gateway::{begin, schemas::Schemas, shelf::Shelf},
+    home,
+    instances::{self, print},
     report::{self, Report},
     table::{Column, NOTHING, Yield, lines, room},
 };
@@ -144,15 +147,25 @@ pub fn check(arguments: &Check) -> Result<ExitCode, Report> {
     let cwd = here()?;
     Surroundings::with(&cwd, |around| {
         let (gateway, config) = Gateway::load(&arguments.config, around)?;
+        let collisions = collisions(&gateway, &arguments.config, &cwd);
         match arguments.json {
-            true => print(&format!("{:#}\n", summary(&gateway))),
-            false => print(&words(&gateway, &config)),
+            true => print(&format!("{:#}\n", summary(&gateway, &collisions))),
+            false => print(&words(&gateway, &config, &collisions)),
         }
     })
 }
 
+/// Names that several backends offered when a gateway with these files last ran here, as `outlast state` lists them.
+fn collisions(gateway: &Gateway, files: &[PathBuf], cwd: &Path) -> serde_json::Value {
+    let dirs = home::candidates(cwd, env::home_dir().as_deref());
+    let settings = gateway.settings.clone();
+    let cached = Shelf::peek(&dirs, &begin::identity(files), &settings.backends);
+    let machine = outlast_core::gateway::Gateway::new(settings, 0, cached, Box::new(Schemas::new()));
+    machine.status(Instant::now())["collisions"].take()
+}
+
 /// What there would be, for programs. Nothing that may be secret is in it.
-fn summary(gateway: &Gateway) -> serde_json::Value {
+fn summary(gateway: &Gateway, collisions: &serde_json::Value) -> serde_json::Value {
     let backends: Vec<serde_json::Value> = gateway
         .settings
         .backends
@@ -174,6 +187,7 @@ fn summary(gateway: &Gateway) -> serde_json::Value {
     json!({
         "backends": backends, "profiles": profiles, "roles": roles, "auth": gateway.auth.is_some(),
         "listen": gateway.front.listen.map(|address| address.to_string()), "notes": gateway.notes,
+        "collisions": collisions,
     })
 }
 
@@ -201,7 +215,7 @@ fn children(children: Children) -> String {
     }
 }
 
-fn words(gateway: &Gateway, config: &Config) -> String {
+fn words(gateway: &Gateway, config: &Config, collisions: &serde_json::Value) -> String {
     let mut out = String::new();
     let files: Vec<String> = config.files.iter().map(|file| file.shown.clone()).collect();
     if files.is_empty() {
@@ -236,7 +250,7 @@ fn words(gateway: &Gateway, config: &Config) -> String {
         out.push_str(&format!("{line}\n"));
     }
     out.push('\n');
-    let mut say = |name: &str, value: String| out.push_str(&format!("{name:<10}{value}\n"));
+    let mut say = |name: &str, value: String| out.push_str(&format!("{name:<10} {value}\n"));
     say("files", files.join(", "));
     if let Some(address) = gateway.front.listen {
         say("listen", address.to_string());
@@ -266,6 +280,9 @@ fn words(gateway: &Gateway, config: &Config) -> String {
         let allowed = if role.allow.is_empty() { "nothing".to_owned() } else { patterns(&role.allow) };
         let but = if role.deny.is_empty() { String::new() } else { format!(" but {}", patterns(&role.deny)) };
         say("role", format!("{name}: {allowed}{but}"));
+    }
+    for collision in instances::collisions_in_words(collisions) {
+        say("collision", collision);
     }
     for note in &gateway.notes {
         say("note", note.clone());

@@ -184,6 +184,7 @@ impl Check<'_> {
     fn backends(&mut self, sections: &[Section]) -> Vec<Backend> {
         let mut known: BTreeMap<String, Option<Place>> = BTreeMap::new();
         let mut backends = Vec::new();
+        let mut prefixes: BTreeMap<String, Vec<usize>> = BTreeMap::new();
         for section in sections {
             let path = section.path.clone();
             let Some(name) = section.the_text("name") else {
@@ -207,6 +208,13 @@ impl Check<'_> {
                 continue;
             }
             if let Some(backend) = self.backend(section, &name.value, &path) {
+                let same = prefixes.entry(backend.prefix.clone()).or_default();
+                if let Some(other) = same.iter().find_map(|at| collision(&backends[*at], &backend)) {
+                    let at = section.place("prefix").or_else(|| section.at.clone());
+                    let hint = "give one of them another `prefix`";
+                    self.wrong(at, &format!("{path}.prefix"), other, hint);
+                }
+                same.push(backends.len());
                 backends.push(backend);
             }
         }
@@ -681,6 +689,27 @@ impl Check<'_> {
         }
         None
     }
+}
+
+/// What two backends with the same prefix would both offer, if the configuration alone says so. Without a prefix only names
+/// that both list under `allow` are certain; the rest is seen in their catalogues.
+fn collision(first: &Backend, second: &Backend) -> Option<String> {
+    let named = |backend: &Backend| -> Option<BTreeSet<String>> {
+        let is_name = |pattern: &&Pattern| !pattern.0.contains('*');
+        let allowed = (!backend.allow.is_empty() && backend.allow.iter().all(|pattern| is_name(&pattern)))
+            .then(|| backend.allow.iter().map(|pattern| pattern.0.clone()));
+        Some(allowed?.filter(|name| !backend.deny.iter().any(|pattern| pattern.fits(name))).collect())
+    };
+    let common = match (named(first), named(second)) {
+        (Some(first), Some(second)) => first.intersection(&second).next().cloned().map(Some)?,
+        _ if second.prefix.is_empty() => return None,
+        _ => None,
+    };
+    let (prefix, other) = (&second.prefix, &first.name);
+    Some(match common {
+        Some(name) => format!("the backend `{other}` offers the tool `{prefix}{name}` too"),
+        None => format!("the backend `{other}` has the prefix `{prefix}` too, so both would offer the same names"),
+    })
 }
 
 fn is_plain(text: &str, max: usize) -> bool {

@@ -371,6 +371,41 @@ fn the_nearest_file_upward_is_found_and_named_ones_are_joined() {
     ");
 }
 
+#[test]
+fn names_that_must_collide_are_a_mistake_of_the_configuration() {
+    let words = |first: &str, second: &str| {
+        let backend = |name: &str, more: &str| format!("[[backend]]\nname = \"{name}\"\ncommand = \"x\"\n{more}\n");
+        let world = World::new(&[(NAME, &(backend("one", first) + &backend("two", second)))]);
+        match world.gateway(&[NAME]) {
+            Ok(_) => "fine".to_owned(),
+            Err(_) => world.words(&[NAME]),
+        }
+    };
+    insta::assert_snapshot!(words("prefix = \"fs_\"", "prefix = \"fs_\""), @r"
+    error: outlast.toml:8:1: `backend.two.prefix`: the backend `one` has the prefix `fs_` too, so both would offer the same names
+      hint: give one of them another `prefix`
+    ");
+    insta::assert_snapshot!(words("prefix = \"two__\"", ""), @r"
+    error: outlast.toml:5:1: `backend.two.prefix`: the backend `one` has the prefix `two__` too, so both would offer the same names
+      hint: give one of them another `prefix`
+    ");
+    let named = |names: &str| format!("prefix = \"\"\nallow = [{names}]");
+    insta::assert_snapshot!(words(&named("\"a\", \"b\""), &named("\"b\"")), @r"
+    error: outlast.toml:9:1: `backend.two.prefix`: the backend `one` offers the tool `b` too
+      hint: give one of them another `prefix`
+    ");
+    // What only their catalogues can say.
+    for (first, second) in [
+        ("prefix = \"\"", "prefix = \"\""),
+        ("prefix = \"\"\nallow = [\"a*\"]", "prefix = \"\"\nallow = [\"a\"]"),
+        ("prefix = \"x_\"\nallow = [\"a\"]", "prefix = \"x_\"\nallow = [\"b\"]"),
+        ("prefix = \"x_\"\nallow = [\"a\"]", "prefix = \"x_\"\nallow = [\"a\", \"b\"]\ndeny = [\"a\"]"),
+        ("prefix = \"x_\"\ndisabled = true", "prefix = \"x_\""),
+    ] {
+        assert_eq!(words(first, second), "fine", "{first} and {second}");
+    }
+}
+
 #[cfg(unix)]
 #[test]
 fn a_file_that_another_user_put_there_is_not_obeyed_unasked() {
@@ -644,7 +679,7 @@ fn what_the_book_says_of_guards_is_right() {
         let (backend, tool) = (Some("one".into()), Some("one__echo".into()));
         let who = Who { name: "ann".to_owned(), role: None, profile: None }.into();
         let (method, took) = ("tools/call".into(), Duration::ZERO);
-        metrics.called(&Called { client: 1, who, method, tool, backend, outcome, took });
+        metrics.called(&Called { client: 1, who, method, tool, backend, outcome, took, is_known: true });
     }
     let metrics = metrics.text(&serde_json::json!({ "backends": [{ "name": "one" }] }));
     let names: Vec<&str> = metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();

@@ -110,7 +110,7 @@ async fn serve(arguments: &cli::Gateway, source: Source, config: Config, keeper:
 }
 
 /// What tells gateways of one directory apart: the files they are configured by.
-fn identity(files: &[PathBuf]) -> String {
+pub fn identity(files: &[PathBuf]) -> String {
     let names: Vec<String> = files.iter().map(|file| file.to_string_lossy().into_owned()).collect();
     if names.is_empty() { config::NAME.to_owned() } else { names.join(" ") }
 }

@@ -128,10 +128,10 @@ impl Metrics {
         self.calls.get_or_create(&OfCall { backend, tool, method: method(&called.method), outcome }).inc();
     }
 
-    /// A name that nobody offers is not told apart from another.
+    /// A name that no backend is known to offer has no label: a client may have made it up.
     fn tool(&mut self, called: &Called) -> String {
         let (Some(tool), Some(backend)) = (&called.tool, &called.backend) else { return String::new() };
-        if called.outcome == Outcome::Unknown {
+        if !called.is_known || called.outcome == Outcome::Unknown {
             return String::new();
         }
         let pair = (backend.to_string(), tool.to_string());
@@ -209,6 +209,7 @@ mod tests {
             backend: backend.map(Rc::from),
             outcome,
             took: Duration::from_millis(3),
+            is_known: true,
         }
     }
 
@@ -248,6 +249,22 @@ mod tests {
         let series = text.lines().filter(|line| line.starts_with("outlast_calls_total")).count();
         assert!((TOOLS_MAX..TOOLS_MAX + 4).contains(&series), "{series}");
         assert!(text.contains(r#"tool="other""#) && !text.contains("made-up"));
+    }
+
+    #[test]
+    fn a_tool_that_is_switched_off_has_its_labels_and_a_made_up_one_has_none() {
+        let mut metrics = Metrics::new();
+        metrics.called(&called(Some("files"), "files__read", Outcome::SwitchedOff));
+        metrics.called(&Called { is_known: false, ..called(Some("files"), "files__made_up", Outcome::SwitchedOff) });
+        metrics.called(&Called { is_known: false, ..called(Some("files"), "files__made_up", Outcome::Unavailable) });
+        let text = metrics.text(&status());
+        let series = |tool: &str, outcome: &str| {
+            let labels = format!(r#"backend="files",tool="{tool}",method="tools/call",outcome="{outcome}""#);
+            text.contains(&format!("outlast_calls_total{{{labels}}} 1"))
+        };
+        assert!(series("files__read", "switched_off"), "{text}");
+        assert!(series("", "switched_off") && series("", "unavailable"), "{text}");
+        assert!(!text.contains("made_up"), "{text}");
     }
 
     #[test]

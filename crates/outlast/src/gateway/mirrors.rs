@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 
 use outlast_core::{
-    gateway::{Backend, Offer},
+    gateway::{Backend, Gateway, Offer},
     message::{self, Raw},
 };
 
@@ -11,7 +11,7 @@ use super::listen::{Mirror, Mirrors, mirrors_of};
 
 /// By backend and by the backend's own name for the tool. Nearly always there are none.
 #[derive(Debug, Default)]
-pub struct MirrorsByBackend(BTreeMap<String, Vec<(String, Vec<Mirror>)>>);
+pub struct MirrorsByBackend(BTreeMap<String, BTreeMap<String, Vec<Mirror>>>);
 
 impl MirrorsByBackend {
     /// As the catalogue on disk has them.
@@ -29,7 +29,7 @@ impl MirrorsByBackend {
             let text = std::str::from_utf8(tool).ok()?;
             message::pick_text(Raw::parse(text)?, "name")
         };
-        let found: Vec<(String, Vec<Mirror>)> = offer
+        let found: BTreeMap<String, Vec<Mirror>> = offer
             .tools
             .iter()
             .map(|tool| (tool, mirrors_of(tool)))
@@ -43,12 +43,19 @@ impl MirrorsByBackend {
         true
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.0.values().all(BTreeMap::is_empty)
+    }
+
     /// By the names that clients see.
-    pub fn shown<'a>(&self, backends: impl Iterator<Item = &'a Backend>) -> Mirrors {
+    pub fn shown(&self, gateway: &Gateway) -> Mirrors {
         let mut shown = HashMap::new();
-        for backend in backends {
-            for (tool, mirrors) in self.0.get(&backend.name).into_iter().flatten() {
-                shown.insert(format!("{}{tool}", backend.prefix), mirrors.clone());
+        if self.is_empty() {
+            return shown;
+        }
+        for (name, backend, own) in gateway.tools() {
+            if let Some(mirrors) = self.0.get(backend).and_then(|tools| tools.get(own)) {
+                shown.insert(name.to_owned(), mirrors.clone());
             }
         }
         shown

@@ -73,9 +73,7 @@ impl Shelf {
     /// Reads what was kept of these backends. `identity` tells gateways of one directory apart; it is part of the file's
     /// name. The sentence is for the log, if there was something that could not be used.
     pub fn open(home: &Home, identity: &str, backends: &[Backend]) -> (Shelf, BTreeMap<String, Offer>, Option<String>) {
-        let hash = Sha256::digest(identity.as_bytes());
-        let name: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
-        let path = home.dir().map(|dir| dir.join(format!("catalogue.{name}.json")));
+        let path = home.dir().map(|dir| dir.join(file_name(identity)));
         let (kept, note) = match path.as_deref().map(read) {
             None | Some(Ok(None)) => (BTreeMap::new(), None),
             Some(Ok(Some(kept))) => (kept, None),
@@ -89,6 +87,15 @@ impl Shelf {
         shelf.drop_strangers();
         let offers = shelf.kept.iter().map(|(name, kept)| (name.clone(), kept.offer.clone())).collect();
         (shelf, offers, note)
+    }
+
+    /// Reads what is cached of these backends, for a command that changes nothing. `dirs` are the places where it may be.
+    pub fn peek(dirs: &[PathBuf], identity: &str, backends: &[Backend]) -> BTreeMap<String, Offer> {
+        let name = file_name(identity);
+        let found = dirs.iter().find_map(|dir| read(&dir.join(&name)).ok().flatten());
+        let marks = marks(backends);
+        let kept = found.unwrap_or_default().into_iter().filter(|(name, kept)| marks.get(name) == Some(&kept.mark));
+        kept.map(|(name, kept)| (name, kept.offer)).collect()
     }
 
     /// Other backends from here on.
@@ -170,6 +177,12 @@ impl Shelf {
         self.kept.retain(|name, kept| marks.get(name) == Some(&kept.mark));
         self.kept.len() < before
     }
+}
+
+fn file_name(identity: &str) -> String {
+    let hash = Sha256::digest(identity.as_bytes());
+    let name: String = hash.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    format!("catalogue.{name}.json")
 }
 
 fn marks(backends: &[Backend]) -> BTreeMap<String, String> {

@@ -2,7 +2,7 @@
 
 use std::{net::TcpListener, process::Output};
 
-use super::world::{backend, outlast};
+use super::world::{Gate, backend, outlast};
 use crate::mcp::client::Place;
 
 /// What is said of a configuration that cannot be, and that nobody was started for it.
@@ -37,6 +37,51 @@ fn two_backends_of_one_name_are_refused() {
         + &backend("one", &[], "").replace(crate::mcp::client::PUPPET, "puppet")
         + "[[backend]]\nname = \"one\"\ncommand = \"x\"\n";
     insta::assert_snapshot!(refused(&config, &["--stdio"]));
+}
+
+#[test]
+fn two_backends_of_one_prefix_are_refused() {
+    let config = traced()
+        + "[[backend]]\nname = \"one\"\ncommand = \"x\"\nprefix = \"fs_\"\n\n"
+        + "[[backend]]\nname = \"two\"\ncommand = \"x\"\nprefix = \"fs_\"\n";
+    insta::assert_snapshot!(refused(&config, &["--stdio"]), @r"
+    error: outlast.toml:14:1: `backend.two.prefix`: the backend `one` has the prefix `fs_` too, so both would offer the same names
+      hint: give one of them another `prefix`
+    exit code 2
+    ");
+}
+
+#[test]
+fn names_that_collide_in_catalogues_are_reported_with_both_owners() {
+    let place = Place::new();
+    let config = [backend("one", &[], "prefix = \"\""), backend("two", &[], "prefix = \"\"")].concat();
+    let gate = Gate::listen(place, &config);
+    gate.child("one");
+    gate.child("two");
+    let collision = |value: &serde_json::Value| {
+        let all = value["collisions"].as_array().cloned().unwrap_or_default();
+        all.into_iter().find(|one| one["list"] == "tools" && one["name"] == "echo")
+    };
+    let expected = serde_json::json!({"list": "tools", "name": "echo", "offered_by": "one", "left_out": "two"});
+    let state = crate::mcp::client::until("both to be heard", || Some(gate.state()).filter(|s| collision(s).is_some()));
+    assert_eq!(collision(&state), Some(expected.clone()));
+    let words = String::from_utf8_lossy(&gate.outlast(&["state"]).stdout).into_owned();
+    assert!(words.contains("  collision  tools: `echo` belongs to one; that of two is left out\n"), "{words}");
+    gate.session().call("echo", serde_json::json!({"text": "hello"}));
+    // The cached catalogues tell the same when nothing runs. A gateway without `--name` has a cache of its own.
+    let Gate { place, mut client, .. } = gate;
+    crate::mcp::client::signal(client.pid(), nix::sys::signal::Signal::SIGTERM);
+    client.wait();
+    drop(client);
+    let gate = Gate::stdio(place, &config);
+    crate::mcp::client::until("both to be heard", || collision(&gate.state()));
+    let Gate { place, mut client, .. } = gate;
+    client.end();
+    let output = outlast(&place, &["gateway", "check", "--json"]);
+    let check: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(collision(&check), Some(expected));
+    let words = String::from_utf8_lossy(&outlast(&place, &["gateway", "check"]).stdout).into_owned();
+    assert!(words.contains("collision  tools: `echo` belongs to one; that of two is left out\n"), "{words}");
 }
 
 #[test]
