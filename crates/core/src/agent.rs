@@ -2,6 +2,7 @@
 //! the words that send them away.
 
 use crate::{
+    agent_line::{Line, is_uuid},
     session::Mode,
     stance::{self, Signs, Stance},
 };
@@ -14,27 +15,92 @@ const PASTE_ON: &[u8] = b"\x1b[?2004h";
 /// And these show where one types, in this order: the same letter in a greeting before is none.
 const CLAUDE_SIGNS: [&[u8]; 2] = [PASTE_ON, "❯".as_bytes()];
 const CODEX_SIGNS: [&[u8]; 2] = [PASTE_ON, "›".as_bytes()];
+/// In the arguments of a described agent, this stands for the id of its conversation.
+pub const ID_MARK: &str = "{id}";
+/// Lines at the end of the screen in which a described agent says that it is busy.
+const DESCRIBED_LINES: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Claude,
     Codex,
+    /// `[agent.NAME]` in `outlast.toml` says how it is driven.
+    Described,
+    /// It has no conversation: restarted as it was.
+    Shell,
     /// Not known by name.
     Other,
     /// A program of a known name, told to do something that is no conversation.
     Errand,
 }
 
+impl Kind {
+    /// The profiles that are built in.
+    pub const NAMED: [(&str, Kind); 3] = [("claude", Kind::Claude), ("codex", Kind::Codex), ("shell", Kind::Shell)];
+
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::Claude => "claude",
+            Kind::Codex => "codex",
+            Kind::Described => "described",
+            Kind::Shell => "shell",
+            Kind::Other => "other",
+            Kind::Errand => "not_interactive",
+        }
+    }
+}
+
+/// Which profile an agent has.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Profile {
+    /// By the name of its program.
+    #[default]
+    ByName,
+    /// One that is built in, named by the user.
+    Named(Kind),
+    /// From `outlast.toml`.
+    Described(Description),
+}
+
+/// `[agent.NAME]`: how an agent is driven that is not built in.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Description {
+    /// Added to its command line when it goes on with a conversation.
+    pub resume: Vec<String>,
+    /// Added to its command line when it begins one.
+    pub fresh: Vec<String>,
+    /// At the beginning of the line one types in. Without it the first output counts as ready.
+    pub prompt: Option<String>,
+    /// In one of the last lines of its screen while it works.
+    pub busy: Option<String>,
+    /// The bytes that submit what was typed; Enter if there are none.
+    pub submit: Option<String>,
+}
+
+impl Description {
+    /// Whether its conversation has an id that outlast chooses.
+    fn takes_id(&self) -> bool {
+        self.fresh.iter().any(|word| word.contains(ID_MARK))
+    }
+
+    /// A sentence if it cannot work.
+    pub fn complaint(&self) -> Option<&'static str> {
+        let wants_id = self.resume.iter().any(|word| word.contains(ID_MARK));
+        (wants_id && !self.takes_id())
+            .then_some("`resume` has `{id}` in it, and `fresh` has not, so the id is never known")
+    }
+}
+
 /// One agent and its conversation.
 #[derive(Clone, Debug)]
 pub struct Agent {
-    kind: Kind,
-    args: Vec<String>,
-    /// The conversation by its id, once it is known.
+    line: Line,
+    description: Description,
+    /// The conversation that the agent is in, by its id, once it is known.
     conversation: Option<String>,
-    /// It was the person's own choice, and has not begun yet.
-    is_given: bool,
-    has_begun: bool,
+    /// How often the process was started: the initial prompt and the user's own choice of a conversation are for the first
+    /// start only.
+    starts: u32,
     kept: Kept,
 }
 
@@ -59,66 +125,123 @@ pub struct Start {
 }
 
 impl Agent {
-    pub fn new(program: &str, args: Vec<String>) -> Agent {
-        let name = program.rsplit(['/', '\\']).next().unwrap_or(program);
-        let name = name.strip_suffix(".exe").unwrap_or(name);
-        let (kind, given) = match name {
-            "claude" => claude(&args),
-            "codex" => codex(&args),
-            _ => (Kind::Other, None),
+    pub fn new(program: &str, args: &[String], profile: Profile) -> Agent {
+        let (chosen, description) = match profile {
+            Profile::ByName => (None, Description::default()),
+            Profile::Named(kind) => (Some(kind), Description::default()),
+            Profile::Described(description) => (Some(Kind::Described), description),
         };
-        Agent { kind, args, is_given: given.is_some(), conversation: given, has_begun: false, kept: Kept::Turns }
+        let line = Line::read(program, args, chosen);
+        let conversation = line.chosen_id().map(str::to_owned);
+        Agent { line, description, conversation, starts: 0, kept: Kept::Turns }
     }
 
-    /// `new_id` is for an agent that takes the id of its conversation from us.
-    pub fn start(&mut self, mode: Mode, new_id: &str) -> Start {
-        let has_begun = std::mem::replace(&mut self.has_begun, true);
-        let kept = std::mem::take(&mut self.kept);
-        match (self.kind, mode, &self.conversation) {
-            (Kind::Errand, ..) => self.as_given(Mode::Fresh),
-            // As the person wrote it, the first time.
-            (_, _, Some(_)) if self.is_given && !has_begun => self.as_given(Mode::Fresh),
-            // To resume what was never written fails; to begin it under its id does not.
-            (Kind::Claude, Mode::Continue, Some(id)) if kept == Kept::Nothing => {
-                let args = [vec!["--session-id".to_owned(), id.clone()], self.without_given()].concat();
-                Start { args, mode: Mode::Fresh }
-            }
-            (Kind::Claude, Mode::Continue, Some(id)) if kept == Kept::Turns => {
-                let args = [vec!["--resume".to_owned(), id.clone()], self.without_given()].concat();
-                Start { args, mode }
-            }
-            (Kind::Claude, ..) => {
-                let args = [vec!["--session-id".to_owned(), new_id.to_owned()], self.without_given()].concat();
-                self.conversation = Some(new_id.to_owned());
-                Start { args, mode: Mode::Fresh }
-            }
-            (Kind::Codex, Mode::Continue, Some(id)) => {
-                let args = [vec!["resume".to_owned(), id.clone()], self.without_given()].concat();
-                Start { args, mode }
-            }
-            (Kind::Codex, ..) => {
-                self.conversation = None;
-                Start { args: self.without_given(), mode: Mode::Fresh }
-            }
-            (Kind::Other, Mode::Continue, _) => {
-                let args = [self.args.clone(), vec!["--continue".to_owned()]].concat();
-                Start { args, mode }
-            }
-            (Kind::Other, Mode::Fresh, _) => self.as_given(Mode::Fresh),
+    /// Goes on with a conversation of an earlier outlast. `is_prompt_sent`: the command line is the same as then, so its
+    /// initial prompt was sent.
+    pub fn go_on(&mut self, conversation: Option<String>, is_prompt_sent: bool) {
+        self.starts = u32::from(is_prompt_sent);
+        if !self.line.has_choice() || is_prompt_sent {
+            self.conversation = conversation;
         }
     }
 
+    /// `new_id` is for an agent that takes the id of its conversation from us; `settings` is a file that makes it report
+    /// through hooks, and already holds what the user's own `--settings` says.
+    pub fn start(&mut self, mode: Mode, new_id: &str, settings: Option<&str>) -> Start {
+        let has_begun = self.starts > 0;
+        self.starts = self.starts.saturating_add(1);
+        let kept = std::mem::take(&mut self.kept);
+        let settings = settings.filter(|_| self.takes_hooks());
+        let is_ours = settings.is_some();
+        let with_settings = |words: &[&str]| -> Vec<String> {
+            let settings = settings.iter().flat_map(|file| ["--settings", file]);
+            words.iter().copied().chain(settings).map(str::to_owned).collect()
+        };
+        // What is given at the first start stands there only then: the initial prompt, and the user's own choice.
+        let line = &self.line;
+        let build = |words: &[&str]| match has_begun {
+            true => line.again(&with_settings(words), is_ours),
+            false => line.first_in(&with_settings(words), is_ours),
+        };
+        let fresh = |args| Start { args, mode: Mode::Fresh };
+        let is_own_choice = line.has_choice() && !has_begun;
+        // Where the agent is not known to be in any conversation yet, the user's choice is still to be carried out.
+        let is_choice_open = line.has_choice() && self.conversation.is_none() && mode == Mode::Continue;
+        match (line.kind, mode, &self.conversation) {
+            (Kind::Errand | Kind::Shell, ..) => fresh(line.as_given(&[], false)),
+            (Kind::Claude | Kind::Codex, ..) if is_own_choice => fresh(line.as_given(&with_settings(&[]), is_ours)),
+            (Kind::Claude | Kind::Codex, ..) if is_choice_open => {
+                fresh(line.without_prompt(&with_settings(&[]), is_ours))
+            }
+            // To resume what was never written fails; to begin it under its id does not.
+            (Kind::Claude, Mode::Continue, Some(id)) if kept == Kept::Nothing => fresh(build(&["--session-id", id])),
+            (Kind::Claude, Mode::Continue, Some(id)) if kept == Kept::Turns => {
+                Start { args: build(&["--resume", id]), mode }
+            }
+            (Kind::Claude, ..) => {
+                let args = build(&["--session-id", new_id]);
+                self.conversation = Some(new_id.to_owned());
+                fresh(args)
+            }
+            (Kind::Codex, Mode::Continue, Some(id)) if kept == Kept::Turns => {
+                Start { args: build(&["resume", id]), mode }
+            }
+            (Kind::Codex, ..) => {
+                let args = build(&[]);
+                self.conversation = None;
+                fresh(args)
+            }
+            (Kind::Described, Mode::Continue, id) if !self.description.resume.is_empty() => {
+                let id = id.clone().unwrap_or_default();
+                Start { args: line.with_last(&filled(&self.description.resume, &id)), mode }
+            }
+            (Kind::Described, ..) => {
+                let args = line.with_last(&filled(&self.description.fresh, new_id));
+                self.conversation = self.description.takes_id().then(|| new_id.to_owned());
+                fresh(args)
+            }
+            (Kind::Other, Mode::Continue, _) => Start { args: line.with_last(&["--continue".to_owned()]), mode },
+            (Kind::Other, Mode::Fresh, _) => fresh(line.as_given(&[], false)),
+        }
+    }
+
+    /// The process could not be started at all: what is for the first start is still to be given.
+    pub fn never_ran(&mut self) {
+        self.starts = self.starts.saturating_sub(1);
+    }
+
     pub fn kind(&self) -> Kind {
-        self.kind
+        self.line.kind
+    }
+
+    /// Whether it reports through hooks that a settings file on its command line can add.
+    pub fn takes_hooks(&self) -> bool {
+        self.line.kind == Kind::Claude
+    }
+
+    /// What the user wrote as `--settings`.
+    pub fn own_settings(&self) -> Option<&str> {
+        self.line.settings()
+    }
+
+    /// What its command line sets in its environment.
+    pub fn assigned(&self, variable: &str) -> Option<&str> {
+        self.line.assigned(variable)
+    }
+
+    /// The bytes that submit what was typed, if they are not Enter.
+    pub fn submit(&self) -> Option<&str> {
+        self.description.submit.as_deref()
     }
 
     pub fn conversation(&self) -> Option<&str> {
         self.conversation.as_deref()
     }
 
-    /// The conversation, if it is kept in a file under this name from the first turn on.
+    /// The conversation, if its agent keeps it in a file under this name from the first turn on.
     pub fn kept_as(&self) -> Option<&str> {
-        self.conversation.as_deref().filter(|id| self.kind == Kind::Claude && is_uuid(id.as_bytes()))
+        let is_kept = matches!(self.line.kind, Kind::Claude | Kind::Codex);
+        self.conversation.as_deref().filter(|id| is_kept && is_uuid(id.as_bytes()))
     }
 
     /// What was found there. It holds for the next start.
@@ -126,9 +249,14 @@ impl Agent {
         self.kept = kept;
     }
 
+    /// Whether the files of the agent tell which conversation it is in.
+    pub fn has_files(&self) -> bool {
+        matches!(self.line.kind, Kind::Claude | Kind::Codex)
+    }
+
     /// Whether its last output tells the id of its conversation, so that the output is worth keeping.
     pub fn tells_its_conversation(&self) -> bool {
-        self.kind == Kind::Codex
+        self.line.kind == Kind::Codex
     }
 
     /// The end of what it wrote, when it is gone.
@@ -142,78 +270,82 @@ impl Agent {
 
     /// It is gone, and which conversation it had is not known.
     pub fn is_without_conversation(&self) -> bool {
-        self.kind == Kind::Codex && self.conversation.is_none()
+        self.line.kind == Kind::Codex && self.conversation.is_none()
     }
 
-    /// Its conversation was found out by other means.
+    /// The agent is in this conversation, as its hooks or its files say.
     pub fn learned(&mut self, id: String) {
         self.conversation = Some(id);
     }
 
+    /// The agent recorded a turn with this text.
+    pub fn took_turn(&mut self, text: &str) {
+        self.line.took_turn(text);
+    }
+
     /// The words that send it away when Enter follows.
     pub fn farewells(&self) -> &'static [&'static str] {
-        match self.kind {
+        match self.line.kind {
             Kind::Claude | Kind::Codex => &["/exit", "/quit", "exit", "quit"],
-            Kind::Other | Kind::Errand => &["/exit", "/quit", "exit", "quit", "logout"],
+            Kind::Described | Kind::Shell | Kind::Other | Kind::Errand => &["/exit", "/quit", "exit", "quit", "logout"],
         }
     }
 
     /// Whether one can see on its screen what it is doing.
     pub fn is_readable(&self) -> bool {
-        self.signs().is_some()
+        self.signs().is_some() || self.description.busy.is_some()
     }
 
     /// What its screen says it is doing.
     pub fn stance(&self, lines: &[String]) -> Stance {
+        if self.line.kind == Kind::Described {
+            return self.description.stance(lines);
+        }
         self.signs().map_or(Stance::Unclear, |signs| stance::of(&signs, lines))
     }
 
     fn signs(&self) -> Option<Signs> {
-        match self.kind {
+        match self.line.kind {
             Kind::Claude => Some(stance::CLAUDE),
             Kind::Codex => Some(stance::CODEX),
-            Kind::Other | Kind::Errand => None,
+            Kind::Described | Kind::Shell | Kind::Other | Kind::Errand => None,
         }
     }
 
     /// Looks for its prompt in what it writes from its start on.
     pub fn prompt(&self) -> Prompt {
-        let signs: &'static [&'static [u8]] = match self.kind {
-            Kind::Claude => &CLAUDE_SIGNS,
-            Kind::Codex => &CODEX_SIGNS,
-            Kind::Other | Kind::Errand => &[],
+        let signs = match self.line.kind {
+            Kind::Claude => CLAUDE_SIGNS.map(<[u8]>::to_vec).to_vec(),
+            Kind::Codex => CODEX_SIGNS.map(<[u8]>::to_vec).to_vec(),
+            Kind::Described => self.description.prompt.iter().map(|sign| sign.trim_end().as_bytes().to_vec()).collect(),
+            Kind::Shell | Kind::Other | Kind::Errand => Vec::new(),
         };
         Prompt { signs, seen: 0, tail: Vec::new() }
     }
+}
 
-    fn as_given(&self, mode: Mode) -> Start {
-        Start { args: self.args.clone(), mode }
+impl Description {
+    fn stance(&self, lines: &[String]) -> Stance {
+        let last = lines.iter().rev().map(|line| line.trim()).filter(|line| !line.is_empty());
+        let last: Vec<&str> = last.take(DESCRIBED_LINES).collect();
+        let is_busy = |busy: &String| last.iter().any(|line| line.contains(busy.as_str()));
+        let is_prompt = |prompt: &String| last.iter().any(|line| line.starts_with(prompt.trim()));
+        match () {
+            () if self.busy.as_ref().is_some_and(is_busy) => Stance::Busy,
+            () if self.prompt.as_ref().is_some_and(is_prompt) => Stance::Prompt,
+            () => Stance::Unclear,
+        }
     }
+}
 
-    /// The arguments without those by which the person chose a conversation.
-    fn without_given(&self) -> Vec<String> {
-        let mut kept = Vec::new();
-        let mut args = self.args.iter().peekable();
-        if self.kind == Kind::Codex && self.is_given {
-            // `resume ID`
-            args.next();
-            args.next();
-        }
-        while let Some(arg) = args.next() {
-            match arg.as_str() {
-                "--session-id" | "--resume" | "-r" if self.kind == Kind::Claude && self.is_given => _ = args.next(),
-                arg if self.kind == Kind::Claude && self.is_given && given_by(arg).is_some() => {}
-                _ => kept.push(arg.clone()),
-            }
-        }
-        kept
-    }
+fn filled(words: &[String], id: &str) -> Vec<String> {
+    words.iter().map(|word| word.replace(ID_MARK, id)).collect()
 }
 
 /// Output on its way past, until it has shown all signs of a prompt. Without any sign the first output is it.
 #[derive(Clone, Debug)]
 pub struct Prompt {
-    signs: &'static [&'static [u8]],
+    signs: Vec<Vec<u8>>,
     seen: usize,
     /// The end of what came before: a sign may be cut in two.
     tail: Vec<u8>,
@@ -239,81 +371,6 @@ impl Prompt {
     }
 }
 
-fn claude(args: &[String]) -> (Kind, Option<String>) {
-    const ERRANDS: [&str; 16] = [
-        "mcp",
-        "doctor",
-        "update",
-        "config",
-        "install",
-        "setup-token",
-        "agents",
-        "plugin",
-        "attach",
-        "logs",
-        "respawn",
-        "stop",
-        "rm",
-        "auth",
-        "upgrade",
-        "project",
-    ];
-    if args.first().is_some_and(|first| ERRANDS.contains(&first.as_str())) {
-        return (Kind::Errand, None);
-    }
-    let mut given = None;
-    for (at, arg) in args.iter().enumerate() {
-        match arg.as_str() {
-            "--session-id" | "--resume" | "-r" => {
-                let id = args.get(at + 1).filter(|next| !next.starts_with('-'));
-                // Without an id it asks the person, and which one it was we never learn.
-                let Some(id) = id else { return (Kind::Errand, None) };
-                given = Some(id.clone());
-            }
-            "--continue" | "-c" | "--fork-session" | "-p" | "--print" | "--version" | "-v" | "--help" | "-h" => {
-                return (Kind::Errand, None);
-            }
-            arg => given = given_by(arg).or(given),
-        }
-    }
-    (Kind::Claude, given)
-}
-
-fn given_by(arg: &str) -> Option<String> {
-    arg.strip_prefix("--session-id=").or_else(|| arg.strip_prefix("--resume=")).map(str::to_owned)
-}
-
-fn codex(args: &[String]) -> (Kind, Option<String>) {
-    const ERRANDS: [&str; 17] = [
-        "exec",
-        "e",
-        "login",
-        "logout",
-        "mcp",
-        "mcp-server",
-        "app-server",
-        "completion",
-        "sandbox",
-        "debug",
-        "apply",
-        "fork",
-        "queue",
-        "agents",
-        "cloud",
-        "features",
-        "review",
-    ];
-    match args.first().map(String::as_str) {
-        Some("resume") => match args.get(1).filter(|id| is_uuid(id.as_bytes())) {
-            Some(id) => (Kind::Codex, Some(id.clone())),
-            None => (Kind::Errand, None),
-        },
-        Some(first) if ERRANDS.contains(&first) => (Kind::Errand, None),
-        _ if args.iter().any(|arg| ["--version", "-V", "--help", "-h"].contains(&arg.as_str())) => (Kind::Errand, None),
-        _ => (Kind::Codex, None),
-    }
-}
-
 /// The last id that stands where codex names its conversation.
 fn conversation_in(tail: &[u8]) -> Option<String> {
     const BEFORE: [&[u8]; 2] = [b"Session ID: ", b"codex resume "];
@@ -328,17 +385,13 @@ fn conversation_in(tail: &[u8]) -> Option<String> {
 
 const UUID_LENGTH: usize = 36;
 
-fn is_uuid(bytes: &[u8]) -> bool {
-    bytes.len() == UUID_LENGTH
-        && bytes.iter().enumerate().all(|(at, byte)| match at {
-            8 | 13 | 18 | 23 => *byte == b'-',
-            _ => byte.is_ascii_hexdigit(),
-        })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn agent(program: &str, args: &str) -> Agent {
+        Agent::new(program, &words(args), Profile::ByName)
+    }
 
     const OLD: &str = "11111111-1111-4111-8111-111111111111";
     const NEW: &str = "22222222-2222-4222-8222-222222222222";
@@ -365,7 +418,20 @@ mod tests {
             ("claude --session-id=OLD -x",   &[Fresh, Fresh],            "fresh: --session-id NEW -x"),
             ("claude -x --resume OLD",       &[Fresh],                   "fresh: -x --resume OLD"),
             ("claude -x --resume OLD",       &[Fresh, Continue],         "continue: --resume OLD -x"),
+            // Which conversation that was is learned; until then it is still to be chosen.
             ("claude --continue",            &[Fresh, Continue],         "fresh: --continue"),
+            ("claude --continue",            &[Fresh, Fresh],            "fresh: --session-id NEW"),
+            ("claude now --model x",         &[Fresh],                   "fresh: --session-id NEW now --model x"),
+            ("claude now --model x",         &[Fresh, Continue],         "continue: --resume NEW --model x"),
+            ("claude now --model x",         &[Fresh, Fresh],            "fresh: --session-id NEW --model x"),
+            ("claude -c now",                &[Fresh, Continue],         "fresh: -c"),
+            ("env A=1 claude now",           &[Fresh, Continue],         "continue: A=1 claude --resume NEW"),
+            ("codex now",                    &[Fresh],                   "fresh: now"),
+            ("codex now",                    &[Fresh, Continue],         "fresh: "),
+            ("codex -c a=b resume OLD now",  &[Fresh, Continue],         "continue: resume OLD -c a=b"),
+            ("bash -l",                      &[Fresh, Continue],         "fresh: -l"),
+            ("/bin/zsh",                     &[Fresh, Continue],         "fresh: "),
+            ("env A=1 fish",                 &[Fresh, Continue],         "fresh: A=1 fish"),
             ("claude mcp list",              &[Fresh, Continue],         "fresh: mcp list"),
             ("claude -p hello",              &[Fresh, Continue],         "fresh: -p hello"),
             ("codex --model x",              &[Fresh],                   "fresh: --model x"),
@@ -382,10 +448,10 @@ mod tests {
         for (command, starts, expected) in table {
             let mut command = words(command);
             let program = command.remove(0);
-            let mut agent = Agent::new(&program, command);
+            let mut agent = Agent::new(&program, &command, Profile::ByName);
             let mut last = None;
             for mode in starts {
-                last = Some(agent.start(*mode, NEW));
+                last = Some(agent.start(*mode, NEW, None));
             }
             assert_eq!(shown(&last.unwrap()), expected, "{program} {starts:?}");
         }
@@ -393,8 +459,8 @@ mod tests {
 
     #[test]
     fn what_was_never_written_is_begun_under_its_own_id() {
-        let mut claude = Agent::new("claude", words("--model x"));
-        claude.start(Mode::Fresh, NEW);
+        let mut claude = agent("claude", "--model x");
+        claude.start(Mode::Fresh, NEW, None);
         assert_eq!(claude.kept_as(), Some(NEW));
         #[rustfmt::skip]
         let table = [
@@ -408,24 +474,23 @@ mod tests {
             if kept != Kept::Turns {
                 claude.has_kept(kept);
             }
-            assert_eq!(shown(&claude.start(mode, OLD)), expected, "{kept:?}");
+            assert_eq!(shown(&claude.start(mode, OLD, None)), expected, "{kept:?}");
         }
         // What a person calls by a name may well be written, and codex tells what it has.
-        let mut named = Agent::new("claude", words("--resume parser"));
-        named.start(Mode::Fresh, NEW);
+        let mut named = agent("claude", "--resume parser");
+        named.start(Mode::Fresh, NEW, None);
         assert_eq!(named.kept_as(), None);
-        assert_eq!(Agent::new("codex", words("resume OLD")).kept_as(), None);
     }
 
     #[test]
     fn codex_tells_its_conversation_when_it_leaves() {
-        let mut codex = Agent::new("codex", words("--model x"));
-        codex.start(Mode::Fresh, NEW);
+        let mut codex = agent("codex", "--model x");
+        codex.start(Mode::Fresh, NEW, None);
         codex.said_last(format!("bye\r\nSession ID: {OLD}\r\n").as_bytes());
-        assert_eq!(shown(&codex.start(Mode::Continue, NEW)), "continue: resume OLD --model x");
+        assert_eq!(shown(&codex.start(Mode::Continue, NEW, None)), "continue: resume OLD --model x");
         codex.said_last(format!("To continue, run codex resume {NEW}\r\nSession ID: nonsense").as_bytes());
-        assert_eq!(shown(&codex.start(Mode::Continue, OLD)), "continue: resume NEW --model x");
-        let mut other = Agent::new("other", Vec::new());
+        assert_eq!(shown(&codex.start(Mode::Continue, OLD, None)), "continue: resume NEW --model x");
+        let mut other = agent("other", "");
         other.said_last(format!("Session ID: {OLD}").as_bytes());
         assert_eq!(other.conversation(), None);
     }
@@ -434,7 +499,7 @@ mod tests {
     fn a_prompt_is_seen_however_it_is_cut() {
         let output = "welcome ❯ \x1b[?25l\x1b[?2004h\r\n╭─\r\n ❯ \r\n".as_bytes();
         for size in 1..output.len() {
-            let mut prompt = Agent::new("claude", Vec::new()).prompt();
+            let mut prompt = agent("claude", "").prompt();
             let mut seen = 0;
             for piece in output.chunks(size) {
                 seen += piece.len();
@@ -445,11 +510,91 @@ mod tests {
             assert!(output[..seen].ends_with("❯".as_bytes()) || size > 1, "cut by {size}");
             assert!(prompt.seen == 2, "cut by {size}");
         }
-        let mut codex = Agent::new("codex", Vec::new()).prompt();
+        let mut codex = agent("codex", "").prompt();
         assert!(!codex.is_in("\x1b[?2004h ❯ ".as_bytes()));
         assert!(codex.is_in("› Ask".as_bytes()));
-        let mut other = Agent::new("other", Vec::new()).prompt();
+        let mut other = agent("other", "").prompt();
         assert!(!other.is_in(b""));
         assert!(other.is_in(b"x"));
+    }
+
+    #[test]
+    fn the_conversation_is_the_one_the_agent_is_in() {
+        let mut claude = agent("claude", "-c now");
+        claude.start(Mode::Fresh, NEW, None);
+        claude.learned(OLD.to_owned());
+        assert_eq!(shown(&claude.start(Mode::Continue, NEW, None)), "continue: --resume OLD");
+        let mut codex = agent("codex", "now --oss");
+        codex.start(Mode::Fresh, NEW, None);
+        codex.learned(OLD.to_owned());
+        codex.learned(NEW.to_owned());
+        assert_eq!(shown(&codex.start(Mode::Continue, OLD, None)), "continue: resume NEW --oss");
+        // After `/new` nothing is written until the first turn: there is nothing to resume, and the old one is not meant.
+        codex.has_kept(Kept::Nothing);
+        assert_eq!(shown(&codex.start(Mode::Continue, OLD, None)), "fresh: --oss");
+    }
+
+    #[test]
+    fn hooks_come_with_the_settings_of_the_user() {
+        let mut claude = agent("claude", "--settings own.json --model x");
+        assert_eq!(claude.own_settings(), Some("own.json"));
+        let start = claude.start(Mode::Fresh, NEW, Some("ours.json"));
+        assert_eq!(shown(&start), "fresh: --session-id NEW --settings ours.json --model x");
+        let without = claude.start(Mode::Continue, NEW, None);
+        assert_eq!(shown(&without), "continue: --resume NEW --settings own.json --model x");
+        let mut codex = agent("codex", "");
+        assert_eq!(shown(&codex.start(Mode::Fresh, NEW, Some("ours.json"))), "fresh: ");
+    }
+
+    #[test]
+    fn a_described_agent_is_driven_as_described() {
+        let list = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        let description = Description {
+            resume: list("--load {id}"),
+            fresh: list("--save {id}"),
+            prompt: Some("ask> ".into()),
+            busy: Some("thinking".into()),
+            submit: None,
+        };
+        assert_eq!(description.complaint(), None);
+        assert!(Description { fresh: Vec::new(), ..description.clone() }.complaint().is_some());
+        let mut agent = Agent::new("./mine", &list("-x"), Profile::Described(description));
+        assert_eq!(shown(&agent.start(Mode::Fresh, NEW, None)), "fresh: -x --save NEW");
+        assert_eq!(shown(&agent.start(Mode::Continue, OLD, None)), "continue: -x --load NEW");
+        assert_eq!(shown(&agent.start(Mode::Fresh, OLD, None)), "fresh: -x --save OLD");
+        let stance = |screen: &str| agent.stance(&screen.lines().map(str::to_owned).collect::<Vec<_>>());
+        assert_eq!(stance("hello\nask> x"), Stance::Prompt);
+        assert_eq!(stance("thinking\nask> "), Stance::Busy);
+        assert_eq!(stance("hello"), Stance::Unclear);
+        let mut prompt = agent.prompt();
+        assert!(!prompt.is_in(b"hello as"));
+        assert!(prompt.is_in(b"k> "));
+        let mut plain = Agent::new("./mine", &list("-x"), Profile::Described(Description::default()));
+        plain.start(Mode::Fresh, NEW, None);
+        assert_eq!(shown(&plain.start(Mode::Continue, NEW, None)), "fresh: -x");
+    }
+
+    #[test]
+    fn a_later_outlast_goes_on_where_the_first_one_was() {
+        let mut same = agent("claude", "now -x");
+        same.go_on(Some(OLD.to_owned()), true);
+        assert_eq!(shown(&same.start(Mode::Continue, NEW, None)), "continue: --resume OLD -x");
+        let mut other = agent("claude", "then -x");
+        other.go_on(Some(OLD.to_owned()), false);
+        assert_eq!(shown(&other.start(Mode::Continue, NEW, None)), "continue: --resume OLD then -x");
+        let mut chosen = agent("claude", "--resume NEW");
+        chosen.go_on(Some(OLD.to_owned()), false);
+        assert_eq!(shown(&chosen.start(Mode::Continue, OLD, None)), "fresh: --resume NEW");
+        let mut chosen = agent("claude", "--resume NEW");
+        chosen.go_on(Some(OLD.to_owned()), true);
+        assert_eq!(shown(&chosen.start(Mode::Continue, NEW, None)), "continue: --resume OLD");
+    }
+
+    #[test]
+    fn a_prompt_is_kept_for_a_program_that_never_ran() {
+        let mut claude = agent("claude", "now");
+        claude.start(Mode::Fresh, NEW, None);
+        claude.never_ran();
+        assert_eq!(shown(&claude.start(Mode::Fresh, NEW, None)), "fresh: --session-id NEW now");
     }
 }

@@ -30,7 +30,7 @@ pub fn draft(kind: Kind, seen: &Seen) -> Option<String> {
     match kind {
         Kind::Claude => between_rules(seen),
         Kind::Codex => at_the_cursor(seen),
-        Kind::Other | Kind::Errand => before_the_cursor(seen),
+        Kind::Described | Kind::Shell | Kind::Other | Kind::Errand => before_the_cursor(seen),
     }
 }
 

@@ -2,6 +2,8 @@
 #![forbid(unsafe_code)]
 
 pub mod agent;
+pub mod agent_event;
+pub mod agent_line;
 pub mod composer;
 pub mod debounce;
 pub mod exit;

@@ -267,7 +267,7 @@ impl Job {
                 let is_free = match &draft {
                     None => false,
                     // Without a profile the agent's own prompt stands there, and cannot be told from words.
-                    Some(_) if matches!(kind, Kind::Other | Kind::Errand) => true,
+                    Some(_) if !matches!(kind, Kind::Claude | Kind::Codex) => true,
                     Some(draft) => draft.is_empty(),
                 };
                 *occupied_by = draft.filter(|_| !is_free);
@@ -368,7 +368,9 @@ impl Job {
 fn to_be_seen(kind: Kind, text: &str) -> &str {
     match kind {
         Kind::Claude | Kind::Codex => text,
-        Kind::Other | Kind::Errand => text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or(text),
+        Kind::Described | Kind::Shell | Kind::Other | Kind::Errand => {
+            text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or(text)
+        }
     }
 }
 

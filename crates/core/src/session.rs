@@ -227,9 +227,10 @@ impl Session {
         }
     }
 
-    /// The first start. Said once, before any event.
-    pub fn begin(&mut self) -> Vec<Action> {
-        vec![Action::Start(Mode::Fresh)]
+    /// The first start: fresh, or with the conversation of an earlier outlast. Said once, before any event.
+    pub fn begin(&mut self, mode: Mode) -> Vec<Action> {
+        self.state = State::Starting { mode, asked: false, wish: None };
+        vec![Action::Start(mode)]
     }
 
     pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Action> {
@@ -585,7 +586,7 @@ mod tests {
     impl Story {
         fn new(has_terminal: bool) -> Story {
             let mut session = Session::new(Policy::session(), 7, has_terminal);
-            assert_eq!(session.begin(), [Action::Start(Mode::Fresh)]);
+            assert_eq!(session.begin(Mode::Fresh), [Action::Start(Mode::Fresh)]);
             let mut story = Story { session, now: birth(), pid: 0 };
             story.start();
             story
@@ -824,7 +825,7 @@ mod tests {
     #[test]
     fn a_command_that_never_ran_is_not_tried_again() {
         let mut session = Session::new(Policy::session(), 7, true);
-        session.begin();
+        session.begin(Mode::Fresh);
         let failed = Event::StartFailed { why: "no program".into(), code: 127 };
         assert_eq!(session.handle(failed.clone(), birth()), [Action::End(127)]);
 

@@ -1,5 +1,5 @@
 //! An agent that has claude's composer and nothing else. What is sent to it is appended to `sent.log`, with a zero after
-//! each. It does as its words say:
+//! each. It does as its options say:
 //!
 //! - `late=MS`: draws no composer before so long
 //! - `swallow=N`: does not hear the first N Enters
@@ -22,8 +22,9 @@ const RULE: &str = "────────────────────
 const SHOWN_MAX: usize = 800;
 
 pub fn run(words: &[String]) {
-    let has = |word: &str| words.iter().any(|given| given == word);
-    let number = |name: &str| words.iter().find_map(|word| word.strip_prefix(name)?.parse::<u64>().ok());
+    let has = |word: &str| words.iter().any(|given| given.trim_start_matches('-') == word);
+    let number =
+        |name: &str| words.iter().find_map(|word| word.trim_start_matches('-').strip_prefix(name)?.parse::<u64>().ok());
     let mut termios = tcgetattr(stdin()).expect("a terminal");
     cfmakeraw(&mut termios);
     tcsetattr(stdin(), SetArg::TCSANOW, &termios).expect("a terminal");

@@ -65,6 +65,8 @@ pub enum Command {
     #[command(hide = true)]
     Ids,
     #[command(hide = true)]
+    AgentEvent(AgentEvent),
+    #[command(hide = true)]
     DemoServer(DemoServer),
 }
 
@@ -233,6 +235,17 @@ pub struct Run {
     /// Where the agent works.
     #[arg(long, value_name = "DIR")]
     pub cwd: Option<PathBuf>,
+
+    /// The agent's profile: claude, codex, shell, or NAME of `[agent.NAME]` in outlast.toml [default: by its program's name]
+    ///
+    /// Behind a wrapper script the program's name does not tell which agent it is. What outlast adds to the command line
+    /// (the conversation to resume, hooks) then goes to its end, and the script must pass it on: `exec claude "$@"`.
+    #[arg(long, value_name = "NAME")]
+    pub agent: Option<String>,
+
+    /// From the file: what `agent` names.
+    #[arg(skip)]
+    pub profile: outlast_core::agent::Profile,
 
     /// Let this variable of our own environment pass to the agent; `NAME*` stands for all that begin so.
     #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
@@ -629,6 +642,19 @@ pub struct Man {
     /// Where to; it is made if it is not there [default: outlast(1) alone, to stdout]
     #[arg(value_name = "DIR")]
     pub dir: Option<PathBuf>,
+}
+
+/// Run by an agent's hook: passes the event on stdin on to the session that started the agent. It prints nothing and
+/// always succeeds, because an agent takes a hook's output and exit code for instructions.
+#[derive(Debug, Args)]
+pub struct AgentEvent {
+    /// The session's control socket.
+    #[arg(long, value_name = "PATH")]
+    pub socket: PathBuf,
+
+    /// Which start of the agent this is.
+    #[arg(long, value_name = "NUMBER")]
+    pub generation: u64,
 }
 
 /// The demo's own server.

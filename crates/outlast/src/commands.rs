@@ -8,11 +8,11 @@ use std::{
 };
 
 use outlast_core::{
-    agent::Agent,
+    agent::{Agent, Kind},
     life::Grace,
     relay::{self, Limits, Relay, Settings},
     restarts::{First, Policy},
-    session::Session,
+    session::{Mode, Session},
 };
 use serde_json::{Value, json};
 use tokio::runtime::Runtime;
@@ -28,6 +28,7 @@ use crate::{
     mcp::{Driver, Plan},
     os::{self, Keeper, Outer},
     report::{self, Report, shell_quote},
+    session_record::{Records, SessionRecord, State},
     terminal::{self, Parts, Place, Terminal},
     watch::Watch,
 };
@@ -127,7 +128,7 @@ pub fn run(arguments: cli::Run) -> Result<ExitCode, Report> {
     // What is wrong is said before there is anything to clean up.
     let place = plan.place()?;
     if arguments.hang_timeout.is_some()
-        && (arguments.no_screen || !Agent::new(&plan.program, plan.args.clone()).is_readable())
+        && (arguments.no_screen || !Agent::new(&plan.program, &plan.args, plan.profile.clone()).is_readable())
     {
         return Err(Report::new(report::USAGE, format!("a hang of `{}` cannot be seen", plan.program))
             .because("`--hang-timeout` needs an agent whose screen says that it is busy")
@@ -209,12 +210,28 @@ async fn own(
         None => Some(os::stdout().map_err(failed("cannot write to stdout"))?),
     };
     let session = Session::new(Policy::session(), home::random(), outer.is_some());
-    let agent = Agent::new(&plan.program, plan.args.clone());
+    let mut agent = Agent::new(&plan.program, &plan.args, plan.profile.clone());
+    let records = env::home_dir().filter(|home| home.is_absolute()).map(|home| Records::of(&home));
+    let first = match earlier(records.as_ref(), &plan, &place, &agent) {
+        None => Mode::Fresh,
+        Some(record) => {
+            let id = record.conversation.clone().unwrap_or_default();
+            journal.event("session_continued", &[("conversation", &id)]);
+            let is_same = [&plan.program].into_iter().chain(&plan.args).eq(&record.command);
+            agent.go_on(record.conversation, is_same);
+            Mode::Continue
+        }
+    };
+    if let Some(records) = &records {
+        records.prune();
+    }
     let parts = Parts {
         plan,
         place,
         session,
         agent,
+        records,
+        first,
         household,
         stops,
         outer,
@@ -225,6 +242,16 @@ async fn own(
         announce,
     };
     Terminal::new(parts).run().await
+}
+
+/// The record of the same session, if it was interrupted: outlast was killed, lost its terminal, or the machine went down.
+/// A session that its user ended begins anew; so does one of another agent or in another directory.
+fn earlier(records: Option<&Records>, plan: &terminal::Plan, place: &Place, agent: &Agent) -> Option<SessionRecord> {
+    let record = records?.read(&plan.id)?;
+    let is_same_agent = record.agent == agent.kind().word();
+    let is_here = record.cwd == place.cwd.path;
+    let goes_on = matches!(agent.kind(), Kind::Claude | Kind::Codex | Kind::Described | Kind::Other);
+    (record.state == State::Running && is_same_agent && is_here && goes_on).then_some(record)
 }
 
 fn plan(arguments: &cli::Run, here: PathBuf) -> Result<terminal::Plan, Report> {
@@ -255,6 +282,7 @@ fn plan(arguments: &cli::Run, here: PathBuf) -> Result<terminal::Plan, Report> {
         id,
         program,
         args: words,
+        profile: arguments.profile.clone(),
         document: arguments.document.clone(),
         cwd: arguments.cwd.clone(),
         env_pass: arguments.env_pass.clone(),

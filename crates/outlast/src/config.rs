@@ -138,9 +138,11 @@ impl Config {
 }
 
 fn only(node: Node, table: &str) -> Node {
+    // An agent is described in a table of its own.
+    let is_of = |name: &str| name == table || table == "run" && name == "agent";
     let Node { at, value } = node;
     let value = match value {
-        Value::Table(entries) => Value::Table(entries.into_iter().filter(|entry| entry.name == table).collect()),
+        Value::Table(entries) => Value::Table(entries.into_iter().filter(|entry| is_of(&entry.name)).collect()),
         value => value,
     };
     Node { at, value }

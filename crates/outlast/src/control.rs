@@ -94,6 +94,11 @@ impl Control {
         Err(why)
     }
 
+    /// Where the socket is, if there is one.
+    pub fn socket(&self) -> Option<&Path> {
+        self.open.as_ref().map(|_| self.entry.socket.as_path())
+    }
+
     /// The next thing somebody wants; it must be answered under its ticket, now or later. While nobody is there this
     /// asks the kernel nothing.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Asked> {

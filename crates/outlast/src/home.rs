@@ -222,6 +222,21 @@ pub fn make_private(dir: &Path) -> io::Result<()> {
     builder.create(dir)
 }
 
+/// Writes a file that only the user can read, whole or not at all.
+pub fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let unfinished = path.with_extension("tmp");
+    let mut options = OpenOptions::new();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let written = options.open(&unfinished).and_then(|mut file| io::Write::write_all(&mut file, bytes));
+    let written = written.and_then(|()| fs::rename(&unfinished, path));
+    if written.is_err() {
+        let _ = fs::remove_file(&unfinished);
+    }
+    written
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

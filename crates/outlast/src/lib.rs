@@ -4,6 +4,7 @@ use std::{ffi::OsString, process::ExitCode};
 
 use clap::{ArgMatches, CommandFactory, FromArgMatches};
 
+pub mod agent_event;
 pub mod attach;
 pub mod audit;
 pub mod base64;
@@ -32,6 +33,7 @@ pub mod outbox;
 pub mod paint;
 pub mod report;
 pub mod rollout;
+pub mod session_record;
 pub mod sessions;
 pub mod table;
 pub mod terminal;
@@ -78,6 +80,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         cli::Command::Help(arguments) => help::help(&arguments),
         cli::Command::Completions(arguments) => completions::completions(&arguments),
         cli::Command::Man(arguments) => completions::man(&arguments),
+        cli::Command::AgentEvent(arguments) => Ok(agent_event::deliver(&arguments)),
         cli::Command::Ids => completions::ids(),
         cli::Command::DemoServer(arguments) => Ok(demo::serve(&arguments.file)),
     };

@@ -3,28 +3,58 @@
 
 use std::{
     fs::{self, File},
-    io::{BufRead, BufReader, Read},
+    io::{BufRead, BufReader, ErrorKind, Read},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
 
+use outlast_core::agent::Kept;
 use serde_json::Value;
 
 /// The first line of a file; what is longer is not read.
 const FIRST_LINE_MAX: u64 = 256 << 10;
 /// So many of the newest days are looked through: a session may go on past midnight.
 const DAYS_MAX: usize = 2;
+/// So many days are looked through for a file of a known name.
+const ALL_DAYS_MAX: usize = 4000;
 /// So many files are looked into.
 const FILES_MAX: usize = 64;
 /// A file may be dated by a clock that is read less finely than ours.
 const SLACK: Duration = Duration::from_secs(1);
 
-/// The conversation that a codex works on, by the files it has open. With two it is at neither for certain.
-pub fn among(open: &[PathBuf]) -> Option<String> {
-    let mut found: Vec<String> =
-        open.iter().filter(|file| is_rollout(file)).filter_map(|file| conversation_of(file, None)).collect();
-    found.dedup();
-    (found.len() == 1).then(|| found.remove(0))
+/// The conversation that a codex is in, by the files it has open. It keeps the files of all conversations it was in since
+/// its start; the lock that it took last is that of the one it is in, also before anything is written. Versions without
+/// locks: the file that was written last.
+pub fn current(open: &[PathBuf]) -> Option<String> {
+    let dated = |file: &PathBuf| fs::metadata(file).and_then(|about| about.modified()).ok();
+    let heads: Vec<(&PathBuf, Head)> =
+        open.iter().filter(|file| is_rollout(file)).filter_map(|file| Some((file, head_of(file)?))).collect();
+    let is_below = |id: &str| heads.iter().any(|(_, head)| head.id == id && head.is_below);
+    let locks = open.iter().filter_map(|file| Some((dated(file)?, lock_id(file)?)));
+    let locked = locks.filter(|(_, id)| !is_below(id)).max();
+    let written = || {
+        let own = heads.iter().filter(|(_, head)| !head.is_below);
+        own.filter_map(|(file, head)| Some((dated(file)?, head.id.clone()))).max()
+    };
+    locked.or_else(written).map(|(_, id)| id)
+}
+
+/// What codex has written of a conversation. Nothing is written before the first turn.
+pub fn look(codex_home: &Path, id: &str) -> Kept {
+    let sessions = codex_home.join("sessions");
+    match fs::read_dir(&sessions) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Kept::Nothing,
+        Err(_) => return Kept::Turns,
+        Ok(_) => {}
+    }
+    let mut days = vec![sessions];
+    for _ in 0..3 {
+        days = days.iter().flat_map(|dir| newest_first(dir)).collect();
+        days.truncate(ALL_DAYS_MAX);
+    }
+    let ending = format!("-{id}.jsonl");
+    let is_its = |file: &PathBuf| file.file_name().is_some_and(|name| name.to_string_lossy().ends_with(&ending));
+    if days.iter().any(|day| newest_first(day).iter().any(is_its)) { Kept::Turns } else { Kept::Nothing }
 }
 
 /// The only conversation that was begun in this directory since then. If there are two, it cannot be known which one is
@@ -38,7 +68,7 @@ pub fn find(codex_home: &Path, cwd: &Path, since: SystemTime) -> Option<String> 
         days.truncate(DAYS_MAX);
     }
     let files = days.iter().flat_map(|day| newest_first(day)).filter(|file| is_rollout(file)).take(FILES_MAX);
-    let mut found = files.filter(|file| is_newer(file, since)).filter_map(|file| conversation_of(&file, Some(cwd)));
+    let mut found = files.filter(|file| is_newer(file, since)).filter_map(|file| conversation_of(&file, cwd));
     let first = found.next()?;
     found.next().is_none().then_some(first)
 }
@@ -61,16 +91,37 @@ fn is_newer(file: &Path, since: SystemTime) -> bool {
     fs::metadata(file).and_then(|metadata| metadata.created()).is_ok_and(|created| created >= since)
 }
 
-/// Only if it was begun in this directory, if that matters.
-fn conversation_of(file: &Path, cwd: Option<&Path>) -> Option<String> {
+/// Only if it was begun in this directory.
+fn conversation_of(file: &Path, cwd: &Path) -> Option<String> {
+    let head = head_of(file)?;
+    (!head.is_below && head.cwd.as_deref() == Some(cwd)).then_some(head.id)
+}
+
+/// The first line of a file.
+struct Head {
+    id: String,
+    cwd: Option<PathBuf>,
+    /// It is the work of an agent below the one that a person speaks to.
+    is_below: bool,
+}
+
+fn head_of(file: &Path) -> Option<Head> {
     let mut line = Vec::new();
     BufReader::new(File::open(file).ok()?.take(FIRST_LINE_MAX)).read_until(b'\n', &mut line).ok()?;
     let first: Value = serde_json::from_slice(&line).ok()?;
     let about = if first["payload"].is_object() { &first["payload"] } else { &first };
     let id = about["id"].as_str()?;
     let is_named = file.file_name()?.to_string_lossy().contains(id);
-    let is_here = cwd.is_none_or(|cwd| about["cwd"].as_str().is_some_and(|its| Path::new(its) == cwd));
-    (is_named && is_here).then(|| id.to_owned())
+    let is_below = about["source"].get("subagent").is_some()
+        || about["thread_source"].as_str().is_some_and(|source| source == "subagent");
+    let cwd = about["cwd"].as_str().map(PathBuf::from);
+    is_named.then(|| Head { id: id.to_owned(), cwd, is_below })
+}
+
+fn lock_id(file: &Path) -> Option<String> {
+    let is_lock = file.parent()?.file_name()? == "thread-writer-locks" && file.extension()? == "lock";
+    let id = file.file_stem()?.to_str()?;
+    (is_lock && !id.starts_with('.')).then(|| id.to_owned())
 }
 
 #[cfg(test)]
@@ -104,17 +155,45 @@ mod tests {
     }
 
     #[test]
-    fn what_a_codex_has_open_is_its_own() {
+    fn a_codex_is_in_the_conversation_it_entered_last() {
         let dir = tempfile::tempdir().unwrap();
         let home = dir.path();
         write(home, "2026/11/15", "one", "/a");
         write(home, "2026/11/15", "two", "/a");
-        let file = |name: &str| home.join("sessions/2026/11/15").join(name);
-        let (one, two) = (file("rollout-2026-11-15T10-00-00-one.jsonl"), file("rollout-2026-11-15T10-00-00-two.jsonl"));
-        fs::write(file("rollout-bad.jsonl"), "nonsense").unwrap();
+        let day = home.join("sessions/2026/11/15");
+        let rollout = |id: &str| day.join(format!("rollout-2026-11-15T10-00-00-{id}.jsonl"));
+        let below = serde_json::json!({"payload": {"id": "below", "source": {"subagent": "review"}}});
+        fs::write(rollout("below"), format!("{below}\n")).unwrap();
+        fs::write(rollout("bad"), "nonsense").unwrap();
+        let locks = home.join("thread-writer-locks");
+        fs::create_dir(&locks).unwrap();
+        let lock = |id: &str| locks.join(format!("{id}.lock"));
+        let touch = |path: &Path, second: u64| {
+            let file = fs::OpenOptions::new().append(true).create(true).open(path).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(second)).unwrap();
+        };
+        for (id, second) in [("one", 10), ("two", 20), ("new", 30), ("below", 40), (".coordination", 50)] {
+            touch(&lock(id), second);
+        }
+        touch(&rollout("one"), 60);
+        touch(&rollout("two"), 50);
+        touch(&rollout("below"), 70);
         let other = home.join("log.jsonl");
-        assert_eq!(among(&[other.clone(), one.clone(), file("rollout-bad.jsonl")]).as_deref(), Some("one"));
-        assert_eq!(among(&[one, two]), None, "it may be at either");
-        assert_eq!(among(&[other, file("rollout-2026-11-15T10-00-00-gone.jsonl")]), None);
+        #[rustfmt::skip]
+        let table = [
+            (vec![lock("one"), rollout("one")],                                     Some("one")),
+            (vec![lock("one"), rollout("one"), lock("two"), rollout("two")],        Some("two")),
+            // `/new`, and no turn yet.
+            (vec![lock("one"), rollout("one"), lock("new"), lock(".coordination")], Some("new")),
+            (vec![lock("two"), rollout("two"), lock("below"), rollout("below")],    Some("two")),
+            // Without locks.
+            (vec![rollout("one"), rollout("two"), rollout("below"), rollout("bad")], Some("one")),
+            (vec![other, rollout("gone")],                                          None),
+        ];
+        for (open, expected) in table {
+            assert_eq!(current(&open).as_deref(), expected, "{open:?}");
+        }
+        assert_eq!((look(home, "one"), look(home, "new")), (Kept::Turns, Kept::Nothing));
+        assert_eq!(look(&home.join("missing"), "one"), Kept::Nothing);
     }
 }

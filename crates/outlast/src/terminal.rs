@@ -1,6 +1,7 @@
 //! Drives a session: `outlast run`. One loop carries bytes between the agent's terminal and those who look at it, and
 //! carries out what the machines decide. Nothing in it waits, and no byte is changed on its way.
 
+mod agent_hooks;
 mod alternate;
 mod bytes;
 mod child;
@@ -31,7 +32,7 @@ use outlast_core::{
     record::Record,
     restarts::State as Health,
     send::Sends,
-    session::{Action, Event, Session},
+    session::{Action, Event, Mode, Session},
     terminal,
     typing::Typing,
     waiting::{self, Waiting},
@@ -39,18 +40,19 @@ use outlast_core::{
 use serde_json::json;
 use tokio::time::{Sleep, sleep_until};
 
+use self::{agent_hooks::AgentHooks, bytes::Pipe, child::Child, hooks::Hooks, people::Tally, viewers::Viewers};
 pub use self::{
     alternate::Alternate,
     paint::Extent,
     plan::{Place, Plan},
     screen::Screen,
 };
-use self::{bytes::Pipe, child::Child, hooks::Hooks, people::Tally, viewers::Viewers};
 use crate::{
     control::Control,
     journal::Journal,
     os::{self, Household, Outer, Sink},
     report::Report,
+    session_record::{Records, State},
 };
 
 /// How long the last words and the sweeping may take once all is over.
@@ -60,6 +62,7 @@ const FAREWELL_MAX: Duration = Duration::from_secs(1);
 pub struct Terminal {
     plan: Plan,
     place: Place,
+    first: Mode,
     session: Session,
     agent: Agent,
     typing: Typing,
@@ -67,6 +70,7 @@ pub struct Terminal {
     waiting: Waiting,
     household: Household,
     hooks: Hooks,
+    agent_hooks: AgentHooks,
     stops: os::Stops,
     stops_heard: Tally,
     suspends_heard: Tally,
@@ -85,6 +89,10 @@ pub struct Terminal {
     screen: Option<Screen>,
     alternate: Alternate,
 
+    /// Where the session is written down; None if it cannot be.
+    records: Option<Records>,
+    /// A signal or a lost terminal ends the session, not its user.
+    is_interrupted: bool,
     child: Option<Child>,
     /// When to look which conversation the agent has open, if it is one that does not say.
     learns_at: Option<Instant>,
@@ -110,6 +118,9 @@ pub struct Parts {
     pub place: Place,
     pub session: Session,
     pub agent: Agent,
+    pub records: Option<Records>,
+    /// Fresh, or with the conversation of an earlier outlast.
+    pub first: Mode,
     pub household: Household,
     pub stops: os::Stops,
     pub outer: Option<Outer>,
@@ -134,9 +145,11 @@ impl Terminal {
             typing: Typing::new(parts.agent.farewells()),
             sends: Sends::new(parts.agent.kind()),
             waiting: Waiting::new(reads_screen, parts.plan.hang_timeout, now),
+            agent_hooks: AgentHooks::default(),
             hooks: Hooks::new(parts.plan.notify.clone()),
             plan: parts.plan,
             place: parts.place,
+            first: parts.first,
             session: parts.session,
             agent: parts.agent,
             household: parts.household,
@@ -151,6 +164,8 @@ impl Terminal {
             unseen_since: None,
             screen: parts.keeps_screen.then(|| Screen::new(size)),
             alternate: Alternate::default(),
+            records: parts.records,
+            is_interrupted: false,
             child: None,
             learns_at: None,
             lives: BTreeMap::new(),
@@ -168,7 +183,7 @@ impl Terminal {
 
     /// Runs until the session is over; the agent's exit code, or why there never was an agent.
     pub async fn run(mut self) -> Result<u8, Report> {
-        let actions = self.session.begin();
+        let actions = self.session.begin(self.first);
         self.act_all(actions);
         let code = std::future::poll_fn(|cx| self.poll(cx)).await;
         self.journal.event("session_end", &[("code", &code)]);
@@ -236,6 +251,7 @@ impl Terminal {
             Action::Answer { ticket, result } => self.answer(ticket, result),
             Action::End(code) => {
                 self.end_sends(true);
+                self.keep_record(if self.is_interrupted { State::Running } else { State::Ended });
                 if let Some(announce) = self.announce.take() {
                     let words =
                         self.complaint.take().map_or_else(|| "it ended at once".to_owned(), |it| it.to_string());

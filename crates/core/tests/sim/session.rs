@@ -20,7 +20,7 @@ fn for_every_lifetime_it_stays_healthy_or_halts_in_bounded_time() {
         let mut now = birth();
         let begun = now;
         let mut session = Session::new(Policy::session(), half_seconds, true);
-        session.begin();
+        session.begin(Mode::Fresh);
         let halted = (1..=200).find_map(|pid| {
             session.handle(Event::Started { pid, mode: Mode::Fresh }, now);
             session.handle(Event::PromptShown, now);
@@ -91,7 +91,7 @@ impl World {
     }
 
     fn run(mut self) {
-        let actions = self.session.begin();
+        let actions = self.session.begin(Mode::Fresh);
         self.act(actions);
         for _ in 0..120 {
             if self.over {

@@ -131,11 +131,15 @@ impl World {
     }
 
     fn launch(&self) {
+        self.launch_as("110", &[], &[self.agent.name()], &[]);
+    }
+
+    /// In a window of this width, with these options of outlast, this command, and these arguments behind the agent's own.
+    fn launch_as(&self, columns: &str, options: &[&str], command: &[&str], last: &[&str]) {
         let arguments = self.arguments();
-        let mut words = vec!["new-session", "-d", "-x", "110", "-y", "40", OUTLAST, "run", "--session", "s", "--"];
-        words.push(self.agent.name());
-        words.extend(arguments.iter().map(String::as_str));
-        let output = self.tmux(&words);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let begin = ["new-session", "-d", "-x", columns, "-y", "40", OUTLAST, "run", "--session", "s"];
+        let output = self.tmux(&[&begin, options, &["--"], command, &arguments, last].concat());
         assert!(output.status.success(), "{}", text(&output.stderr));
         self.until("there", || self.outlast(&["state", "s"]).status.success());
     }
@@ -211,6 +215,11 @@ impl World {
     fn words_of(&self, state: &Value) -> String {
         let line = fs::read(format!("/proc/{}/cmdline", state["pid"])).unwrap();
         text(&line).replace('\0', " ")
+    }
+
+    fn outlast_pid(&self) -> Option<u64> {
+        let listed: Value = serde_json::from_slice(&self.outlast(&["ps", "--json"]).stdout).ok()?;
+        listed.as_array()?.iter().find(|one| one["id"] == "s")?["pid"].as_u64()
     }
 
     fn kill(&self, state: &Value, signal: Signal) {
@@ -364,6 +373,155 @@ fn codex_comes_back_with_its_conversation() {
     assert_eq!((&fourth["conversation"], &fourth["mode"]), (&json!(id), &json!("continue")));
     assert!(world.outlast(&["stop", "s"]).status.success());
     assert!(!PathBuf::from(format!("/proc/{}", fourth["pid"])).exists());
+}
+
+/// A crash after `/clear` or `/new` comes back with the conversation the agent was in, and the initial prompt is sent
+/// once.
+fn prove_new_conversation(agent: Agent, test: &str, line: &str) {
+    let Some(world) = World::new(agent, test) else { return };
+    world.launch_as("110", &[], &[agent.name()], &["deploy the parser"]);
+    world.until("heard", || world.service.turns_with("deploy the parser") == 1);
+    world.until_kept("deploy the parser");
+    world.until("learned", || world.state()["conversation"].is_string());
+    let first = world.until_ready(1);
+    let old = first["conversation"].as_str().unwrap().to_owned();
+    world.kill(&first, Signal::SIGKILL);
+    let second = world.until_ready(2);
+    assert_eq!((&second["conversation"], &second["mode"]), (&json!(old), &json!("continue")));
+    assert!(!world.words_of(&second).contains("deploy"), "{}", world.words_of(&second));
+    world.say("what is a lexer");
+    assert_eq!(world.service.turns_with("deploy the parser"), 1, "sent once: {:?}", world.service.longest());
+
+    // The new conversation is known before anything was said in it.
+    world.type_line(line, || world.state()["conversation"].as_str().is_some_and(|id| id != old));
+    let new = world.state()["conversation"].as_str().unwrap().to_owned();
+    world.say("what is a linker");
+    world.until_kept("what is a linker");
+    assert_eq!(world.state()["conversation"], json!(new));
+    // One that breaks within 5 s of its resumption is taken not to have resumed.
+    world.until("proven", || world.state()["uptime_s"].as_f64().is_some_and(|uptime| uptime > 8.0));
+    world.kill(&second, Signal::SIGKILL);
+    let third = world.until_ready(3);
+    assert_eq!((&third["conversation"], &third["mode"]), (&json!(new), &json!("continue")));
+    assert!(world.words_of(&third).contains(&format!("resume {new}")), "{}", world.words_of(&third));
+    world.until("shown again", || world.screen().contains("what is a linker"));
+    assert!(!world.screen().contains("what is a lexer"), "{}", world.screen());
+
+    // After outlast itself was killed, the same session goes on with it, too.
+    let outlast = world.outlast_pid().unwrap();
+    kill(Pid::from_raw(i32::try_from(outlast).unwrap()), Signal::SIGKILL).unwrap();
+    world.until("gone", || !world.outlast(&["state", "s"]).status.success());
+    world.tmux(&["kill-server"]);
+    world.launch_as("110", &[], &[agent.name()], &["deploy the parser"]);
+    let fourth = world.until_ready(1);
+    assert_eq!((&fourth["conversation"], &fourth["mode"]), (&json!(new), &json!("continue")));
+    assert!(!world.words_of(&fourth).contains("deploy"), "{}", world.words_of(&fourth));
+    world.until("shown again", || world.screen().contains("what is a linker"));
+
+    // What its user ended begins anew.
+    assert!(world.outlast(&["stop", "s"]).status.success());
+    world.tmux(&["kill-server"]);
+    world.launch_as("110", &[], &[agent.name()], &[]);
+    let fifth = world.until_ready(1);
+    assert_eq!(fifth["mode"], "fresh");
+    assert_ne!(fifth["conversation"], json!(new));
+    assert!(world.outlast(&["stop", "s"]).status.success());
+}
+
+#[test]
+fn claude_comes_back_with_the_conversation_it_is_in() {
+    prove_new_conversation(Agent::Claude, "claude_comes_back_with_the_conversation_it_is_in", "/clear");
+}
+
+#[test]
+fn codex_comes_back_with_the_conversation_it_is_in() {
+    prove_new_conversation(Agent::Codex, "codex_comes_back_with_the_conversation_it_is_in", "/new");
+}
+
+/// Behind a wrapper, in a narrow window, with a status line and settings of the user's own.
+#[test]
+fn claude_behind_a_wrapper_keeps_its_conversation() {
+    let Some(world) = World::new(Agent::Claude, "claude_behind_a_wrapper_keeps_its_conversation") else { return };
+    let write = |name: &str, text: &str| fs::write(world.place().join(name), text).unwrap();
+    write("wrap.sh", "#!/bin/sh\necho \"$@\" >> args.log\nclaude \"$@\"\n");
+    let hook = |word: &str| {
+        let command = format!("echo {word} >> {}/hooks.log", world.place().display());
+        json!({"SessionStart": [{"hooks": [{"type": "command", "command": command}]}]})
+    };
+    let status = json!({"type": "command", "command": "echo a status line of esc to interrupt"});
+    write("own.json", &json!({"hooks": hook("flag"), "statusLine": status}).to_string());
+    let user = world.home.path().join(".claude");
+    fs::create_dir_all(&user).unwrap();
+    fs::write(user.join("settings.json"), json!({"hooks": hook("user")}).to_string()).unwrap();
+    let command = ["sh", "./wrap.sh", "--settings", "own.json"];
+    world.launch_as("44", &["--agent", "claude"], &command, &[]);
+    let first = world.until_ready(1);
+    let old = first["conversation"].as_str().unwrap().to_owned();
+    world.until("a status line", || world.screen().contains("a status line"));
+    let hooks = || fs::read_to_string(world.place().join("hooks.log")).unwrap_or_default();
+    world.until("hooked", || hooks().contains("flag") && hooks().contains("user"));
+    world.type_line("/clear", || world.state()["conversation"].as_str().is_some_and(|id| id != old));
+    let new = world.state()["conversation"].as_str().unwrap().to_owned();
+    world.say("what is a linker");
+    world.until_kept("what is a linker");
+    assert!(world.log().contains(" agent_event what=prompt "), "{}", world.log());
+    // The wrapper is killed; claude goes with its terminal.
+    world.kill(&first, Signal::SIGKILL);
+    let second = world.until_ready(2);
+    assert_eq!((&second["conversation"], &second["mode"]), (&json!(new), &json!("continue")));
+    let args = fs::read_to_string(world.place().join("args.log")).unwrap();
+    assert!(args.lines().nth(1).unwrap().contains(&format!("--resume {new}")), "{args}");
+    world.until("shown again", || world.screen().contains("what is a linker"));
+    assert!(world.outlast(&["stop", "s"]).status.success());
+    let left = world.home.path().join(".local/state/outlast/sessions/s.settings.json");
+    assert!(!left.exists(), "the settings go with the session");
+}
+
+/// A wrapper that drops what it is given: no hook reports, and claude's own file tells.
+#[test]
+fn claude_without_hooks_is_known_by_its_files() {
+    let Some(world) = World::new(Agent::Claude, "claude_without_hooks_is_known_by_its_files") else { return };
+    fs::write(world.place().join("wrap.sh"), "#!/bin/sh\nclaude\n").unwrap();
+    world.launch_as("110", &["--agent", "claude"], &["sh", "./wrap.sh"], &[]);
+    world.until_ready(1);
+    world.say("what is a parser");
+    let is_kept_as = |id: &str, words: &str| {
+        let mut grep = world.command("grep");
+        grep.args(["-rlF", "--include=*.jsonl", words, ".claude/projects"]).current_dir(world.home.path());
+        text(&grep.output().unwrap().stdout).contains(id)
+    };
+    let is_in = |words: &str| world.state()["conversation"].as_str().is_some_and(|id| is_kept_as(id, words));
+    world.until("learned", || is_in("what is a parser"));
+    let old = world.state()["conversation"].as_str().unwrap().to_owned();
+    world.type_line("/clear", || world.state()["conversation"].as_str().is_some_and(|id| id != old));
+    world.say("what is a linker");
+    world.until("learned again", || is_in("what is a linker"));
+    assert!(!world.log().contains("agent_event"), "{}", world.log());
+    assert!(world.outlast(&["stop", "s"]).status.success());
+}
+
+/// What the user chose by `-c` is kept by its id, also when a newer one was begun in the same directory.
+#[test]
+fn claude_continued_by_its_user_keeps_that_conversation() {
+    let Some(world) = World::new(Agent::Claude, "claude_continued_by_its_user_keeps_that_conversation") else { return };
+    world.start();
+    let id = world.state()["conversation"].as_str().unwrap().to_owned();
+    world.say("what is a parser");
+    world.until_kept("what is a parser");
+    assert!(world.outlast(&["stop", "s"]).status.success());
+    world.tmux(&["kill-server"]);
+    world.launch_as("110", &[], &["env", "X=1", "claude", "-c"], &[]);
+    let first = world.until_ready(1);
+    world.until("learned", || world.state()["conversation"] == json!(id));
+    let mut other = world.command("claude");
+    let output = other.args(["-p", "something else"]).output().unwrap();
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    world.kill(&first, Signal::SIGKILL);
+    let second = world.until_ready(2);
+    assert_eq!((&second["conversation"], &second["mode"]), (&json!(id), &json!("continue")));
+    assert!(world.words_of(&second).contains(&format!("--resume {id}")), "{}", world.words_of(&second));
+    world.until("shown again", || world.screen().contains("what is a parser"));
+    assert!(world.outlast(&["stop", "s"]).status.success());
 }
 
 #[test]

@@ -33,6 +33,8 @@ mod json;
 mod matrix;
 #[cfg(target_os = "linux")]
 mod mcp;
+#[cfg(target_os = "linux")]
+mod profiles;
 #[cfg(unix)]
 mod puppet;
 #[cfg(unix)]

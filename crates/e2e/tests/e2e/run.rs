@@ -129,7 +129,16 @@ impl World {
     }
 
     pub fn starts(&self) -> Vec<String> {
-        fs::read_to_string(self.path().join("args.log")).unwrap().lines().map(str::to_owned).collect()
+        let log = fs::read_to_string(self.path().join("args.log")).unwrap();
+        // Without the file that holds the hooks.
+        let without_settings = |line: &str| {
+            let words: Vec<&str> = line.split(' ').collect();
+            let at = words.iter().position(|word| *word == "--settings");
+            let kept =
+                words.iter().enumerate().filter(|(index, _)| at.is_none_or(|at| *index != at && *index != at + 1));
+            kept.map(|(_, word)| *word).collect::<Vec<_>>().join(" ")
+        };
+        log.lines().map(without_settings).collect()
     }
 }
 

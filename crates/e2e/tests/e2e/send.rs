@@ -29,7 +29,10 @@ impl World {
 
     fn start(words: &[&str]) -> World {
         let world = World::new();
-        let started = world.outlast(&[&["run", "-d", "--session", "s", "--", "./claude"], words].concat());
+        // As options: a word that is none would be an initial prompt.
+        let words: Vec<String> = words.iter().map(|word| format!("--{word}")).collect();
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        let started = world.outlast(&[&["run", "-d", "--session", "s", "--", "./claude"], &words[..]].concat());
         assert!(started.status.success(), "{}", text(&started.stderr));
         world
     }

@@ -3,7 +3,10 @@
 use std::{env, path::PathBuf, str::FromStr, time::Duration};
 
 use clap::{ArgMatches, ValueEnum, parser::ValueSource};
-use outlast_core::keys::DetachKey;
+use outlast_core::{
+    agent::{Description, Kind, Profile},
+    keys::DetachKey,
+};
 
 use super::{
     Config, Surroundings, Want,
@@ -101,6 +104,10 @@ pub fn fill_run(arguments: &mut cli::Run, given: &ArgMatches, around: &Surroundi
     if let Some(key) = check_run(&filler.file)?.filter(|_| filler.is_new("detach_key")) {
         arguments.detach_key = key;
     }
+    filler.optional_text("agent", &mut arguments.agent);
+    let agents = check_agents(&config)?;
+    let program = arguments.command.first().map(|program| program.to_string_lossy().into_owned());
+    arguments.profile = profile(arguments.agent.as_deref(), program.as_deref(), &agents, &filler)?;
     filler.choice("on_hangup", &mut arguments.on_hangup);
     filler.truth("no_screen", &mut arguments.no_screen);
     filler.optional_text("notify", &mut arguments.notify);
@@ -143,6 +150,53 @@ pub fn check_mcp(file: &Section) -> Result<(), Mistakes> {
         }
     }
     mistakes.check()
+}
+
+/// The agents that the file describes.
+pub fn check_agents(config: &Config) -> Result<Vec<(String, Description)>, Mistakes> {
+    let mut mistakes = Mistakes::default();
+    let mut agents = Vec::new();
+    for (name, at, section) in config.root.named("agent") {
+        let description = Description {
+            resume: section.values("resume"),
+            fresh: section.values("fresh"),
+            prompt: section.text("prompt").filter(|text| !text.is_empty()),
+            busy: section.text("busy").filter(|text| !text.is_empty()),
+            submit: section.text("submit").filter(|text| !text.is_empty()),
+        };
+        let wrong = |what: &str| super::mistake::Mistake::new(at.clone(), format!("agent.{name}"), what);
+        if Kind::NAMED.iter().any(|(known, _)| known == name) {
+            mistakes.add(wrong("this profile is built in").hint("give yours another name, and choose it by `--agent`"));
+        }
+        if let Some(complaint) = description.complaint() {
+            mistakes.add(wrong(complaint).hint("put `{id}` into `fresh`, too, or leave it out of `resume`"));
+        }
+        agents.push((name.clone(), description));
+    }
+    mistakes.check().map(|()| agents)
+}
+
+/// The profile that is named, or the one described for a program of this name.
+fn profile(
+    named: Option<&str>,
+    program: Option<&str>,
+    agents: &[(String, Description)],
+    filler: &Filler<'_>,
+) -> Result<Profile, Mistakes> {
+    let described = |name: &str| agents.iter().find(|(known, _)| known == name).map(|(_, agent)| agent.clone());
+    let Some(name) = named else {
+        let name = program.and_then(|program| program.rsplit(['/', '\\']).next());
+        return Ok(name.and_then(described).map_or(Profile::ByName, Profile::Described));
+    };
+    let built_in = Kind::NAMED.iter().find(|(known, _)| *known == name).map(|(_, kind)| Profile::Named(*kind));
+    built_in.or_else(|| described(name).map(Profile::Described)).ok_or_else(|| {
+        let at =
+            filler.file.place("agent").filter(|_| filler.is_new("agent")).unwrap_or_else(|| Place::option("agent"));
+        let what = format!("there is no profile `{name}`");
+        let known = Kind::NAMED.iter().map(|(known, _)| *known).chain(agents.iter().map(|(known, _)| known.as_str()));
+        let hint = format!("there are {}; `[agent.{name}]` describes another", known.collect::<Vec<_>>().join(", "));
+        super::mistake::Mistake::new(at, "run.agent", what).hint(hint).into()
+    })
 }
 
 /// The key that the file names.

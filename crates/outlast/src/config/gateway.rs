@@ -116,6 +116,9 @@ impl Gateway {
         if let Err(mistakes) = super::flags::check_run(&config.table("run")) {
             check.mistakes.add_all(mistakes);
         }
+        if let Err(mistakes) = super::flags::check_agents(&config) {
+            check.mistakes.add_all(mistakes);
+        }
         let root = &config.root;
         let backends = check.backends(root.many("backend"));
         let names: Vec<&str> = backends.iter().map(|backend| backend.name.as_str()).collect();

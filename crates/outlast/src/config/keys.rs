@@ -82,6 +82,12 @@ pub const ROOT: &[Key] = &[
     key("limits", Shape::Table(LIMITS), "", "Bounds of the whole gateway."),
     key("mcp", Shape::Table(MCP), "", "What `outlast mcp` does where no option says otherwise."),
     key("run", Shape::Table(RUN), "", "What `outlast run` does where no option says otherwise."),
+    key(
+        "agent",
+        Shape::Named(AGENT),
+        "",
+        "How `outlast run` drives an agent that it does not know: for a program of this name, and for `--agent NAME`.",
+    ),
 ];
 
 pub const GATEWAY: &[Key] = &[
@@ -389,7 +395,36 @@ pub const MCP: &[Key] = &[
     ),
 ];
 
+pub const AGENT: &[Key] = &[
+    key(
+        "resume",
+        Shape::Texts,
+        "[]",
+        "Added to the command line at a restart, to go on with the conversation. `{id}` stands for the id that `fresh` was given. Without it the agent is restarted as it was.",
+    ),
+    key(
+        "fresh",
+        Shape::Texts,
+        "[]",
+        "Added to the command line when a conversation begins. `{id}` stands for a new UUID.",
+    ),
+    key(
+        "prompt",
+        Shape::Text,
+        "",
+        "What the line one types in begins with. The agent is ready when it was shown; otherwise at its first output.",
+    ),
+    key(
+        "busy",
+        Shape::Text,
+        "",
+        "A text in one of the last 10 lines of the screen that is there while the agent works.",
+    ),
+    key("submit", Shape::Text, "", "The bytes that submit what was typed, such as `\"\\u001b[13u\"`. Otherwise Enter."),
+];
+
 pub const RUN: &[Key] = &[
+    key("agent", Shape::Text, "", "The agent's profile: `claude`, `codex`, `shell`, or a name of `[agent.NAME]`."),
     key(
         "env_pass",
         Shape::Texts,

@@ -32,12 +32,18 @@ pub use platform::{
 };
 
 #[cfg(target_os = "linux")]
-pub use unix::open_files;
+pub use unix::{family, open_files};
 
 /// The files that a child and those below it have open; elsewhere nobody tells.
 #[cfg(not(target_os = "linux"))]
 pub fn open_files(_leader: u32) -> Vec<PathBuf> {
     Vec::new()
+}
+
+/// A process and those below it, parents first; elsewhere only the process itself.
+#[cfg(not(target_os = "linux"))]
+pub fn family(leader: u32) -> Vec<u32> {
+    vec![leader]
 }
 
 /// The environment variable by which a child's descendants are known, wherever they went.

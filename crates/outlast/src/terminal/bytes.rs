@@ -20,10 +20,8 @@ pub(super) const SHOWN_HIGH: usize = 16 << 10;
 const UNSEEN_MAX: usize = 512 << 10;
 /// and for so long, while nobody needs it.
 const UNSEEN_FOR: Duration = Duration::from_millis(25);
-/// So long after it showed something an agent is looked at for its conversation, while that is not known,
-const LEARN_SOON: Duration = Duration::from_secs(1);
-/// and when it is, as another one may have been begun.
-const LEARN_AGAIN: Duration = Duration::from_secs(10);
+/// So long after it showed something an agent without hooks is looked at for the conversation it is in.
+const LEARN_AFTER: Duration = Duration::from_secs(1);
 /// So often bytes are carried before anything else is looked at.
 const ROUNDS_MAX: usize = 16;
 
@@ -104,10 +102,9 @@ impl Terminal {
         }
         if self.agent.tells_its_conversation() {
             keep_last(&mut child.tail, new, TAIL_MAX);
-            if self.learns_at.is_none() {
-                let known = self.agent.conversation().is_some();
-                self.learns_at = Some(self.now + if known { LEARN_AGAIN } else { LEARN_SOON });
-            }
+        }
+        if self.agent.has_files() && !child.has_reported && self.learns_at.is_none() {
+            self.learns_at = Some(self.now + LEARN_AFTER);
         }
         if child.prompt.as_mut().is_some_and(|prompt| prompt.is_in(new)) {
             child.prompt = None;

@@ -9,7 +9,7 @@ use std::{
 
 use bytes::BytesMut;
 use outlast_core::{
-    agent::Prompt,
+    agent::{Kind, Prompt},
     exit::{self, How},
     life::{self, Life},
     record::{self, Record},
@@ -23,7 +23,9 @@ use crate::{
     home,
     os::{self, News, Order, Sink, Size, Source, Stdio, Window},
     report::{self, Report},
-    rollout, transcript,
+    rollout,
+    session_record::{SessionRecord, State},
+    transcript,
 };
 
 /// The agent there is, and its terminal.
@@ -41,6 +43,8 @@ pub(super) struct Child {
     pub(super) tail: Vec<u8>,
     /// The exit was seen: what it wrote is read however slow the person's terminal is.
     pub(super) is_ending: bool,
+    /// Its hooks work: what they say is not looked up in its files.
+    pub(super) has_reported: bool,
 }
 
 impl Terminal {
@@ -55,12 +59,16 @@ impl Terminal {
         self.generation += 1;
         let key = self.generation;
         if mode == Mode::Continue
-            && let (Some(id), Some(home)) = (self.agent.kept_as(), self.agents_home("CLAUDE_CONFIG_DIR", ".claude"))
+            && let (Some(id), Some(home)) = (self.agent.kept_as(), self.agents_home())
         {
-            let kept = transcript::look(&home, id);
+            let kept = match self.agent.kind() {
+                Kind::Codex => rollout::look(&home, id),
+                _ => transcript::look(&home, id),
+            };
             self.agent.has_kept(kept);
         }
-        let start = self.agent.start(mode, &home::new_uuid());
+        let settings = self.hook_settings(key);
+        let start = self.agent.start(mode, &home::new_uuid(), settings.as_deref());
         self.journal.event(
             "cwd_resolved",
             &[("source", &self.place.cwd.source.tag()), ("path", &self.place.cwd.path.display())],
@@ -91,9 +99,14 @@ impl Terminal {
                     prompt: Some(self.agent.prompt()),
                     tail: Vec::new(),
                     is_ending: false,
+                    has_reported: false,
                 });
+                self.keep_record(State::Running);
             }
-            Err(error) => self.start_failed(&report::cannot_start(&self.plan.program, &error)),
+            Err(error) => {
+                self.agent.never_ran();
+                self.start_failed(&report::cannot_start(&self.plan.program, &error));
+            }
         }
     }
 
@@ -125,6 +138,7 @@ impl Terminal {
             News::StartFailed { key, error } => {
                 self.lives.remove(&key);
                 self.child = None;
+                self.agent.never_ran();
                 self.start_failed(&report::cannot_start(&self.plan.program, &error));
             }
             News::Exited { key, exit } => {
@@ -201,12 +215,20 @@ impl Terminal {
         self.learns_at = None;
         self.end_sends(false);
         self.agent.said_last(&child.tail);
-        if self.agent.is_without_conversation()
-            && let Some(home) = self.agents_home("CODEX_HOME", ".codex")
-            && let Some(id) = rollout::find(&home, &self.place.cwd.path, child.since)
-        {
-            self.agent.learned(id);
+        if let Some(home) = self.agents_home() {
+            let found = match self.agent.kind() {
+                Kind::Codex if self.agent.is_without_conversation() => {
+                    rollout::find(&home, &self.place.cwd.path, child.since)
+                }
+                // A claude that was killed leaves its file behind.
+                Kind::Claude if !child.has_reported => transcript::session_of(&home, &[child.pid]),
+                _ => None,
+            };
+            if let Some(id) = found {
+                self.is_in(id);
+            }
         }
+        self.keep_record(State::Running);
         let last_input = self.typing.last(self.now);
         self.calm();
         self.watch(waiting::Event::AgentEnded);
@@ -224,20 +246,58 @@ impl Terminal {
     /// Looks which conversation the agent has open. What it is at counts, not what it was started with.
     pub(super) fn learn(&mut self) {
         self.learns_at = None;
-        let pid = self.child.as_ref().filter(|child| !child.is_ending).map_or(0, |child| child.pid);
-        if pid > 0
-            && let Some(id) = rollout::among(&os::open_files(pid))
-            && self.agent.conversation() != Some(id.as_str())
-        {
+        let child = self.child.as_ref().filter(|child| !child.is_ending && !child.has_reported && child.pid > 0);
+        let Some(pid) = child.map(|child| child.pid) else { return };
+        let found = match self.agent.kind() {
+            Kind::Codex => rollout::current(&os::open_files(pid)),
+            Kind::Claude => self.agents_home().and_then(|home| transcript::session_of(&home, &os::family(pid))),
+            _ => None,
+        };
+        if let Some(id) = found {
+            self.is_in(id);
+        }
+    }
+
+    /// The agent is in this conversation.
+    pub(super) fn is_in(&mut self, id: String) {
+        if self.agent.conversation() != Some(id.as_str()) {
             self.journal.event("conversation", &[("id", &id)]);
             self.agent.learned(id);
+            self.keep_record(State::Running);
+        }
+    }
+
+    /// Writes down what a later outlast needs to go on.
+    pub(super) fn keep_record(&mut self, state: State) {
+        let Some(records) = &self.records else { return };
+        let command = [&self.plan.program].into_iter().chain(&self.plan.args).cloned().collect();
+        let record = SessionRecord {
+            id: self.plan.id.clone(),
+            agent: self.agent.kind().word().to_owned(),
+            command,
+            cwd: self.place.cwd.path.clone(),
+            document: self.plan.document.clone(),
+            conversation: self.agent.conversation().map(str::to_owned),
+            state,
+            updated: home::epoch(),
+        };
+        if let Err(error) = records.write(&record) {
+            self.journal.note(&format!("the record of this session cannot be written ({error})"));
+            self.records = None;
         }
     }
 
     /// Where the agent keeps its conversations, as it sees it itself.
-    fn agents_home(&self, variable: &str, by_default: &str) -> Option<PathBuf> {
-        let value =
-            |name: &str| self.place.env.iter().find(|(known, _)| known == name).map(|(_, value)| PathBuf::from(value));
+    fn agents_home(&self) -> Option<PathBuf> {
+        let (variable, by_default) = match self.agent.kind() {
+            Kind::Claude => ("CLAUDE_CONFIG_DIR", ".claude"),
+            Kind::Codex => ("CODEX_HOME", ".codex"),
+            _ => return None,
+        };
+        let value = |name: &str| {
+            let set = self.place.env.iter().find(|(known, _)| known == name).map(|(_, value)| PathBuf::from(value));
+            self.agent.assigned(name).map(PathBuf::from).or(set)
+        };
         value(variable).or_else(|| value(os::HOME).map(|home| home.join(by_default)))
     }
 

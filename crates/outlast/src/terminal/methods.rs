@@ -63,6 +63,7 @@ impl Terminal {
                 self.tell(Event::StopAsked { force: !graceful });
                 Ok(json!({"stopping": true}))
             }
+            "agent_event" => self.agent_event(&params),
             "subscribe" => {
                 self.control.subscribe(ticket);
                 return true;

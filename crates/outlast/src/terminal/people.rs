@@ -58,6 +58,7 @@ impl Terminal {
     }
 
     fn stop_heard(&mut self, was_passed: bool) {
+        self.is_interrupted = true;
         if self.stops_heard.counts(was_passed) {
             self.tell(Event::StopAsked { force: self.stops_heard.is_repeated() });
         }
@@ -157,6 +158,7 @@ impl Terminal {
             return self.lose_owner();
         }
         self.viewers.remove(OWNER);
+        self.is_interrupted = true;
         self.see(terminal::Event::Left { key: OWNER });
         self.tell(Event::StopAsked { force: false });
     }

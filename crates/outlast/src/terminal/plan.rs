@@ -2,7 +2,7 @@
 
 use std::{env, ffi::OsString, path::PathBuf, time::Duration};
 
-use outlast_core::{keys::DetachKey, life::Grace};
+use outlast_core::{agent::Profile, keys::DetachKey, life::Grace};
 
 use crate::{
     cwd::{self, Cwd},
@@ -16,6 +16,7 @@ pub struct Plan {
     pub id: String,
     pub program: String,
     pub args: Vec<String>,
+    pub profile: Profile,
     pub document: Option<PathBuf>,
     pub cwd: Option<PathBuf>,
     pub env_pass: Vec<String>,

@@ -26,7 +26,7 @@ pub use detach::{Announce, Claim, claim_name, detach};
 pub use household::{Household, Keeper};
 pub use memory::give_back_code;
 #[cfg(target_os = "linux")]
-pub use open_files::open_files;
+pub use open_files::{family, open_files};
 pub use outer::{Outer, outer_size, write_stdout};
 pub use process::{born, is_exiting};
 pub use pty::Window;

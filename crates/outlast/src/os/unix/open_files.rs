@@ -9,14 +9,7 @@ const FILES_MAX: usize = 4096;
 
 /// Whatever is no file, such as a pipe, is named in a way that no path is. A process that is gone has none.
 pub fn open_files(leader: u32) -> Vec<PathBuf> {
-    let mut family = vec![leader];
-    let mut at = 0;
-    while let Some(&pid) = family.get(at) {
-        let below = children(pid);
-        let room = PROCESSES_MAX - family.len();
-        family.extend(below.into_iter().take(room));
-        at += 1;
-    }
+    let family = family(leader);
     let files = |pid: &u32| {
         let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
         open.take(FILES_MAX).filter_map(|link| fs::read_link(link.path()).ok()).collect::<Vec<_>>()
@@ -25,6 +18,19 @@ pub fn open_files(leader: u32) -> Vec<PathBuf> {
     all.sort_unstable();
     all.dedup();
     all
+}
+
+/// A process and those below it, parents first. Where the system does not tell, only the process itself.
+pub fn family(leader: u32) -> Vec<u32> {
+    let mut family = vec![leader];
+    let mut at = 0;
+    while let Some(&pid) = family.get(at) {
+        let below = children(pid);
+        let room = PROCESSES_MAX - family.len();
+        family.extend(below.into_iter().take(room));
+        at += 1;
+    }
+    family
 }
 
 /// Each thread of a process has the children that it started.
