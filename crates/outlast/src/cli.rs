@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use outlast_core::keys::DetachKey;
 
-use crate::{config, history::Since, wrap::clients::Client};
+use crate::{config, duration, help, history::Since, wrap::clients::Client};
 
 /// The connection outlasts the process.
 ///
@@ -20,9 +20,7 @@ use crate::{config, history::Since, wrap::clients::Client};
     arg_required_else_help = true,
     disable_help_subcommand = true
 )]
-#[command(
-    after_help = "`outlast help TOPIC` explains concepts, crash, policies, watch, control, files, eras, clients and exit-codes."
-)]
+#[command(help_template = help::TEMPLATE, after_help = help::groups())]
 pub struct Cli {
     #[command(subcommand)]
     pub command: Command,
@@ -99,7 +97,7 @@ pub struct Mcp {
     pub reload: Reload,
 
     /// How long a replaced server may finish its calls.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "60", help_heading = "Reloading")]
+    #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "60s", help_heading = "Reloading")]
     pub drain: Duration,
 
     /// Whether a tool call that was running at a crash is asked again: only if the tool is annotated as read-only or
@@ -123,20 +121,20 @@ pub struct Mcp {
     #[arg(long, value_enum, default_value_t = OnCleanExit::End, help_heading = "Crashes")]
     pub on_clean_exit: OnCleanExit,
 
-    /// How long a server may take for its handshake [default: 120 for the first, 30 after]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Crashes")]
+    /// How long a server may take for its handshake [default: 120s for the first, 30s after]
+    #[arg(long, value_name = "DURATION", value_parser = duration::argument, help_heading = "Crashes")]
     pub start_timeout: Option<Duration>,
 
     /// How long a request waits for a server that is down before it is answered with an error.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "30", help_heading = "Crashes")]
+    #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "30s", help_heading = "Crashes")]
     pub hold: Duration,
 
     /// How long a server may take to end after its stdin is closed; then it gets SIGTERM.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1", help_heading = "Stopping")]
+    #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "1s", help_heading = "Stopping")]
     pub stdin_grace: Duration,
 
     /// How long it may take after SIGTERM; then it gets SIGKILL.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "2", help_heading = "Stopping")]
+    #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "2s", help_heading = "Stopping")]
     pub term_grace: Duration,
 
     /// Do not add `restart_server`, `verify_server_restarted` and `server_status` to the server's tools.
@@ -194,11 +192,11 @@ pub struct Gateway {
     pub no_watch: bool,
 
     /// How long a backend may take to end after its stdin is closed; then it gets SIGTERM.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "1", help_heading = "Stopping")]
+    #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "1s", help_heading = "Stopping")]
     pub stdin_grace: Duration,
 
     /// How long it may take after SIGTERM; then it gets SIGKILL.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "2", help_heading = "Stopping")]
+    #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "2s", help_heading = "Stopping")]
     pub term_grace: Duration,
 }
 
@@ -276,7 +274,7 @@ pub struct Run {
     pub notify: Option<String>,
 
     /// Restart an agent that is busy by its own account and has shown nothing for so long [default: never]
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, help_heading = "Attention")]
+    #[arg(long, value_name = "DURATION", value_parser = duration::argument, help_heading = "Attention")]
     pub hang_timeout: Option<Duration>,
 }
 
@@ -403,7 +401,7 @@ pub struct Send {
     pub submit: bool,
 
     /// How long to wait for a place to type.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "30")]
+    #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "30s")]
     pub timeout: Duration,
 
     /// What was sent under this key is not sent again; then the first answer is given once more.
@@ -439,8 +437,8 @@ pub struct WaitFor {
     #[arg(long, value_name = "TEXT", group = "what")]
     pub text: Option<String>,
 
-    /// Until nothing was written or typed for so long: 2, 0.5s, 1m.
-    #[arg(long, value_name = "TIME", value_parser = time, group = "what")]
+    /// Until nothing was written or typed for so long.
+    #[arg(long, value_name = "DURATION", value_parser = duration::argument, group = "what")]
     pub quiet: Option<Duration>,
 
     /// Until it waits for input.
@@ -448,7 +446,7 @@ pub struct WaitFor {
     pub prompt: bool,
 
     /// No longer than this [default: as long as it takes]
-    #[arg(long, value_name = "TIME", value_parser = time)]
+    #[arg(long, value_name = "DURATION", value_parser = duration::argument)]
     pub timeout: Option<Duration>,
 }
 
@@ -587,7 +585,7 @@ pub struct Doctor {
     pub no_start: bool,
 
     /// How long each server may take to answer.
-    #[arg(long, value_name = "SECONDS", value_parser = seconds, default_value = "20", conflicts_with = "no_start")]
+    #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "20s", conflicts_with = "no_start")]
     pub timeout: Duration,
 
     /// JSON, for programs.
@@ -701,26 +699,6 @@ pub enum OnCleanExit {
     Restart,
 }
 
-/// Seconds, or with a unit: 500ms, 2s, 1.5m, 1h.
-fn time(text: &str) -> Result<Duration, String> {
-    let split = text.find(|letter: char| letter.is_ascii_alphabetic()).unwrap_or(text.len());
-    let (number, unit) = text.split_at(split);
-    let factor = match unit {
-        "ms" => 0.001,
-        "" | "s" => 1.0,
-        "m" => 60.0,
-        "h" => 3600.0,
-        _ => return Err("a time is wanted, such as 2, 500ms, 2s or 1m".to_owned()),
-    };
-    let number: f64 = number.parse().map_err(|_| "a time is wanted, such as 2, 500ms, 2s or 1m".to_owned())?;
-    Duration::try_from_secs_f64(number * factor).map_err(|_| "a time cannot be negative".to_owned())
-}
-
 fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| "a whole number is wanted, and not too large a one".to_owned())
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "a number of seconds is wanted, such as 2 or 0.5".to_owned())?;
-    Duration::try_from_secs_f64(seconds).map_err(|_| "a number of seconds cannot be negative".to_owned())
 }

@@ -3,12 +3,12 @@
 use std::{
     collections::BTreeMap,
     env, fs,
-    io::Read,
+    io::{self, IsTerminal, Read, Write},
     path::{Path, PathBuf},
     process::{Command, ExitCode, Stdio},
     sync::mpsc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 mod attempt;
@@ -17,7 +17,7 @@ mod variables;
 mod words;
 
 use self::{
-    trials::{Outcome, Stage, Trial},
+    trials::{Outcome, Progress, Stage, Trial},
     variables::Variables,
     words::{Area, Finding, Level},
 };
@@ -30,6 +30,7 @@ use crate::{
     os,
     paint::Paint,
     report::{self, Report, shell_quote},
+    table,
     wrap::{
         self, Config,
         backup::Backups,
@@ -44,6 +45,8 @@ const SURVEY_MAX: Duration = Duration::from_secs(1);
 /// How long another outlast may take to say its version, and how much it may say.
 const VERSION_MAX: Duration = Duration::from_secs(2);
 const VERSION_BYTES_MAX: u64 = 4096;
+/// How many lines of a broken server's stderr are quoted below the one that says what is wrong.
+const DETAILS_MAX: usize = 8;
 
 pub fn doctor(arguments: &cli::Doctor) -> Result<ExitCode, Report> {
     let home = env::home_dir().filter(|home| home.is_absolute()).ok_or_else(|| {
@@ -52,6 +55,7 @@ pub fn doctor(arguments: &cli::Doctor) -> Result<ExitCode, Report> {
     let cwd = env::current_dir()
         .map_err(|error| Report::new(report::FAILURE, "the working directory is gone").because(error))?;
     let visit = Visit { home, cwd };
+    let mut line = ProgressLine::begin(arguments.json);
     // First of all, as a fork comes before any thread.
     let hands = (!arguments.no_start).then(settle_in).transpose()?;
 
@@ -63,7 +67,8 @@ pub fn doctor(arguments: &cli::Doctor) -> Result<ExitCode, Report> {
         let outcomes = runtime
             .block_on(async {
                 let mut household = keeper.attach()?;
-                let outcomes = trials::run(&mut household, &trials.all, arguments.timeout).await;
+                let mut tell = |progress: &Progress| line.tell(&trials, progress);
+                let outcomes = trials::run(&mut household, &trials.all, arguments.timeout, &mut tell).await;
                 household.close().await;
                 Ok::<_, std::io::Error>(outcomes)
             })
@@ -74,17 +79,22 @@ pub fn doctor(arguments: &cli::Doctor) -> Result<ExitCode, Report> {
             }
         }
         runtime.shutdown_timeout(Duration::from_millis(100));
+    } else {
+        for at in trials.of.keys() {
+            not_tested(&mut servers[*at], "");
+        }
     }
     findings.extend(servers);
     findings.extend(visit.instances());
     findings.extend(visit.state());
     findings.extend(visit.orphans());
 
+    line.erase();
     if arguments.json {
         let told = serde_json::to_string_pretty(&words::in_json(&findings)).expect("a value is always JSON");
         print(&format!("{told}\n"))?;
     } else {
-        print(&words::in_words(&findings, Paint::stdout()))?;
+        print(&words::in_words(&findings, Paint::stdout(), table::room()))?;
     }
     let is_well = words::count(&findings, Level::Problem) == 0;
     Ok(if is_well { ExitCode::SUCCESS } else { ExitCode::from(report::FAILURE) })
@@ -99,6 +109,8 @@ struct Visit {
 #[derive(Default)]
 struct Trials {
     all: Vec<Trial>,
+    /// What each is called in the first file that names it.
+    names: Vec<String>,
     of: BTreeMap<usize, usize>,
 }
 
@@ -211,11 +223,12 @@ impl Visit {
                         Ok(trial) => {
                             let at = trials.all.iter().position(|known| *known == trial).unwrap_or_else(|| {
                                 trials.all.push(trial);
+                                trials.names.push(server.name.clone());
                                 trials.all.len() - 1
                             });
                             trials.of.insert(findings.len(), at);
                         }
-                        Err(why) => finding.says.push_str(&format!("; not tried: {why}")),
+                        Err(why) => not_tested(&mut finding, &why),
                     }
                 }
                 findings.push(Finding { place: place.clone(), ..finding });
@@ -233,7 +246,11 @@ impl Visit {
         };
         let program = match &server.how {
             How::Starts(program) => program,
-            How::Calls => return finding(Level::Fine, "reached over the network"),
+            How::Calls => {
+                let mut finding = finding(Level::Fine, "reached over the network");
+                not_tested(&mut finding, "");
+                return finding;
+            }
             How::Unclear(why) => return finding(Level::Problem, why).mend("mend its entry, or remove it"),
         };
         if !edit::is_wrapped(server) {
@@ -398,6 +415,87 @@ impl Visit {
     }
 }
 
+/// A server that was not started is not called fine.
+fn not_tested(finding: &mut Finding, why: &str) {
+    finding.says.push_str("; not tested");
+    if !why.is_empty() {
+        finding.says.push_str(&format!(": {why}"));
+    }
+    if finding.level == Level::Fine {
+        finding.level = Level::Untested;
+    }
+}
+
+/// One line on stderr that says what is waited for: rewritten in place on a terminal, written once elsewhere.
+struct ProgressLine {
+    is_terminal: bool,
+    is_quiet: bool,
+    began: Instant,
+}
+
+impl ProgressLine {
+    fn begin(is_quiet: bool) -> ProgressLine {
+        let line = ProgressLine { is_terminal: io::stderr().is_terminal(), is_quiet, began: Instant::now() };
+        line.write("Looking at outlast, your clients and their servers…");
+        line
+    }
+
+    fn tell(&mut self, trials: &Trials, progress: &Progress) {
+        if !self.is_terminal {
+            return;
+        }
+        let waiting = progress.waiting.iter().take(3).map(|at| trials.names[*at].as_str());
+        let waiting = waiting.collect::<Vec<_>>().join(", ");
+        let more = if progress.waiting.len() > 3 { ", …" } else { "" };
+        let seconds = self.began.elapsed().as_secs();
+        self.write(&format!(
+            "Testing servers: {} of {} done, waiting for {waiting}{more} ({seconds} s)",
+            progress.done,
+            trials.all.len()
+        ));
+    }
+
+    fn write(&self, text: &str) {
+        let (text, end) = match (self.is_quiet, self.is_terminal) {
+            (true, _) => return,
+            (false, true) => (text.chars().take(table::room().unwrap_or(80).saturating_sub(1)).collect(), ""),
+            (false, false) => (text.to_owned(), "\n"),
+        };
+        let begin = if self.is_terminal { "\r\x1b[2K" } else { "" };
+        // Progress that cannot be shown is not needed.
+        let _ = write!(io::stderr().lock(), "{begin}{text}{end}");
+    }
+
+    fn erase(&self) {
+        if self.is_terminal {
+            self.write("");
+        }
+    }
+}
+
+/// The line of a server's stderr that says what went wrong: the last that names an error, as a traceback ends with it and
+/// Node.js writes a stack and its version after it; or else the last line.
+fn telling_line(stderr: &[String]) -> Option<&String> {
+    let lines = || stderr.iter().rev().filter(|line| !line.trim().is_empty());
+    let is_frame = |line: &str| line.trim_start().starts_with("at ") || line.trim_start().starts_with("File \"");
+    let names_error = |line: &&String| {
+        let (name, _) = line.trim_start().split_once(':').unwrap_or(("", ""));
+        let name = name.rsplit('.').next().unwrap_or_default();
+        (name.ends_with("Error") || name.ends_with("Exception")) && name.chars().all(char::is_alphanumeric)
+    };
+    let speaks_of_one = |line: &&String| {
+        let small = line.to_lowercase();
+        !is_frame(line)
+            && ["error", "panicked", "fatal", "not found", "cannot", "denied"].iter().any(|word| small.contains(word))
+    };
+    let is_noise = |line: &&String| line.starts_with("Node.js v") || line.trim().len() < 3;
+    lines()
+        .find(names_error)
+        .or_else(|| lines().find(speaks_of_one))
+        .or_else(|| lines().find(|line| !is_noise(line)))
+        .or_else(|| lines().next())
+}
+
 /// What a try says of a server, beside how it stands in its file.
 fn judge(finding: &mut Finding, trial: &Trial, outcome: &Outcome) {
     match outcome {
@@ -421,7 +519,12 @@ fn judge(finding: &mut Finding, trial: &Trial, outcome: &Outcome) {
         Outcome::Broken { stage, why, stderr } => {
             finding.level = Level::Problem;
             finding.says.push_str(&format!("; {why}"));
-            finding.details.extend(stderr.iter().cloned());
+            let telling = telling_line(stderr);
+            if let Some(line) = telling {
+                finding.says.push_str(&format!(": {}", line.trim()));
+            }
+            let last = &stderr[stderr.len().saturating_sub(DETAILS_MAX)..];
+            finding.details.extend(last.iter().filter(|line| Some(*line) != telling).cloned());
             let words = without_secrets(&trial.command);
             let command = shell_quote(words.iter().map(String::as_str));
             finding.mend = Some(match stage {
@@ -476,4 +579,34 @@ fn dir_of(path: &Path) -> String {
 
 fn quoted(path: &Path) -> String {
     shell_quote([path.to_string_lossy().as_ref()])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_line_that_says_what_is_wrong_is_found() {
+        let node = "node:internal/modules/cjs/loader:1228\n  throw err;\n  ^\n\nError: Cannot find module '/srv/x.js'\n    at \
+            Module._resolveFilename (node:internal/loader:1225:15)\n    at error (a.js:1:1) {\n  code: 'MODULE_NOT_FOUND',\n}\n\nNode.js v22.1.0";
+        let table = [
+            (node, "Error: Cannot find module '/srv/x.js'"),
+            (
+                "Traceback (most recent call last):\n  File \"a.py\", line 1\nModuleNotFoundError: No module named 'mcp'",
+                "ModuleNotFoundError: No module named 'mcp'",
+            ),
+            (
+                "mcp.shared.exceptions.McpError: Connection closed\nbye",
+                "mcp.shared.exceptions.McpError: Connection closed",
+            ),
+            ("sh: 1: npx: not found", "sh: 1: npx: not found"),
+            ("starting\nready", "ready"),
+            ("hello\nNode.js v22.1.0\n}", "hello"),
+        ];
+        for (stderr, wanted) in table {
+            let lines: Vec<String> = stderr.lines().map(str::to_owned).collect();
+            assert_eq!(telling_line(&lines).unwrap(), wanted);
+        }
+        assert_eq!(telling_line(&[]), None);
+    }
 }

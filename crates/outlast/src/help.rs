@@ -24,6 +24,75 @@ pub const TOPICS: [Topic; 9] = [
     topic("exit-codes", "what a number means", include_str!("help/exit-codes.md")),
 ];
 
+/// Commands by what they are for: a title, and each command with a few words. A test holds that none is missing.
+const GROUPS: [(&str, &[(&str, &str)]); 5] = [
+    (
+        "Keep a process alive",
+        &[
+            ("mcp", "one MCP stdio server, for one client"),
+            ("gateway", "many MCP servers behind one endpoint, on stdio or HTTP"),
+            ("run", "an interactive agent (claude, codex, …) behind its own terminal"),
+        ],
+    ),
+    (
+        "Adopt it",
+        &[
+            ("demo", "watch a connection outlast its server, in ten seconds"),
+            ("wrap", "put outlast in front of the servers your clients have"),
+            ("unwrap", "take it out again, byte for byte"),
+            ("doctor", "find what is wrong, and how to mend it"),
+            ("config", "show or check what `outlast.toml` sets"),
+        ],
+    ),
+    (
+        "See and steer what runs",
+        &[
+            ("ps", "list everything that runs under outlast, in every project"),
+            ("top", "the same, live"),
+            ("state", "one instance: its server, its restarts, its stderr"),
+            ("pid", "the process id of its server"),
+            ("restart", "reload a server, or restart an agent"),
+            ("stop", "end an instance"),
+            ("resume", "start what was given up on"),
+            ("switch", "turn a tool or a backend of a gateway off or on"),
+            ("reload", "have a gateway read its configuration again"),
+            ("logs", "what an instance and its server wrote"),
+            ("audit", "what happened: starts, crashes, restarts and why"),
+        ],
+    ),
+    (
+        "Work with an agent from outside",
+        &[
+            ("attach", "show its terminal here"),
+            ("screen", "print what its terminal shows"),
+            ("send", "send it a text, and prove that it arrived"),
+            ("inject", "type into its terminal"),
+            ("wait-for", "wait for a text, for quiet or for its prompt"),
+        ],
+    ),
+    (
+        "Learn more",
+        &[
+            ("help", "explain a command or a topic; `outlast help topics` lists them"),
+            ("completions", "a script for your shell"),
+            ("man", "man pages"),
+        ],
+    ),
+];
+
+/// Of the whole program: its commands stand in groups instead of one list.
+pub const TEMPLATE: &str = "{about-with-newline}\n{usage-heading} {usage}{after-help}\n\nOptions:\n{options}\n";
+
+/// The commands in their groups.
+pub fn groups() -> String {
+    let group = |(title, commands): &(&str, &[(&str, &str)])| {
+        let lines = commands.iter().map(|(name, about)| format!("  {name:11}  {about}"));
+        format!("{title}:\n{}", lines.collect::<Vec<_>>().join("\n"))
+    };
+    let groups: Vec<String> = GROUPS.iter().map(group).collect();
+    format!("{}\n\n`outlast COMMAND --help` lists the options of a command.", groups.join("\n\n"))
+}
+
 /// Longer lines are hard to read, however wide the terminal.
 const WIDTH_MAX: usize = 100;
 
@@ -200,6 +269,19 @@ fn painted(text: &str, paint: Paint) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn every_command_is_in_one_group() {
+        let command = cli::Cli::command();
+        let visible = command.get_subcommands().filter(|command| !command.is_hide_set());
+        let mut commands: Vec<&str> = visible.map(clap::Command::get_name).collect();
+        let mut grouped: Vec<&str> =
+            GROUPS.iter().flat_map(|(_, commands)| commands.iter().map(|(name, _)| *name)).collect();
+        commands.sort_unstable();
+        grouped.sort_unstable();
+        assert_eq!(grouped, commands);
+        insta::assert_snapshot!(cli::Cli::command().term_width(80).render_help());
+    }
 
     #[test]
     fn every_topic_reads_well_in_a_terminal() {

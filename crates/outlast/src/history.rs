@@ -22,7 +22,7 @@ use crate::{
         client::{AskError, Client},
         registry::Entry,
     },
-    home,
+    duration, home,
     instances::{Target, choose, print, registry},
     report::{self, Report, one_of, slips},
     table::{self, Column, Yield},
@@ -431,14 +431,11 @@ impl Since {
         record::iso(millis)
     }
 
-    /// `90s`, `10m`, `2h`, `7d`; or `2026-01-13`, `2026-01-13T14:32`, `2026-01-13T14:32:45.123Z`, in UTC.
+    /// A duration, such as `90s`, `10m` or `7d`; or `2026-01-13`, `2026-01-13T14:32`, `2026-01-13T14:32:45.123Z`, in UTC.
     pub fn parse(text: &str) -> Result<Since, String> {
-        if let Some(unit) = [("s", 1.0), ("m", 60.0), ("h", 3600.0), ("d", 86_400.0)]
-            .iter()
-            .find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?.parse::<f64>().ok()?, seconds)))
-        {
-            let ago = Duration::try_from_secs_f64(unit.0 * unit.1);
-            return ago.map(Since::Ago).map_err(|_| "a time ago cannot be negative".to_owned());
+        // A bare number could be a year, so here a duration needs its unit.
+        if let Some(ago) = duration::parse(text).filter(|_| text.ends_with(|last: char| last.is_ascii_alphabetic())) {
+            return Ok(Since::Ago(ago));
         }
         moment(text).map(Since::At).ok_or_else(|| {
             "a time ago is wanted, such as 10m, 2h or 7d, or a moment, such as 2026-01-13T14:32:45Z".to_owned()
@@ -517,7 +514,9 @@ mod tests {
         for (text, iso) in table {
             assert_eq!(at(text), iso, "{text}");
         }
-        for (text, seconds) in [("90s", 90), ("10m", 600), ("2h", 7200), ("1.5h", 5400), ("7d", 604_800)] {
+        for (text, seconds) in
+            [("90s", 90), ("10m", 600), ("2h", 7200), ("1.5h", 5400), ("7d", 604_800), ("1h30m", 5400)]
+        {
             assert_eq!(Since::parse(text), Ok(Since::Ago(Duration::from_secs(seconds))), "{text}");
         }
         for text in ["", "soon", "-1h", "2026", "2026-13-01", "2026-01-13T25:00", "10"] {
@@ -554,7 +553,8 @@ mod tests {
         ");
         insta::assert_snapshot!(in_words(&rows, Some(80)), @"
         TIME (UTC)           EVENT           DETAIL
-        2026-01-13 14:32:45  server_crashed  exit code 1, crash #2, after 61.0 s, next …
+        2026-01-13 14:32:45  server_crashed  exit code 1, crash #2, after 61.0 s, next
+                                             in 1.5 s, pid 7
         2026-01-13 14:32:46  later           a?b
         ");
     }

@@ -276,6 +276,7 @@ fn backend_in_json(gateway: &Value, backend: &Value) -> Value {
         "calls",
         "calls_per_s",
         "p50_ms",
+        "last_reload",
     ];
     for member in of_its_own {
         row[member] = backend[member].clone();
@@ -301,6 +302,7 @@ fn row_in_json(found: &Found) -> Value {
         "calls": state["calls"],
         "calls_per_s": state["calls_per_s"],
         "p50_ms": state["p50_ms"],
+        "last_reload": state["last_reload"],
     });
     for member in ["id", "kind", "name", "cwd", "socket", "started", "command", "log", "audit"] {
         row[member] = about[member].clone();
@@ -336,7 +338,7 @@ fn ps_in_words(found: &[Found], home: Option<&Path>, width: Option<usize>, paint
             vec![
                 text("id"),
                 text("kind"),
-                text("state"),
+                text("state") + failed_reload(&row).map_or("", |_| RELOAD_FAILED),
                 number("pid"),
                 number("child_pid"),
                 time("uptime_s"),
@@ -349,6 +351,7 @@ fn ps_in_words(found: &[Found], home: Option<&Path>, width: Option<usize>, paint
         .collect();
     let dress = |title: &str, cell: &str| match (title, cell) {
         ("STATE", "given_up" | "halted") => paint.red(cell),
+        ("STATE", cell) if cell.ends_with(RELOAD_FAILED) => paint.yellow(cell),
         ("STATE", "backoff" | "unresponsive") | ("NEXT", _) if cell != table::NOTHING => paint.yellow(cell),
         ("STATE", "starting" | "started" | "reloading" | "stopping") => paint.cyan(cell),
         ("STATE", "stopped") | (_, table::NOTHING) => paint.dim(cell),
@@ -373,6 +376,11 @@ fn state_in_words(state: &Value, width: Option<usize>) -> String {
     say("state", format!("{}{since}{pid}{health}", text("state")));
     if let Some(seconds) = state["next_try_s"].as_f64() {
         say("next try", format!("in {}", in_short(seconds)));
+    }
+    if let Some(failure) = failed_reload(state) {
+        let ago = failure["seconds_ago"].as_f64().map(in_short).unwrap_or_default();
+        let why = failure["error"].as_str().unwrap_or_default();
+        say("reload", format!("failed {ago} ago, the old server keeps serving: {why}"));
     }
     if let Some(step) = state["restart"]["step"].as_str() {
         say("restart", format!("{step} ({})", state["restart"]["reason"].as_str().unwrap_or_default()));
@@ -411,7 +419,7 @@ fn state_in_words(state: &Value, width: Option<usize>) -> String {
     say("socket", text("socket"));
     let mut words = format!("{} ({})\n", text("id"), text("kind"));
     for (title, line) in lines {
-        words.push_str(&format!("  {title:9}  {line}\n"));
+        words.push_str(&format!("  {title:9}  {}\n", table::hanging(&line, 13, width)));
     }
     if let Some(backends) = state["backends"].as_array() {
         words.push_str(&backends_in_words(backends, width));
@@ -446,6 +454,19 @@ pub fn collisions_in_words(collisions: &Value) -> Vec<String> {
     collisions.as_array().into_iter().flatten().map(words).collect()
 }
 
+/// What `ps` and `top` add to the state of a server whose last reload failed.
+pub const RELOAD_FAILED: &str = ", reload failed";
+
+/// The last reload, if it failed and its server still runs the old code: one that was started since has tried the new.
+pub fn failed_reload(state: &Value) -> Option<&Value> {
+    let last = &state["last_reload"];
+    let is_newer = match (state["uptime_s"].as_f64(), last["seconds_ago"].as_f64()) {
+        (Some(uptime), Some(ago)) => uptime < ago,
+        _ => false,
+    };
+    (last["ok"] == false && !is_newer).then_some(last)
+}
+
 /// The backends of a gateway, one a line.
 fn backends_in_words(backends: &[Value], width: Option<usize>) -> String {
     if backends.is_empty() {
@@ -473,7 +494,7 @@ fn backends_in_words(backends: &[Value], width: Option<usize>) -> String {
             let stale = if backend["stale"] == true { " (stale)" } else { "" };
             vec![
                 text("name"),
-                text("state"),
+                text("state") + failed_reload(backend).map_or("", |_| RELOAD_FAILED),
                 number("pid"),
                 time("uptime_s"),
                 number("tools") + stale,
@@ -581,9 +602,11 @@ mod tests {
         insta::assert_snapshot!(ps_in_words(&all, home, Some(80), Paint::plain()), @"
         ID                      STATE        CHILD UPTIME RESTARTS LAST-EXIT  CWD
         weather-1abcd           ready         4242  2h03m        0 -          …s/weather
-        github-mcp-7k2mq        backoff          -      -       12 signal 9 … …rs/github
+        github-mcp-7k2mq        backoff          -      -       12 signal 9   …rs/github
+                                                                   (SIGKILL)
         py-zz9yx                unresponsive     -      -        - -          /srv/data
-        server-everything-0qwer given_up         -      -        5 exit code… ~
+        server-everything-0qwer given_up         -      -        5 exit code  ~
+                                                                   1
         ");
         insta::assert_snapshot!(ps_in_words(&[], home, Some(80), Paint::plain()), @"Nothing runs under outlast.");
         for width in [80, 100, 140] {

@@ -16,6 +16,7 @@ pub mod control;
 pub mod cwd;
 pub mod demo;
 pub mod doctor;
+pub mod duration;
 pub mod environment;
 pub mod frontmatter;
 pub mod gateway;

@@ -16,6 +16,8 @@ use std::{
 pub const FAILURE: u8 = 1;
 /// What was asked for makes no sense.
 pub const USAGE: u8 = 2;
+/// A wait that took too long, as `timeout` says it.
+pub const TIMED_OUT: u8 = 124;
 /// The program is there and cannot be run, as a shell says it.
 pub const NOT_EXECUTABLE: u8 = 126;
 /// There is no such program, as a shell says it.

@@ -20,9 +20,6 @@ use crate::{
 /// Once there is a place to type, the session needs no longer than this to know what came of it.
 const ARRIVAL_MAX: Duration = Duration::from_secs(60);
 
-/// The exit code of who waited in vain, as that of timeout(1).
-const TIMED_OUT: u8 = 124;
-
 pub fn screen(arguments: &cli::Screen) -> Result<ExitCode, Report> {
     let entry = find_session(arguments.which.id.as_deref())?;
     let answer = ask(&entry, "screen", json!({"history": arguments.history}), Some(ANSWER_MAX))?;
@@ -122,7 +119,7 @@ pub fn wait_for(arguments: &cli::WaitFor) -> Result<ExitCode, Report> {
         Err(AskError::Refused(refusal)) if refusal.code == "timed_out" => {
             if arguments.which.json {
                 print(&format!("{}\n", json!({"met": false, "timed_out": true})))?;
-                return Ok(ExitCode::from(TIMED_OUT));
+                return Ok(ExitCode::from(report::TIMED_OUT));
             }
             let wish = match (&arguments.text, arguments.quiet) {
                 (Some(text), _) => format!("`{}` did not show `{text}`", entry.id),
@@ -130,7 +127,7 @@ pub fn wait_for(arguments: &cli::WaitFor) -> Result<ExitCode, Report> {
                 (None, None) => format!("`{}` did not wait for input", entry.id),
             };
             let time = arguments.timeout.unwrap_or_default().as_secs_f64();
-            Err(Report::new(TIMED_OUT, format!("{wish} within {time} s"))
+            Err(Report::new(report::TIMED_OUT, format!("{wish} within {time} s"))
                 .hint(format!("`outlast screen {}` prints what it shows", entry.id)))
         }
         Err(error) => Err(failed(&entry, "wait", &error)),

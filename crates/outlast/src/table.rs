@@ -7,8 +7,11 @@ pub const NOTHING: &str = "-";
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Yield {
     Never,
-    /// It loses its end: down to the first width as soon as room is short, to the second when it is very short.
+    /// It goes on in further lines, between words: at the first width as soon as room is short, at the second when it is
+    /// very short.
     End(usize, usize),
+    /// It loses its end, at the same widths: of what a server wrote the beginning says most.
+    Cut(usize, usize),
     /// It loses its beginning: of a path the end says most.
     Beginning(usize, usize),
     /// It is left out as soon as room is short. The lowest number goes first.
@@ -23,6 +26,11 @@ pub struct Column {
     pub is_number: bool,
     pub yields: Yield,
 }
+
+/// How many lines a cell may take; what is beyond is cut.
+const CELL_LINES_MAX: usize = 4;
+/// With less room than this behind a margin, a text is left to the terminal to break.
+const HANGING_MIN: usize = 20;
 
 /// How a table is laid out.
 #[derive(Debug, Clone)]
@@ -68,17 +76,24 @@ pub fn dressed(
     std::iter::once(&titles)
         .chain(&rows)
         .enumerate()
-        .map(|(line, row)| {
+        .flat_map(|(line, row)| {
             let is_title = line == 0;
-            let mut line = String::new();
-            for &at in &layout.shown {
-                let cell = fit(&row[at], widths[at], columns[at].yields);
-                let blank = " ".repeat(widths[at].saturating_sub(length(&cell)));
-                let (before, after) = if columns[at].is_number { (blank.as_str(), "") } else { ("", blank.as_str()) };
-                let cell = if is_title { cell } else { dress(columns[at].title, &cell) };
-                line.push_str(&format!("{before}{cell}{after}{}", " ".repeat(layout.gap)));
-            }
-            line.trim_end().to_owned()
+            let cells: Vec<(usize, Vec<String>)> =
+                layout.shown.iter().map(|&at| (at, fit(&row[at], widths[at], columns[at].yields))).collect();
+            let height = cells.iter().map(|(_, lines)| lines.len()).max().unwrap_or(1);
+            let line = |number: usize| {
+                let mut line = String::new();
+                for (at, lines) in &cells {
+                    let cell = lines.get(number).cloned().unwrap_or_default();
+                    let blank = " ".repeat(widths[*at].saturating_sub(length(&cell)));
+                    let is_number = columns[*at].is_number;
+                    let (before, after) = if is_number { (blank.as_str(), "") } else { ("", blank.as_str()) };
+                    let cell = if is_title || cell.is_empty() { cell } else { dress(columns[*at].title, &cell) };
+                    line.push_str(&format!("{before}{cell}{after}{}", " ".repeat(layout.gap)));
+                }
+                line.trim_end().to_owned()
+            };
+            (0..height).map(line).collect::<Vec<_>>()
         })
         .collect()
 }
@@ -117,7 +132,7 @@ fn leave_out(layout: &mut Layout, columns: &[Column], order: impl Fn(Yield) -> O
 
 fn least(column: &Column, width: usize, is_tight: bool) -> usize {
     match column.yields {
-        Yield::End(soon, late) | Yield::Beginning(soon, late) => {
+        Yield::End(soon, late) | Yield::Cut(soon, late) | Yield::Beginning(soon, late) => {
             width.min(if is_tight { late } else { soon }.max(column.title.len()))
         }
         _ => width,
@@ -138,18 +153,66 @@ fn shrink(columns: &[Column], widths: &mut [usize], layout: &Layout, width: usiz
     }
 }
 
-fn fit(cell: &str, width: usize, yields: Yield) -> String {
+fn fit(cell: &str, width: usize, yields: Yield) -> Vec<String> {
     if length(cell) <= width {
-        return cell.to_owned();
+        return vec![cell.to_owned()];
     }
     let kept = width.saturating_sub(1);
     match yields {
         Yield::Beginning(..) => {
             let skipped = length(cell) - kept;
-            format!("…{}", cell.chars().skip(skipped).collect::<String>())
+            vec![format!("…{}", cell.chars().skip(skipped).collect::<String>())]
         }
-        _ => format!("{}…", cell.chars().take(kept).collect::<String>()),
+        Yield::Cut(..) => vec![format!("{}…", cell.chars().take(kept).collect::<String>())],
+        _ => {
+            let mut lines = wrapped(cell, width);
+            if lines.len() > CELL_LINES_MAX {
+                lines.truncate(CELL_LINES_MAX);
+                let last = &mut lines[CELL_LINES_MAX - 1];
+                *last = format!("{}…", last.chars().take(kept).collect::<String>());
+            }
+            lines
+        }
     }
+}
+
+/// Lines of at most `width`, broken between words. A word that is longer by itself is cut.
+pub fn wrapped(text: &str, width: usize) -> Vec<String> {
+    let mut lines = vec![String::new()];
+    for word in text.split(' ') {
+        let word = match length(word) <= width {
+            true => word.to_owned(),
+            false => format!("{}…", word.chars().take(width.saturating_sub(1)).collect::<String>()),
+        };
+        let line = lines.last_mut().expect("there is a first line");
+        if line.is_empty() {
+            *line = word;
+        } else if length(line) + 1 + length(&word) <= width {
+            line.push(' ');
+            line.push_str(&word);
+        } else {
+            lines.push(word);
+        }
+    }
+    lines
+}
+
+/// A text of several words behind a margin, of which the first line has its own already. Without a limit it is one line.
+pub fn hanging(text: &str, margin: usize, width: Option<usize>) -> String {
+    let Some(width) = width.filter(|width| *width >= margin + HANGING_MIN) else { return text.to_owned() };
+    let mut lines = Vec::new();
+    let mut line = String::new();
+    for word in text.split(' ') {
+        // A long word has a line of its own and is left whole: it may be a path that is copied.
+        if !line.is_empty() && margin + length(&line) + 1 + length(word) > width {
+            lines.push(std::mem::take(&mut line));
+        } else if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(word);
+    }
+    lines.push(line);
+    lines.join(&format!("\n{}", " ".repeat(margin)))
 }
 
 fn length(text: &str) -> usize {
@@ -192,24 +255,42 @@ mod tests {
         github-mcp-2bcde  mcp   123456  -                   /srv/a?[31mb?                 -
         Some(70)
         ID                KIND     PID  LAST-EXIT       CWD               NEXT
-        py-1abcd          mcp        7  signal 9 (SIG…  …/weather/server     -
+        py-1abcd          mcp        7  signal 9        …/weather/server     -
+                                        (SIGKILL)
         github-mcp-2bcde  mcp   123456  -               /srv/a?[31mb?        -
         Some(60)
         ID                   PID  LAST-EXIT         CWD
-        py-1abcd               7  signal 9 (SIGKI…  …/weather/server
+        py-1abcd               7  signal 9          …/weather/server
+                                  (SIGKILL)
         github-mcp-2bcde  123456  -                 /srv/a?[31mb?
         Some(50)
         ID                   PID  LAST-EXIT    CWD
-        py-1abcd               7  signal 9 (…  …her/server
+        py-1abcd               7  signal 9     …her/server
+                                  (SIGKILL)
         github-mcp-2bcde  123456  -            …v/a?[31mb?
         Some(40)
         ID               LAST-EXIT   CWD
-        py-1abcd         signal 9 (… …her/server
+        py-1abcd         signal 9    …her/server
+                         (SIGKILL)
         github-mcp-2bcde -           …v/a?[31mb?
         Some(10)
         ID               LAST-EXIT CWD
-        py-1abcd         signal 9… …/server
+        py-1abcd         signal 9  …/server
+                         (SIGKILL)
         github-mcp-2bcde -         …?[31mb?
         ");
+    }
+
+    #[test]
+    fn texts_break_between_words() {
+        assert_eq!(wrapped("signal 9 (SIGKILL)", 12), ["signal 9", "(SIGKILL)"]);
+        assert_eq!(wrapped("a-word-that-is-too-long b", 8), ["a-word-…", "b"]);
+        assert_eq!(wrapped("", 8), [""]);
+        assert_eq!(hanging("one two three four five", 4, Some(24)), "one two three four\n    five");
+        assert_eq!(
+            hanging("one /a/path/that/is/longer/than/that two", 2, Some(24)),
+            "one\n  /a/path/that/is/longer/than/that\n  two"
+        );
+        assert_eq!(hanging("one two", 4, None), "one two");
     }
 }

@@ -313,7 +313,7 @@ fn in_words(found: &[Found], width: Option<usize>) -> String {
         column("FLIGHT", true, Yield::Late(2)),
         column("NEXT", true, Yield::Late(1)),
         column("LAST-EXIT", false, Yield::End(12, 9)),
-        column("LAST-WORDS", false, Yield::End(20, 10)),
+        column("LAST-WORDS", false, Yield::Cut(20, 10)),
     ];
     let rows: Vec<Vec<String>> = Row::all(found)
         .into_iter()
@@ -322,7 +322,7 @@ fn in_words(found: &[Found], width: Option<usize>) -> String {
             let or_nothing = |text: Option<String>| text.unwrap_or_else(|| table::NOTHING.to_owned());
             vec![
                 row.id,
-                row.state,
+                row.state + row.reload_failure.map_or("", |_| instances::RELOAD_FAILED),
                 or_nothing(row.uptime_s.map(instances::in_short)),
                 or_nothing(row.generation.map(|generation| generation.to_string())),
                 or_nothing(row.restarts.map(|restarts| restarts.to_string())),

@@ -159,6 +159,27 @@ fn every_command_that_is_named_is_there() {
     }
 }
 
+/// A reader of the audit log finds every event that it can hold.
+#[test]
+fn every_event_of_the_audit_log_is_in_the_book() {
+    let page = fs::read_to_string(root().join("docs/files.md")).unwrap();
+    for event in outlast_core::record::Event::ALL {
+        assert!(page.contains(&format!("`{}`", event.name())), "docs/files.md does not name {}", event.name());
+    }
+}
+
+/// Every exit code that outlast has of its own stands in the table, also in `outlast help exit-codes`.
+#[test]
+fn every_exit_code_is_in_the_book() {
+    let topic = TOPICS.iter().find(|topic| topic.name == "exit-codes").unwrap();
+    let rows = topic.page.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" |"));
+    let codes: BTreeSet<u8> =
+        rows.flat_map(|(codes, _)| codes.split(", ")).filter_map(|code| code.parse().ok()).collect();
+    use outlast::report::{FAILURE, NOT_EXECUTABLE, NOT_FOUND, TIMED_OUT, USAGE};
+    assert_eq!(codes, BTreeSet::from([0, FAILURE, USAGE, TIMED_OUT, NOT_EXECUTABLE, NOT_FOUND]));
+    assert!(topic.page.contains("128 + n"), "signals");
+}
+
 #[test]
 fn every_link_leads_somewhere() {
     let mut count = 0;

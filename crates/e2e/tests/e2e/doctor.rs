@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    io::Read,
     os::unix::{fs::PermissionsExt, process::CommandExt},
     path::Path,
     process::{Child, Command, Stdio},
@@ -64,16 +65,16 @@ fn servers_are_tried_and_told_apart() {
     assert!(words.starts_with("not wrapped; answers in ") && words.contains("puppet"), "{words}");
     assert!(says(&told, "server", "modern").1.contains("2026-07-28"), "{told:#}");
     let bad = finding(&told, "server", "bad");
-    assert_eq!((&bad["level"], &bad["details"]), (&json!("problem"), &json!(["no token"])));
-    assert!(bad["says"].as_str().unwrap().ends_with("it ended with exit code 3 before it answered"), "{bad}");
+    assert_eq!((&bad["level"], &bad["details"]), (&json!("problem"), &json!([])), "the line is quoted once");
+    assert!(bad["says"].as_str().unwrap().ends_with("exit code 3 before it answered: no token"), "{bad}");
     assert!(bad["mend"].as_str().unwrap().contains("sh -c"), "{bad}");
     assert!(says(&told, "server", "missing").1.contains("no program named `no-such-program`"));
-    assert_eq!(says(&told, "server", "web"), ("fine".into(), "reached over the network".into()));
+    assert_eq!(says(&told, "server", "web"), ("untested".into(), "reached over the network; not tested".into()));
     let hangs = finding(&told, "server", "hangs");
-    assert_eq!((&hangs["level"], &hangs["details"]), (&json!("problem"), &json!(["waits"])));
-    assert!(hangs["says"].as_str().unwrap().contains("did not answer within 3 s"), "{hangs}");
+    assert_eq!(hangs["level"], "problem");
+    assert!(hangs["says"].as_str().unwrap().contains("did not answer within 3 s: waits"), "{hangs}");
     assert!(finding(&told, "server", "noisy")["details"][0].as_str().unwrap().contains("1 line"));
-    assert!(says(&told, "server", "unset").1.contains("not tried: `OUTLAST_NO_SUCH` is not set here"));
+    assert!(says(&told, "server", "unset").1.contains("not tested: `OUTLAST_NO_SUCH` is not set here"));
     let gone = finding(&told, "server", "gone");
     assert_eq!((&gone["level"], &gone["mend"]), (&json!("problem"), &json!("outlast wrap --client claude-code")));
     let cursor = told["findings"].as_array().unwrap().iter().filter(|finding| finding["subject"] == "Cursor");
@@ -82,6 +83,34 @@ fn servers_are_tried_and_told_apart() {
     for pid in fs::read_to_string(trace).unwrap().lines() {
         assert!(!Path::new("/proc").join(pid).exists(), "{pid} is left");
     }
+}
+
+/// On a terminal it is rewritten in place; the servers are named while they are waited for.
+#[test]
+fn progress_is_shown_while_a_server_is_waited_for() {
+    let world = World::new();
+    let servers = json!({"mcpServers": {"sleepy": {"command": "sh", "args": ["-c", "sleep 300"]}}});
+    put(&world.project.path().join(".mcp.json"), &servers.to_string());
+    let terminal = nix::pty::openpty(None, None).unwrap();
+    let mut doctor = world.command(world.project.path());
+    doctor.args(["doctor", "--timeout", "600"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(terminal.slave);
+    let mut child = doctor.spawn().unwrap();
+    drop(doctor);
+    let (mut seen, mut piece) = (String::new(), [0; 1024]);
+    let mut screen = fs::File::from(terminal.master);
+    // Long before the server is given up on.
+    while !seen.contains("Testing servers: 0 of 1 done, waiting for sleepy (") {
+        let count = screen.read(&mut piece).unwrap();
+        seen.push_str(&String::from_utf8_lossy(&piece[..count]));
+    }
+    assert!(seen.starts_with("\r\x1b[2KLooking at outlast"), "{seen:?}");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // Elsewhere it is one plain line.
+    let output = world.outlast(&["doctor", "--no-start"]);
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(said, "Looking at outlast, your clients and their servers…\n");
+    assert!(world.outlast(&["doctor", "--no-start", "--json"]).stderr.is_empty());
 }
 
 #[test]
@@ -101,7 +130,7 @@ fn what_is_wrapped_is_tried_without_an_outlast_in_between() {
     assert!(world.ps().is_empty() && !world.project.path().join(".outlast").exists(), "nothing was started but it");
 
     let (told, _) = visit(&world, &["--no-start"]);
-    assert_eq!(says(&told, "server", "good").1, "wrapped");
+    assert_eq!(says(&told, "server", "good"), ("untested".into(), "wrapped; not tested".into()));
 }
 
 #[test]

@@ -225,7 +225,7 @@ fn words(gateway: &Gateway, config: &Config, collisions: &serde_json::Value) -> 
     let columns = [
         column("BACKEND", Yield::Never),
         column("TYPE", Yield::Never),
-        column("TARGET", Yield::End(40, 16)),
+        column("TARGET", Yield::Cut(40, 16)),
         column("TOOLS", Yield::Never),
         column("CHILDREN", Yield::Soon(1)),
         column("NOTE", Yield::End(30, 12)),

@@ -1,6 +1,6 @@
 //! The options of `outlast mcp` and `outlast run` that the file sets: those that stand on the command line win.
 
-use std::{env, path::PathBuf, str::FromStr, time::Duration};
+use std::{env, path::PathBuf, time::Duration};
 
 use clap::{ArgMatches, ValueEnum, parser::ValueSource};
 use outlast_core::{
@@ -15,7 +15,7 @@ use super::{
     tree::Place,
 };
 use crate::{
-    cli,
+    cli, duration,
     report::{self, Report},
 };
 
@@ -272,9 +272,9 @@ pub fn lay_over(section: &mut Section, given: &ArgMatches) {
         let texts: Vec<Text> = raw.into_iter().flatten().map(|value| text(&at, value)).collect();
         let got = match (key.shape, texts.as_slice()) {
             (super::keys::Shape::Truth, _) => Got::Truth(true),
-            (super::keys::Shape::Span, [only]) => match f64::from_str(&only.value) {
-                Ok(seconds) => Got::Span(Duration::try_from_secs_f64(seconds).unwrap_or_default()),
-                Err(_) => Got::Text(only.clone()),
+            (super::keys::Shape::Span, [only]) => match duration::parse(&only.value) {
+                Some(span) => Got::Span(span),
+                None => Got::Text(only.clone()),
             },
             (super::keys::Shape::Texts | super::keys::Shape::Paths, _) => Got::Texts(texts),
             (_, [only]) => Got::Text(only.clone()),

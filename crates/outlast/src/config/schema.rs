@@ -41,7 +41,7 @@ fn shape(shape: Shape) -> Value {
         Shape::Count { least, most } => json!({ "type": "integer", "minimum": least, "maximum": most }),
         Shape::Truth => json!({ "type": "boolean" }),
         Shape::Span => json!({ "anyOf": [
-            { "type": "string", "pattern": r"^\s*([0-9.]+(ms|s|min|m|h|d))+\s*$" },
+            { "type": "string", "pattern": r"^\s*(([0-9.]+(ms|s|min|m|h|d))+|[0-9.]+)\s*$" },
             { "type": "number", "minimum": 0 },
         ] }),
         Shape::Size => json!({ "anyOf": [

@@ -399,8 +399,15 @@ pub fn table(story: &Story, columns: usize) -> Vec<Line> {
     let (style, words) = verdict(story);
     let rows = wrap(&words, width - 2, usize::MAX);
     lines.extend(rows.into_iter().map(|row| Line::of(Style::Plain, " ").and(style, row)));
+    lines.push(Line::default());
+    let rows = wrap(NEXT_STEP, width - 2, usize::MAX);
+    lines.extend(rows.into_iter().map(|row| Line::of(Style::Plain, " ").and(Style::Plain, row)));
     lines
 }
+
+/// What a person does after the demo.
+const NEXT_STEP: &str =
+    "Next: `outlast wrap` puts outlast in front of the servers that your clients have. It shows a diff and asks first.";
 
 fn restarts(count: u64) -> String {
     if count == 1 { "1 restart".to_owned() } else { format!("{count} restarts") }
@@ -539,7 +546,7 @@ mod tests {
 
     #[test]
     fn wide_sums() {
-        insta::assert_snapshot!(text(&table(&play(Flaw::None).0, 80)), @r#"
+        insta::assert_snapshot!(text(&table(&play(Flaw::None).0, 80)), @"
         what happened           calls  answered  failed  lost  restarts  longest pause
         calls flow                 50        50       0     0         0         0.4 ms
         reload, a tool changed     69        69       0     0         1         0.4 ms
@@ -550,12 +557,15 @@ mod tests {
 
         2 restarts, one connection, 250 calls, and every one was answered, one of them
         with the news that its server had died and its outcome is unknown.
-        "#);
+
+        Next: `outlast wrap` puts outlast in front of the servers that your clients
+        have. It shows a diff and asks first.
+        ");
     }
 
     #[test]
     fn narrow_sums() {
-        insta::assert_snapshot!(text(&table(&play(Flaw::None).0, 50)), @r#"
+        insta::assert_snapshot!(text(&table(&play(Flaw::None).0, 50)), @"
         calls flow
           50 calls: 50 answered, 0 failed, 0 lost
           0 restarts, longest pause 0.4 ms
@@ -575,12 +585,16 @@ mod tests {
         2 restarts, one connection, 250 calls, and every
         one was answered, one of them with the news that
         its server had died and its outcome is unknown.
-        "#);
+
+        Next: `outlast wrap` puts outlast in front of
+        the servers that your clients have. It shows a
+        diff and asks first.
+        ");
     }
 
     #[test]
     fn sums_with_a_loss() {
-        insta::assert_snapshot!(text(&table(&play(Flaw::LosesACall).0, 80)), @r#"
+        insta::assert_snapshot!(text(&table(&play(Flaw::LosesACall).0, 80)), @"
         what happened           calls  answered  failed  lost  restarts  longest pause
         calls flow                 50        49       0     1         0         0.4 ms
         reload, a tool changed     69        69       0     0         1         0.4 ms
@@ -590,7 +604,10 @@ mod tests {
         all                       255       253       1     1         2         7.0 ms
 
         Not everything went as it should.
-        "#);
+
+        Next: `outlast wrap` puts outlast in front of the servers that your clients
+        have. It shows a diff and asks first.
+        ");
     }
 
     #[test]

@@ -23,8 +23,8 @@ use crate::{
 const AT_ONCE_MAX: usize = 8;
 /// How long a server may take to leave when its stdin is closed; then it is killed.
 const LEAVE_MAX: Duration = Duration::from_secs(1);
-/// How many of its last lines are worth quoting.
-const STDERR_KEPT: usize = 8;
+/// How many of its last lines are kept to find the one that says what is wrong.
+const STDERR_KEPT: usize = 40;
 const STDERR_LINE_MAX: usize = 4 << 10;
 
 /// What is to be started.
@@ -50,10 +50,27 @@ pub enum Stage {
     Late,
 }
 
-/// The outcome of each, in their order.
-pub async fn run(household: &mut Household, trials: &[Trial], patience: Duration) -> Vec<Outcome> {
+/// How often progress is told while nothing changes.
+const TICK: Duration = Duration::from_secs(1);
+
+/// How far all trials are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Progress {
+    pub done: usize,
+    /// The trials that run and have no outcome yet, by their place in the list.
+    pub waiting: Vec<usize>,
+}
+
+/// The outcome of each, in their order. `tell` hears of progress at once and at least each second.
+pub async fn run(
+    household: &mut Household,
+    trials: &[Trial],
+    patience: Duration,
+    tell: &mut dyn FnMut(&Progress),
+) -> Vec<Outcome> {
     let runs = trials.iter().map(|_| None).collect();
-    let mut all = All { household, trials, patience, runs, next: 0, timer: None };
+    let told = Told { tell, last: None, next: Instant::now() };
+    let mut all = All { household, trials, patience, runs, next: 0, timer: None, told };
     std::future::poll_fn(|cx| all.poll(cx)).await;
     let no_news = || Outcome::Broken {
         stage: Stage::Talk,
@@ -70,6 +87,13 @@ struct All<'a> {
     runs: Vec<Option<Run>>,
     next: usize,
     timer: Option<Pin<Box<Sleep>>>,
+    told: Told<'a>,
+}
+
+struct Told<'a> {
+    tell: &'a mut dyn FnMut(&Progress),
+    last: Option<Progress>,
+    next: Instant,
 }
 
 struct Run {
@@ -106,9 +130,24 @@ impl All<'_> {
             if self.next == self.trials.len() && self.runs.iter().flatten().all(|run| run.is_gone) {
                 return Poll::Ready(());
             }
+            self.tell();
             if !moved && !self.poll_time(cx) {
                 return Poll::Pending;
             }
+        }
+    }
+
+    fn tell(&mut self) {
+        let runs = || self.runs.iter().enumerate().filter_map(|(at, run)| Some((at, run.as_ref()?)));
+        let progress = Progress {
+            done: runs().filter(|(_, run)| run.outcome.is_some()).count(),
+            waiting: runs().filter(|(_, run)| run.outcome.is_none()).map(|(at, _)| at).collect(),
+        };
+        let now = Instant::now();
+        if self.told.last.as_ref() != Some(&progress) || self.told.next <= now {
+            (self.told.tell)(&progress);
+            self.told.next = now + TICK;
+            self.told.last = Some(progress);
         }
     }
 
@@ -190,7 +229,7 @@ impl All<'_> {
         let Some(soonest) = self.runs.iter().flatten().filter(|run| !run.is_gone).map(|run| run.until).min() else {
             return false;
         };
-        let timer = self.timer.insert(Box::pin(sleep_until(soonest.into())));
+        let timer = self.timer.insert(Box::pin(sleep_until(soonest.min(self.told.next).into())));
         timer.as_mut().poll(cx).is_ready()
     }
 }

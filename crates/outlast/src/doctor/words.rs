@@ -2,12 +2,14 @@
 
 use serde_json::{Value, json};
 
-use crate::paint::Paint;
+use crate::{paint::Paint, table};
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Level {
     /// There is nothing to find anything in.
     Absent,
+    /// Nothing is known to be wrong, and the server was not started to see.
+    Untested,
     Fine,
     /// Worth knowing.
     Remark,
@@ -18,6 +20,7 @@ impl Level {
     fn word(self) -> &'static str {
         match self {
             Level::Absent => "absent",
+            Level::Untested => "untested",
             Level::Fine => "fine",
             Level::Remark => "remark",
             Level::Problem => "problem",
@@ -27,6 +30,7 @@ impl Level {
     fn mark(self) -> &'static str {
         match self {
             Level::Absent => "·",
+            Level::Untested => "?",
             Level::Fine => "✓",
             Level::Remark => "!",
             Level::Problem => "✗",
@@ -121,7 +125,7 @@ pub fn in_json(findings: &[Finding]) -> Value {
     })
 }
 
-pub fn in_words(findings: &[Finding], paint: Paint) -> String {
+pub fn in_words(findings: &[Finding], paint: Paint, width: Option<usize>) -> String {
     let mut words = String::new();
     for area in Area::ALL {
         let here: Vec<&Finding> = findings.iter().filter(|finding| finding.area == area).collect();
@@ -129,7 +133,7 @@ pub fn in_words(findings: &[Finding], paint: Paint) -> String {
             continue;
         }
         words.push_str(&format!("{}\n", paint.bold(area.title())));
-        let width = here.iter().map(|finding| finding.subject.chars().count()).max().unwrap_or_default();
+        let column = here.iter().map(|finding| finding.subject.chars().count()).max().unwrap_or_default();
         let mut place = "";
         for (at, finding) in here.iter().enumerate() {
             if finding.place != place {
@@ -139,37 +143,46 @@ pub fn in_words(findings: &[Finding], paint: Paint) -> String {
             // What mends several in one place is said with the last of them.
             let is_said_later = here[at + 1..].iter().any(|later| later.place == place && later.mend == finding.mend);
             let mend = finding.mend.as_deref().filter(|_| place.is_empty() || !is_said_later);
-            words.push_str(&one_in_words(finding, mend, width, paint));
+            words.push_str(&one_in_words(finding, mend, column, paint, width));
         }
         words.push('\n');
     }
     let (problems, remarks) = (count(findings, Level::Problem), count(findings, Level::Remark));
     let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
+    let untested = match count(findings, Level::Untested) {
+        0 => String::new(),
+        count => format!(", {} not tested", counted(count, "server")),
+    };
     words.push_str(&match (problems, remarks) {
-        (0, 0) => paint.green("All is well."),
-        (0, remarks) => paint.yellow(&format!("No problem, {}.", counted(remarks, "remark"))),
-        (problems, 0) => paint.red(&format!("{}.", counted(problems, "problem"))),
-        (problems, remarks) => paint.red(&format!("{}, {}.", counted(problems, "problem"), counted(remarks, "remark"))),
+        (0, 0) if untested.is_empty() => paint.green("All is well."),
+        (0, 0) => paint.green(&format!("No problem{untested}.")),
+        (0, remarks) => paint.yellow(&format!("No problem, {}{untested}.", counted(remarks, "remark"))),
+        (problems, 0) => paint.red(&format!("{}{untested}.", counted(problems, "problem"))),
+        (problems, remarks) => {
+            paint.red(&format!("{}, {}{untested}.", counted(problems, "problem"), counted(remarks, "remark")))
+        }
     });
     words.push('\n');
     words
 }
 
-fn one_in_words(finding: &Finding, mend: Option<&str>, width: usize, paint: Paint) -> String {
+fn one_in_words(finding: &Finding, mend: Option<&str>, column: usize, paint: Paint, width: Option<usize>) -> String {
     let margin = if finding.place.is_empty() { "  " } else { "    " };
     let mark = match finding.level {
-        Level::Absent => paint.dim(finding.level.mark()),
+        Level::Absent | Level::Untested => paint.dim(finding.level.mark()),
         Level::Fine => paint.green(finding.level.mark()),
         Level::Remark => paint.yellow(finding.level.mark()),
         Level::Problem => paint.red(finding.level.mark()),
     };
-    let subject = format!("{:width$}", finding.subject);
-    let mut words = format!("{margin}{mark} {subject}  {}\n", finding.says);
-    let below = format!("{margin}  {}  ", " ".repeat(width));
+    let subject = format!("{:column$}", finding.subject);
+    let below = format!("{margin}  {}  ", " ".repeat(column));
+    let says = table::hanging(&tame(&finding.says), below.len(), width);
+    let mut words = format!("{margin}{mark} {subject}  {says}\n");
     for detail in &finding.details {
         words.push_str(&format!("{below}{}\n", paint.dim(&format!("│ {}", tame(detail)))));
     }
     if let Some(mend) = mend {
+        let mend = table::hanging(mend, below.len() + "mend: ".len(), width);
         words.push_str(&format!("{below}{} {mend}\n", paint.cyan("mend:")));
     }
     words
@@ -199,6 +212,7 @@ mod tests {
                 ..server(Level::Problem, "github", "wrapped; it ended with exit code 1 before it answered")
             }
             .mend("run it by hand: github-mcp stdio"),
+            server(Level::Untested, "figma", "reached over the network; not tested"),
             Finding::new(Level::Problem, Area::Orphan, "4711", "belongs to `weather-1abcd`, which is gone: sleep 300")
                 .mend("kill 4711"),
         ]
@@ -206,9 +220,19 @@ mod tests {
 
     #[test]
     fn each_finding_comes_with_its_mend() {
-        insta::assert_snapshot!(in_words(&findings(), Paint::plain()));
-        insta::assert_snapshot!(in_words(&findings()[..3], Paint::plain()).lines().last().unwrap(), @"All is well.");
-        insta::assert_snapshot!(in_words(&findings()[..4], Paint::plain()).lines().last().unwrap(), @"No problem, 1 remark.");
+        insta::assert_snapshot!(in_words(&findings(), Paint::plain(), None));
+        insta::assert_snapshot!(in_words(&findings()[..3], Paint::plain(), None).lines().last().unwrap(), @"All is well.");
+        let untested = [findings()[0].clone(), findings()[5].clone()];
+        insta::assert_snapshot!(in_words(&untested, Paint::plain(), None).lines().last().unwrap(), @"No problem, 1 server not tested.");
+        insta::assert_snapshot!(in_words(&findings()[2..3], Paint::plain(), Some(50)), @"
+        Servers
+          Claude Code  ~/.claude.json
+            ✓ weather  wrapped; answers in 120 ms: weather
+                       1.2, 2025-11-25, 5 tools
+
+        All is well.
+        ");
+        insta::assert_snapshot!(in_words(&findings()[..4], Paint::plain(), None).lines().last().unwrap(), @"No problem, 1 remark.");
     }
 
     #[test]

@@ -8,7 +8,7 @@ use std::{
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use serde_json::Value;
 
-use crate::control::client::Found;
+use crate::{control::client::Found, instances::failed_reload};
 
 /// How long a piece of news stands in the last line.
 const NEWS_MAX: Duration = Duration::from_secs(8);
@@ -32,6 +32,8 @@ pub struct Row {
     pub in_flight: Option<u64>,
     pub next_try_s: Option<f64>,
     pub last_exit: Option<String>,
+    /// Why the last reload failed, if the server still runs the old code.
+    pub reload_failure: Option<String>,
     /// How long ago each of the last ends was, and whether it was a crash.
     pub ends: Vec<(f64, bool)>,
     /// The end of its stderr.
@@ -89,6 +91,7 @@ impl Row {
             in_flight: state["in_flight"].as_u64(),
             next_try_s: state["next_try_s"].as_f64(),
             last_exit: text("last_exit"),
+            reload_failure: failed_reload(state).map(|last| last["error"].as_str().unwrap_or_default().to_owned()),
             ends: ends.filter_map(|end| Some((end["seconds_ago"].as_f64()?, end["crashed"] == true))).collect(),
             words: text("last_stderr")
                 .or_else(|| text("stderr_tail"))

@@ -307,6 +307,9 @@ fn table(board: &Board, look: Look, area: Rect, now: Instant) -> Vec<Line<'stati
 }
 
 fn last_words(row: &Row, look: Look) -> Vec<Span<'static>> {
+    if let Some(why) = &row.reload_failure {
+        return vec![Span::styled(one_line(&format!("reload failed: {why}")), look.colour(Color::Yellow))];
+    }
     let words = row.words.iter().rev().find(|line| !line.trim().is_empty());
     match (words, &row.last_exit) {
         (Some(words), _) => vec![Span::styled(one_line(words), look.dim())],
@@ -357,6 +360,7 @@ fn about_one(row: &Row, look: Look, area: Rect) -> Vec<Line<'static>> {
     let known: Vec<String> = known.into_iter().flatten().collect();
     let mut lines =
         vec![line("command", row.command.clone()), line("cwd", row.cwd.clone()), line("is", known.join(", "))];
+    lines.extend(row.reload_failure.as_ref().map(|why| line("reload", format!("failed: {why}"))));
     let room = usize::from(area.height).saturating_sub(lines.len());
     let words: Vec<&String> = row.words.iter().filter(|line| !line.trim().is_empty()).collect();
     for (at, words) in words[words.len().saturating_sub(room)..].iter().enumerate() {

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, fs};
 use serde_json::{Value, json};
 
 use super::client::{Client, Place, Setup, failure, is_alive, text, until};
+use crate::gateway::world::outlast;
 
 #[test]
 fn fifty_reloads_under_load_fail_no_call() {
@@ -71,8 +72,15 @@ fn a_broken_reload_keeps_the_old_server_and_quotes_the_new_one() {
     assert!(!failed.to_string().contains("SyntaxError"), "what a server wrote is not in the audit log: {failed}");
     assert_eq!(place.audit_of("server_crashed"), Vec::<Value>::new());
 
+    // Who did not ask for the reload sees that it failed, too.
+    let said = |args: &[&str]| String::from_utf8(outlast(&place, args).stdout).unwrap();
+    assert!(said(&["ps"]).contains("ready, reload failed"), "{}", said(&["ps"]));
+    assert!(said(&["top", "--once"]).contains("ready, reload failed"), "{}", said(&["top", "--once"]));
+    let state = said(&["state"]);
+    assert!(state.contains("reload     failed ") && state.contains("exit code 3"), "{state}");
     fs::remove_file(&broken).expect("the file is there");
     let report = client.restart();
+    assert!(!said(&["ps"]).contains("reload failed"), "the new code runs");
     assert_eq!(report["old_pid"], old);
     assert_eq!(report["generation"], 3, "a failed one uses a number up");
     for restart in ["restart #1", "restart #2"] {

@@ -53,11 +53,11 @@ fn a_wrong_command_line_is_explained() {
         (&["mcp", "--wath", "src", "--", "cat"], "error: there is no option `--wath`\n  hint: did you mean `--watch`?"),
         (
             &["mcp", "--drain", "soon", "--", "cat"],
-            "error: `soon` is no value for `--drain <SECONDS>`\n  because: a number of seconds is wanted, such as 2 or 0.5\n  hint: `outlast mcp --help` says what there is",
+            "error: `soon` is no value for `--drain <DURATION>`\n  because: a duration is wanted, such as 30s, 1m, 1h30m, 250ms, or a number of seconds\n  hint: `outlast mcp --help` says what there is",
         ),
         (
             &["mcp", "--drain=-1", "--", "cat"],
-            "error: `-1` is no value for `--drain <SECONDS>`\n  because: a number of seconds cannot be negative\n  hint: `outlast mcp --help` says what there is",
+            "error: `-1` is no value for `--drain <DURATION>`\n  because: a duration cannot be negative\n  hint: `outlast mcp --help` says what there is",
         ),
         (
             &["mcp", "--reload", "sideways", "--", "cat"],
