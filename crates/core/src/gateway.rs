@@ -211,7 +211,7 @@ pub enum Action {
         at_once: bool,
     },
     Record(Record),
-    /// What a link said is no JSON: it is for people.
+    /// What a link said is no message of JSON-RPC: it is for people.
     Divert {
         link: Link,
         message: Bytes,
@@ -512,6 +512,8 @@ impl Gateway {
             Event::ClientLeft { client } => self.client_left(client, now),
             Event::LinkUp { link, pid } => self.link_up(link, pid, now),
             Event::LinkSaid { link, message } => {
+                let is_marked = message.starts_with(crate::message::BYTE_ORDER_MARK);
+                let message = if is_marked { message.slice(crate::message::BYTE_ORDER_MARK.len()..) } else { message };
                 if !self.link_said(link, &message, now) {
                     self.out.push(Action::Divert { link, message });
                 }

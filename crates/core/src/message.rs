@@ -7,6 +7,9 @@ use bytes::{BufMut, Bytes, BytesMut};
 pub use crate::json::Raw;
 use crate::json::Scan;
 
+/// U+FEFF in UTF-8, which some runtimes write before their first line.
+pub const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
+
 /// What a line says. Everything borrows from the line.
 #[derive(Debug)]
 pub enum Message<'a> {
@@ -66,6 +69,8 @@ struct Places {
     whole: Place,
     /// See [`Params::may_be_ambiguous`].
     is_odd: bool,
+    /// See [`Params::has_version`].
+    has_version: bool,
 }
 
 const PARAMS: usize = 18;
@@ -196,6 +201,7 @@ fn envelope(text: &str) -> Option<Message<'_>> {
                 Some(())
             })?;
             params.places.is_odd |= is_odd || versions > 1 || all_params > 1;
+            params.places.has_version = versions > 0;
             let method = method.filter(|raw| raw.get().starts_with('"')).map(unescaped);
             match (method, id) {
                 (Some(method), Some(id)) => Message::Request { id: RawId(Some(id)), method, params },
@@ -215,6 +221,25 @@ fn envelope(text: &str) -> Option<Message<'_>> {
         }
     };
     scan.is_over().then_some(message)
+}
+
+/// Whether a line is an object with the member `jsonrpc`, as every message of JSON-RPC 2.0 is.
+pub fn has_version(line: &[u8]) -> bool {
+    let mut found = false;
+    let Ok(text) = std::str::from_utf8(line) else { return false };
+    let mut scan = Scan::new(text);
+    let walked = scan.object(|scan, name| {
+        found |= matches!(Envelope::of(name), Envelope::Version);
+        scan.value().map(drop)
+    });
+    walked.is_some() && found
+}
+
+/// Whether a line is a message of JSON-RPC: a request, a notification or a response, with its version.
+pub fn is_json_rpc(line: &[u8]) -> bool {
+    let is_message =
+        matches!(parse(line), Ok(Message::Request { .. } | Message::Notification { .. } | Message::Response { .. }));
+    is_message && has_version(line)
 }
 
 /// A member that decides what a request does and that another reader may understand otherwise: it is there twice, or
@@ -299,7 +324,12 @@ fn unescaped(raw: Raw<'_>) -> Cow<'_, str> {
 
 impl<'a> Params<'a> {
     fn none(text: &'a str) -> Params<'a> {
-        Params { text, places: Places { known: [(0, 0); PARAMS], whole: (0, 0), is_odd: false } }
+        Params { text, places: Places { known: [(0, 0); PARAMS], whole: (0, 0), is_odd: false, has_version: false } }
+    }
+
+    /// The message these belong to has the member `jsonrpc`.
+    pub fn has_version(&self) -> bool {
+        self.places.has_version
     }
 
     /// All of them, if they are an object.

@@ -29,8 +29,16 @@ pub enum Event {
     ServerRestartVerified,
     /// Records were lost before this one: the log could not keep up or could not be written.
     AuditDegraded,
-    /// A server or client did something odd that was put up with.
+    /// The marker of a restart could not be written; the restart goes on.
+    RestartMarkerFailed,
+    /// A server did what the protocol does not allow, or refused what it should grant; the conversation goes on.
     ProtocolNoted,
+    /// Something about the conversation that the user may want to act on; no fault of the server or the client.
+    ConversationNoted,
+    /// A watched file no longer causes reloads, because it changed right after each of the last starts.
+    WatchMuted,
+    /// It causes reloads again.
+    WatchUnmuted,
     /// One call through the gateway left it, one way or another.
     CallEnded,
     /// A tool or a backend was turned off by hand, or on again.
@@ -40,7 +48,7 @@ pub enum Event {
 }
 
 impl Event {
-    pub const ALL: [Event; 17] = [
+    pub const ALL: [Event; 21] = [
         Event::InstanceStarted,
         Event::InstanceEnded,
         Event::ServerRestartRequested,
@@ -54,7 +62,11 @@ impl Event {
         Event::GaveUp,
         Event::ServerRestartVerified,
         Event::AuditDegraded,
+        Event::RestartMarkerFailed,
         Event::ProtocolNoted,
+        Event::ConversationNoted,
+        Event::WatchMuted,
+        Event::WatchUnmuted,
         Event::CallEnded,
         Event::Switched,
         Event::Configured,
@@ -89,7 +101,11 @@ impl Event {
             Event::GaveUp                 => ("gave_up",                  "ERROR",   "Gave up on the server"),
             Event::ServerRestartVerified  => ("server_restart_verified",  "INFO",    "Server restart verified"),
             Event::AuditDegraded          => ("audit_degraded",           "WARNING", "Audit records were lost"),
-            Event::ProtocolNoted          => ("protocol_noted",           "WARNING", "Something odd in the protocol"),
+            Event::RestartMarkerFailed    => ("restart_marker_failed",    "WARNING", "Restart marker not written"),
+            Event::ConversationNoted      => ("conversation_noted",       "INFO",    "Note about the conversation"),
+            Event::WatchMuted             => ("watch_muted",              "WARNING", "Watched file muted"),
+            Event::WatchUnmuted           => ("watch_unmuted",            "INFO",    "Watched file unmuted"),
+            Event::ProtocolNoted          => ("protocol_noted",           "WARNING", "Unexpected behaviour of the server"),
             Event::CallEnded              => ("call_ended",               "INFO",    "Call ended"),
             Event::Switched               => ("switched",                 "WARNING", "Switched off or on"),
             Event::Configured             => ("configured",               "INFO",    "Configuration in force"),
@@ -351,7 +367,7 @@ mod tests {
             (requested, r#"{"timestamp":"2026-01-13T14:32:45.123Z","level":"INFO","logger":"outlast.mcp","message":"Server restart requested","props":{"event_type":"server_restart_requested","timestamp":"2026-01-13T14:32:45.123Z","reason":"Load new GitConfig implementation","pid":12345}}"#),
             (crashed,   r#"{"timestamp":"2026-01-13T14:32:45.123Z","level":"ERROR","logger":"outlast.mcp","message":"Server crashed","props":{"event_type":"server_crashed","timestamp":"2026-01-13T14:32:45.123Z","id":"github","kind":"mcp","pid":7,"generation":3,"signal":9,"detail":"signal 9 (SIGKILL)","crashes":2,"delay_ms":1500,"uptime_ms":61000}}"#),
             (gave_up,   r#"{"timestamp":"2026-01-13T14:32:45.123Z","level":"ERROR","logger":"outlast.mcp","message":"Gave up on the server","props":{"event_type":"gave_up","timestamp":"2026-01-13T14:32:45.123Z","exit_code":1,"detail":"exit code 1"}}"#),
-            (noted,     r#"{"timestamp":"2026-01-13T14:32:45.123Z","level":"WARNING","logger":"outlast.mcp","message":"Something odd in the protocol","props":{"event_type":"protocol_noted","timestamp":"2026-01-13T14:32:45.123Z","detail":"a \"quoted\"\nword"}}"#),
+            (noted,     r#"{"timestamp":"2026-01-13T14:32:45.123Z","level":"WARNING","logger":"outlast.mcp","message":"Unexpected behaviour of the server","props":{"event_type":"protocol_noted","timestamp":"2026-01-13T14:32:45.123Z","detail":"a \"quoted\"\nword"}}"#),
         ];
         for (record, line) in table {
             assert_eq!(record.to_line(NOW, "outlast.mcp"), format!("{line}\n"));

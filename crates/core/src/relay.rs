@@ -36,7 +36,7 @@ mod words;
 
 pub use lists::Family;
 use lists::{Items, Kind, Shown};
-use restart::{LastReload, Queued, Restart, Ticket};
+use restart::{LastReload, Queued, Restart, Ticket, UnwrittenMarker};
 use words::{Failure, Next, Outcome, Tool};
 
 /// What is fixed at birth.
@@ -184,7 +184,8 @@ pub enum Event {
     /// Somebody forgives the crashes so far.
     Forgiven,
     BuildEnded(Result<(), String>),
-    MarkerWritten(Result<String, String>),
+    /// The path of the marker, or why there is none.
+    MarkerWritten(Result<String, NotWritten>),
     MarkerRead {
         key: u64,
         reading: Reading,
@@ -219,6 +220,15 @@ impl Origin {
             Origin::Watch => "watch",
         }
     }
+}
+
+/// A restart marker that could not be written: what it would have said besides the process id and the reason.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NotWritten {
+    pub why: String,
+    /// Wall clock, in seconds.
+    pub timestamp: f64,
+    pub iso_time: String,
 }
 
 /// What stands in the marker file.
@@ -256,8 +266,13 @@ pub enum Action {
     },
     ReadMarker(u64),
     Record(Record),
-    /// A line on a child's stdout that is not JSON: for people, not for the client.
-    Divert(u32, Bytes),
+    /// A line on a child's stdout that is not JSON-RPC: it goes to stderr with a tag, never to the client.
+    Divert {
+        generation: u32,
+        line: Bytes,
+        /// It is JSON, though no message.
+        is_json: bool,
+    },
     /// The end of a restart that was asked for from outside.
     Answer {
         ticket: u64,
@@ -533,6 +548,8 @@ struct Batch {
 struct Draining {
     generation: u32,
     until: Instant,
+    /// Of the restart that replaced it.
+    reason: String,
 }
 
 /// The last end of a serving child.
@@ -605,6 +622,8 @@ pub struct Relay {
     start_after: Option<u32>,
     building: bool,
     last_end: Option<LastEnd>,
+    /// The generation that was current last, for reports while there is none.
+    last_generation: Option<u32>,
     replaced: u32,
 
     opens: BTreeMap<u64, Box<Open>>,
@@ -627,6 +646,8 @@ pub struct Relay {
     restart: Option<Restart>,
     last_reload: Option<LastReload>,
     queued: Option<Queued>,
+    /// The newest restart marker, if it could not be written: what it would say is reported from here.
+    unwritten_marker: Option<UnwrittenMarker>,
     pace: Pace,
     dropped: Dropped,
     oddities: VecDeque<String>,
@@ -665,6 +686,7 @@ impl Relay {
             start_after: None,
             building: false,
             last_end: None,
+            last_generation: None,
             replaced: 0,
             opens: BTreeMap::new(),
             ids: FxHashMap::default(),
@@ -681,6 +703,7 @@ impl Relay {
             restart: None,
             last_reload: None,
             queued: None,
+            unwritten_marker: None,
             pace: Pace::default(),
             dropped: Dropped::default(),
             oddities: VecDeque::new(),
@@ -713,6 +736,7 @@ impl Relay {
             Event::MarkerRead { key, reading, unix } => self.marker_read(key, reading, unix, now),
             Event::TimePassed => self.time_passed(now),
         }
+        self.last_generation = self.current_generation().or(self.last_generation);
         mem::swap(&mut self.out, actions);
     }
 
@@ -869,16 +893,33 @@ impl Relay {
         self.out.push(Action::Record(record));
     }
 
-    /// Something that should not be, worth a line in the log and in `server_status`.
+    /// The server did what the protocol does not allow: worth a line in the log and in `server_status`.
     fn odd(&mut self, text: String) {
-        const ODDITIES_MAX: usize = 10;
-        if self.oddities.back() != Some(&text) {
-            self.oddities.push_back(text.clone());
-            if self.oddities.len() > ODDITIES_MAX {
-                self.oddities.pop_front();
-            }
-            self.record(Record { detail: Some(text), ..Record::new(record::Event::ProtocolNoted) });
+        self.note_as(record::Event::ProtocolNoted, text);
+    }
+
+    /// Something that the user may want to act on, and nobody's fault.
+    fn note(&mut self, text: String) {
+        self.note_as(record::Event::ConversationNoted, text);
+    }
+
+    fn note_as(&mut self, event: record::Event, text: String) {
+        if self.remember(&text) {
+            self.record(Record { detail: Some(text), ..Record::new(event) });
         }
+    }
+
+    /// For `noted` in `server_status`. False if it is what was noted last.
+    fn remember(&mut self, text: &str) -> bool {
+        const ODDITIES_MAX: usize = 10;
+        if self.oddities.back().is_some_and(|last| last == text) {
+            return false;
+        }
+        self.oddities.push_back(text.to_owned());
+        if self.oddities.len() > ODDITIES_MAX {
+            self.oddities.pop_front();
+        }
+        true
     }
 
     /// A child that is on its way already is the one.
@@ -1019,7 +1060,7 @@ impl Relay {
             }
             _ => {
                 let data = failure.data().to_string();
-                message::error_line(&open.id.to_string(), failure.code, &failure.message, Some(&data))
+                message::error_line(&open.id.to_string(), failure.code, &failure.as_one_line(), Some(&data))
             }
         };
         self.answer(open, line);

@@ -333,7 +333,8 @@ impl Driver {
                 if let Some(child) = self.child(link.serial) {
                     child.diverted += 1;
                     let backend = child.backend.clone();
-                    self.journal.diverted_of(&backend, &message);
+                    let is_json = outlast_core::message::parse(&message).is_ok();
+                    self.journal.diverted_of(&backend, &message, is_json);
                 }
             }
             Action::Note(text) => self.journal.note(&text),

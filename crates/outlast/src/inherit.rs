@@ -13,6 +13,7 @@ use std::{
 use outlast_core::{
     exit::{self, Cause, How, classify},
     life::{self, Life},
+    reason::one_line,
     record::{self, Record},
     restarts::{Policy, Restarts, Verdict},
 };
@@ -150,7 +151,7 @@ impl Inherit {
                     if method == "resume" {
                         self.restarts.resumed();
                     }
-                    let reason = params["reason"].as_str().unwrap_or("asked for from outside").to_owned();
+                    let reason = one_line(params["reason"].as_str().unwrap_or("asked for from outside"));
                     self.restart(ticket, reason);
                     return;
                 }

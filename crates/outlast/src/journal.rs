@@ -219,10 +219,9 @@ impl Journal {
     }
 
     /// A line of a child's stdout that is not for the client.
-    pub fn diverted(&mut self, _generation: u32, line: &[u8]) {
-        let text = String::from_utf8_lossy(&line[..line.len().min(DIVERTED_MAX)]);
-        let line = format!("[{} stdout, not JSON] {}", self.name, text.trim_end());
-        self.say(&line);
+    pub fn diverted(&mut self, line: &[u8], is_json: bool) {
+        let name = self.name.clone();
+        self.diverted_of(&name, line, is_json);
     }
 
     /// A line of a backend's stderr.
@@ -230,10 +229,11 @@ impl Journal {
         self.say(&format!("[{backend}] {text}"));
     }
 
-    /// A line of a backend's stdout that is for nobody.
-    pub fn diverted_of(&mut self, backend: &str, line: &[u8]) {
+    /// A line of a backend's stdout that is no message.
+    pub fn diverted_of(&mut self, backend: &str, line: &[u8], is_json: bool) {
         let text = String::from_utf8_lossy(&line[..line.len().min(DIVERTED_MAX)]);
-        self.say(&format!("[{backend} stdout, not JSON] {}", text.trim_end()));
+        let tag = if is_json { "not JSON-RPC" } else { "not JSON" };
+        self.say(&format!("[{backend} stdout, {tag}] {}", text.trim_end()));
     }
 
     /// Somebody outside of the conversation asked for a restart.
@@ -372,7 +372,13 @@ fn sentence(record: &Record) -> String {
         Event::ReloadFailed => format!("ERROR: reload failed{reason}: {detail}"),
         Event::GaveUp => format!("ERROR: gave up on the MCP server: {detail}"),
         Event::ServerRestartVerified => format!("Restart verification: {detail}"),
-        Event::AuditDegraded | Event::ProtocolNoted => detail.to_owned(),
+        Event::RestartMarkerFailed => format!("WARNING: the restart marker could not be written{reason}: {detail}"),
+        Event::AuditDegraded | Event::ProtocolNoted | Event::ConversationNoted => detail.to_owned(),
+        Event::WatchMuted => format!(
+            "WARNING: `{detail}` changed right after each of the last starts and causes no reload for now; \
+             list it in .gitignore if the server writes it"
+        ),
+        Event::WatchUnmuted => format!("`{detail}` causes reloads again"),
         Event::CallEnded => {
             let outcome = record.gateway.as_ref().and_then(|of| of.outcome);
             format!("Call ended: {}", outcome.unwrap_or_default())

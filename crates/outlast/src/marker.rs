@@ -190,7 +190,8 @@ impl From<&Marker> for Wire {
 impl From<Wire> for Marker {
     fn from(wire: Wire) -> Marker {
         let Wire { timestamp, pid, reason, iso_time, id } = wire;
-        Marker { timestamp, pid, reason, iso_time, id }
+        // Other programs write markers too, and what they say ends up in logs and on terminals.
+        Marker { timestamp, pid, reason: outlast_core::reason::one_line(&reason), iso_time, id }
     }
 }
 
@@ -278,6 +279,15 @@ mod tests {
         }
         fs::write(&path, b"\xff").unwrap();
         assert!(matches!(markers.read(), Reading::Corrupt { .. }));
+    }
+
+    #[test]
+    fn the_reason_of_a_foreign_marker_is_one_clean_line() {
+        let (_project, home) = at_home();
+        let text = r#"{"timestamp": 1.5, "pid": 7, "reason": "a\u001b[2J\nb", "iso_time": "then"}"#;
+        fs::write(home.restart_marker().unwrap(), text).unwrap();
+        let Reading::Valid(read) = Markers::new(&home, "a", None).read() else { panic!("it is valid") };
+        assert_eq!(read.reason, "a [2J b");
     }
 
     #[test]

@@ -19,7 +19,7 @@ use outlast_core::{
     exit::{self, How},
     life::{self, Grace, Life},
     record,
-    relay::{Action, Event, Farewell, Origin, Reading, Relay},
+    relay::{Action, Event, Farewell, NotWritten, Origin, Reading, Relay},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -87,7 +87,7 @@ pub struct Driver {
 
     journal: Journal,
     markers: Markers,
-    writing: Option<JoinHandle<Result<String, String>>>,
+    writing: Option<JoinHandle<Result<String, NotWritten>>>,
     readings: Vec<(u64, JoinHandle<marker::Reading>)>,
     watch: Option<Watch>,
     habits: Habits,
@@ -260,9 +260,9 @@ impl Driver {
                 let line = self.journal.record(record);
                 self.control.record(&line);
             }
-            Action::Divert(generation, line) => {
+            Action::Divert { line, is_json, .. } => {
                 if !line.trim_ascii().is_empty() {
-                    self.journal.diverted(generation, &line);
+                    self.journal.diverted(&line, is_json);
                 }
             }
             Action::Answer { ticket, result } => {
@@ -757,16 +757,13 @@ impl Driver {
     fn write_marker(&mut self, pid: u32, reason: String) {
         let markers = self.markers.clone();
         let now = unix_now();
-        let marker = Marker {
-            timestamp: now,
-            pid,
-            reason,
-            iso_time: record::iso((now * 1000.0) as u64),
-            id: Some(self.plan.id.clone()),
-        };
-        self.writing = Some(tokio::task::spawn_blocking(move || {
-            markers.write(&marker).map_err(|error| error.to_string())?;
-            Ok(markers.path().map(|path| path.display().to_string()).unwrap_or_default())
+        let iso_time = record::iso((now * 1000.0) as u64);
+        let marker = Marker { timestamp: now, pid, reason, iso_time, id: Some(self.plan.id.clone()) };
+        self.writing = Some(tokio::task::spawn_blocking(move || match markers.write(&marker) {
+            Ok(()) => Ok(markers.path().map(|path| path.display().to_string()).unwrap_or_default()),
+            Err(error) => {
+                Err(NotWritten { why: error.to_string(), timestamp: marker.timestamp, iso_time: marker.iso_time })
+            }
         }));
     }
 
@@ -776,7 +773,12 @@ impl Driver {
             && let Poll::Ready(result) = Pin::new(writing).poll(cx)
         {
             self.writing = None;
-            self.tell(Event::MarkerWritten(result.unwrap_or_else(|error| Err(error.to_string()))));
+            let result = result.unwrap_or_else(|error| {
+                let timestamp = unix_now();
+                let iso_time = record::iso((timestamp * 1000.0) as u64);
+                Err(NotWritten { why: error.to_string(), timestamp, iso_time })
+            });
+            self.tell(Event::MarkerWritten(result));
             moved = true;
         }
         let mut index = 0;

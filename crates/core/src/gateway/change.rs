@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::restarts::Restarts;
+use crate::{reason::one_line, restarts::Restarts};
 
 use links::Phase;
 use places::State;
@@ -238,7 +238,7 @@ impl Gateway {
             let record = Record {
                 id: Some(self.owner_name(*number).to_owned()),
                 kind: Some("backend"),
-                reason: Some(reason.to_owned()),
+                reason: Some(one_line(reason)),
                 ..Record::new(record::Event::ServerRestartRequested)
             };
             self.out.push(Action::Record(record));

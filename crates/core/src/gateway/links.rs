@@ -161,6 +161,10 @@ impl Gateway {
             Ok(Message::Response { id, result, error }) => {
                 self.answered(link.serial, said, id, result, error, now);
             }
+            Ok(Message::Request { params, .. } | Message::Notification { params, .. }) if !params.has_version() => {
+                connection.garbage += 1;
+                return false;
+            }
             Ok(Message::Request { id, method, params }) => {
                 self.link_asked(link.serial, said, id, &method, &params, now);
             }
@@ -175,8 +179,7 @@ impl Gateway {
                     }
                 }
             }
-            Ok(Message::Other) => {}
-            Err(_) => {
+            Ok(Message::Other) | Err(_) => {
                 connection.garbage += 1;
                 return false;
             }

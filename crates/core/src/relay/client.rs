@@ -497,7 +497,7 @@ impl Relay {
         {
             self.held_bytes -= held.line.len();
         }
-        self.odd("The handshake was answered without a server, so that it can be mended".into());
+        self.note("The handshake was answered without a server, so that it can be mended".into());
     }
 
     fn discover_locally(&self, open: &Open) -> Bytes {

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::{
+    count::count,
     exit::{Cause, Exit, RESTART_CODE, classify},
     restarts::{Verdict, Why},
 };
@@ -11,7 +12,8 @@ impl Relay {
     pub(super) fn server_went_down(&mut self, generation: u32, how: How, unsent: Vec<(u64, Bytes)>, now: Instant) {
         let Some(child) = self.children.remove(&generation) else { return };
         let stderr = child.stderr.to_vec();
-        let was_draining = self.draining.iter().any(|draining| draining.generation == generation);
+        let drained = self.draining.iter().find(|draining| draining.generation == generation);
+        let reason = drained.map(|draining| draining.reason.clone());
         self.draining.retain(|draining| draining.generation != generation);
         self.cancel_asked(generation);
 
@@ -20,8 +22,8 @@ impl Relay {
             self.last_end = Some(LastEnd { how: how.clone(), generation, pid: child.pid, stderr: stderr.clone() });
             left = self.current_ended(generation, &child, &how, now);
         } else {
-            let event = if was_draining { record::Event::ServerExiting } else { record::Event::ServerStopped };
-            self.record(self.obituary(event, generation, &child, &how, now));
+            let event = if reason.is_some() { record::Event::ServerExiting } else { record::Event::ServerStopped };
+            self.record(Record { reason, ..self.obituary(event, generation, &child, &how, now) });
             if self.candidate == Some(generation) {
                 self.candidate = None;
                 self.restart_failed_with(&how, &stderr, now);
@@ -74,6 +76,9 @@ impl Relay {
         };
         let mut obituary = self.obituary(event, generation, child, how, now);
         obituary.crashes = Some(self.restarts.crashes(now));
+        if cause == Cause::RestartRequested {
+            obituary.reason = Some("the server exited with code 42, which asks for a restart".into());
+        }
         if let Verdict::StartAt { delay, .. } = verdict {
             obituary.delay = Some(delay);
         }
@@ -109,7 +114,7 @@ impl Relay {
             }
             Verdict::GiveUp { crashes, within } => {
                 let within = within.map(|within| format!(" in {:.0} s", within.as_secs_f64())).unwrap_or_default();
-                let words = format!("{crashes} crashes{within}");
+                let words = format!("{}{within}", count(crashes, "crash", "crashes"));
                 let detail = Some(words.clone());
                 self.record(Record { event: record::Event::GaveUp, crashes: Some(crashes), detail, ..end });
                 self.current = Current::GivenUp { crashes: Some(words), callable: false };
@@ -415,19 +420,24 @@ impl Relay {
             _ if open.taken => Outcome::Unknown,
             _ => Outcome::NotSent,
         };
+        // A list or a read changes nothing, so there is no effect to wonder about.
+        let has_effect = matches!(open.class, Class::Call { .. } | Class::Other);
         let was_not_run = match outcome {
             Outcome::NotSent => format!("`{what}` was not run"),
-            Outcome::Unknown => format!("`{what}` may or may not have taken effect"),
+            Outcome::Unknown if has_effect => format!("`{what}` may or may not have taken effect"),
+            Outcome::Unknown => format!("`{what}` was not answered"),
         };
         let message = match code {
             7001 => {
-                let last_words =
-                    end.stderr.last().map(|line| format!(" Its last words: {}", line.trim())).unwrap_or_default();
                 let space = if sentence.is_empty() { "" } else { " " };
-                format!(
-                    "The server ended ({how}) while `{what}` was running; it may or may not have taken effect: check \
-                     before repeating it.{space}{sentence}{last_words}"
-                )
+                if has_effect {
+                    format!(
+                        "The server ended ({how}) while `{what}` was running; it may or may not have taken effect: \
+                         check before repeating it.{space}{sentence}"
+                    )
+                } else {
+                    format!("The server ended ({how}) before it answered `{what}`.{space}{sentence}")
+                }
             }
             7002 => format!("{was_not_run}: the server is down ({how}). {sentence}"),
             7003 => {
@@ -448,9 +458,9 @@ impl Relay {
                 let had = until.map_or(drain_max, |draining| drain_max.saturating_sub(draining.until - now));
                 let had =
                     if had.as_secs() < 10 { format!("{:.1}", had.as_secs_f64()) } else { had.as_secs().to_string() };
+                let effect = if has_effect { "; it may or may not have taken effect" } else { "" };
                 format!(
-                    "The server was reloaded and the old one stopped after {had} s with `{what}` unfinished; it may or \
-                     may not have taken effect."
+                    "The server was reloaded and the old one stopped after {had} s with `{what}` unfinished{effect}."
                 )
             }
             _ => format!("{was_not_run}: outlast is stopping."),
@@ -526,7 +536,8 @@ impl Relay {
     pub(super) fn drain(&mut self, generation: u32, now: Instant) {
         let limits = &self.settings.limits;
         let (until, draining_max) = (now + limits.drain_max, limits.draining_max);
-        self.draining.push(Draining { generation, until });
+        let reason = self.restart.as_ref().map_or_else(|| "replaced by a new server".into(), Restart::reason);
+        self.draining.push(Draining { generation, until, reason });
         if let Some(child) = self.children.get_mut(&generation) {
             child.fetches.clear();
         }
@@ -589,10 +600,11 @@ impl Relay {
 
     fn retire(&mut self, generation: u32) {
         self.cancel_asked(generation);
+        let drained = self.draining.iter().find(|draining| draining.generation == generation);
+        let reason = drained.map(|draining| draining.reason.clone());
         self.draining.retain(|draining| draining.generation != generation);
         if let Some(child) = self.children.get(&generation) {
             let record = Record::new(record::Event::ServerExiting);
-            let reason = self.restart.as_ref().map(Restart::reason);
             self.record(Record { pid: Some(child.pid), generation: Some(generation.into()), reason, ..record });
         }
         self.stop(generation, How::Stopped);

@@ -1,7 +1,11 @@
 //! A restart that somebody asked for: marker, build, a child beside the old one, takeover, comparison, answer.
 
 use super::*;
-use crate::exit::Exit;
+use crate::{
+    count::count,
+    exit::Exit,
+    reason::{REASON_MAX, one_line},
+};
 use lists::Diff;
 use serde_json::json;
 
@@ -32,6 +36,10 @@ pub(super) struct Restart {
     since: Instant,
     step: Step,
     old: Option<(u32, u32)>,
+    /// As in the marker: the old server's, or the last one's.
+    pid: u32,
+    /// Why the marker could not be written.
+    marker_error: Option<String>,
     ended: Option<How>,
     diff: Option<Diff>,
 }
@@ -43,6 +51,29 @@ pub(super) struct LastReload {
     at: Instant,
     /// Why it failed, and with which words.
     failure: Option<(String, Vec<String>)>,
+    marker_error: Option<String>,
+}
+
+/// A marker that is not in its file: all that it would say, and why.
+#[derive(Debug)]
+pub(super) struct UnwrittenMarker {
+    pub(super) timestamp: f64,
+    pub(super) pid: u32,
+    pub(super) reason: String,
+    pub(super) iso_time: String,
+    pub(super) why: String,
+}
+
+impl UnwrittenMarker {
+    /// As if it had been read from its file.
+    pub(super) fn reading(&self) -> Reading {
+        Reading::Valid {
+            timestamp: self.timestamp,
+            pid: self.pid,
+            reason: self.reason.clone(),
+            iso_time: self.iso_time.clone(),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -80,7 +111,7 @@ impl Restart {
     }
 
     pub(super) fn reason(&self) -> String {
-        self.reasons.join("; ")
+        one_line(&self.reasons.join("; "))
     }
 
     fn step_in_words(&self) -> &'static str {
@@ -97,7 +128,7 @@ impl Restart {
 impl Relay {
     pub(super) fn restart_asked(&mut self, ticket: Ticket, origin: Origin, reason: String, now: Instant) {
         if self.is_leaving() {
-            return self.refuse_ticket(ticket, "outlast is stopping", &[]);
+            return self.refuse_ticket(ticket, "outlast is stopping", &[], None);
         }
         let queued = self.queued.get_or_insert_with(|| Queued {
             tickets: Vec::new(),
@@ -107,7 +138,10 @@ impl Relay {
             since: now,
         });
         queued.tickets.push(ticket);
-        if !queued.reasons.contains(&reason) {
+        let reason = one_line(&reason);
+        // More would be cut when they are joined.
+        let has_room = queued.reasons.iter().map(String::len).sum::<usize>() < REASON_MAX;
+        if has_room && !queued.reasons.contains(&reason) {
             queued.reasons.push(reason);
         }
         queued.urgent |= origin != Origin::Watch;
@@ -141,18 +175,20 @@ impl Relay {
         }
         let queued = self.queued.take().expect("looked at above");
         let old = self.current_generation().and_then(|n| Some((n, self.children.get(&n)?.pid)));
+        // Where nobody serves, the one that was to be replaced is the last that did.
+        let pid = old.map(|(_, pid)| pid).or(self.last_end.as_ref().map(|end| end.pid)).unwrap_or_default();
         let restart = Restart {
             tickets: queued.tickets,
             reasons: queued.reasons,
             since: now,
             step: Step::Marking,
             old,
+            pid,
+            marker_error: None,
             ended: None,
             diff: None,
         };
         let reason = restart.reason();
-        // Where nobody serves, the one that was to be replaced is the last that did.
-        let pid = old.map(|(_, pid)| pid).or(self.last_end.as_ref().map(|end| end.pid)).unwrap_or_default();
         let record = Record::new(record::Event::ServerRestartRequested);
         self.record(Record {
             reason: Some(reason.clone()),
@@ -165,23 +201,36 @@ impl Relay {
         self.act(Action::WriteMarker { pid, reason });
     }
 
-    pub(super) fn marker_written(&mut self, result: Result<String, String>, now: Instant) {
+    pub(super) fn marker_written(&mut self, result: Result<String, NotWritten>, now: Instant) {
         let Some(restart) = &mut self.restart else { return };
         if restart.step != Step::Marking {
             return;
         }
-        let reason = Some(restart.reason());
+        let reason = restart.reason();
         let (generation, pid) = restart.old.unzip();
+        let generation = generation.map(u64::from);
+        restart.marker_error = result.as_ref().err().map(|unwritten| unwritten.why.clone());
+        self.unwritten_marker = result.as_ref().err().map(|unwritten| UnwrittenMarker {
+            timestamp: unwritten.timestamp,
+            pid: restart.pid,
+            reason: reason.clone(),
+            iso_time: unwritten.iso_time.clone(),
+            why: unwritten.why.clone(),
+        });
+        let reason = Some(reason);
         if self.settings.build {
             restart.step = Step::Building;
         }
         match result {
             Ok(path) => {
                 let record = Record::new(record::Event::RestartMarkerWritten);
-                let generation = generation.map(u64::from);
                 self.record(Record { reason, pid, generation, detail: Some(path), ..record });
             }
-            Err(why) => self.odd(format!("The restart marker could not be written: {why}")),
+            Err(NotWritten { why, .. }) => {
+                self.remember(&format!("The restart marker could not be written: {why}"));
+                let record = Record::new(record::Event::RestartMarkerFailed);
+                self.record(Record { reason, pid, generation, detail: Some(why), ..record });
+            }
         }
         if self.settings.build {
             self.building = true;
@@ -303,7 +352,10 @@ impl Relay {
             "stderr_tail": self.stderr_of(generation).join("\n"),
         });
         if draining > 0 {
-            report["draining"] = json!(format!("{draining} calls left on the old server"));
+            report["draining"] = json!(format!("{} left on the old server", count(draining, "call", "calls")));
+        }
+        if let Some(why) = &restart.marker_error {
+            report["marker_error"] = json!(why);
         }
         if restart.diff.is_none() {
             report["tools"]["compared"] = json!(false);
@@ -343,11 +395,12 @@ impl Relay {
             reason: restart.reason(),
             at: now,
             failure: result.as_ref().err().map(|(why, stderr)| (why.clone(), stderr.clone())),
+            marker_error: restart.marker_error.clone(),
         });
         for ticket in restart.tickets {
             match &result {
                 Ok(report) => self.answer_ticket(ticket, report),
-                Err((why, stderr)) => self.refuse_ticket(ticket, why, stderr),
+                Err((why, stderr)) => self.refuse_ticket(ticket, why, stderr, restart.marker_error.as_deref()),
             }
         }
         self.begin_queued(now);
@@ -368,18 +421,21 @@ impl Relay {
         }
     }
 
-    fn refuse_ticket(&mut self, ticket: Ticket, why: &str, stderr: &[String]) {
+    fn refuse_ticket(&mut self, ticket: Ticket, why: &str, stderr: &[String], marker_error: Option<&str>) {
         let serving = self.live().and_then(|n| self.children.get(&n)).map(|child| child.pid);
         let rest = match serving {
             _ if self.is_leaving() => String::new(),
             Some(pid) => format!(" The old server (pid {pid}) keeps serving."),
             None => " No server is serving.".into(),
         };
-        let report = json!({
+        let mut report = json!({
             "error": format!("The restart failed: {why}.{rest}"),
             "serving_pid": serving,
             "stderr_tail": stderr.join("\n"),
         });
+        if let Some(why) = marker_error {
+            report["marker_error"] = json!(why);
+        }
         match ticket {
             Ticket::Outside(ticket) => self.act(Action::Answer { ticket, result: Err(report) }),
             Ticket::Call(seq) if self.opens.contains_key(&seq) => {
@@ -423,7 +479,7 @@ impl Relay {
         let mut tickets = self.restart.take().map(|restart| restart.tickets).unwrap_or_default();
         tickets.extend(self.queued.take().map(|queued| queued.tickets).unwrap_or_default());
         for ticket in tickets {
-            self.refuse_ticket(ticket, "outlast is stopping", &[]);
+            self.refuse_ticket(ticket, "outlast is stopping", &[], None);
         }
     }
 
@@ -435,6 +491,9 @@ impl Relay {
             "reason": last.reason,
             "seconds_ago": now.saturating_duration_since(last.at).as_secs_f64(),
         });
+        if let Some(why) = &last.marker_error {
+            status["marker_error"] = json!(why);
+        }
         if let Some((why, stderr)) = &last.failure {
             status["error"] = json!(why);
             status["stderr_tail"] = json!(words::last_lines(stderr, 20, 4 << 10).join("\n"));

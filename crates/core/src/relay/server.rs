@@ -5,7 +5,7 @@ use super::{
     lists::Page,
     *,
 };
-use crate::message::{Edit, Params, Raw, RawId, line, members, pick, pick_text, quote, splice, text};
+use crate::message::{BYTE_ORDER_MARK, Edit, Params, Raw, RawId, line, members, pick, pick_text, quote, splice, text};
 
 impl Relay {
     pub(super) fn server_said(&mut self, generation: u32, line: Bytes, now: Instant) {
@@ -14,17 +14,21 @@ impl Relay {
             self.dropped.from_server += 1;
             return;
         }
+        let line = if line.starts_with(BYTE_ORDER_MARK) { line.slice(BYTE_ORDER_MARK.len()..) } else { line };
         let Ok(parsed) = message::parse(&line) else {
-            self.dropped.from_server += 1;
-            // An empty line says nothing, and nobody is told of it.
-            self.dropped.not_json += u64::from(!line.trim_ascii().is_empty());
-            return self.act(Action::Divert(generation, line));
+            return self.divert(generation, line, false);
         };
         match parsed {
+            Message::Request { params, .. } | Message::Notification { params, .. } if !params.has_version() => {
+                self.divert(generation, line.clone(), true);
+            }
             Message::Response { id, result, error } => self.server_answered(generation, id, result, error, &line, now),
             Message::Request { id, method, params } => self.server_asked(generation, id, &method, &params, &line, now),
             Message::Notification { method, params } => {
                 self.server_noted(generation, &method, &params, line.clone(), now);
+            }
+            Message::Batch(members) if !members.iter().any(|member| message::is_json_rpc(member.get().as_bytes())) => {
+                self.divert(generation, line.clone(), true);
             }
             Message::Batch(members) => {
                 if self.opening.as_ref().is_some_and(|opening| opening.spoken == "2025-03-26") {
@@ -37,11 +41,15 @@ impl Relay {
                     self.dropped.from_server += 1;
                 }
             }
-            Message::Other => match self.role(generation) {
-                ServerRole::Serving => self.tell_client(line.clone()),
-                _ => self.dropped.from_server += 1,
-            },
+            Message::Other => self.divert(generation, line.clone(), true),
         }
+    }
+
+    /// A line that is no message: for people, and counted (C3). An empty line is only dropped.
+    fn divert(&mut self, generation: u32, line: Bytes, is_json: bool) {
+        self.dropped.from_server += 1;
+        self.dropped.not_json += u64::from(!line.trim_ascii().is_empty());
+        self.act(Action::Divert { generation, line, is_json });
     }
 
     fn role(&self, generation: u32) -> ServerRole {
@@ -71,6 +79,7 @@ impl Relay {
         let Some(id) = id.parse() else {
             // `null`, or an id nobody can keep track of.
             match role {
+                _ if !message::has_version(line) => self.divert(generation, line.clone(), true),
                 ServerRole::Serving => self.tell_client(line.clone()),
                 _ => self.dropped.from_server += 1,
             }
@@ -87,7 +96,10 @@ impl Relay {
             ServerRole::Waiting | ServerRole::Retired => None,
         };
         let Some(seq) = seq else {
-            self.dropped.from_server += 1;
+            match message::has_version(line) {
+                true => self.dropped.from_server += 1,
+                false => self.divert(generation, line.clone(), true),
+            }
             return;
         };
         if self.opens[&seq].class == Class::Listen {
@@ -575,11 +587,12 @@ impl Relay {
         if speaks != opening.version {
             // Revisions are dates, so the older one is the smaller text.
             if opening.local && speaks < opening.version && LEGACY.contains(&speaks.as_str()) {
-                let text = format!("The server speaks {speaks}; the client was told {}", opening.version);
+                let told = &opening.version;
+                let text = format!("The server speaks {speaks}; the client was told {told}: reconnect the client");
                 opening.spoken = speaks;
-                self.odd(text);
+                self.note(text);
             } else {
-                return Err(format!("speaks {speaks}, the client was promised {}", opening.version));
+                return Err(format!("speaks {speaks}, the client was promised {}: {RECONNECT}", opening.version));
             }
         } else {
             opening.spoken = speaks;
@@ -595,7 +608,7 @@ impl Relay {
         if versions.contains(&version) {
             Ok(Capabilities::parse(capabilities))
         } else {
-            Err(format!("speaks {}, the client speaks {version}", versions.join(", ")))
+            Err(format!("speaks {}, the client speaks {version}: {RECONNECT}", versions.join(", ")))
         }
     }
 
@@ -640,7 +653,7 @@ impl Relay {
         for family in [Family::Prompts, Family::Resources] {
             if has.has(family) && !told.has(family) {
                 let name = family.name();
-                self.odd(format!(
+                self.note(format!(
                     "The new server has {name}, which the client was not told of: reconnect it to see them"
                 ));
             }
@@ -709,6 +722,9 @@ impl ServerRole {
     }
 }
 
+/// What helps when the new server and the client have no protocol version in common.
+const RECONNECT: &str = "reconnect the client to use the new server";
+
 fn id_text(line: &Bytes, place: &std::ops::Range<usize>) -> String {
     String::from_utf8_lossy(&line[place.clone()]).into_owned()
 }
@@ -736,7 +752,7 @@ fn refusal(error: Option<Raw<'_>>, modern: bool) -> String {
     let Some(error) = error else { return "answered neither result nor error".into() };
     let said = said(error);
     match (modern, code(error)) {
-        (true, Some(-32022)) => format!("speaks another version: {said}"),
+        (true, Some(-32022)) => format!("speaks another version ({said}): {RECONNECT}"),
         (true, _) => format!("refused `server/discover`, so it does not speak the client's era: {said}"),
         (false, _) => format!("refused the handshake: {said}"),
     }

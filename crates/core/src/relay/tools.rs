@@ -93,7 +93,13 @@ impl Relay {
         let since = open.progress;
         let child = self.live().and_then(|n| self.children.get(&n)).filter(|child| child.ready.is_some());
         let current_pid = child.map(|child| child.pid);
-        let verdict = match reading {
+        // What could not be written down is known here all the same.
+        let (reading, marker_error) = match (&self.unwritten_marker, &reading) {
+            (Some(known), Reading::Valid { timestamp, .. }) if known.timestamp <= *timestamp => (reading, None),
+            (Some(known), _) => (known.reading(), Some(known.why.clone())),
+            (None, _) => (reading, None),
+        };
+        let mut verdict = match reading {
             Reading::Missing { path } => {
                 json!({"restarted": false, "error": "Restart marker not found", "marker_path": path,
                     "current_pid": current_pid})
@@ -128,6 +134,9 @@ impl Relay {
                 verdict
             }
         };
+        if let Some(why) = marker_error {
+            verdict["marker_error"] = json!(why);
+        }
         let record = Record::new(record::Event::ServerRestartVerified);
         let restarted = if verdict["restarted"] == true { "restarted" } else { "not restarted" };
         let reason = verdict["reason"].as_str().map(str::to_owned);
@@ -159,7 +168,7 @@ impl Relay {
             "name": self.settings.name,
             "state": self.state_name(),
             "pid": child.map(|child| child.pid),
-            "generation": generation,
+            "generation": generation.or(self.last_generation),
             "uptime_s": child.map(|child| now.saturating_duration_since(child.started).as_secs_f64()),
             "restarts": self.replaced,
             "crashes": self.restarts.crashes(now),

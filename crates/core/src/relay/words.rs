@@ -116,8 +116,8 @@ impl Next {
     fn retry_after_ms(self) -> Value {
         match self {
             Next::In(delay) => json!(u64::try_from(delay.as_millis()).unwrap_or(u64::MAX)),
-            Next::Now | Next::Nothing => json!(0),
-            Next::Asked => Value::Null,
+            Next::Now => json!(0),
+            Next::Asked | Next::Nothing => Value::Null,
         }
     }
 }
@@ -136,6 +136,15 @@ impl Failure {
             "stderr": last_lines(&self.stderr, STDERR_LINES_MAX, STDERR_BYTES_MAX),
             "retry_after_ms": self.next.retry_after_ms(),
         })
+    }
+
+    /// For a JSON-RPC error: the message, with the last line of stderr where the server's end is the news.
+    pub fn as_one_line(&self) -> String {
+        let last = self.stderr.iter().rev().map(|line| line.trim()).find(|line| !line.is_empty());
+        match last.filter(|_| self.code == 7001) {
+            Some(line) => format!("{} Last stderr line: {line}", self.message),
+            None => self.message.clone(),
+        }
     }
 
     /// For a tool call: a result that the model gets to see.

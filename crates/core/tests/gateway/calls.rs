@@ -32,12 +32,20 @@ fn what_is_no_json_is_for_people_and_changes_nothing() {
     let mut story = Story::simple(&[("a", maker(&["echo"]))]);
     story.call(1, 5, "a__echo");
     let (link, told) = story.told("a");
-    for babble in ["listening on 3000\n", "{\"half\":\n", "\u{fffd}\n"] {
+    let babbles = [
+        "listening on 3000\n",
+        "{\"half\":\n",
+        "\u{fffd}\n",
+        "42\n",
+        "{\"level\":\"info\",\"msg\":\"up\"}\n",
+        "{\"method\":\"GET\",\"path\":\"/\"}\n",
+    ];
+    for babble in babbles {
         story.event(Event::LinkSaid { link, message: babble.into() });
         assert_eq!(story.diverted.pop(), Some((link, babble.to_owned())));
         story.hears_nothing(1);
     }
-    assert_eq!(story.status("a")["links"][0]["garbage"], 3);
+    assert_eq!(story.status("a")["links"][0]["garbage"], 6);
     story.answer(link, &told["id"], json!({"content": []}));
     assert_eq!(story.heard(1).json()["id"], 5);
     assert!(story.diverted.is_empty());

@@ -261,7 +261,7 @@ fn q9_a_call_in_flight_fails_once_and_says_so() {
     assert_eq!(
         text,
         "The server ended (exit code 3) while `t` was running; it may or may not have taken effect: check before \
-         repeating it. It starts again in 1.0 s. Its last words: boom\n\nstderr of the server:\nboom"
+         repeating it. It starts again in 1.0 s.\n\nstderr of the server:\nboom"
     );
     story.passes(secs(1));
     story.comes_up(2);
@@ -417,7 +417,7 @@ fn q13_any_other_request_is_never_asked_twice() {
     let error = story.client_hears_error(1, 7003, "gave_up", "not_sent");
     assert_eq!(
         error["message"],
-        "`acme/do` was not run: the server is not running (exit code 1; 1 crashes). It is not started again by \
+        "`acme/do` was not run: the server is not running (exit code 1; 1 crash). It is not started again by \
          itself: call `restart_server`."
     );
 }

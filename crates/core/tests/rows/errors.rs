@@ -20,7 +20,7 @@ fn e1_the_server_ended_while_it_was_running() {
             error["message"],
             format!(
                 "The server ended ({words}) while `acme/do` was running; it may or may not have taken effect: check \
-                 before repeating it. It starts again in 1.0 s. Its last words: line 11"
+                 before repeating it. It starts again in 1.0 s. Last stderr line: line 11"
             )
         );
         let lines: Vec<String> = (2..12).map(|n| format!("line {n}")).collect();
@@ -76,7 +76,7 @@ fn e2_the_server_is_down() {
     let error = story.client_hears_error(1, 7002, "server_down", "unknown");
     assert_eq!(
         error["message"],
-        "`resources/read` may or may not have taken effect: the server is down (exit code 1). It is being started now."
+        "`resources/read` was not answered: the server is down (exit code 1). It is being started now."
     );
 }
 

@@ -48,7 +48,9 @@ fn h2_a_later_child_speaks_the_version_that_was_told() {
     for version in ["2025-06-18", "2099-01-01"] {
         let mut story = replaying();
         story.child(2, &result(private(1), &initialize_result(version, ALL)));
-        let words = format!("stop 2: failed its handshake: speaks {version}, the client was promised 2025-11-25");
+        let words = format!(
+            "stop 2: failed its handshake: speaks {version}, the client was promised 2025-11-25: reconnect the client to use the new server"
+        );
         story.was_done(&[&words]);
     }
 }
@@ -113,9 +115,12 @@ fn h4_a_child_of_another_version_or_era_fails() {
     for (answer, words) in [
         (
             result(private(1), r#"{"supportedVersions":["2027-01-01"],"capabilities":{}}"#),
-            "speaks 2027-01-01, the client speaks 2026-07-28",
+            "speaks 2027-01-01, the client speaks 2026-07-28: reconnect the client to use the new server",
         ),
-        (error(private(1), -32022, "not that"), "speaks another version: not that"),
+        (
+            error(private(1), -32022, "not that"),
+            "speaks another version (not that): reconnect the client to use the new server",
+        ),
         (
             error(private(1), -32601, "Method not found"),
             "refused `server/discover`, so it does not speak the client's era: Method not found",
@@ -323,7 +328,10 @@ fn b6_after_a_handshake_of_ours_an_older_version_is_put_up_with() {
     let mut story = opened();
     story.child(1, &result(private(1), &initialize_result("2025-03-26", "{}")));
     story.was_done(&["ready 1"]);
-    assert_eq!(story.recorded("protocol_noted"), ["The server speaks 2025-03-26; the client was told 2025-11-25"]);
+    assert_eq!(
+        story.recorded("conversation_noted"),
+        ["The server speaks 2025-03-26; the client was told 2025-11-25: reconnect the client"]
+    );
     // The same again, and then one that has caught up with what was told.
     for (generation, k, version) in [(2, 2, "2025-03-26"), (3, 3, "2025-11-25")] {
         story.dies(generation - 1, code(1));

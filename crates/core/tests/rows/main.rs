@@ -10,6 +10,7 @@ mod modern;
 mod notes;
 mod records;
 mod reload;
+mod reports;
 mod server;
 mod story;
 mod tools;

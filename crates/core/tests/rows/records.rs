@@ -13,7 +13,7 @@ fn giving_up_names_the_server_and_its_end() {
     story.dies(1, code(9));
     let record = story.record("gave_up");
     assert_eq!((record.pid, record.generation, record.exit_code), (Some(1001), Some(1), Some(9)));
-    assert_eq!((record.crashes, record.detail.as_deref()), (Some(1), Some("1 crashes")));
+    assert_eq!((record.crashes, record.detail.as_deref()), (Some(1), Some("1 crash")));
 }
 
 #[test]

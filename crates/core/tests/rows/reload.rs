@@ -15,8 +15,8 @@ fn r1_the_marker_is_on_disk_before_the_old_server_is_touched() {
     let mut story = Story::legacy();
     story.asks_restart(7, Origin::Control, "new code");
     story.did();
-    story.happens(Event::MarkerWritten(Err("read-only file system".into())));
-    assert_eq!(story.recorded("protocol_noted"), ["The restart marker could not be written: read-only file system"]);
+    story.marker_is_not_written("read-only file system");
+    assert_eq!(story.recorded("restart_marker_failed"), ["read-only file system"]);
     story.was_done(&["start"]);
 }
 

@@ -8,7 +8,7 @@ use std::{
 use bytes::Bytes;
 pub use outlast_core::{
     exit::{Exit, How},
-    relay::{Action, Event, Farewell, OnCleanExit, Origin, Reading, Reload, Retry, Settings},
+    relay::{Action, Event, Farewell, NotWritten, OnCleanExit, Origin, Reading, Reload, Retry, Settings},
     restarts::Policy,
 };
 use outlast_core::{
@@ -222,8 +222,9 @@ impl Story {
                 Action::MarkReady(generation) => format!("ready {generation}"),
                 Action::WriteMarker { pid, reason } => format!("mark {pid}: {reason}"),
                 Action::ReadMarker(key) => format!("read {key}"),
-                Action::Divert(generation, line) => {
-                    format!("divert {generation}: {}", String::from_utf8_lossy(&line).trim_end())
+                Action::Divert { generation, line, is_json } => {
+                    let tag = if is_json { " as JSON" } else { "" };
+                    format!("divert {generation}{tag}: {}", String::from_utf8_lossy(&line).trim_end())
                 }
                 Action::Answer { ticket, result: Ok(report) } => format!("answer {ticket}: {report}"),
                 Action::Answer { ticket, result: Err(report) } => format!("refuse {ticket}: {report}"),
@@ -328,6 +329,12 @@ impl Story {
 
     pub fn marker_is_written(&mut self) {
         self.happens(Event::MarkerWritten(Ok("restart_marker".into())));
+    }
+
+    pub fn marker_is_not_written(&mut self, why: &str) {
+        let timestamp = 1_000_000.0 + (self.now - self.birth).as_secs_f64();
+        let iso_time = format!("at {timestamp}");
+        self.happens(Event::MarkerWritten(Err(NotWritten { why: why.into(), timestamp, iso_time })));
     }
 
     /// A restart from outside, as far as its start.

@@ -379,8 +379,8 @@ impl World {
                 check!(self, self.settings.backends.iter().any(|known| known.name == backend), "who is {backend}?");
             }
             Action::Divert { link, message } => {
-                let is_json = serde_json::from_slice::<serde::de::IgnoredAny>(&message).is_ok();
-                check!(self, !is_json, "what {link:?} said was taken for no JSON");
+                let is_message = outlast_core::message::is_json_rpc(&message);
+                check!(self, !is_message, "what {link:?} said was taken for no message");
             }
             Action::Record(_) | Action::Note(_) => {}
         }

@@ -16,7 +16,9 @@ use std::{
 use bytes::Bytes;
 use outlast_core::{
     exit::{Exit, How},
-    relay::{Action, Event, Farewell, Limits, OnCleanExit, Origin, Reading, Relay, Reload, Retry, Settings},
+    relay::{
+        Action, Event, Farewell, Limits, NotWritten, OnCleanExit, Origin, Reading, Relay, Reload, Retry, Settings,
+    },
     restarts::Policy,
 };
 use serde_json::Value;
@@ -383,7 +385,8 @@ impl World {
             }
             2 => {
                 self.marking = false;
-                let result = if self.dice.one_in(6) { Err("read-only".to_owned()) } else { Ok("marker".to_owned()) };
+                let unwritten = || NotWritten { why: "read-only".into(), timestamp: 6.0, iso_time: "then".into() };
+                let result = if self.dice.one_in(6) { Err(unwritten()) } else { Ok("marker".to_owned()) };
                 self.happen(Event::MarkerWritten(result), Told::Other);
             }
             _ => {
@@ -548,7 +551,7 @@ impl World {
                 self.any_end = true;
             }
             Action::ReadMarker(key) => self.reading.push(key),
-            Action::Record(_) | Action::Divert(..) => {}
+            Action::Record(_) | Action::Divert { .. } => {}
             Action::Answer { ticket, .. } => {
                 if let Some(index) = self.tickets_running.iter().position(|running| *running == ticket) {
                     self.tickets_running.swap_remove(index);

@@ -8,6 +8,7 @@ use std::{
 
 use outlast_core::{
     exit::{self, How},
+    reason::one_line,
     record::{self, Record},
     session::{Answer, Event, Mode, Refused},
     terminal::Role,
@@ -75,11 +76,11 @@ impl Terminal {
     }
 
     fn restart(&mut self, ticket: u64, mode: Mode, params: &Value) -> bool {
-        let reason = params["reason"].as_str().unwrap_or("asked for from outside");
+        let reason = one_line(params["reason"].as_str().unwrap_or("asked for from outside"));
         self.journal
             .event("user_action", &[("action", &"restart"), ("by", &"control"), ("mode", &mode), ("reason", &reason)]);
         let record = Record::new(record::Event::ServerRestartRequested);
-        let (reason, pid) = (Some(reason.to_owned()), self.session.pid());
+        let (reason, pid) = (Some(reason), self.session.pid());
         self.record(Record { pid, reason, detail: Some("control".into()), ..record });
         self.asked_at.insert(ticket, self.now);
         self.tell(Event::RestartAsked { ticket, mode });

@@ -196,6 +196,12 @@ fn what_a_server_babbles_goes_to_stderr_under_a_tag() {
         let line = client.says(babble);
         assert_eq!(line, format!("[noisy stdout, not JSON] {babble}"));
     }
+    for babble in [r#"{"level":"info","msg":"up"}"#, r#"{"method":"GET","path":"/"}"#, "[1,2,3]", "8080"] {
+        client.call("garbage", json!({"text": babble}));
+        let line = client.says(babble);
+        assert_eq!(line, format!("[noisy stdout, not JSON-RPC] {babble}"));
+    }
+    assert_eq!(client.status()["stdout_not_json"], 7);
     assert!(client.heard.is_empty(), "{:?}", client.heard);
     client.end();
 }
