@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use outlast_core::keys::DetachKey;
 
-use crate::{config, duration, help, history::Since, wrap::clients::Client};
+use crate::{config, duration, gateway::listen, help, history::Since, wrap::clients::Client};
 
 /// The connection outlasts the process.
 ///
@@ -178,9 +178,9 @@ pub struct Gateway {
     #[arg(long)]
     pub stdio: bool,
 
-    /// Serve clients over HTTP at this address, under /mcp [default: the configuration's, or 127.0.0.1:7332 at a
-    /// terminal]
-    #[arg(long, value_name = "ADDR:PORT")]
+    /// Serve clients over HTTP at this address, under /mcp; `localhost:7332`, `:7332` and `7332` mean this machine
+    /// [default: the configuration's, or 127.0.0.1:7332 at a terminal]
+    #[arg(long, value_name = "ADDR:PORT", value_parser = listen_address)]
     pub listen: Option<SocketAddr>,
 
     /// What people call this gateway [default: from the configuration, or its directory]
@@ -701,4 +701,8 @@ pub enum OnCleanExit {
 
 fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| "a whole number is wanted, and not too large a one".to_owned())
+}
+
+fn listen_address(text: &str) -> Result<SocketAddr, String> {
+    listen::address::parse(text).ok_or_else(|| listen::address::FORMS.replace('"', "`"))
 }

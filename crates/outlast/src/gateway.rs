@@ -42,6 +42,7 @@ pub mod listen;
 pub mod metrics;
 pub mod mirrors;
 pub mod pages;
+pub mod recent;
 pub mod reload;
 pub mod scale;
 pub mod schemas;
@@ -57,6 +58,7 @@ use self::{
     listen::Listen,
     metrics::Metrics,
     mirrors::MirrorsByBackend,
+    recent::Recent,
     reload::Reload,
     scale::Scale,
     shelf::Shelf,
@@ -124,6 +126,7 @@ pub struct Driver {
     /// The version of the catalogue that the HTTP front knows the mirrored arguments of.
     mirrored: u64,
     metrics: Metrics,
+    recent: Recent,
     scale: Scale,
     /// Restarts that somebody waits for, by ticket.
     errands: BTreeMap<u64, Errand>,
@@ -231,6 +234,7 @@ impl Driver {
             mirrors,
             mirrored: 0,
             metrics: Metrics::new(),
+            recent: Recent::default(),
             scale: Scale::default(),
             errands: BTreeMap::new(),
             began: Instant::now(),
@@ -366,6 +370,7 @@ impl Driver {
         let line = self.journal.record(record);
         self.control.record(&line);
         self.publish("record", &line);
+        self.recent.add(&line, self.now);
     }
 
     // ---- the end -----------------------------------------------------------------------------------------------

@@ -415,6 +415,8 @@ fn state_in_words(state: &Value, width: Option<usize>) -> String {
     say("document", text("document"));
     say("agent id", text("conversation"));
     say("outlast", format!("pid {}", state["outlast_pid"]));
+    say("listen", text("listen"));
+    say("page", text("status_page"));
     say("log", text("log"));
     say("socket", text("socket"));
     let mut words = format!("{} ({})\n", text("id"), text("kind"));

@@ -5,11 +5,14 @@ mod broken;
 mod control;
 mod crash;
 mod ending;
+mod endpoint;
 mod guards;
 mod limits;
 mod page;
 mod peers;
 mod reload;
+#[cfg(target_os = "linux")]
+mod secure;
 mod serve;
 #[cfg(target_os = "linux")]
 mod tls;

@@ -24,7 +24,10 @@ use super::{
     read::{Section, Text, beside},
     tree::Place,
 };
-use crate::report::{self, Report};
+use crate::{
+    gateway::listen::{Certificate, address},
+    report::{self, Report},
+};
 
 /// The longest name of a backend: with `__` and a tool of two letters it still fits what names may be, 64 letters.
 pub const NAME_MAX: usize = 60;
@@ -49,6 +52,9 @@ pub struct Gateway {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Front {
     pub listen: Option<SocketAddr>,
+    pub tls: Option<Certificate>,
+    /// The files of the certificate.
+    pub tls_files: Vec<PathBuf>,
     pub hosts: Vec<String>,
     pub origins: Vec<String>,
     pub sessions_max: usize,
@@ -144,7 +150,8 @@ impl Gateway {
         };
         let front = check.front(&front, auth.is_some());
         let jwks = auth.iter().filter_map(|auth| auth.jwt.as_ref()?.jwks.clone());
-        let watched = config.files.iter().map(|file| file.path.clone()).chain(jwks).collect();
+        let certificate = front.tls_files.iter().cloned();
+        let watched = config.files.iter().map(|file| file.path.clone()).chain(jwks).chain(certificate).collect();
         let name = root.section("gateway").text("name");
         check.mistakes.check()?;
         let notes = config.notes.clone();
@@ -520,7 +527,8 @@ impl Check<'_> {
     }
 
     fn front(&mut self, section: &Section, has_auth: bool) -> Front {
-        let listen: Option<SocketAddr> = section.text("listen").and_then(|text| text.parse().ok());
+        let listen: Option<SocketAddr> = section.text("listen").and_then(|text| address::parse(&text));
+        let (tls, tls_files) = self.tls(section);
         if let Some(address) = listen.filter(|address| !address.ip().is_loopback() && !has_auth) {
             let what = format!("{address} can be reached from other machines, and nobody would be asked who they are");
             let hint = "add `[auth]`, or listen on 127.0.0.1";
@@ -549,12 +557,38 @@ impl Check<'_> {
         }
         Front {
             listen,
+            tls,
+            tls_files,
             hosts: section.values("hosts"),
             origins: section.values("origins"),
             sessions_max: count(section, "sessions_max"),
             session_idle: section.span("session_idle").unwrap_or_default(),
             connections_max: count(section, "connections_max"),
             body_max: section.size("body_max").and_then(|size| usize::try_from(size).ok()).unwrap_or(usize::MAX),
+        }
+    }
+
+    fn tls(&mut self, section: &Section) -> (Option<Certificate>, Vec<PathBuf>) {
+        if section.set("tls").is_none() {
+            return (None, Vec::new());
+        }
+        let tls = section.section("tls");
+        let (Some(cert), Some(key)) = (tls.path("cert"), tls.path("key")) else {
+            self.missing(&tls, "it needs both `cert` and `key`", "tls = { cert = \"cert.pem\", key = \"key.pem\" }");
+            return (None, Vec::new());
+        };
+        let files = vec![cert.clone(), key.clone()];
+        match Certificate::load(&cert, &key) {
+            Ok(certificate) => (Some(certificate), files),
+            Err(why) => {
+                self.wrong(
+                    section.place("tls"),
+                    "gateway.tls",
+                    why,
+                    "give a certificate and its private key, both in PEM",
+                );
+                (None, files)
+            }
         }
     }
 

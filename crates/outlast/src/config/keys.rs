@@ -96,7 +96,13 @@ pub const GATEWAY: &[Key] = &[
         "listen",
         Shape::Address,
         "",
-        "The address of the HTTP endpoint, such as `127.0.0.1:7332`. Beyond this machine only with `[auth]`.",
+        "The address of the HTTP endpoint, such as `127.0.0.1:7332`; `localhost:7332`, `:7332` and `7332` mean this machine. Beyond this machine only with `[auth]`.",
+    ),
+    key(
+        "tls",
+        Shape::Table(TLS),
+        "",
+        "The endpoint speaks HTTPS. Both files are read again when they change; if they cannot be used, those before stay in use.",
     ),
     key(
         "hosts",
@@ -128,6 +134,11 @@ pub const GATEWAY: &[Key] = &[
     ),
     key("stdin_grace", Shape::Span, "\"1s\"", "How long a backend may take to end after its stdin is closed."),
     key("term_grace", Shape::Span, "\"2s\"", "How long it may take after SIGTERM."),
+];
+
+pub const TLS: &[Key] = &[
+    key("cert", Shape::Path, "", "The certificate and those that signed it, in PEM."),
+    key("key", Shape::Path, "", "The private key of the certificate, in PEM."),
 ];
 
 pub const BACKEND: &[Key] = &[

@@ -4,6 +4,8 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use outlast_core::gateway::{Children, Pattern};
 
+use crate::gateway::listen::address;
+
 use super::{
     keys::{Key, Shape},
     mistake::{Mistake, Mistakes, did_you_mean},
@@ -293,9 +295,9 @@ impl Reader<'_> {
         match key.shape {
             Shape::Text | Shape::Path | Shape::Address => {
                 let text = self.text(path, node)?;
-                if matches!(key.shape, Shape::Address) && text.value.parse::<std::net::SocketAddr>().is_err() {
+                if matches!(key.shape, Shape::Address) && address::parse(&text.value).is_none() {
                     let what = format!("`{}` is no address to listen on", text.written);
-                    let hint = "write an IP address and a port, such as \"127.0.0.1:7332\" or \"[::1]:7332\"";
+                    let hint = address::FORMS;
                     self.mistakes.add(Mistake::new(node.at.clone(), path, what).hint(hint));
                     return None;
                 }

@@ -92,7 +92,7 @@ async fn serve(arguments: &cli::Gateway, source: Source, config: Config, keeper:
     complaint.into_iter().for_each(|complaint| journal.note(&complaint));
     // Who hears this can already ask us anything.
     if let Some(listen) = &listen {
-        journal.note(&format!("listening on http://{}/mcp", listen.address()));
+        announce(listen).iter().for_each(|note| journal.note(note));
     }
 
     let grace = Grace { after_stdin: arguments.stdin_grace, after_term: arguments.term_grace, ..Grace::default() };
@@ -147,6 +147,8 @@ pub(super) fn options(address: SocketAddr, config: &Config) -> Result<listen::Op
         hosts: front.hosts.clone(),
         origins: front.origins.clone(),
         auth: auth(config)?,
+        tls: front.tls.clone(),
+        profiles: config.settings.profiles.keys().cloned().collect(),
         limits: Limits {
             body_max: front.body_max,
             connections_max: front.connections_max,
@@ -155,6 +157,20 @@ pub(super) fn options(address: SocketAddr, config: &Config) -> Result<listen::Op
             ..Limits::default()
         },
     })
+}
+
+/// Where clients and browsers find the gateway, and what is dangerous about it.
+pub(super) fn announce(listen: &Listen) -> Vec<String> {
+    let mut notes =
+        vec![format!("listening on {}/mcp", listen.url()), format!("status page: {}", listen.status_page())];
+    if listen.is_readable() {
+        notes.push(format!(
+            "warning: {} can be reached from other machines without TLS, so tokens and results can be read on the way; \
+             set `tls = {{ cert = \"…\", key = \"…\" }}` in `[gateway]`, or put a proxy with TLS in front of it",
+            listen.address()
+        ));
+    }
+    notes
 }
 
 pub(super) fn cannot_listen(error: &listen::ListenError) -> Report {

@@ -8,7 +8,7 @@ use std::{
 use outlast_core::gateway::{Event, Kind, Switch};
 use serde_json::{Value, json};
 
-use super::{Driver, Stopping, Wire};
+use super::{Driver, Stopping, Wire, listen::Listen};
 use crate::{
     commands::without_secrets,
     config::mistake::closest,
@@ -179,11 +179,24 @@ impl Driver {
         state["state"] = if self.stopping == Stopping::No { "running" } else { "stopping" }.into();
         state["uptime_s"] = self.now.saturating_duration_since(self.began).as_secs_f64().into();
         state["restarts"] = restarts.into();
-        state["listen"] = self.listen.as_ref().map(|listen| format!("http://{}/mcp", listen.address())).into();
+        state["listen"] = self.listen.as_ref().map(|listen| format!("{}/mcp", listen.url())).into();
+        state["status_page"] = self.listen.as_ref().map(Listen::status_page).into();
+        self.put_clients(&mut state);
         state["stdio"] = self.stdio.is_some().into();
         state["backends"] = backends.into();
         self.control.complete(&mut state);
         state
+    }
+
+    /// Clients of both eras. One of the stateless era has no connection: it counts for a while after its last request.
+    pub(super) fn put_clients(&self, state: &mut Value) {
+        let stdio = usize::from(self.stdio.is_some());
+        let (sessions, stateless) = match &self.listen {
+            Some(listen) => (listen.counts().sessions, listen.counts().stateless),
+            None => (0, 0),
+        };
+        state["clients"] = (stdio + sessions + stateless).into();
+        state["clients_by_kind"] = json!({"stdio": stdio, "sessions": sessions, "stateless": stateless});
     }
 
     /// What the machine knows of a backend in the words that all kinds of instances share, and what its newest child said.

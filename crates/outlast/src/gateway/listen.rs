@@ -27,6 +27,7 @@ use tokio::{
     time::{Sleep, sleep_until},
 };
 
+pub mod address;
 mod agree;
 mod headers;
 mod house;
@@ -35,12 +36,15 @@ mod request;
 mod session;
 mod socket;
 mod stream;
+mod tls;
 mod words;
 
 pub use agree::{Mirror, Mirrors, mirrors_of};
 pub use headers::Names;
 use house::{House, Shared};
 use socket::{Line, Socket, Wish};
+pub use tls::Certificate;
+use tls::Transport;
 
 use crate::os;
 
@@ -116,6 +120,9 @@ pub struct Counts {
     pub sessions: usize,
     /// Of the stateless era, not yet answered; subscriptions among them.
     pub requests: usize,
+    /// Clients of the stateless era that sent a request in the last five minutes, or wait for one: see
+    /// [`house::STATELESS_FOR`].
+    pub stateless: usize,
 }
 
 /// Finds out who sends a request, by its `Authorization` and `X-API-Key`.
@@ -137,6 +144,10 @@ pub struct Options {
     /// Further origins whose pages may use us.
     pub origins: Vec<String>,
     pub auth: Option<Auth>,
+    /// Without it the front speaks plain HTTP.
+    pub tls: Option<Certificate>,
+    /// The profiles that a client may choose by its path or by a header.
+    pub profiles: Vec<String>,
     pub limits: Limits,
 }
 
@@ -167,6 +178,9 @@ pub struct Limits {
     pub quiet: Duration,
     /// A reader that lets more wait is cut off, and may take its stream up again.
     pub stream_bytes_max: usize,
+    /// Bytes of responses that all connections together have not taken yet. Beyond it the slow connection with the most is
+    /// closed, and the next one, until the rest fits.
+    pub responses_max: usize,
     /// Events that a session keeps for those who come back; older ones are forgotten.
     pub events_max: usize,
     pub events_bytes_max: usize,
@@ -189,6 +203,7 @@ impl Default for Limits {
             ping: Duration::from_secs(15),
             quiet: Duration::from_secs(10),
             stream_bytes_max: 8 << 20,
+            responses_max: 256 << 20,
             events_max: 1000,
             events_bytes_max: 4 << 20,
             events_total_max: 64 << 20,
@@ -256,6 +271,7 @@ struct Door {
     house: Shared,
     names: RefCell<Names>,
     auth: RefCell<Option<Auth>>,
+    profiles: RefCell<Vec<String>>,
     mirrors: RefCell<Mirrors>,
     /// Who everybody is where nobody is asked.
     nobody: Rc<Who>,
@@ -278,6 +294,8 @@ pub struct Listen {
     checked: Instant,
     turned_away: Rc<()>,
     pause: Option<Pin<Box<Sleep>>>,
+    /// For connections that come from here on.
+    tls: Option<Certificate>,
 }
 
 impl Listen {
@@ -298,6 +316,7 @@ impl Listen {
                 house: Rc::new(RefCell::new(House::new(options.limits()))),
                 names: RefCell::new(options.names()),
                 auth: RefCell::new(options.auth),
+                profiles: RefCell::new(options.profiles),
                 mirrors: RefCell::new(HashMap::new()),
                 nobody: Rc::new(Who { name: "local".into(), role: None, profile: None }),
                 token: format!("{:032x}", house::mint()),
@@ -309,11 +328,34 @@ impl Listen {
             checked: now,
             turned_away: Rc::new(()),
             pause: None,
+            tls: options.tls,
         })
     }
 
     pub fn address(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Where clients connect, without a path.
+    pub fn url(&self) -> String {
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}", self.address)
+    }
+
+    /// Where a browser on this machine finds the status page.
+    pub fn status_page(&self) -> String {
+        let ip = match self.address.ip() {
+            IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
+            IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(std::net::Ipv6Addr::LOCALHOST),
+            ip => ip,
+        };
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        format!("{scheme}://{}/", SocketAddr::new(ip, self.address.port()))
+    }
+
+    /// True if other machines can reach it and read all that is said.
+    pub fn is_readable(&self) -> bool {
+        self.tls.is_none() && !self.address.ip().is_loopback()
     }
 
     pub fn asked(&self) -> SocketAddr {
@@ -361,7 +403,7 @@ impl Listen {
 
     /// Who is there right now.
     pub fn counts(&self) -> Counts {
-        self.door.house.borrow().counts()
+        self.door.house.borrow().counts(Instant::now())
     }
 
     /// Which arguments clients of the stateless era mirror in headers, by tool as they see it.
@@ -380,6 +422,8 @@ impl Listen {
             self.move_to(options.address)?;
         }
         self.door.names.replace(options.names());
+        self.door.profiles.replace(options.profiles.clone());
+        self.tls = options.tls.clone();
         {
             let mut house = self.door.house.borrow_mut();
             house.limits = options.limits();
@@ -475,21 +519,35 @@ impl Listen {
     fn welcome(&self, tcp: TcpStream) {
         let house = &self.door.house;
         let is_local = tcp.local_addr().is_ok_and(|address| address.ip().is_loopback());
-        let Some((key, line)) = house.borrow_mut().line_came(is_local, Instant::now()) else {
-            // The count of those who hold it is theirs and ours.
-            if Rc::strong_count(&self.turned_away) <= TURNED_AWAY_MAX {
+        let peer = tcp.peer_addr().ok().map(|address| address.ip());
+        let Some((key, line)) = house.borrow_mut().line_came(is_local, peer, Instant::now()) else {
+            // The count of those who hold it is theirs and ours. With TLS the client could not read what it is told.
+            if self.tls.is_none() && Rc::strong_count(&self.turned_away) <= TURNED_AWAY_MAX {
                 tokio::task::spawn_local(turn_away(tcp, self.turned_away.clone()));
             }
             return;
         };
         let guard = Leaving { house: house.clone(), key };
-        let socket = Socket::new(tcp, line.clone(), house.clone());
+        socket::set_options(&tcp, &house.borrow().limits);
         let (door, service_line) = (self.door.clone(), line.clone());
         let service = service_fn(move |request| request::serve(door.clone(), service_line.clone(), request));
-        let connection = self.http.serve_connection(socket, service);
+        let Some(tls) = self.tls.clone() else {
+            let socket = Socket::new(Transport::Plain(tcp), line.clone(), house.clone());
+            let connection = self.http.serve_connection(socket, service);
+            tokio::task::spawn_local(async move {
+                let _guard = guard;
+                attend(&line, connection).await;
+            });
+            return;
+        };
+        let (http, house, handshake_max) = (self.http.clone(), house.clone(), house.borrow().limits.head_timeout);
         tokio::task::spawn_local(async move {
             let _guard = guard;
-            attend(&line, connection).await;
+            let handshake = tokio::time::timeout(handshake_max, tls.accept(tcp));
+            if let Some(Ok(Some(transport))) = unless_closed(&line, handshake).await {
+                let socket = Socket::new(transport, line.clone(), house);
+                attend(&line, http.serve_connection(socket, service)).await;
+            }
         });
     }
 
@@ -514,6 +572,16 @@ impl Listen {
             }
         }
     }
+}
+
+/// The outcome, unless the connection is told to close before.
+async fn unless_closed<T>(line: &Line, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    std::future::poll_fn(|cx| match line.poll_wish(cx) {
+        Wish::Stay => work.as_mut().poll(cx).map(Some),
+        Wish::Close | Wish::Cut => Poll::Ready(None),
+    })
+    .await
 }
 
 /// A connection, until it is over or is told to go.

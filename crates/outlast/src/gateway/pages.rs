@@ -23,7 +23,9 @@ impl Driver {
             ("GET", "/health") => self.health(),
             ("GET", "/ready") => self.readiness(),
             ("GET", "/metrics") => {
-                let body = Bytes::from(self.metrics.text(&self.gateway.status(self.now)));
+                let mut status = self.gateway.status(self.now);
+                self.put_clients(&mut status);
+                let body = Bytes::from(self.metrics.text(&status));
                 PageAnswer { status: StatusCode::OK, kind: metrics::KIND, headers: Vec::new(), body }
             }
             // Errors and last words of backends are not for everybody who may call one of their tools.
@@ -32,7 +34,10 @@ impl Driver {
             }
             ("GET", "/api/state") => json_page(StatusCode::OK, &self.state(None)),
             ("GET", "/api/events") => {
-                self.listen.as_mut().into_iter().for_each(|listen| listen.watch(ticket));
+                if let Some(listen) = &mut self.listen {
+                    listen.watch(ticket);
+                    listen.publish(Some(ticket), "history", &self.recent.json(self.now));
+                }
                 return;
             }
             ("POST", path) => match self.order(&page, path) {

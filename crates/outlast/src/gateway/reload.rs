@@ -143,8 +143,10 @@ impl Driver {
         if let Some(listen) = &mut self.listen {
             let address = self.reload.listen.or(config.front.listen).unwrap_or(listen.asked());
             let options = begin::options(address, &config)?;
-            if listen.configure(options).map_err(|error| begin::cannot_listen(&error))? {
-                self.journal.note(&format!("listening on http://{}/mcp", listen.address()));
+            let before = listen.url();
+            listen.configure(options).map_err(|error| begin::cannot_listen(&error))?;
+            if listen.url() != before {
+                begin::announce(listen).iter().for_each(|note| self.journal.note(note));
             }
         }
         let has_address = config.front.listen.is_some();

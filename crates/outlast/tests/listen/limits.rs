@@ -73,6 +73,36 @@ fn all_bodies_together_are_bounded() {
 }
 
 #[test]
+fn responses_that_wait_for_slow_readers_are_bounded_together() {
+    const MIB: usize = 1 << 20;
+    let front = Front::with(Limits { responses_max: 72 * MIB, ..limits() }, || None);
+    // The largest is asked for first, so that it has been slow for as long as any.
+    let mut slow: Vec<_> = [48, 32, 32]
+        .into_iter()
+        .map(|size| {
+            let (mut wire, id) = front.session(NEWEST);
+            wire.send_post(&[("mcp-session-id", &id)], &request(1, "big", json!({"arguments": size * MIB})));
+            front.wait_for("said");
+            front.wait_for("said");
+            (wire, size)
+        })
+        .collect();
+    let (mut largest, _) = slow.remove(0);
+    // A client that reads is served meanwhile.
+    let (mut other, id) = front.session(NEWEST);
+    let answer = other.post(&[("mcp-session-id", &id)], &request(2, "echo", json!({"arguments": 1})));
+    assert_eq!(answer.json()["result"], 1);
+    assert!(largest.read_to_end() < 48 * MIB, "it was disconnected before it had all of it");
+    for (mut wire, size) in slow {
+        assert!(wire.answer().body.len() > size * MIB, "the others get what they asked for");
+    }
+    // What was given back can be used again.
+    let (mut wire, id) = front.session(NEWEST);
+    let answer = wire.post(&[("mcp-session-id", &id)], &request(1, "big", json!({"arguments": 48 * MIB})));
+    assert!(answer.body.len() > 48 * MIB);
+}
+
+#[test]
 fn a_head_that_does_not_end_is_cut_off() {
     let front = Front::with(Limits { head_timeout: SHORT, ..limits() }, || None);
     let (mut other, id) = front.session(NEWEST);

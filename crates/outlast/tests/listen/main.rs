@@ -4,6 +4,7 @@ mod crowd;
 mod handshake;
 mod limits;
 mod pages;
+mod profiles;
 mod rights;
 mod stateless;
 mod streams;

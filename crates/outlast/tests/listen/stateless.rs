@@ -175,3 +175,25 @@ fn a_subscription_is_a_long_stream() {
     assert_eq!(wire.event().unwrap().1["id"], "listen:0", "its answer is its end");
     assert_eq!(wire.event(), None);
 }
+
+#[test]
+fn clients_of_this_era_are_counted_by_who_they_are_and_not_by_their_requests() {
+    let front = Front::new();
+    let named = |wire: &mut Wire, name: &str| {
+        let mut params = json!({"arguments": 1, "_meta": meta(VERSION)});
+        params["_meta"]["io.modelcontextprotocol/clientInfo"] = json!({"name": name, "version": "1"});
+        assert_eq!(wire.post(&headers("echo"), &request(1, "echo", params)).json()["result"], 1);
+    };
+    let count = || front.connect().ask("GET /api/stateless", &[]).body;
+    assert_eq!(count(), "0");
+    let mut wire = front.connect();
+    named(&mut wire, "one");
+    named(&mut wire, "one");
+    named(&mut front.connect(), "one");
+    assert_eq!(count(), "1");
+    named(&mut wire, "two");
+    assert_eq!(count(), "2");
+    // A session is counted as one.
+    front.session("2025-11-25");
+    assert_eq!(count(), "2");
+}

@@ -80,6 +80,8 @@ impl Front {
                     hosts: vec!["gate.example".into()],
                     origins: vec![],
                     auth: auth(),
+                    tls: None,
+                    profiles: vec!["small".into(), "with space".into()],
                     limits,
                 };
                 let mut listen = Listen::bind(options).unwrap();
@@ -178,7 +180,10 @@ impl Machine {
                 _ = &mut stopped => break,
             };
             let _ = self.heard_by.send(match &heard {
-                Heard::Came { client, front, who } => format!("came {client} {front:?} {}", who.name),
+                Heard::Came { client, front, who } => {
+                    let profile = who.profile.as_ref().map(|profile| format!(" as {profile}")).unwrap_or_default();
+                    format!("came {client} {front:?} {}{profile}", who.name)
+                }
                 Heard::Said { client, message } | Heard::Asked { client, message, .. } => {
                     format!("said {client} {}", name_of(message))
                 }
@@ -192,6 +197,11 @@ impl Machine {
                     self.listen.publish(Some(page.ticket), "hello", "{}");
                 }
                 Heard::Page(page) if page.path == "/api/never" => {}
+                Heard::Page(page) if page.path == "/api/stateless" => {
+                    let body = self.listen.counts().stateless.to_string().into();
+                    let answer = PageAnswer { status: StatusCode::OK, kind: "application/json", headers: vec![], body };
+                    self.listen.answer_page(page.ticket, answer);
+                }
                 Heard::Page(page) if page.path == "/api/counts" => {
                     let counts = self.listen.counts();
                     let body = json!([counts.connections, counts.sessions, counts.requests]).to_string().into();
@@ -352,6 +362,10 @@ impl Wire {
 
     /// A POST to the endpoint; later headers take the place of the usual ones, and an empty one removes it.
     pub fn send_post(&mut self, headers: &[(&str, &str)], body: &str) {
+        self.send_post_to("/mcp", headers, body);
+    }
+
+    pub fn send_post_to(&mut self, path: &str, headers: &[(&str, &str)], body: &str) {
         let mut all = vec![
             ("host", "127.0.0.1"),
             ("content-type", "application/json"),
@@ -361,8 +375,13 @@ impl Wire {
         all.extend(headers.iter().filter(|(_, value)| !value.is_empty()));
         let length = body.len().to_string();
         all.push(("content-length", &length));
-        self.send_head("POST /mcp", &all);
+        self.send_head(&format!("POST {path}"), &all);
         self.send(body);
+    }
+
+    pub fn post_to(&mut self, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+        self.send_post_to(path, headers, body);
+        self.answer()
     }
 
     pub fn send_head(&mut self, start: &str, headers: &[(&str, &str)]) {
@@ -465,6 +484,12 @@ impl Wire {
         true
     }
 
+    /// Everything that still comes; how many bytes that is.
+    pub fn read_to_end(&mut self) -> usize {
+        while self.fill() {}
+        self.buffer.len()
+    }
+
     pub fn half_close(&mut self) {
         self.tcp.shutdown(Shutdown::Write).unwrap();
     }
@@ -487,8 +512,15 @@ impl Wire {
 fn beyond_loopback_somebody_must_be_asked_who_they_are() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _inside = runtime.enter();
-    let options =
-        |auth| Options { address: ([0, 0, 0, 0], 0).into(), hosts: vec![], origins: vec![], auth, limits: limits() };
+    let options = |auth| Options {
+        address: ([0, 0, 0, 0], 0).into(),
+        hosts: vec![],
+        origins: vec![],
+        auth,
+        tls: None,
+        profiles: vec![],
+        limits: limits(),
+    };
     let Err(error) = Listen::bind(options(None)) else { panic!("it listens") };
     assert!(matches!(error, ListenError::Unguarded { .. }));
     assert_eq!(error.to_string(), "will not listen on 0.0.0.0:0: whoever reaches it could use every backend");
@@ -504,8 +536,15 @@ fn beyond_loopback_somebody_must_be_asked_who_they_are() {
 fn it_moves_as_a_whole_or_stays_where_it_is() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _inside = runtime.enter();
-    let options =
-        |address: SocketAddr, auth| Options { address, hosts: vec![], origins: vec![], auth, limits: limits() };
+    let options = |address: SocketAddr, auth| Options {
+        address,
+        hosts: vec![],
+        origins: vec![],
+        auth,
+        tls: None,
+        profiles: vec![],
+        limits: limits(),
+    };
     let is_open = |address: SocketAddr| TcpStream::connect(address).is_ok();
     let mut listen = Listen::bind(options(([127, 0, 0, 1], 0).into(), None)).unwrap();
     let first = listen.address();
@@ -538,7 +577,8 @@ fn a_port_in_use_is_said_to_be_so() {
     let _inside = runtime.enter();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap();
-    let options = Options { address, hosts: vec![], origins: vec![], auth: None, limits: limits() };
+    let options =
+        Options { address, hosts: vec![], origins: vec![], auth: None, tls: None, profiles: vec![], limits: limits() };
     let Err(error) = Listen::bind(options) else { panic!("it listens") };
     assert_eq!(error.to_string(), format!("cannot listen on {address}"));
     assert!(error.hint().unwrap().contains("another port"), "{:?}", error.hint());

@@ -39,6 +39,14 @@ fn the_page_shows_what_is_and_what_happens() {
     browser.until("one to be ready", &shows("one", "ready"));
     browser.until("the page to be live", "return document.getElementById('live').textContent === 'live'");
     browser.until("broken to wait", &shows("broken", "waiting"));
+    // What fails comes first, with its cause.
+    let first = "return document.querySelector('#cards [data-backend]').dataset.backend";
+    assert_eq!(browser.until("a card", first), "broken");
+    browser.until(
+        "its cause",
+        "return /exit/i.test(document.querySelector('[data-backend=broken] .trouble').textContent)",
+    );
+    browser.until("events from before", "return document.querySelectorAll('#events li').length > 0");
 
     // Its next try counts down.
     let seconds = "return Number(/Next try in (\\d+) s/.exec(document.querySelector('[data-backend=broken] .trouble')\

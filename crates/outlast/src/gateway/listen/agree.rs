@@ -62,6 +62,12 @@ pub fn claims(params: &Params<'_>) -> bool {
     envelope(params).is_some_and(|(version, capabilities)| version.is_some() || capabilities.is_some())
 }
 
+/// What a client says of itself in a request of the stateless era, as JSON.
+pub fn client_info<'a>(params: &Params<'a>) -> Option<Raw<'a>> {
+    let [info] = message::pick(params.meta()?, ["io.modelcontextprotocol/clientInfo"])?;
+    info
+}
+
 type Envelope<'a> = (Option<Raw<'a>>, Option<Raw<'a>>);
 
 fn envelope<'a>(params: &Params<'a>) -> Option<Envelope<'a>> {

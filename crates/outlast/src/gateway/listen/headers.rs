@@ -32,6 +32,8 @@ fn text(value: &HeaderValue) -> Result<&str, Ambiguous> {
 pub struct Head<'a> {
     pub session: Once<'a>,
     pub version: Once<'a>,
+    /// The profile that a client asks for.
+    pub profile: Once<'a>,
     host: Once<'a>,
     origin: Once<'a>,
     kind: Once<'a>,
@@ -79,6 +81,7 @@ impl<'a> Head<'a> {
                 "content-encoding" => head.encoding.add(value),
                 "mcp-session-id" => head.session.add(value),
                 "mcp-protocol-version" => head.version.add(value),
+                "x-outlast-profile" => head.profile.add(value),
                 "authorization" | "x-api-key" => head.has_credentials = true,
                 "accept" => {
                     let (json, events) = accepted(value);

@@ -6,9 +6,11 @@
 use std::{
     cell::RefCell,
     collections::VecDeque,
+    hash::BuildHasher,
+    net::IpAddr,
     rc::Rc,
     task::{Context, Poll, Waker},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -16,12 +18,12 @@ use outlast_core::{
     gateway::{Front, Said, Who},
     message::{self, Id, Message, Outline},
 };
-use rustc_hash::FxHashMap;
+use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::{
     Counts, Heard, Limits, Page, PageAnswer,
     session::{NoStream, Session, ping, sooner},
-    socket::Line,
+    socket::{Backlog, Line},
     stream::{self, Answer, Content, Place, Reply, Stream},
     words,
 };
@@ -30,6 +32,12 @@ pub type Shared = Rc<RefCell<House>>;
 
 /// Open status pages; one more is refused.
 const WATCHERS_MAX: usize = 32;
+/// A client of the stateless era has no connection of its own: it counts as there for so long after its last request.
+pub const STATELESS_FOR: Duration = Duration::from_secs(300);
+/// Clients of the stateless era that are told apart; beyond it those are forgotten that were silent longest.
+const STATELESS_MAX: usize = 4096;
+/// A reader that took nothing for so long is slow, and is closed before one that has only just been told much.
+const SLOW_AFTER: Duration = Duration::from_secs(1);
 
 pub struct House {
     pub limits: Limits,
@@ -44,6 +52,9 @@ pub struct House {
     watchers: FxHashMap<u64, Rc<Stream>>,
     lines: FxHashMap<u64, Rc<Line>>,
     next_line: u64,
+    backlog: Rc<Backlog>,
+    /// When each client of the stateless era was last heard, by who and where it is and what it calls itself.
+    stateless: FxHashMap<u64, Instant>,
     /// Bytes of bodies that are being read, of all connections.
     pub bodies: usize,
     /// Bytes of events that all sessions keep.
@@ -84,6 +95,8 @@ impl House {
             watchers: FxHashMap::default(),
             lines: FxHashMap::default(),
             next_line: 1,
+            backlog: Rc::default(),
+            stateless: FxHashMap::default(),
             bodies: 0,
             events_bytes: 0,
             due: None,
@@ -160,6 +173,20 @@ impl House {
         }
         let ping = now + self.limits.ping;
         self.want(ping);
+        self.shed_backlog(now);
+    }
+
+    /// Closes slow connections, those with the most waiting bytes first, until the rest fits.
+    pub fn shed_backlog(&self, now: Instant) {
+        while self.backlog.bytes() > self.limits.responses_max {
+            let stalled = self.lines.values().filter(|line| line.waiting() > 0);
+            let slow = stalled.filter_map(|line| {
+                let stalled_for = line.stalled_for(now)?;
+                Some(((stalled_for >= SLOW_AFTER, line.waiting()), line))
+            });
+            let Some((_, slowest)) = slow.max_by_key(|(rank, _)| *rank) else { return };
+            slowest.cut();
+        }
     }
 
     /// The machine has done with this client; nothing of that is heard back.
@@ -204,11 +231,14 @@ impl House {
         for (_, stream) in self.watchers.iter().filter(|(key, _)| ticket.is_none_or(|ticket| ticket == **key)) {
             stream.put(frame.clone(), self.limits.stream_bytes_max, now);
         }
+        self.shed_backlog(now);
     }
 
-    pub fn counts(&self) -> Counts {
+    pub fn counts(&self, now: Instant) -> Counts {
         let sessions = self.guests.values().filter(|guest| matches!(guest, Guest::Session(_))).count();
-        Counts { connections: self.lines.len(), sessions, requests: self.guests.len() - sessions }
+        let stateless = self.stateless.values().filter(|heard| **heard + STATELESS_FOR > now).count();
+        let requests = self.guests.len() - sessions;
+        Counts { connections: self.lines.len(), sessions, requests, stateless }
     }
 
     /// From here on nobody new is served. Streams end; a connection closes when it has given the answer it is at.
@@ -243,11 +273,11 @@ impl House {
 
     // What connections ask.
 
-    pub fn line_came(&mut self, is_local: bool, now: Instant) -> Option<(u64, Rc<Line>)> {
+    pub fn line_came(&mut self, is_local: bool, peer: Option<IpAddr>, now: Instant) -> Option<(u64, Rc<Line>)> {
         if self.lines.len() >= self.limits.connections_max || self.is_closing {
             return None;
         }
-        let (key, line) = (self.next_line, Line::new(is_local, now));
+        let (key, line) = (self.next_line, Line::new(is_local, peer, self.backlog.clone(), now));
         self.next_line += 1;
         self.lines.insert(key, line.clone());
         let idle = now + self.limits.idle_timeout;
@@ -352,14 +382,17 @@ impl House {
         self.hear_all(client, messages, now);
     }
 
+    /// `info` is what the client says of itself.
     pub fn ask_stateless(
         &mut self,
         who: &Who,
+        info: Option<&str>,
         message: Bytes,
         outline: Option<Outline>,
         line: Rc<Line>,
         now: Instant,
     ) -> Exchange {
+        self.heard_stateless(who, line.peer, info, now);
         let client = self.next_client();
         let reply = Rc::new(Reply::default());
         self.guests.insert(client, Guest::Request(Request { way: Way::Quiet(reply.clone(), line), began: now }));
@@ -493,6 +526,16 @@ impl House {
             self.forget(client);
         }
         self.make_room();
+    }
+
+    fn heard_stateless(&mut self, who: &Who, peer: Option<IpAddr>, info: Option<&str>, now: Instant) {
+        let client = FxBuildHasher.hash_one((&who.name, &who.profile, peer, info));
+        if self.stateless.insert(client, now).is_none() && self.stateless.len() > STATELESS_MAX {
+            let mut heard: Vec<Instant> = self.stateless.values().copied().collect();
+            let (_, middle, _) = heard.select_nth_unstable(STATELESS_MAX / 2);
+            let middle = *middle;
+            self.stateless.retain(|_, heard| *heard > middle);
+        }
     }
 
     // The house itself.

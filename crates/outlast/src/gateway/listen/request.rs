@@ -12,7 +12,7 @@ use hyper::{
 };
 use outlast_core::{
     gateway::Who,
-    message::{self, Id, Message, Outline, RawId},
+    message::{self, Id, Message, Outline, Raw, RawId},
 };
 
 use super::{
@@ -72,10 +72,14 @@ async fn route(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Option<
     if let Err(why) = door.names.borrow().check(&found, authority) {
         return Err(Answer::refusal(StatusCode::FORBIDDEN, why));
     }
-    if head.uri.path() != ENDPOINT {
+    let path = head.uri.path();
+    let Some(named) =
+        path.strip_prefix(ENDPOINT).and_then(|rest| rest.strip_prefix('/').or(rest.is_empty().then_some("")))
+    else {
         return pages::turn(door, line, head, body).await;
-    }
+    };
     let who = identify(door, &head.headers)?;
+    let who = choose_profile(door, who, named, &found)?;
     match head.method {
         Method::POST => {
             let exchange = post(door, line, who, &found, &head.headers, body).await?;
@@ -100,6 +104,59 @@ pub fn identify(door: &Door, headers: &HeaderMap) -> Result<Rc<Who>, Box<Answer>
             answer.with("www-authenticate", refused.challenge)
         }),
     }
+}
+
+/// The client with the profile that it asks for, by the path `/mcp/PROFILE` or by the header `X-Outlast-Profile`. A profile
+/// that its credentials give it cannot be exchanged for another.
+fn choose_profile(door: &Door, who: Rc<Who>, path: &str, head: &Head<'_>) -> Result<Rc<Who>, Box<Answer>> {
+    let in_header = head.profile.text().map_err(|_| {
+        Answer::refusal(StatusCode::BAD_REQUEST, "the X-Outlast-Profile header is there twice, or is not text")
+    })?;
+    let in_path = (!path.is_empty()).then(|| percent_decoded(path));
+    let chosen = match (in_path, in_header) {
+        (None, None) => return Ok(who),
+        (Some(path), Some(header)) if path != header => {
+            let message = "the path and the X-Outlast-Profile header name different profiles";
+            return Err(Answer::refusal(StatusCode::BAD_REQUEST, message));
+        }
+        (Some(chosen), _) => chosen,
+        (None, Some(chosen)) => chosen.to_owned(),
+    };
+    match &who.profile {
+        Some(given) if *given == chosen => Ok(who),
+        Some(_) => {
+            let message = "these credentials have a profile of their own, and cannot choose another";
+            Err(Answer::refusal(StatusCode::FORBIDDEN, message))
+        }
+        None if door.profiles.borrow().contains(&chosen) => {
+            Ok(Rc::new(Who { profile: Some(chosen), ..(*who).clone() }))
+        }
+        None => {
+            let message = format!("there is no profile `{}`", chosen.chars().take(100).collect::<String>());
+            Err(Answer::refusal(StatusCode::NOT_FOUND, &message))
+        }
+    }
+}
+
+/// `%41` is `A`; what is no such escape stays as it is.
+fn percent_decoded(text: &str) -> String {
+    let bytes = text.as_bytes();
+    let mut decoded = Vec::with_capacity(bytes.len());
+    let mut at = 0;
+    while at < bytes.len() {
+        let digits = bytes.get(at + 1..at + 3).and_then(|digits| std::str::from_utf8(digits).ok());
+        match digits.filter(|_| bytes[at] == b'%').and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                decoded.push(byte);
+                at += 3;
+            }
+            None => {
+                decoded.push(bytes[at]);
+                at += 1;
+            }
+        }
+    }
+    String::from_utf8_lossy(&decoded).into_owned()
 }
 
 /// The protocol version in the header, if it stands there once.
@@ -214,7 +271,8 @@ fn said(
         {
             let id = known(id)?;
             agree::check(headers, &id.to_string(), &method, &params, &door.mirrors.borrow())?;
-            Ok(Some(door.house.borrow_mut().ask_stateless(who, body, outline, line.clone(), now)))
+            let info = agree::client_info(&params).map(Raw::get);
+            Ok(Some(door.house.borrow_mut().ask_stateless(who, info, body.clone(), outline, line.clone(), now)))
         }
         Message::Request { id, method, .. } if method == "initialize" && head.session.is_absent() => {
             let id = known(id)?;

@@ -3,6 +3,7 @@
 use std::{
     cell::{Cell, RefCell},
     io,
+    net::IpAddr,
     pin::Pin,
     rc::Rc,
     task::{Context, Poll, Waker},
@@ -15,7 +16,7 @@ use outlast_core::gateway::Who;
 use socket2::TcpKeepalive;
 use tokio::net::TcpStream;
 
-use super::{Auth, Limits, house::Shared};
+use super::{Auth, Limits, house::Shared, tls::Transport};
 
 /// A connection on which nothing was heard for so long is asked by the kernel whether it is still there.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);
@@ -52,6 +53,21 @@ pub struct Line {
     waker: RefCell<Option<Waker>>,
     /// By what right the request that is being answered came.
     pass: RefCell<Option<Pass>>,
+    /// Where it came from.
+    pub peer: Option<IpAddr>,
+    /// Bytes of responses that it has not taken yet; they are part of the backlog.
+    waiting: Cell<usize>,
+    backlog: Rc<Backlog>,
+}
+
+/// Bytes of responses that all connections together have not taken yet.
+#[derive(Debug, Default)]
+pub struct Backlog(Cell<usize>);
+
+impl Backlog {
+    pub fn bytes(&self) -> usize {
+        self.0.get()
+    }
 }
 
 /// An answer may take long, and the right to it may end before.
@@ -62,9 +78,12 @@ struct Pass {
 }
 
 impl Line {
-    pub fn new(is_local: bool, now: Instant) -> Rc<Line> {
+    pub fn new(is_local: bool, peer: Option<IpAddr>, backlog: Rc<Backlog>, now: Instant) -> Rc<Line> {
         Rc::new(Line {
             is_local,
+            peer,
+            waiting: Cell::new(0),
+            backlog,
             phase: Cell::new(Phase::Idle(now)),
             stalled: Cell::new(None),
             wish: Cell::new(Wish::Stay),
@@ -96,7 +115,7 @@ impl Line {
     /// Cut off, if the right by which its request came has ended.
     pub fn check_pass(&self, auth: &Auth) {
         let is_over = match &*self.pass.borrow() {
-            Some(pass) => auth(&pass.credentials).map_or(true, |who| who != *pass.who),
+            Some(pass) => auth(&pass.credentials).map_or(true, |who| !is_same(&who, &pass.who)),
             None => false,
         };
         if is_over {
@@ -129,6 +148,31 @@ impl Line {
         phase.into_iter().chain(stalled).min()
     }
 
+    /// It has so much more to take.
+    pub fn add_waiting(&self, bytes: usize) {
+        if self.wish.get() != Wish::Cut {
+            self.waiting.set(self.waiting.get() + bytes);
+            self.backlog.0.set(self.backlog.0.get() + bytes);
+        }
+    }
+
+    /// It took so much, or will never get it.
+    pub fn remove_waiting(&self, bytes: usize) {
+        // What it had was taken off when it was cut.
+        let bytes = bytes.min(self.waiting.get());
+        self.waiting.set(self.waiting.get() - bytes);
+        self.backlog.0.set(self.backlog.0.get() - bytes);
+    }
+
+    pub fn waiting(&self) -> usize {
+        self.waiting.get()
+    }
+
+    /// How long it has taken nothing.
+    pub fn stalled_for(&self, now: Instant) -> Option<Duration> {
+        self.stalled.get().map(|since| now.saturating_duration_since(since))
+    }
+
     pub fn is_stalled(&self) -> bool {
         self.stalled.get().is_some()
     }
@@ -141,6 +185,7 @@ impl Line {
     }
 
     pub fn cut(&self) {
+        self.remove_waiting(self.waiting.get());
         self.wish.set(Wish::Cut);
         self.wake();
     }
@@ -161,40 +206,50 @@ impl Line {
     }
 }
 
+/// Whether credentials still stand for the same client. A profile that the client chose itself is none of theirs.
+fn is_same(who: &Who, before: &Who) -> bool {
+    (&who.name, &who.role) == (&before.name, &before.role) && (who.profile.is_none() || who.profile == before.profile)
+}
+
+/// A client that vanished is noticed by the kernel, whether we have something to say to it or not.
+pub fn set_options(tcp: &TcpStream, limits: &Limits) {
+    // Each is a help and not a need: a system without one of them still has our own limits.
+    let _ = tcp.set_nodelay(true);
+    let socket = socket2::SockRef::from(tcp);
+    let _ = socket.set_tcp_keepalive(
+        &TcpKeepalive::new().with_time(KEEPALIVE_AFTER).with_interval(KEEPALIVE_EVERY).with_retries(KEEPALIVE_TRIES),
+    );
+    #[cfg(target_os = "linux")]
+    let _ = socket.set_tcp_user_timeout(Some(limits.write_timeout));
+    #[cfg(not(target_os = "linux"))]
+    let _ = limits;
+}
+
 /// The bytes of a connection.
 pub struct Socket {
-    tcp: TokioIo<TcpStream>,
+    transport: TokioIo<Transport>,
     line: Rc<Line>,
     house: Shared,
 }
 
 impl Socket {
-    /// A client that vanished is noticed by the kernel, whether we have something to say to it or not.
-    pub fn new(tcp: TcpStream, line: Rc<Line>, house: Shared) -> Socket {
-        // Each is a help and not a need: a system without one of them still has our own limits.
-        let _ = tcp.set_nodelay(true);
-        let socket = socket2::SockRef::from(&tcp);
-        let _ = socket.set_tcp_keepalive(
-            &TcpKeepalive::new()
-                .with_time(KEEPALIVE_AFTER)
-                .with_interval(KEEPALIVE_EVERY)
-                .with_retries(KEEPALIVE_TRIES),
-        );
-        #[cfg(target_os = "linux")]
-        let _ = socket.set_tcp_user_timeout(Some(house.borrow().limits.write_timeout));
-        Socket { tcp: TokioIo::new(tcp), line, house }
+    pub fn new(transport: Transport, line: Rc<Line>, house: Shared) -> Socket {
+        Socket { transport: TokioIo::new(transport), line, house }
     }
 
     fn note_write<T>(&self, poll: Poll<T>) -> Poll<T> {
         if poll.is_ready() {
             self.line.stalled.set(None);
-        } else if self.line.stalled.get().is_none() {
-            let now = Instant::now();
+            return poll;
+        }
+        let now = Instant::now();
+        let mut house = self.house.borrow_mut();
+        if self.line.stalled.get().is_none() {
             self.line.stalled.set(Some(now));
-            let mut house = self.house.borrow_mut();
             let write = house.limits.write_timeout;
             house.want(now + write);
         }
+        house.shed_backlog(now);
         poll
     }
 }
@@ -205,7 +260,7 @@ impl rt::Read for Socket {
         cx: &mut Context<'_>,
         cursor: rt::ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.tcp).poll_read(cx, cursor);
+        let read = Pin::new(&mut self.transport).poll_read(cx, cursor);
         if read.is_ready() && matches!(self.line.phase.get(), Phase::Idle(_)) {
             let now = Instant::now();
             self.line.phase.set(Phase::Head(now));
@@ -219,16 +274,20 @@ impl rt::Read for Socket {
 
 impl rt::Write for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let poll = Pin::new(&mut self.tcp).poll_write(cx, bytes);
+        let poll = Pin::new(&mut self.transport).poll_write(cx, bytes);
         self.note_write(poll)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.tcp).poll_flush(cx)
+        // With TLS bytes may have been taken that the socket has not.
+        match Pin::new(&mut self.transport).poll_flush(cx) {
+            Poll::Pending => self.note_write(Poll::Pending),
+            poll => poll,
+        }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.tcp).poll_shutdown(cx)
+        Pin::new(&mut self.transport).poll_shutdown(cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -240,7 +299,7 @@ impl rt::Write for Socket {
         cx: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let poll = Pin::new(&mut self.tcp).poll_write_vectored(cx, pieces);
+        let poll = Pin::new(&mut self.transport).poll_write_vectored(cx, pieces);
         self.note_write(poll)
     }
 }
@@ -252,7 +311,7 @@ mod tests {
     #[test]
     fn who_came_from_afar_goes_when_nobody_is_asked_any_more() {
         for (is_local, wish) in [(true, Wish::Stay), (false, Wish::Cut)] {
-            let line = Line::new(is_local, Instant::now());
+            let line = Line::new(is_local, None, Rc::default(), Instant::now());
             line.ask_for_home();
             assert_eq!(line.poll_wish(&Context::from_waker(Waker::noop())), wish, "local: {is_local}");
         }

@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 use hyper::{
     StatusCode,
     body::{Body as HttpBody, Frame, SizeHint},
@@ -128,10 +128,12 @@ impl Stream {
         let allowed = if queue.line.is_stalled() { bytes_max } else { bytes_max.saturating_mul(BURST) };
         if !queue.frames.is_empty() && bytes > allowed {
             queue.state = State::Cut;
+            queue.line.remove_waiting(queue.bytes);
             queue.frames.clear();
             queue.bytes = 0;
             queue.line.cut();
         } else {
+            queue.line.add_waiting(frame.len());
             queue.bytes = bytes;
             queue.frames.push_back(frame);
             queue.fed = now;
@@ -153,11 +155,11 @@ impl Stream {
         queue.wake();
     }
 
-    fn poll(&self, cx: &Context<'_>) -> Poll<Option<io::Result<Bytes>>> {
+    fn poll(&self, cx: &Context<'_>) -> Poll<Option<io::Result<Chunk>>> {
         let mut queue = self.0.borrow_mut();
         if let Some(frame) = queue.frames.pop_front() {
             queue.bytes -= frame.len();
-            return Poll::Ready(Some(Ok(frame)));
+            return Poll::Ready(Some(Ok(Chunk { bytes: frame, line: queue.line.clone() })));
         }
         match queue.state {
             State::Ended => Poll::Ready(None),
@@ -178,6 +180,39 @@ impl Queue {
     }
 }
 
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.line.remove_waiting(self.bytes);
+    }
+}
+
+/// Bytes of a response, counted among those that wait for their connection until the socket has taken them.
+pub struct Chunk {
+    bytes: Bytes,
+    line: Rc<Line>,
+}
+
+impl Buf for Chunk {
+    fn remaining(&self) -> usize {
+        self.bytes.len()
+    }
+
+    fn chunk(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    fn advance(&mut self, count: usize) {
+        self.bytes.advance(count);
+        self.line.remove_waiting(count);
+    }
+}
+
+impl Drop for Chunk {
+    fn drop(&mut self) {
+        self.line.remove_waiting(self.bytes.len());
+    }
+}
+
 /// The body of an answer, as hyper wants it. With its end the connection waits for the next request.
 pub struct Body {
     content: Content,
@@ -187,21 +222,24 @@ pub struct Body {
 
 impl Body {
     pub fn new(content: Content, house: Shared, line: Rc<Line>) -> Body {
+        if let Content::Whole(bytes) = &content {
+            line.add_waiting(bytes.len());
+        }
         Body { content, house, line }
     }
 }
 
 impl HttpBody for Body {
-    type Data = Bytes;
+    type Data = Chunk;
     type Error = io::Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Chunk>>>> {
         match &mut self.content {
             Content::Nothing => Poll::Ready(None),
             Content::Whole(bytes) => {
                 let bytes = std::mem::take(bytes);
                 self.content = Content::Nothing;
-                Poll::Ready(Some(Ok(Frame::data(bytes))))
+                Poll::Ready(Some(Ok(Frame::data(Chunk { bytes, line: self.line.clone() }))))
             }
             Content::Events(stream, _) => stream.poll(cx).map(|next| next.map(|bytes| bytes.map(Frame::data))),
         }
@@ -226,8 +264,11 @@ impl HttpBody for Body {
 
 impl Drop for Body {
     fn drop(&mut self) {
-        if let Content::Events(stream, place) = &self.content {
-            self.house.borrow_mut().reader_left(*place, stream, Instant::now());
+        match &self.content {
+            Content::Events(stream, place) => self.house.borrow_mut().reader_left(*place, stream, Instant::now()),
+            // Nothing of it was sent.
+            Content::Whole(bytes) => self.line.remove_waiting(bytes.len()),
+            Content::Nothing => {}
         }
         self.line.rest(&self.house);
     }

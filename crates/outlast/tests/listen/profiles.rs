@@ -1,0 +1,67 @@
+//! A profile that a client chooses by its path or by a header.
+
+use outlast_core::gateway::Who;
+use serde_json::json;
+
+use crate::support::{Front, initialize, limits, request, two_people};
+
+const VERSION: &str = "2025-11-25";
+
+#[test]
+fn a_profile_is_chosen_by_the_path_or_by_a_header() {
+    let front = Front::new();
+    let header = |name: &'static str| [("x-outlast-profile", name)];
+    let table: &[(&str, &[(&str, &str)], u16, &str)] = &[
+        ("/mcp", &[], 200, "local"),
+        ("/mcp/", &[], 200, "local"),
+        ("/mcp/small", &[], 200, "local as small"),
+        ("/mcp/with%20space", &[], 200, "local as with space"),
+        ("/mcp", &header("small"), 200, "local as small"),
+        ("/mcp/small", &header("small"), 200, "local as small"),
+        ("/mcp/small", &header("with space"), 400, ""),
+        ("/mcp/none", &[], 404, ""),
+        ("/mcp", &header("none"), 404, ""),
+        ("/mcp", &[("x-outlast-profile", "small"), ("x-outlast-profile", "small")], 400, ""),
+        ("/mcp/small/more", &[], 404, ""),
+        ("/mcpsmall", &[], 404, ""),
+    ];
+    for (path, headers, status, came) in table {
+        let answer = front.connect().post_to(path, headers, &initialize(VERSION));
+        assert_eq!(answer.status, *status, "{path} {headers:?}: {answer:?}");
+        let heard: Vec<String> = front.heard().into_iter().filter(|heard| heard.starts_with("came")).collect();
+        match *status {
+            200 => assert!(heard[0].ends_with(&format!("Session {came}")), "{path} {headers:?}: {heard:?}"),
+            _ => assert!(heard.is_empty(), "{path} {headers:?}: {heard:?}"),
+        }
+    }
+}
+
+#[test]
+fn a_session_stays_with_its_profile() {
+    let front = Front::new();
+    let mut wire = front.connect();
+    let answer = wire.post_to("/mcp/small", &[], &initialize(VERSION));
+    let session = [("mcp-session-id", answer.header("mcp-session-id").expect("a session"))];
+    let ask = request(1, "echo", json!({"arguments": 1}));
+    assert_eq!(wire.post_to("/mcp/small", &session, &ask).status, 200);
+    assert_eq!(wire.post_to("/mcp", &session, &ask).status, 404, "the session is another profile's");
+    assert_eq!(wire.post_to("/mcp/small", &session, &ask).status, 200);
+}
+
+#[test]
+fn credentials_with_a_profile_have_no_choice_and_others_stay_connected() {
+    let front = Front::with(limits(), || {
+        let two = two_people();
+        Some(Box::new(move |headers| {
+            let who = two(headers)?;
+            let profile = (who.name == "bert").then(|| "small".to_owned());
+            Ok(Who { profile, ..who })
+        }))
+    });
+    let (anna, bert) = (("authorization", "Bearer anna"), ("authorization", "Bearer bert"));
+    let status = |path: &str, who| front.connect().post_to(path, &[who], &initialize(VERSION)).status;
+    assert_eq!(status("/mcp/with%20space", anna), 200);
+    assert_eq!(status("/mcp/small", bert), 200);
+    assert_eq!(status("/mcp/with%20space", bert), 403);
+    assert_eq!(status("/mcp/none", ("authorization", "Bearer nobody")), 401, "names are told to nobody");
+}
