@@ -31,10 +31,28 @@ const STATE_MARK: &str = "outlast.";
 pub(super) struct Ask {
     pub client: Client,
     serial: u64,
-    /// On whose behalf, if that is known.
-    call: Option<u64>,
+    cause: Cause,
     token: Option<Box<str>>,
     back: Back,
+}
+
+/// What a question belongs to, and so when it is withdrawn.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Cause {
+    /// This call: the question ends with it.
+    Call(u64),
+    /// A call of this client on this link, and it is unknown which: the question ends when none of them is open.
+    SomeCall,
+    /// No call: a task, or the backend's own work on a link that belongs to the client.
+    NoCall,
+}
+
+/// The client that a backend's question is for.
+struct Addressee {
+    client: Client,
+    cause: Cause,
+    /// The call whose stream carries the question: the cause, or else the newest call that may be the cause.
+    stream: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -50,6 +68,9 @@ enum Back {
 pub(super) struct Ghost {
     key: u64,
     client: Client,
+    what: What,
+    /// As clients see it: a tool's or prompt's name.
+    shown: Option<Rc<str>>,
     until: Instant,
 }
 
@@ -59,7 +80,13 @@ impl Connection {
         self.ghosts.iter().any(|ghost| ghost.until > now)
     }
 
-    fn is_haunted_by_others(&self, client: Client, now: Instant) -> bool {
+    /// What calls that are over were for, and the backend may still do.
+    pub fn ghost_tools(&self, now: Instant) -> impl Iterator<Item = (What, Option<&str>)> {
+        let alive = self.ghosts.iter().filter(move |ghost| ghost.until > now);
+        alive.map(|ghost| (ghost.what, ghost.shown.as_deref()))
+    }
+
+    pub fn is_haunted_by_others(&self, client: Client, now: Instant) -> bool {
         self.ghosts.iter().any(|ghost| ghost.until > now && ghost.client != client)
     }
 }
@@ -123,7 +150,7 @@ impl Gateway {
                 return self.tell_link(serial, message::error_line(&raw, -32601, &words::undeclared(capability), None));
             }
         }
-        let (client, call) = match self.asked_client(serial, params, now) {
+        let Addressee { client, cause, stream } = match self.asked_client(serial, method, params, now) {
             Ok(found) => found,
             Err(words) => {
                 let name = self.owner_name(self.links[&serial].link.backend);
@@ -132,7 +159,7 @@ impl Gateway {
                 return self.tell_link(serial, message::error_line(&raw, 7020, &words, None));
             }
         };
-        if let Some(key) = call
+        if let Some(key) = stream
             && self.calls[&key].whom.as_ref().is_some_and(|whom| whom.era == Era::Stateless)
         {
             return self.park(key, serial, raw, method, params, now);
@@ -156,16 +183,15 @@ impl Gateway {
             token = Some(theirs.get().into());
         }
         let message = patch(said, &mut edits);
-        let about = call.and_then(|key| self.calls[&key].whom.as_ref()).map(|whom| whom.id.clone());
-        self.asks.insert(key, Ask { client, serial, call, token, back: Back::Link { id: parsed, raw } });
+        let about = stream.and_then(|key| self.calls[&key].whom.as_ref()).map(|whom| whom.id.clone());
+        self.asks.insert(key, Ask { client, serial, cause, token, back: Back::Link { id: parsed, raw } });
         self.out.push(Action::TellClient { client, message, about, said: Said::Other });
     }
 
     /// Whom a backend's request is for, and on behalf of which call.
-    fn asked_client(&self, serial: u64, params: &Params<'_>, now: Instant) -> Result<(Client, Option<u64>), String> {
+    fn asked_client(&self, serial: u64, method: &str, params: &Params<'_>, now: Instant) -> Result<Addressee, String> {
         let connection = &self.links[&serial];
         let on_link = || self.calls.iter().filter(|(_, call)| call.link == Some(serial));
-        let newest = |client: Client| on_link().filter(|(_, call)| call.is_of(client)).map(|(key, _)| *key).max();
         let several = || {
             Err("calls of several clients are under way here or were just taken back, so nobody can tell whom this asks; \
                  set `children = \"per_session\"` for this backend"
@@ -174,14 +200,14 @@ impl Gateway {
         if let Some(key) = self.said_for
             && let Some(whom) = &self.calls[&key].whom
         {
-            return Ok((whom.client, Some(key)));
+            return Ok(Addressee { client: whom.client, cause: Cause::Call(key), stream: Some(key) });
         }
         if let Seat::Session(client) = connection.place.seat {
-            return Ok((client, newest(client)));
+            return Ok(self.addressed(serial, client, method, now));
         }
         // One that is about a task says itself whose it is.
         if let Some(client) = self.task_named_in(serial, params) {
-            return Ok((client, newest(client)));
+            return Ok(Addressee { cause: Cause::NoCall, ..self.addressed(serial, client, method, now) });
         }
         let clients: BTreeSet<Client> = on_link().filter_map(|(_, call)| Some(call.whom.as_ref()?.client)).collect();
         match self.only_client().or(clients.first().copied()) {
@@ -198,13 +224,30 @@ impl Gateway {
                 {
                     return several();
                 }
-                Ok((client, newest(client)))
+                Ok(self.addressed(serial, client, method, now))
             }
             None => {
                 let hint = "set `children = \"per_session\"` for this backend if it asks outside of calls";
                 Err(format!("no call is under way here, so there is nobody to ask; {hint}"))
             }
         }
+    }
+
+    /// A question for this client, which no stream attributes to a call. If exactly one call may have caused it, that one
+    /// did; a call that was taken back may still be worked on, so it counts as one that may. Roots are the session's.
+    fn addressed(&self, serial: u64, client: Client, method: &str, now: Instant) -> Addressee {
+        let own = self.calls.iter().filter(|(_, call)| call.link == Some(serial) && call.is_of(client));
+        let mut keys: Vec<u64> = own.map(|(key, _)| *key).collect();
+        keys.sort_unstable();
+        let is_own_link =
+            matches!(self.links[&serial].place.seat, Seat::Session(_)) || self.only_client() == Some(client);
+        let cause = match keys[..] {
+            [] => Cause::NoCall,
+            _ if is_own_link && method == "roots/list" => Cause::NoCall,
+            [key] if !self.links[&serial].is_haunted(now) => Cause::Call(key),
+            _ => Cause::SomeCall,
+        };
+        Addressee { client, cause, stream: keys.last().copied() }
     }
 
     /// A call was taken back or late. Its backend may still be at it, and its questions must not reach another's client.
@@ -214,7 +257,8 @@ impl Gateway {
         if connection.ghosts.len() >= GHOSTS_MAX {
             connection.ghosts.remove(0);
         }
-        connection.ghosts.push(Ghost { key, client: whom.client, until: now + GHOST_MAX });
+        let (what, shown) = (call.what, call.shown.clone());
+        connection.ghosts.push(Ghost { key, client: whom.client, what, shown, until: now + GHOST_MAX });
     }
 
     /// It was answered after all.
@@ -246,7 +290,7 @@ impl Gateway {
                     (_, _) if is_elicitation => Ok(r#"{"action":"cancel"}"#.to_owned()),
                     (_, error) => Err(error.map_or_else(String::new, words::error_words)),
                 };
-                let Some(call) = ask.call else { return };
+                let Cause::Call(call) = ask.cause else { return };
                 match result {
                     Ok(result) => self.input_given(call, format!("{name}:{result}"), now),
                     Err(words) => self.input_failed(call, &words, now),
@@ -290,11 +334,21 @@ impl Gateway {
         }
     }
 
-    /// The client need not answer this any more.
+    /// The client need not answer this any more. It hears so on the stream of the call that the question came with, while
+    /// that one is open.
     fn take_back(&mut self, key: u64, reason: &str) {
+        let Some(ask) = self.asks.get(&key) else { return };
+        let about = match ask.cause {
+            Cause::Call(call) => self.calls.get(&call).and_then(|call| call.whom.as_ref()),
+            Cause::SomeCall | Cause::NoCall => None,
+        };
+        let about = about.map(|whom| whom.id.clone());
+        self.withdraw(key, reason, about);
+    }
+
+    fn withdraw(&mut self, key: u64, reason: &str, about: Option<Id>) {
         let Some(ask) = self.asks.remove(&key) else { return };
         self.ask_over(&ask);
-        let about = ask.call.and_then(|call| self.calls.get(&call)?.whom.as_ref()).map(|whom| whom.id.clone());
         let message = message::line(format!(
             r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{key},"reason":{}}}}}"#,
             message::quote(reason)
@@ -310,17 +364,23 @@ impl Gateway {
         keys
     }
 
-    /// A call is over: what was asked on its behalf is of no use, and its backend hears that.
-    pub(super) fn drop_asks_of(&mut self, call: u64, reason: &str) {
-        if self.asks.is_empty() {
-            return;
-        }
-        for key in self.asks_where(|ask| ask.call == Some(call)) {
-            if let Back::Link { raw, .. } = &self.asks[&key].back {
-                let (serial, answer) = (self.asks[&key].serial, message::error_line(raw, -32800, reason, None));
+    /// A call is over and no longer in the table: what was asked on its behalf is withdrawn, and so is what may have been,
+    /// if it was the client's last call on that link. The backend hears that. Questions of other calls stay open.
+    pub(super) fn drop_asks_of(&mut self, key: u64, call: &Call, reason: &str) {
+        let (Some(whom), false) = (&call.whom, self.asks.is_empty()) else { return };
+        let may_be_its =
+            |ask: &Ask| ask.cause == Cause::SomeCall && ask.client == whom.client && Some(ask.serial) == call.link;
+        let is_last = self.asks.values().any(may_be_its)
+            && !self
+                .calls
+                .iter()
+                .any(|(other, open)| *other != key && open.link == call.link && open.is_of(whom.client));
+        for ask in self.asks_where(|ask| ask.cause == Cause::Call(key) || is_last && may_be_its(ask)) {
+            if let Back::Link { raw, .. } = &self.asks[&ask].back {
+                let (serial, answer) = (self.asks[&ask].serial, message::error_line(raw, -32800, reason, None));
                 self.tell_link(serial, answer);
             }
-            self.take_back(key, reason);
+            self.withdraw(ask, reason, Some(whom.id.clone()));
         }
     }
 
@@ -533,7 +593,7 @@ impl Gateway {
             let params = params.map_or_else(String::new, |params| format!(r#","params":{params}"#));
             let line = format!(r#"{{"jsonrpc":"2.0","id":{ask},"method":{}{params}}}"#, message::quote(&method));
             let back = Back::Input { name, is_elicitation: method == "elicitation/create" };
-            self.asks.insert(ask, Ask { client: whom.client, serial, call: Some(key), token: None, back });
+            self.asks.insert(ask, Ask { client: whom.client, serial, cause: Cause::Call(key), token: None, back });
             if let Some(guest) = self.guests.get_mut(&whom.client) {
                 guest.asked += 1;
             }
@@ -599,8 +659,8 @@ impl Gateway {
     }
 
     fn input_failed(&mut self, key: u64, words: &str, now: Instant) {
-        self.drop_asks_of(key, "another answer that was needed cannot be given");
         let Some(call) = self.calls.remove(&key) else { return };
+        self.drop_asks_of(key, &call, "another answer that was needed cannot be given");
         if let Some(serial) = call.link {
             self.call_over(serial, now);
         }

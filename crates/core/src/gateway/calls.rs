@@ -302,7 +302,7 @@ impl Gateway {
             return;
         }
         let call = self.calls.remove(&key).expect("found above");
-        self.drop_asks_of(key, "the call that this was for is over");
+        self.drop_asks_of(key, &call, "the call that this was for is over");
         self.call_over(serial, now);
         let Some(whom) = &call.whom else { return };
 

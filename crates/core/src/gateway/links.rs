@@ -224,14 +224,14 @@ impl Gateway {
     fn link_noted(&mut self, serial: u64, said: &[u8], method: &str, params: &message::Params<'_>, now: Instant) {
         match method {
             "notifications/progress" => self.progressed(serial, said, params, now),
-            "notifications/message" => self.logged(serial, said, params),
+            "notifications/message" => self.logged(serial, said, params, now),
             "notifications/cancelled" => self.link_cancelled(serial, params, now),
             "notifications/resources/updated" => self.resource_updated(serial, said, params),
             "notifications/tasks/status" | "notifications/tasks" => self.task_noted(serial, said, params),
             "notifications/subscriptions/acknowledged" => {}
             _ => match Family::of(method) {
                 Some(family) => self.refetch(serial, family, now),
-                None => self.pass_note(serial, said),
+                None => self.pass_note(serial, said, now),
             },
         }
     }

@@ -45,7 +45,7 @@ impl Gateway {
             return self.private_late(serial, private, key, now);
         }
         self.cancel_on(serial, key, "it took too long");
-        self.drop_asks_of(key, "the call that this was for took too long");
+        self.drop_asks_of(key, &call, "the call that this was for took too long");
         let name = self.owner_name(call.place.backend);
         let failure = Failure::timed_out(name, now.saturating_duration_since(call.began));
         self.haunt(serial, key, &call, now);
@@ -74,7 +74,7 @@ impl Gateway {
                     r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{key}{reason}}}}}"#
                 ));
                 self.tell_link(serial, note);
-                self.drop_asks_of(key, "the call that this was for was cancelled");
+                self.drop_asks_of(key, &call, "the call that this was for was cancelled");
                 self.haunt(serial, key, &call, now);
                 self.call_over(serial, now);
             }
@@ -111,7 +111,7 @@ impl Gateway {
         if let What::Private(private) = call.what {
             return self.private_failed(link.serial, private, key, why, now);
         }
-        self.drop_asks_of(key, "the call that this was for was lost");
+        self.drop_asks_of(key, &call, "the call that this was for was lost");
         self.call_over(link.serial, now);
         if (call.repeatable || !was_sent) && !call.resent && !call.is_parked() && call.message.is_some() {
             call.resent = true;
@@ -156,7 +156,7 @@ impl Gateway {
                 self.hold(key, call, line, now);
                 continue;
             }
-            self.drop_asks_of(key, "the backend that asked went away");
+            self.drop_asks_of(key, &call, "the backend that asked went away");
             if call.repeatable
                 && !call.resent
                 && !call.is_parked()

@@ -2,7 +2,7 @@
 //!
 //! A backend is asked to watch a resource while anybody wants it watched; the old era asks for each, the new one for all
 //! at once. Levels of logs are the client's own: a backend is told the lowest of them, and each client hears no more than
-//! it wanted. While a backend works for some clients, its logs are for them alone.
+//! it wanted. A log message of a shared backend goes only to clients that may have caused it.
 
 use super::*;
 use crate::{
@@ -91,7 +91,11 @@ impl Gateway {
     }
 
     /// A log message of a backend.
-    pub(super) fn logged(&mut self, serial: u64, said: &[u8], params: &Params<'_>) {
+    ///
+    /// On a link of its own a client hears everything. On a shared one the message goes to clients with an open call
+    /// there, and of those only to the ones that may see every tool the backend may be working on: which of its calls
+    /// the message is about is unknown. Where no call is open, it is dropped.
+    pub(super) fn logged(&mut self, serial: u64, said: &[u8], params: &Params<'_>, now: Instant) {
         let connection = &self.links[&serial];
         let level = params.level().and_then(Raw::text).as_deref().and_then(Level::parse).unwrap_or(Level(7));
         let message = patch(said, &mut []);
@@ -118,13 +122,8 @@ impl Gateway {
             }
             return;
         }
-        // What a backend says while it works is for those it works for; the rest may hear it when it does not.
         let owner = connection.link.backend;
         let callers: BTreeSet<Client> = works_on.iter().filter_map(|call| Some(call.whom.as_ref()?.client)).collect();
-        let is_nobodys = match connection.era {
-            Era::Handshake => callers.is_empty() && !matches!(connection.place.seat, Seat::Lent(_)),
-            Era::Stateless => false,
-        };
         if connection.era == Era::Stateless && callers.len() > 1 {
             return;
         }
@@ -132,8 +131,18 @@ impl Gateway {
             [call] => call.whom.as_ref().map(|whom| whom.id.clone()),
             _ => None,
         };
+        let is_attributed = self.said_for.is_some();
+        let ghosts = || connection.ghost_tools(now).filter(|_| !is_attributed);
+        let is_own = |client: &Client| connection.era == Era::Handshake && self.only_client() == Some(*client);
+        let may_see_all = |view: &View| {
+            let open = works_on.iter().map(|call| (call.what, call.shown.as_deref()));
+            open.chain(ghosts()).all(|(what, shown)| self.sees_work(view, owner, what, shown))
+        };
         let is_for = |client: &Client, guest: &Guest| {
-            (is_nobodys || callers.contains(client)) && guest.hears_changes() && self.views[guest.view].is_open(owner)
+            let view = &self.views[guest.view];
+            guest.hears_changes()
+                && view.is_open(owner)
+                && (is_own(client) || callers.contains(client) && may_see_all(view))
         };
         let mut clients: Vec<Client> =
             self.guests.iter().filter(|(client, guest)| is_for(client, guest)).map(|(client, _)| *client).collect();
@@ -143,6 +152,17 @@ impl Gateway {
         }
     }
 
+    /// Whether a client with this view may know that a backend works on this.
+    fn sees_work(&self, view: &View, owner: u32, what: calls::What, shown: Option<&str>) -> bool {
+        let kind = match what {
+            calls::What::Tool => List::Tools,
+            calls::What::Prompt => List::Prompts,
+            _ => return view.is_open(owner),
+        };
+        // A name that left the catalogue meanwhile is nobody's to see.
+        shown.and_then(|shown| self.catalogue.find(kind, shown)).is_some_and(|(index, _)| view.sees(kind, index))
+    }
+
     fn tell_log(&mut self, client: Client, level: Level, message: Bytes, about: Option<Id>) {
         if self.guests.get(&client).is_some_and(|guest| guest.level.is_none_or(|wanted| wanted <= level)) {
             self.out.push(Action::TellClient { client, message, about, said: Said::Other });
@@ -150,13 +170,15 @@ impl Gateway {
     }
 
     /// A notification that we know nothing of goes to the client it can only be for, if there is one.
-    pub(super) fn pass_note(&mut self, serial: u64, said: &[u8]) {
+    pub(super) fn pass_note(&mut self, serial: u64, said: &[u8], now: Instant) {
         let client = match self.links[&serial].place.seat {
             Seat::Session(client) => Some(client),
             _ => {
                 let on_link = self.calls.values().filter(|call| call.link == Some(serial));
                 let clients: BTreeSet<Client> = on_link.filter_map(|call| Some(call.whom.as_ref()?.client)).collect();
-                (clients.len() == 1).then(|| clients.first().copied()).flatten()
+                let only = clients.first().copied().filter(|_| clients.len() == 1);
+                // It may be about a call of another client that was just taken back.
+                only.filter(|client| !self.links[&serial].is_haunted_by_others(*client, now))
             }
         };
         let known = self.said_for.and_then(|key| self.calls.get(&key)).and_then(|call| call.whom.as_ref());

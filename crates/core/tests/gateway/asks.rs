@@ -156,6 +156,97 @@ fn a_question_ends_with_its_backend_its_call_or_its_client() {
 }
 
 #[test]
+fn a_question_stays_open_when_an_unrelated_call_of_the_same_client_ends() {
+    // Which of the two calls asked is unknown, so the question is open as long as one of them is.
+    for first in [0, 1] {
+        let mut story = Story::simple(&[("a", maker(&["x"]))]);
+        story.call(1, 1, "a__x").call(1, 2, "a__x");
+        let told = [story.told("a"), story.told("a")];
+        let link = told[0].0;
+        story.link_says(link, elicit(json!("q")));
+        let ours = story.heard(1).json()["id"].clone();
+        story.answer(link, &told[first].1["id"], json!({})).told_nothing("a");
+        assert_eq!(story.heard(1).json()["id"], first as u64 + 1);
+        story.hears_nothing(1);
+        // A call that begins later keeps it open too: the backend may work on anything while one is there.
+        story.call(1, 3, "a__x");
+        let (_, third) = story.told("a");
+        story.answer(link, &told[1 - first].1["id"], json!({})).told_nothing("a").heard(1);
+        story.hears_nothing(1);
+        story.say(1, &json!({"jsonrpc": "2.0", "id": ours, "result": {"action": "accept"}}).to_string());
+        assert_eq!(story.told("a").1, json!({"jsonrpc": "2.0", "id": "q", "result": {"action": "accept"}}));
+
+        // The second question ends with the last call, on the stream of that call and before its answer.
+        story.call(1, 4, "a__x");
+        let (_, fourth) = story.told("a");
+        story.link_says(link, elicit(json!("q2")));
+        let ours = story.heard(1).json()["id"].clone();
+        story.answer(link, &fourth["id"], json!({})).heard(1);
+        story.hears_nothing(1).answer(link, &third["id"], json!({}));
+        let withdrawn = story.heard(1);
+        assert_eq!((&withdrawn.json()["params"]["requestId"], withdrawn.about), (&ours, Some(Id::Integer(3))));
+        assert_eq!(story.heard(1).json()["id"], 3);
+        assert_eq!(story.told("a").1["error"]["code"], -32800);
+    }
+}
+
+#[test]
+fn a_question_whose_call_is_known_ends_with_that_call_and_no_other() {
+    // The only call that was open when it came is the call that caused it.
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.call(1, 1, "a__x");
+    let (link, first) = story.told("a");
+    story.link_says(link, elicit(json!("q"))).heard(1);
+    story.call(1, 2, "a__x").told("a");
+    story.answer(link, &first["id"], json!({}));
+    assert_eq!(story.heard(1).json()["method"], "notifications/cancelled");
+    assert_eq!(story.told("a").1["error"]["code"], -32800);
+
+    // Over HTTP the stream names it.
+    let mut story = Story::new(settings(vec![http("a")]), &[("a", maker(&["x"]))]);
+    story.event(Event::TimePassed);
+    story.shake(1).call(1, 1, "a__x").call(1, 2, "a__x").call(1, 3, "a__x");
+    let told: Vec<(Link, serde_json::Value)> = (0..3).map(|_| story.told("a")).collect();
+    let id = Id::parse(&told[1].1["id"].to_string()).expect("a number");
+    story.event(Event::LinkSaidFor { link: told[1].0, id, message: elicit(json!("q")).to_string().into() });
+    assert_eq!(story.heard(1).about, Some(Id::Integer(2)));
+    story.answer(told[2].0, &told[2].1["id"], json!({})).told_nothing("a").heard(1);
+    story.hears_nothing(1).answer(told[1].0, &told[1].1["id"], json!({}));
+    assert_eq!(story.heard(1).json()["method"], "notifications/cancelled");
+
+    // A call that was cancelled may still be at work, so one open call is no proof.
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.call(1, 1, "a__x").call(1, 2, "a__x");
+    let (link, _) = story.told("a");
+    let (_, second) = story.told("a");
+    let back = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}});
+    story.say(1, &back.to_string()).told("a");
+    story.link_says(link, elicit(json!("q"))).heard(1);
+    story.call(1, 3, "a__x").told("a");
+    story.answer(link, &second["id"], json!({})).told_nothing("a").heard(1);
+    story.hears_nothing(1);
+}
+
+#[test]
+fn what_a_backend_asks_outside_of_calls_does_not_end_with_one() {
+    let mut story =
+        Story::new(settings(vec![Backend { children: Children::PerSession, ..stdio("a") }]), &[("a", maker(&["x"]))]);
+    story.shake(1).call(1, 1, "a__x");
+    let (link, first) = story.told("a");
+    // Roots are the session's, whatever call is open at the time.
+    story.link_says(link, json!({"jsonrpc": "2.0", "id": "r", "method": "roots/list"}));
+    assert_eq!(story.heard(1).json()["method"], "roots/list");
+    story.answer(link, &first["id"], json!({})).told_nothing("a").heard(1);
+    story.hears_nothing(1);
+    // Nor does a question that came between calls.
+    story.link_says(link, elicit(json!("q"))).heard(1);
+    story.call(1, 2, "a__x");
+    let (_, second) = story.told("a");
+    story.answer(link, &second["id"], json!({})).told_nothing("a").heard(1);
+    story.hears_nothing(1);
+}
+
+#[test]
 fn a_stateless_client_gets_the_question_as_an_answer_and_its_next_try_brings_the_answers() {
     let mut story = Story::simple(&[("a", maker(&["x"]))]);
     story.post(10, json!(1), "tools/call", json!({"name": "a__x"}));
@@ -314,11 +405,13 @@ fn logs_go_to_those_who_want_them() {
     assert_eq!(story.told("a").1["params"], json!({"level": "error"}));
     story.ask(2, json!(1), "logging/setLevel", json!({"level": "info"})).heard(2);
     assert_eq!(story.told("a").1["params"], json!({"level": "info"}));
+    story.call(1, 7, "a__x").call(2, 7, "a__x");
     story.link_says(link, log("warning")).hears_nothing(1).hears(2, log("warning"));
     story.link_says(link, log("error")).hears(1, log("error")).hears(2, log("error"));
     story.ask(2, json!(2), "logging/setLevel", json!({"level": "loud"}));
     assert_eq!(story.heard(2).json()["error"]["code"], -32602);
     // The next child hears of it too.
+    story.links.clear();
     story.pass(secs(6)).dies(link);
     assert_eq!(story.told("a").1["params"], json!({"level": "info"}));
 
@@ -346,6 +439,70 @@ fn logs_go_to_those_who_want_them() {
             false => drop(story.hears_nothing(10)),
         }
     }
+}
+
+#[test]
+fn a_log_message_of_a_shared_backend_reaches_only_clients_that_may_have_caused_it() {
+    let log = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "error", "data": "d"}});
+    let strange = json!({"jsonrpc": "2.0", "method": "notifications/strange"});
+    let as_role = |role: &str| Who { name: role.into(), role: Some(role.into()), profile: None };
+    let mut configured = settings(vec![stdio("a")]);
+    let pattern = |text: &str| Pattern(text.into());
+    configured.roles.insert("reader".into(), Role { allow: vec![pattern("a__read")], deny: vec![] });
+    configured.roles.insert("admin".into(), Role { allow: vec![pattern("*")], deny: vec![] });
+    let mut story = Story::new(configured, &[("a", maker(&["read", "write"]))]);
+    story.shake_as(1, as_role("reader"), json!({})).shake_as(2, as_role("admin"), json!({}));
+    let link = story.link("a");
+
+    // Without an open call it may be about anything that the backend did before.
+    story.link_says(link, log.clone()).hears_nothing(1).hears_nothing(2);
+
+    // Both may have caused it, and both may see the only tool that runs.
+    story.call(1, 1, "a__read").call(2, 1, "a__read");
+    let (_, read) = story.told("a");
+    let (_, also_read) = story.told("a");
+    story.link_says(link, log.clone()).hears(1, log.clone()).hears(2, log.clone());
+
+    // It may be about `write`, which the reader may not see.
+    story.call(2, 2, "a__write");
+    let (_, write) = story.told("a");
+    story.link_says(link, log.clone()).hears_nothing(1).hears(2, log.clone());
+    // Also after the call was cancelled, as long as the backend may still work on it.
+    let back = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 2}});
+    story.say(2, &back.to_string()).told("a");
+    story.answer(link, &also_read["id"], json!({})).heard(2);
+    story.link_says(link, log.clone()).hears_nothing(1).hears_nothing(2);
+    story.link_says(link, strange.clone()).hears_nothing(1).hears_nothing(2);
+    story.answer(link, &write["id"], json!({}));
+    story.link_says(link, log.clone()).hears(1, log.clone()).hears_nothing(2);
+    story.link_says(link, strange.clone()).hears(1, strange).hears_nothing(2);
+    story.answer(link, &read["id"], json!({})).heard(1);
+    story.link_says(link, log).hears_nothing(1).hears_nothing(2);
+}
+
+#[test]
+fn a_client_with_a_link_of_its_own_hears_all_logs_of_it() {
+    let log = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "error", "data": "d"}});
+    let own = Backend { children: Children::PerSession, ..stdio("a") };
+    let mut story = Story::new(settings(vec![own]), &[("a", maker(&["x"]))]);
+    story.shake(1).shake(2).call(1, 1, "a__x");
+    let (link, told) = story.told("a");
+    story.answer(link, &told["id"], json!({})).heard(1);
+    story.link_says(link, log.clone()).hears(1, log.clone()).hears_nothing(2);
+    // One client on lines has every backend to itself.
+    let mut story = Story::new(settings(vec![stdio("a")]), &[("a", maker(&["x"]))]);
+    story.came(1, Front::Lines, local());
+    story
+        .ask(
+            1,
+            json!(1),
+            "initialize",
+            json!({"protocolVersion": "2025-11-25", "capabilities": {}, "clientInfo": {"name": "c", "version": "1"}}),
+        )
+        .heard(1);
+    story.say(1, r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#);
+    let link = story.link("a");
+    story.link_says(link, log.clone()).hears(1, log);
 }
 
 #[test]

@@ -85,6 +85,8 @@ pub struct World {
     /// How often servers heard each request, and which of them never left.
     heard: BTreeMap<u64, u32>,
     unsent: BTreeSet<u64>,
+    /// The link that each request was last sent to.
+    heard_on: BTreeMap<u64, u64>,
     /// Whose request each was.
     asked_by: BTreeMap<u64, u64>,
     next_ticket: u64,
@@ -140,6 +142,7 @@ impl World {
             next_number: 1,
             heard: BTreeMap::new(),
             unsent: BTreeSet::new(),
+            heard_on: BTreeMap::new(),
             asked_by: BTreeMap::new(),
             next_ticket: 1,
             tickets: BTreeSet::new(),

@@ -10,6 +10,7 @@ mod guards;
 mod limits;
 mod page;
 mod peers;
+mod questions;
 mod reload;
 #[cfg(target_os = "linux")]
 mod secure;

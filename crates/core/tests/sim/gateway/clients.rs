@@ -16,6 +16,8 @@ pub struct Client {
     /// The tools it was shown, until it hears of a change.
     known: Option<Vec<String>>,
     listing: Vec<String>,
+    /// Its profile hides a tool.
+    is_restricted: bool,
     pub called: u64,
     /// Requests that must be counted once each when they are over.
     pub countable: u64,
@@ -55,6 +57,7 @@ impl World {
             Front::Request => false,
         };
         let profile = (self.settings.profiles.contains_key("p") && self.dice.one_in(2)).then(|| "p".to_owned());
+        let is_restricted = profile.is_some();
         let who = Who { name: format!("who{}", client % 3), role: None, profile };
         self.clients.insert(
             client,
@@ -66,6 +69,7 @@ impl World {
                 asked: Vec::new(),
                 known: None,
                 listing: Vec::new(),
+                is_restricted,
                 called: 0,
                 countable: 0,
                 may_be_counted_more: false,
@@ -412,20 +416,40 @@ impl World {
             }
             "notifications/cancelled" => {
                 let id = said["params"]["requestId"].clone();
-                let before = state.asked.len();
-                state.asked.retain(|(asked, _)| *asked != id);
+                let Some(index) = state.asked.iter().position(|(asked, _)| *asked == id) else {
+                    self.fail(&format!("client {client} need not answer {id}, which it was not asked"))
+                };
+                let (_, question) = state.asked.remove(index);
                 check!(
                     self,
-                    self.clients[&client].asked.len() < before,
-                    "client {client} need not answer {id}, which it was not asked"
+                    !self.is_wanted(client, &question),
+                    "client {client} need not answer {question}, and the call that it is for goes on"
                 );
             }
+            "notifications/message" => self.client_hears_log(client, said),
             "notifications/subscriptions/acknowledged"
-            | "notifications/message"
             | "notifications/resources/list_changed"
             | "notifications/prompts/list_changed" => {}
             other => self.fail(&format!("client {client} heard {other}")),
         }
+    }
+
+    /// A log message may reach a client only while the link works for it, and no other's tool that it may not see.
+    fn client_hears_log(&mut self, client: u64, said: &Value) {
+        let serial = said["params"]["data"].as_u64().unwrap_or(0);
+        let is_alone = self.clients.len() == 1 && self.clients[&client].front == Front::Lines;
+        let on_link = |request: &&Request| self.heard_on.get(&request.number) == Some(&serial);
+        let has_call = self.clients[&client].open.values().any(|request| on_link(&request));
+        check!(
+            self,
+            has_call || is_alone || self.is_per_session(serial),
+            "client {client} has no call on link {serial} and heard {said}"
+        );
+        let is_denied = |request: &&Request| request.params["name"] == "b0__t1";
+        let others = self.clients.values().flat_map(|other| other.open.values());
+        let mut hidden = others.filter(on_link).filter(is_denied);
+        let may_hear = !self.clients[&client].is_restricted || hidden.next().is_none();
+        check!(self, may_hear, "client {client} heard {said} while a tool runs there that it may not see");
     }
 
     fn client_is_asked(&mut self, client: u64, id: Value, said: &Value) {

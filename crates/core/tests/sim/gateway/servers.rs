@@ -9,6 +9,8 @@ pub struct Server {
     pub leaving: bool,
     pub up: bool,
     is_http: bool,
+    /// As the configuration said when it was started.
+    is_per_session: bool,
     handshake: bool,
     stateless: bool,
     /// Answers nothing at all.
@@ -55,6 +57,7 @@ impl World {
         check!(self, !self.stopping, "{link:?} was started while stopping");
         let Some(backend) = self.gateway.backend(link.backend) else { self.fail("a link of no backend") };
         let is_http = matches!(backend.kind, Kind::Http { .. });
+        let is_per_session = backend.children == Children::PerSession;
         // The era is the program's, so all lives of one configuration share it.
         let key = format!("{:?}", backend.kind)
             .bytes()
@@ -70,6 +73,7 @@ impl World {
             leaving: false,
             up: false,
             is_http,
+            is_per_session,
             handshake,
             stateless,
             hangs: !self.resting && self.dice.one_in(12),
@@ -152,6 +156,9 @@ impl World {
             *heard += 1;
             let heard = *heard;
             check!(self, heard <= 1 + u32::from(is_safe), "{number} was asked {heard} times: {said}");
+        }
+        if let Some(number) = number {
+            self.heard_on.insert(number, link.serial);
         }
         let token = params["_meta"].get("progressToken").cloned();
         let server = self.servers.get_mut(&link.serial).expect("seen above");
@@ -393,9 +400,17 @@ impl World {
         servers.flat_map(|server| &server.open).any(|work| work.number == Some(number))
     }
 
+    /// Whether a server still works on the call that it asked this for, and neither took the question back nor is it dead.
+    pub fn is_wanted(&self, client: u64, question: &Value) -> bool {
+        let Some(server) = question["by"].as_u64().and_then(|serial| self.servers.get(&serial)) else { return false };
+        let number = question["for"].as_u64();
+        let is_asked = server.questions.iter().any(|(_, asked)| question["q"] == *asked);
+        let is_open = self.clients[&client].open.values().any(|request| Some(request.number) == number);
+        number.is_some() && is_asked && is_open && server.open.iter().any(|work| work.number == number)
+    }
+
     pub fn is_per_session(&self, serial: u64) -> bool {
-        let Some(server) = self.servers.get(&serial) else { return false };
-        self.gateway.backend(server.link.backend).is_some_and(|backend| backend.children == Children::PerSession)
+        self.servers.get(&serial).is_some_and(|server| server.is_per_session)
     }
 
     /// The requests of clients that a link works on.
