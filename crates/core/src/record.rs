@@ -45,10 +45,14 @@ pub enum Event {
     Switched,
     /// Another configuration is in force. One that was refused is a reload that failed.
     Configured,
+    /// A request over HTTP was refused before it reached a backend, or calls were refused too often to write each.
+    RequestRefused,
+    /// An operator asked for something: over the control socket, by the status page, or by a signal.
+    OperatorRequested,
 }
 
 impl Event {
-    pub const ALL: [Event; 21] = [
+    pub const ALL: [Event; 23] = [
         Event::InstanceStarted,
         Event::InstanceEnded,
         Event::ServerRestartRequested,
@@ -70,6 +74,8 @@ impl Event {
         Event::CallEnded,
         Event::Switched,
         Event::Configured,
+        Event::RequestRefused,
+        Event::OperatorRequested,
     ];
 
     /// The `event_type` that queries look for.
@@ -109,6 +115,8 @@ impl Event {
             Event::CallEnded              => ("call_ended",               "INFO",    "Call ended"),
             Event::Switched               => ("switched",                 "WARNING", "Switched off or on"),
             Event::Configured             => ("configured",               "INFO",    "Configuration in force"),
+            Event::RequestRefused         => ("request_refused",          "WARNING", "Request refused"),
+            Event::OperatorRequested      => ("operator_requested",       "INFO",    "Operator request"),
         }
     }
 }
@@ -152,6 +160,12 @@ pub struct OfGateway {
     /// As clients see it. Arguments are in no record.
     pub tool: Option<String>,
     pub outcome: Option<&'static str>,
+    /// The address that the request came from.
+    pub peer: Option<String>,
+    /// The first digits of the HTTP session's id, or `stdio`.
+    pub session: Option<String>,
+    /// Refusals of the same kind before this one that were counted and not written.
+    pub suppressed: Option<u64>,
 }
 
 impl Record {
@@ -232,6 +246,9 @@ impl Record {
                 method: text(|of| &of.method),
                 tool: text(|of| &of.tool),
                 outcome: of_gateway.and_then(|of| of.outcome),
+                suppressed: of_gateway.and_then(|of| of.suppressed),
+                peer: text(|of| &of.peer),
+                session: text(|of| &of.session),
             },
         };
         let mut text = serde_json::to_string(&line).expect("text and numbers are always JSON");
@@ -296,6 +313,13 @@ struct Props<'a> {
     tool: Option<Cow<'a, str>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     outcome: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    suppressed: Option<u64>,
+    // These two stand last: they are put behind lines that many calls share.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    peer: Option<Cow<'a, str>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    session: Option<Cow<'a, str>>,
 }
 
 fn cut(text: &str) -> Cow<'_, str> {

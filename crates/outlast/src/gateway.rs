@@ -15,9 +15,10 @@ use std::{
 use bytes::Bytes;
 use outlast_core::{
     exit::{self, How},
-    gateway::{Action, Backend, Event, Front, Gateway, Kind, Link, Who},
+    gateway::{Action, Backend, Called, Event, Front, Gateway, Kind, Link, Outcome, Who},
     life::{self, Grace},
-    record::{self, Record},
+    record::{self, OfGateway, Record},
+    refusals::Refusals,
 };
 use tokio::{
     task::spawn_local,
@@ -26,7 +27,7 @@ use tokio::{
 
 use crate::{
     control::Control,
-    journal::Journal,
+    journal::{Journal, Origin, SessionLabel},
     os::{self, Household, News},
     report,
 };
@@ -130,6 +131,10 @@ pub struct Driver {
     scale: Scale,
     /// Restarts that somebody waits for, by ticket.
     errands: BTreeMap<u64, Errand>,
+    /// Which refusals are written.
+    refusals: Refusals,
+    /// Whose request is being carried out.
+    operator: Option<Operator>,
 
     began: Instant,
     /// When this turn of the loop began; a turn is short.
@@ -137,6 +142,13 @@ pub struct Driver {
     timer: Option<(Instant, Pin<Box<Sleep>>)>,
     /// A backend has come up, and the code for that may be given back.
     has_started: bool,
+}
+
+/// Who asks for something that is not for clients: over the control socket, by the status page, or by a signal.
+#[derive(Debug, Clone, Default)]
+struct Operator {
+    who: String,
+    peer: Option<String>,
 }
 
 /// How far the end has come.
@@ -237,6 +249,8 @@ impl Driver {
             recent: Recent::default(),
             scale: Scale::default(),
             errands: BTreeMap::new(),
+            refusals: Refusals::default(),
+            operator: None,
             began: Instant::now(),
             now: Instant::now(),
             timer: None,
@@ -342,12 +356,7 @@ impl Driver {
                 }
             }
             Action::Note(text) => self.journal.note(&text),
-            Action::Called(called) => {
-                self.metrics.called(&called);
-                let line = self.calls.add(&called, &mut self.journal, self.now);
-                self.control.record(line);
-                Driver::publish_to(&mut self.listen, "record", line);
-            }
+            Action::Called(called) => self.called(&called),
             Action::Keep { backend, catalogue } => {
                 if self.mirrors.learn(&backend, &catalogue) {
                     self.show_mirrors();
@@ -359,12 +368,64 @@ impl Driver {
         }
     }
 
+    fn called(&mut self, called: &Called) {
+        self.metrics.called(called);
+        if is_refused(called.outcome) {
+            match self.refusals.add(called.outcome.name(), self.now) {
+                None => return,
+                Some(0) => {}
+                Some(suppressed) => self.suppressed(called.outcome.name(), suppressed),
+            }
+        }
+        let origin = match (called.client, &self.listen) {
+            (STDIO_CLIENT, _) => Origin { peer: None, session: Some(SessionLabel::Stdio) },
+            (client, Some(listen)) => listen.origin(client),
+            (_, None) => Origin::default(),
+        };
+        let line = self.calls.add(called, &origin, &mut self.journal, self.now);
+        self.control.record(line);
+        Driver::publish_to(&mut self.listen, "record", line);
+    }
+
+    /// Refusals that were counted and not written.
+    fn suppressed(&mut self, kind: &'static str, count: u64) {
+        let of = OfGateway { outcome: Some(kind), suppressed: Some(count), ..OfGateway::default() };
+        self.record(Record { gateway: Some(Box::new(of)), ..Record::new(record::Event::RequestRefused) });
+    }
+
+    /// A request was refused by the front.
+    fn refused(&mut self, refused: listen::Refused) {
+        self.metrics.refused(refused.kind);
+        let Some(suppressed) = self.refusals.add(refused.kind, self.now) else { return };
+        let told: serde_json::Value = serde_json::from_slice(&refused.told).unwrap_or_default();
+        let reason = told["error"]["message"].as_str().map(str::to_owned);
+        let of = OfGateway {
+            who: refused.who.as_ref().map(|who| who.name.clone()),
+            role: refused.who.as_ref().and_then(|who| who.role.clone()),
+            method: Some(format!("{} {}", refused.method, report::plain(&refused.path))),
+            outcome: Some(refused.kind),
+            peer: Some(refused.peer.to_string()),
+            session: refused.session.map(|digits| SessionLabel::Http(digits).to_string()),
+            suppressed: Some(suppressed).filter(|count| *count > 0),
+            ..OfGateway::default()
+        };
+        self.record(Record { reason, gateway: Some(Box::new(of)), ..Record::new(record::Event::RequestRefused) });
+    }
+
     fn record(&mut self, mut record: Record) {
         // The machine knows its backends by name, and not what the gateway itself is called.
         if record.kind == Some("backend")
             && let Some(name) = record.id.take()
         {
             record = record.of_backend(&name);
+        }
+        // What an operator asked for is recorded with who it was.
+        if matches!(record.event, record::Event::Switched | record::Event::ServerRestartRequested)
+            && let Some(operator) = &self.operator
+        {
+            let of = record.gateway.get_or_insert_default();
+            of.who.get_or_insert_with(|| operator.who.clone());
+            of.peer = of.peer.take().or_else(|| operator.peer.clone());
         }
         self.calls.write(&mut self.journal);
         let line = self.journal.record(record);
@@ -409,11 +470,16 @@ impl Driver {
         // A terminal that was closed tells its programs to go; without that, the signal means the configuration.
         let lost_terminal = self.had_terminal && !io::stdin().is_terminal();
         if stop.name == "SIGHUP" && !lost_terminal {
-            self.journal.note("SIGHUP received, reading the configuration");
+            self.operator = Some(Operator { who: "signal SIGHUP".to_owned(), peer: None });
+            self.operator_requested("reload", None, None);
             self.reload(None);
+            self.operator = None;
         } else {
+            self.operator = Some(Operator { who: format!("signal {}", stop.name), peer: None });
+            self.operator_requested("stop", None, None);
             self.journal.note(&format!("{} received, stopping", stop.name));
             self.stop(true);
+            self.operator = None;
         }
         true
     }
@@ -427,8 +493,8 @@ impl Driver {
             Kind::Http { url, headers, is_sse } => {
                 let client = self.http.get_or_insert_with(|| HttpClient::new(CONNECT_MAX));
                 let settings = HttpSettings {
-                    url: url.clone(),
-                    headers: headers.clone(),
+                    url: url.expose().to_owned(),
+                    headers: headers.iter().map(|(name, value)| (name.clone(), value.expose().to_owned())).collect(),
                     is_sse: *is_sse,
                     patience: Patience::default(),
                 };
@@ -443,11 +509,12 @@ impl Driver {
 
     fn start(&mut self, link: Link, backend: &Backend) {
         let Kind::Stdio { command, args, env, cwd } = &backend.kind else { return };
-        let cwd = cwd.as_ref().map_or_else(|| self.plan.cwd.clone(), |cwd| self.plan.cwd.join(cwd));
+        let cwd = cwd.as_ref().map_or_else(|| self.plan.cwd.clone(), |cwd| self.plan.cwd.join(cwd.expose()));
+        let args: Vec<String> = args.iter().map(|word| word.expose().to_owned()).collect();
         let order = Command {
-            program: command,
-            args,
-            env: env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value))).collect(),
+            program: command.expose(),
+            args: &args,
+            env: env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value.expose()))).collect(),
             cwd: &cwd,
             tag: format!("{}.{}.{}", self.plan.id, backend.name, link.serial),
         };
@@ -457,7 +524,7 @@ impl Driver {
                 self.links.insert(link.serial, Wire { link, kind: WireKind::Child(Box::new(child)) });
             }
             Err(error) => {
-                let how = How::CouldNotStart(report::plain(&error.to_string()));
+                let how = self.masked(How::CouldNotStart(report::plain(&error.to_string())));
                 self.tell(Event::LinkDown { link, how, stderr_tail: String::new(), unsent: Vec::new() });
             }
         }
@@ -580,7 +647,20 @@ impl Driver {
         let Some(child) = self.child(serial) else { return };
         let unsent = child.close();
         let stderr_tail = child.tail.text();
-        self.tell(Event::LinkDown { link, how: gone.how, stderr_tail, unsent });
+        let stderr_tail = self.journal.mask().hide(&stderr_tail).into_owned();
+        let how = self.masked(gone.how);
+        self.tell(Event::LinkDown { link, how, stderr_tail, unsent });
+    }
+
+    /// What is told of an end reaches clients, operators and files: values of references are not in it.
+    fn masked(&self, how: How) -> How {
+        let hide = |why: String| self.journal.mask().hide(&why).into_owned();
+        match how {
+            How::CouldNotStart(why) => How::CouldNotStart(hide(why)),
+            How::Lost(why) => How::Lost(hide(why)),
+            How::Forgot(why) => How::Forgot(hide(why)),
+            how => how,
+        }
     }
 
     /// What backends and clients say.
@@ -654,6 +734,7 @@ impl Driver {
                 http::Heard::Said(message) => self.tell(Event::LinkSaid { link, message }),
                 http::Heard::SaidFor { id, message } => self.tell(Event::LinkSaidFor { link, id, message }),
                 http::Heard::Lost { id, was_sent, why } => {
+                    let why = self.journal.mask().hide(&why).into_owned();
                     self.tell(Event::RequestLost { link, id, was_sent, why });
                 }
                 http::Heard::Note(text) => {
@@ -664,7 +745,7 @@ impl Driver {
                 }
                 http::Heard::Down { why, is_forgotten } => {
                     self.links.remove(&serial);
-                    let how = if is_forgotten { How::Forgot(why) } else { How::Lost(why) };
+                    let how = self.masked(if is_forgotten { How::Forgot(why) } else { How::Lost(why) });
                     return self.tell(Event::LinkDown { link, how, stderr_tail: String::new(), unsent: Vec::new() });
                 }
             }
@@ -780,6 +861,7 @@ impl Driver {
                 }
                 listen::Heard::Left { client } => self.tell(Event::ClientLeft { client }),
                 listen::Heard::Page(page) => self.turn_page(*page),
+                listen::Heard::Refused(refused) => self.refused(*refused),
             }
         }
         true
@@ -817,7 +899,7 @@ impl Driver {
             Stopping::Draining { until } | Stopping::Asked { until } | Stopping::Over { until, .. } => Some(until),
         };
         let lives = self.restless.iter().filter_map(|serial| self.links.get(serial)?.child()?.life.deadline());
-        let files = [self.calls.deadline(), self.shelf.deadline()];
+        let files = [self.calls.deadline(), self.shelf.deadline(), self.refusals.deadline()];
         let others = [self.gateway.deadline(), self.scale.deadline(), stopping].into_iter().chain(files);
         let Some(at) = lives.chain(others.flatten()).min() else {
             self.timer = None;
@@ -848,6 +930,9 @@ impl Driver {
         }
         self.calls.time_passed(&mut self.journal, self.now);
         self.shelf.time_passed(self.now);
+        for (kind, count) in self.refusals.due(self.now) {
+            self.suppressed(kind, count);
+        }
         if self.scale.deadline().is_some_and(|due| due <= self.now) {
             let children = self.weighed();
             self.scale.weigh(children, self.now);
@@ -895,13 +980,44 @@ impl Driver {
         true
     }
 
-    fn configured(&mut self, detail: &str) {
-        self.record(Record { detail: Some(detail.to_owned()), ..Record::new(record::Event::Configured) });
+    /// One record for each thing that an operator asks for.
+    fn operator_requested(&mut self, method: &str, target: Option<&str>, reason: Option<&str>) {
+        let operator = self.operator.clone().unwrap_or_default();
+        let detail = target.map_or_else(|| method.to_owned(), |target| format!("{method} {target}"));
+        let of = OfGateway {
+            who: Some(operator.who),
+            peer: operator.peer,
+            method: Some(method.to_owned()),
+            ..OfGateway::default()
+        };
+        let record = Record::new(record::Event::OperatorRequested);
+        let reason = reason.map(str::to_owned);
+        self.record(Record { detail: Some(detail), reason, gateway: Some(Box::new(of)), ..record });
     }
 
-    fn refuse_config(&mut self, why: &str) {
+    fn configured(&mut self, detail: &str, who: &str) {
+        let of = OfGateway { who: Some(who.to_owned()), ..OfGateway::default() };
+        let record = Record::new(record::Event::Configured);
+        self.record(Record { detail: Some(detail.to_owned()), gateway: Some(Box::new(of)), ..record });
+    }
+
+    fn refuse_config(&mut self, why: &str, who: &str) {
         let reason = "the configuration was refused, and the one before stays".to_owned();
-        let record = Record::new(record::Event::ReloadFailed);
+        let of = OfGateway { who: Some(who.to_owned()), ..OfGateway::default() };
+        let record = Record { gateway: Some(Box::new(of)), ..Record::new(record::Event::ReloadFailed) };
         self.record(Record { reason: Some(reason), detail: Some(why.to_owned()), ..record });
     }
+}
+
+/// Whether a call was refused by a guard, or for being for nothing that there is: anybody can make as many as they like.
+fn is_refused(outcome: Outcome) -> bool {
+    matches!(
+        outcome,
+        Outcome::SwitchedOff
+            | Outcome::RateLimited
+            | Outcome::Denied
+            | Outcome::BadArguments
+            | Outcome::CircuitOpen
+            | Outcome::Unknown
+    )
 }

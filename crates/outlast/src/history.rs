@@ -386,6 +386,14 @@ fn row(record: &Value) -> Vec<String> {
         words.push(format!("{} {}", what.unwrap_or_default(), text(&props["outcome"]).replace('_', " ")));
         words.extend(props["who"].as_str().map(|who| format!("for {who}")));
     }
+    if props["event_type"] == "request_refused" {
+        words.push(format!("{} {}", text(&props["method"]), text(&props["outcome"]).replace('_', " ")));
+        words.extend(props["peer"].as_str().map(|peer| format!("from {peer}")));
+        words.extend(props["suppressed"].as_u64().map(|count| format!("{count} more were only counted")));
+    }
+    if ["operator_requested", "switched"].contains(&props["event_type"].as_str().unwrap_or_default()) {
+        words.extend(props["who"].as_str().map(|who| format!("by {who}")));
+    }
     words.retain(|word| !word.is_empty());
     let time = |member: &str| props[member].as_u64().map(|ms| Duration::from_millis(ms).as_secs_f64());
     words.extend(props["crashes"].as_u64().filter(|count| *count > 0).map(|count| format!("crash #{count}")));
@@ -591,7 +599,7 @@ mod tests {
         error: there is no event `marker`
           hint: did you mean `restart_marker_written` or `restart_marker_failed`?
         error: there is no event `nonsense`
-          hint: there are instance_started, instance_ended, server_restart_requested, restart_marker_written, server_exiting, server_started, server_stopped, server_crashed, restart_throttled, reload_failed, gave_up, server_restart_verified, audit_degraded, restart_marker_failed, protocol_noted, conversation_noted, watch_muted, watch_unmuted, call_ended, switched, configured
+          hint: there are instance_started, instance_ended, server_restart_requested, restart_marker_written, server_exiting, server_started, server_stopped, server_crashed, restart_throttled, reload_failed, gave_up, server_restart_verified, audit_degraded, restart_marker_failed, protocol_noted, conversation_noted, watch_muted, watch_unmuted, call_ended, switched, configured, request_refused, operator_requested
         ");
     }
 }

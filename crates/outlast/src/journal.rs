@@ -14,6 +14,7 @@ use outlast_core::{
     exit::{self, Exit},
     gateway::Called,
     record::{self, Event, OfGateway, Record},
+    secret::{Mask, Resolved},
 };
 use serde_json::Value;
 
@@ -30,6 +31,8 @@ pub struct Journal {
     audit: Audit,
     log: Option<Log>,
     tone: Tone,
+    /// What must not be printed.
+    mask: Mask,
     last_call: Option<LastCall>,
 }
 
@@ -74,6 +77,52 @@ impl LastCall {
     }
 }
 
+/// Where a request came from.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Origin {
+    /// An address, which needs no quoting.
+    pub peer: Option<Rc<str>>,
+    pub session: Option<SessionLabel>,
+}
+
+/// What is written of a session.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SessionLabel {
+    Stdio,
+    /// Of HTTP: the first eight digits of its id. With the other 24 nobody can take it over.
+    Http(u32),
+}
+
+impl fmt::Display for SessionLabel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            SessionLabel::Stdio => f.write_str("stdio"),
+            SessionLabel::Http(digits) => write!(f, "{digits:08x}"),
+        }
+    }
+}
+
+impl Origin {
+    /// Behind the members of the last line's `props`.
+    fn put_into(&self, lines: &mut String) {
+        const END: &str = "}}\n";
+        if *self == Origin::default() || !lines.ends_with(END) {
+            return;
+        }
+        lines.truncate(lines.len() - END.len());
+        if let Some(peer) = &self.peer {
+            for part in [r#","peer":""#, peer, "\""] {
+                lines.push_str(part);
+            }
+        }
+        if let Some(session) = self.session {
+            // A `String` takes everything.
+            let _ = fmt::Write::write_fmt(lines, format_args!(r#","session":"{session}""#));
+        }
+        lines.push_str(END);
+    }
+}
+
 struct Log {
     path: PathBuf,
     file: File,
@@ -100,6 +149,7 @@ impl Journal {
             audit: Audit::new(home.audit()),
             log: None,
             tone,
+            mask: Mask::default(),
             last_call: None,
         };
         let opened = home.make_logs().ok().and_then(|()| home.log(id)).map(|path| Log::open(&path));
@@ -112,6 +162,15 @@ impl Journal {
             journal.note(complaint);
         }
         journal
+    }
+
+    /// What came from references in these texts is masked from here on.
+    pub fn learn<'a>(&mut self, texts: impl Iterator<Item = &'a Resolved>) {
+        texts.for_each(|text| self.mask.learn(text));
+    }
+
+    pub fn mask(&self) -> &Mask {
+        &self.mask
     }
 
     /// Into the audit log first, so that the act it announces cannot outrun it; then the line for people. The line of
@@ -128,7 +187,13 @@ impl Journal {
     }
 
     /// The end of a call, to be written together with others: people are not told of it.
-    pub fn call_ended(&mut self, called: &Called, lines: &mut String) {
+    pub fn call_ended(&mut self, called: &Called, origin: &Origin, lines: &mut String) {
+        self.call_ended_anywhere(called, lines);
+        origin.put_into(lines);
+    }
+
+    /// The same without where it came from.
+    fn call_ended_anywhere(&mut self, called: &Called, lines: &mut String) {
         let millis = millis_now();
         if let Some(last) = self.last_call.as_mut().filter(|last| last.is_like(called, millis)) {
             if std::mem::replace(&mut last.millis, millis) != millis {
@@ -161,6 +226,7 @@ impl Journal {
                 method: Some(called.method.clone().into_owned()),
                 tool: own(&called.tool),
                 outcome: Some(called.outcome.name()),
+                ..OfGateway::default()
             })),
             ..Record::new(Event::CallEnded)
         };
@@ -174,6 +240,11 @@ impl Journal {
             None => self.id.clone(),
         });
         record.kind = Some(if record.backend().is_some() { "backend" } else { kind });
+        for text in [&mut record.reason, &mut record.detail].into_iter().flatten() {
+            if let std::borrow::Cow::Owned(hidden) = self.mask.hide(text) {
+                *text = hidden;
+            }
+        }
         record.to_line(&now(), logger)
     }
 
@@ -271,6 +342,7 @@ impl Journal {
 
     /// A line as it stands.
     pub fn say(&mut self, line: &str) {
+        let line = &*self.mask.hide(line);
         if self.tone != Tone::Session {
             os::say(line);
         }
@@ -385,6 +457,18 @@ fn sentence(record: &Record) -> String {
         }
         Event::Switched => format!("{detail}{reason}"),
         Event::Configured => format!("Configuration in force: {detail}"),
+        Event::RequestRefused => {
+            let of = record.gateway.as_deref().cloned().unwrap_or_default();
+            let kind = of.outcome.unwrap_or_default();
+            let from = of.peer.map(|peer| format!(" from {peer}")).unwrap_or_default();
+            let more = of.suppressed.filter(|count| *count > 0);
+            let more = more.map(|count| format!(" ({count} more of this kind were only counted)")).unwrap_or_default();
+            format!("Refused a request{from}: {kind}{reason}{more}")
+        }
+        Event::OperatorRequested => {
+            let who = record.gateway.as_ref().and_then(|of| of.who.as_deref()).unwrap_or_default();
+            format!("Requested by {who}: {detail}{reason}")
+        }
     }
 }
 
@@ -421,9 +505,10 @@ mod tests {
                 calls.push(called(Outcome::Failed, None, who, took));
             }
         }
-        let mut lines = String::new();
+        let (mut lines, nowhere) = (String::new(), Origin::default());
         for call in calls.iter().cycle().take(1_000) {
-            journal.call_ended(call, &mut lines);
+            let origin = Origin { peer: Some("127.0.0.1:1".into()), session: Some(SessionLabel::Http(0xab)) };
+            journal.call_ended(call, if call.client == 7 { &origin } else { &nowhere }, &mut lines);
         }
         assert_eq!(lines.lines().count(), 1_000);
         for (line, call) in lines.lines().zip(calls.iter().cycle()) {
@@ -431,6 +516,10 @@ mod tests {
             let mut expected: Value = serde_json::from_str(&journal.call_line(call, 0)).unwrap();
             expected["timestamp"] = line["timestamp"].clone();
             expected["props"]["timestamp"] = line["timestamp"].clone();
+            if call.client == 7 {
+                expected["props"]["peer"] = "127.0.0.1:1".into();
+                expected["props"]["session"] = "000000ab".into();
+            }
             assert_eq!(line, expected);
         }
     }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::restarts::Policy;
+use crate::{restarts::Policy, secret::Resolved};
 
 use super::Switch;
 
@@ -52,17 +52,28 @@ pub struct Backend {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     Stdio {
-        command: String,
-        args: Vec<String>,
-        env: BTreeMap<String, String>,
-        cwd: Option<String>,
+        command: Resolved,
+        args: Vec<Resolved>,
+        env: BTreeMap<String, Resolved>,
+        cwd: Option<Resolved>,
     },
     Http {
-        url: String,
-        headers: BTreeMap<String, String>,
+        url: Resolved,
+        headers: BTreeMap<String, Resolved>,
         /// The old transport with two endpoints.
         is_sse: bool,
     },
+}
+
+impl Kind {
+    /// Every text that may hold something out of a reference.
+    pub fn texts(&self) -> impl Iterator<Item = &Resolved> {
+        let (first, list, map, last) = match self {
+            Kind::Stdio { command, args, env, cwd } => (command, &args[..], env, cwd.as_ref()),
+            Kind::Http { url, headers, .. } => (url, &[][..], headers, None),
+        };
+        std::iter::once(first).chain(list).chain(map.values()).chain(last)
+    }
 }
 
 /// How many processes a stdio backend has.

@@ -51,7 +51,7 @@ pub fn stdio(name: &str) -> Backend {
 }
 
 pub fn http(name: &str) -> Backend {
-    let kind = Kind::Http { url: format!("http://{name}/mcp"), headers: BTreeMap::new(), is_sse: false };
+    let kind = Kind::Http { url: format!("http://{name}/mcp").into(), headers: BTreeMap::new(), is_sse: false };
     Backend { kind, ..stdio(name) }
 }
 

@@ -483,8 +483,13 @@ fn backend(name: &str, dice: &mut Dice) -> Backend {
     let is_http = dice.one_in(3);
     let version = dice.below(3);
     let kind = match is_http {
-        true => Kind::Http { url: format!("http://{name}/{version}"), headers: BTreeMap::new(), is_sse: false },
-        false => Kind::Stdio { command: name.into(), args: vec![version.to_string()], env: BTreeMap::new(), cwd: None },
+        true => Kind::Http { url: format!("http://{name}/{version}").into(), headers: BTreeMap::new(), is_sse: false },
+        false => Kind::Stdio {
+            command: name.into(),
+            args: vec![version.to_string().into()],
+            env: BTreeMap::new(),
+            cwd: None,
+        },
     };
     let children = match dice.below(4) {
         0 if !is_http => Children::PerSession,

@@ -11,7 +11,9 @@ mod limits;
 mod page;
 mod peers;
 mod questions;
+mod refusals;
 mod reload;
+mod secrets;
 #[cfg(target_os = "linux")]
 mod secure;
 mod serve;

@@ -10,7 +10,10 @@ use std::{
 };
 
 use clap::{Args, CommandFactory, Subcommand};
-use outlast_core::gateway::{Children, Kind};
+use outlast_core::{
+    gateway::{Children, Kind},
+    secret::Resolved,
+};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
@@ -173,7 +176,7 @@ fn summary(gateway: &Gateway, collisions: &serde_json::Value) -> serde_json::Val
         .map(|backend| {
             let (kind, target) = target(&backend.kind);
             let found = match &backend.kind {
-                Kind::Stdio { command, cwd, .. } => Some(super::gateway::on_path(command, cwd.as_deref())),
+                Kind::Stdio { command, cwd, .. } => Some(is_found(command, cwd.as_ref())),
                 Kind::Http { .. } => None,
             };
             json!({
@@ -194,10 +197,14 @@ fn summary(gateway: &Gateway, collisions: &serde_json::Value) -> serde_json::Val
 fn target(kind: &Kind) -> (&'static str, String) {
     match kind {
         // Arguments may hold a secret; the program tells which one it is.
-        Kind::Stdio { command, .. } => ("stdio", command.clone()),
-        Kind::Http { url, is_sse: true, .. } => ("sse", without_query(url)),
-        Kind::Http { url, .. } => ("http", without_query(url)),
+        Kind::Stdio { command, .. } => ("stdio", command.to_string()),
+        Kind::Http { url, is_sse: true, .. } => ("sse", without_query(&url.to_string())),
+        Kind::Http { url, .. } => ("http", without_query(&url.to_string())),
     }
+}
+
+fn is_found(command: &Resolved, cwd: Option<&Resolved>) -> bool {
+    super::gateway::on_path(command.expose(), cwd.map(Resolved::expose))
 }
 
 fn without_query(url: &str) -> String {
@@ -238,7 +245,7 @@ fn words(gateway: &Gateway, config: &Config, collisions: &serde_json::Value) -> 
             let (kind, target) = target(&backend.kind);
             let (children, note) = match &backend.kind {
                 Kind::Stdio { command, cwd, .. } => {
-                    let found = super::gateway::on_path(command, cwd.as_deref());
+                    let found = is_found(command, cwd.as_ref());
                     (children(backend.children), if found { NOTHING.to_owned() } else { "no such command".to_owned() })
                 }
                 Kind::Http { .. } => (NOTHING.to_owned(), NOTHING.to_owned()),

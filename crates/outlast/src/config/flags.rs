@@ -285,5 +285,5 @@ pub fn lay_over(section: &mut Section, given: &ArgMatches) {
 }
 
 fn text(at: &Place, value: String) -> Text {
-    Text { at: at.clone(), written: value.clone(), value, variables: vec![] }
+    Text { at: at.clone(), written: value.clone(), value, variables: vec![], parts: vec![] }
 }

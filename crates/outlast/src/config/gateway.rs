@@ -15,6 +15,7 @@ use hyper::{
 use outlast_core::{
     gateway::{Backend, EraChoice, Kind, Limits, Pattern, Profile, Rate, Rates, Role, Settings, Switch},
     restarts::{Delays, First, Policy},
+    secret::Resolved,
 };
 
 use super::{
@@ -298,7 +299,7 @@ impl Check<'_> {
             }
             (Some(command), None) => {
                 if let Some(said) = said.filter(|said| said.value != "stdio") {
-                    let what = format!("a command is spoken to over stdio, not `{}`", said.value);
+                    let what = format!("a command is spoken to over stdio, not `{}`", said.written);
                     self.wrong(Some(said.at.clone()), &format!("{path}.type"), what, "leave it out");
                 }
                 if let Some(set) = section.set("headers") {
@@ -314,8 +315,8 @@ impl Check<'_> {
                     self.wrong(Some(command.at.clone()), &format!("{path}.command"), "it is empty", "name a program");
                 }
                 Some(Kind::Stdio {
-                    command: command.value.clone(),
-                    args: section.values("args"),
+                    command: command.resolved(),
+                    args: section.texts("args").iter().map(Text::resolved).collect(),
                     env: self.variables(section, path),
                     cwd: self.cwd(section, path),
                 })
@@ -334,24 +335,24 @@ impl Check<'_> {
                 self.url(url, path);
                 let headers = self.headers(section, path);
                 let is_sse = said.is_some_and(|said| said.value == "sse");
-                Some(Kind::Http { url: url.value.clone(), headers, is_sse })
+                Some(Kind::Http { url: url.resolved(), headers, is_sse })
             }
         }
     }
 
-    fn variables(&mut self, section: &Section, path: &str) -> BTreeMap<String, String> {
+    fn variables(&mut self, section: &Section, path: &str) -> BTreeMap<String, Resolved> {
         let mut variables = BTreeMap::new();
         for (name, text) in section.pairs("env") {
             if name.is_empty() || name.contains(['=', '\0']) {
                 let what = format!("`{name}` cannot be the name of a variable");
                 self.wrong(Some(text.at.clone()), &format!("{path}.env"), what, "a name has no `=` in it");
             }
-            variables.insert(name.clone(), text.value.clone());
+            variables.insert(name.clone(), text.resolved());
         }
         variables
     }
 
-    fn cwd(&mut self, section: &Section, path: &str) -> Option<String> {
+    fn cwd(&mut self, section: &Section, path: &str) -> Option<Resolved> {
         let (dir, at) = match section.the_text("cwd") {
             Some(text) => (beside(text), Some(text.at.clone())),
             None => (section.at.as_ref()?.file.path.parent()?.to_owned(), section.at.clone()),
@@ -361,11 +362,19 @@ impl Check<'_> {
             Ok(_) => Some("is not a directory".to_owned()),
             Err(error) => Some(format!("cannot be used: {}", report::plain(&error.to_string()))),
         };
+        let whole = dir.display().to_string();
+        let dir = match section.the_text("cwd") {
+            Some(text) => match whole.strip_suffix(&text.value) {
+                Some(before) => text.resolved().after(before),
+                None => whole.into(),
+            },
+            None => whole.into(),
+        };
         if let Some(problem) = problem {
-            let what = format!("`{}` {problem}", dir.display());
+            let what = format!("`{dir}` {problem}");
             self.wrong(at, &format!("{path}.cwd"), what, "a relative path counts from the directory of the file");
         }
-        Some(dir.display().to_string())
+        Some(dir)
     }
 
     fn url(&mut self, url: &Text, path: &str) {
@@ -383,7 +392,7 @@ impl Check<'_> {
         }
     }
 
-    fn headers(&mut self, section: &Section, path: &str) -> BTreeMap<String, String> {
+    fn headers(&mut self, section: &Section, path: &str) -> BTreeMap<String, Resolved> {
         // Those that the transport itself sets.
         const OURS: [&str; 9] = [
             "accept",
@@ -414,7 +423,7 @@ impl Check<'_> {
                     );
                 }
                 Ok(known) => {
-                    headers.insert(known.as_str().to_owned(), text.value.clone());
+                    headers.insert(known.as_str().to_owned(), text.resolved());
                 }
             }
         }

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
-use outlast_core::gateway::{Children, Pattern};
+use outlast_core::{
+    gateway::{Children, Pattern},
+    secret::{Part, Resolved},
+};
 
 use crate::gateway::listen::address;
 
@@ -58,6 +61,15 @@ pub struct Text {
     pub written: String,
     /// Variables of the environment that are in it.
     pub variables: Vec<String>,
+    /// Where these are in the value.
+    pub parts: Vec<Part>,
+}
+
+impl Text {
+    /// The value, which knows what of it must not be shown.
+    pub fn resolved(&self) -> Resolved {
+        Resolved::new(self.value.clone(), self.parts.clone())
+    }
 }
 
 impl Section {
@@ -409,12 +421,12 @@ impl Reader<'_> {
     pub fn text(&mut self, path: &str, node: &Node) -> Option<Text> {
         let Value::Text(written) = &node.value else { return self.wrong(path, node, "a text") };
         match self.references.put_in(written) {
-            Ok(Reference { value, variables }) => {
+            Ok(Reference { value, variables, parts }) => {
                 if value.contains('\0') {
                     self.mistakes.add(Mistake::new(node.at.clone(), path, "there is a NUL in it"));
                     return None;
                 }
-                Some(Text { at: node.at.clone(), value, written: written.clone(), variables })
+                Some(Text { at: node.at.clone(), value, written: written.clone(), variables, parts })
             }
             Err((what, hint)) => {
                 self.mistakes.add(Mistake::new(node.at.clone(), path, what).hint(hint));
@@ -442,7 +454,7 @@ impl Reader<'_> {
         // `at_once` and `at-once` are the same word.
         let same = |choice: &&&str| choice.replace('-', "_") == text.value.replace('-', "_");
         match choices.iter().find(same) {
-            Some(choice) => Some(Text { value: (*choice).to_owned(), ..text }),
+            Some(choice) => Some(Text { value: (*choice).to_owned(), parts: vec![], ..text }),
             None => {
                 let what = format!("`{}` is none of its values", text.written);
                 let hint = did_you_mean(&text.value, choices.iter().copied());

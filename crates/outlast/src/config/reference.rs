@@ -1,5 +1,7 @@
 //! `${NAME}` in a value: put in from the environment, so that no secret need stand in a file.
 
+use outlast_core::secret::Part;
+
 /// What may be referred to.
 pub struct References<'a> {
     pub environment: &'a dyn Fn(&str) -> Option<String>,
@@ -12,6 +14,8 @@ pub struct Reference {
     pub value: String,
     /// Those that were put in.
     pub variables: Vec<String>,
+    /// Where they are in the value.
+    pub parts: Vec<Part>,
 }
 
 impl References<'_> {
@@ -20,6 +24,7 @@ impl References<'_> {
     pub fn put_in(&self, written: &str) -> Result<Reference, (String, String)> {
         let mut value = String::with_capacity(written.len());
         let mut variables = Vec::new();
+        let mut parts = Vec::new();
         let mut rest = written;
         while let Some(at) = rest.find("${") {
             if rest[..at].ends_with('$') {
@@ -37,10 +42,12 @@ impl References<'_> {
             };
             let inner = &rest[at + 2..at + end];
             rest = &rest[at + end + 1..];
+            let (start, count) = (value.len(), variables.len());
             self.one(inner, &mut value, &mut variables)?;
+            parts.extend(variables.get(count).map(|name| Part { at: start..value.len(), name: name.clone() }));
         }
         value.push_str(rest);
-        Ok(Reference { value, variables })
+        Ok(Reference { value, variables, parts })
     }
 
     fn one(&self, inner: &str, value: &mut String, variables: &mut Vec<String>) -> Result<(), (String, String)> {
@@ -124,6 +131,13 @@ mod tests {
             let got = got.as_ref().map(|got| got.value.as_str()).map_err(|(what, _)| what.as_str());
             assert_eq!(got, wanted, "{written}");
         }
+        // What came from the environment is known by its place; what stands in the file is no secret.
+        let shown = |written: &str| {
+            let got = references.put_in(written).expect("it can be put in");
+            outlast_core::secret::Resolved::new(got.value, got.parts).to_string()
+        };
+        assert_eq!(shown("Bearer ${TOKEN}, ${env:TOKEN}!"), "Bearer ${TOKEN}, ${TOKEN}!");
+        assert_eq!(shown("${NONE:-other} ${workspaceFolder}"), "other /home/ann/project");
         let hint = references.put_in("${input:api-key}").unwrap_err().1;
         assert_eq!(hint, "put the value into the environment, and write `${API_KEY}`");
     }

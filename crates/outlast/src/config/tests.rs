@@ -208,8 +208,9 @@ fn all_that_can_be_set_is_set() {
 
     let [files, docs, bare] = settings.backends.as_slice() else { panic!("{:?}", settings.backends.len()) };
     let Kind::Stdio { command, args, env, cwd } = &files.kind else { panic!() };
-    assert_eq!((command.as_str(), args[1].as_str(), env["TOKEN"].as_str()), ("npx", "/data", "gh-s3cret"));
-    assert!(Path::new(cwd.as_ref().unwrap()).is_absolute());
+    assert_eq!((command.expose(), args[1].expose(), env["TOKEN"].expose()), ("npx", "/data", "gh-s3cret"));
+    assert_eq!(env["TOKEN"].to_string(), "${GITHUB_TOKEN}");
+    assert!(Path::new(cwd.as_ref().unwrap().expose()).is_absolute());
     assert_eq!(files.prefix, "fs_");
     assert_eq!(
         (&files.allow[..], &files.deny[..]),
@@ -225,8 +226,13 @@ fn all_that_can_be_set_is_set() {
     assert_eq!((files.idle_stop, files.memory_max), (Some(secs(300)), Some(512_000_000)));
     assert_eq!((files.breaker_failures, files.breaker_open), (2, secs(7)));
 
-    let headers = [("authorization".to_owned(), "Bearer gh-s3cret".to_owned())].into();
-    assert_eq!(docs.kind, Kind::Http { url: "https://docs.example.com/mcp?x=1".into(), headers, is_sse: true });
+    let Kind::Http { url, headers, is_sse } = &docs.kind else { panic!() };
+    assert_eq!((url.expose(), *is_sse, headers.len()), ("https://docs.example.com/mcp?x=1", true, 1));
+    let authorization = &headers["authorization"];
+    assert_eq!(
+        (authorization.expose(), authorization.to_string().as_str()),
+        ("Bearer gh-s3cret", "Bearer ${GITHUB_TOKEN}")
+    );
     assert_eq!(docs.prefix, "docs__");
     assert_eq!((bare.children, bare.policy.restarts_max), (Children::PerSession, None));
     assert!(!bare.policy.clean_leaves, "a backend that leaves in peace is missed all the same");

@@ -75,6 +75,7 @@ async fn serve(arguments: &cli::Gateway, source: Source, config: Config, keeper:
     let mut journal = Journal::of_gateway(&home, &id, &name);
     let words: Vec<String> = env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     let command = shell_quote(["outlast"].into_iter().chain(words.iter().skip(1).map(String::as_str)));
+    journal.learn(config.settings.backends.iter().flat_map(|backend| backend.kind.texts()));
     journal.begin(&command, &cwd);
     config.notes.iter().for_each(|note| journal.note(note));
     let instance = Instance {

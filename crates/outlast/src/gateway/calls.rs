@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use outlast_core::gateway::Called;
 
-use crate::journal::Journal;
+use crate::journal::{Journal, Origin};
 
 /// What waits is written before more comes than this.
 const BATCH_MAX: usize = 64 << 10;
@@ -19,12 +19,12 @@ pub struct Calls {
 
 impl Calls {
     /// Its line, for those who listen.
-    pub fn add(&mut self, called: &Called, journal: &mut Journal, now: Instant) -> &str {
+    pub fn add(&mut self, called: &Called, origin: &Origin, journal: &mut Journal, now: Instant) -> &str {
         if self.lines.len() >= BATCH_MAX {
             self.write(journal);
         }
         let from = self.lines.len();
-        journal.call_ended(called, &mut self.lines);
+        journal.call_ended(called, origin, &mut self.lines);
         self.due.get_or_insert(now + WAIT_MAX);
         &self.lines[from..]
     }

@@ -5,10 +5,13 @@ use std::{
     time::Instant,
 };
 
-use outlast_core::gateway::{Event, Kind, Switch};
+use outlast_core::{
+    gateway::{Event, Kind, Switch},
+    secret::Resolved,
+};
 use serde_json::{Value, json};
 
-use super::{Driver, Stopping, Wire, listen::Listen};
+use super::{Driver, Operator, Stopping, Wire, listen::Listen};
 use crate::{
     commands::without_secrets,
     config::mistake::closest,
@@ -18,6 +21,9 @@ use crate::{
 
 /// What a gateway understands.
 const METHODS: [&str; 8] = ["state", "pid", "restart", "resume", "switch", "reload", "stop", "subscribe"];
+
+/// What changes something, and is recorded with who asked for it.
+const RECORDED: [&str; 5] = ["restart", "resume", "switch", "reload", "stop"];
 
 /// A ticket that nobody waits for.
 const NOBODY: u64 = 0;
@@ -35,14 +41,37 @@ impl Driver {
     pub(super) fn poll_control(&mut self, cx: &mut Context<'_>) -> bool {
         let Poll::Ready(Asked { ticket, method, params }) = self.control.poll(cx) else { return false };
         // What is answered later is answered by the machine, or when the configuration was read.
-        if let Some(answer) = self.asked(ticket, &method, &params) {
+        let operator = Operator { who: crate::os::user(), peer: Some("control socket".to_owned()) };
+        if let Some(answer) = self.asked_by(operator, ticket, &method, &params) {
             self.control.answer(ticket, &answer);
         }
         true
     }
 
+    /// The same, with who asks: it is in the records of what was asked for.
+    pub(super) fn asked_by(
+        &mut self,
+        operator: Operator,
+        ticket: u64,
+        method: &str,
+        params: &Value,
+    ) -> Option<Result<Value, Refusal>> {
+        self.operator = Some(operator);
+        if RECORDED.contains(&method) {
+            let target = ["backend", "name"].iter().find_map(|member| params[*member].as_str());
+            let target = match params["off"].as_bool() {
+                Some(off) => target.map(|target| format!("{target} {}", if off { "off" } else { "on" })),
+                None => target.map(str::to_owned),
+            };
+            self.operator_requested(method, target.as_deref(), params["reason"].as_str());
+        }
+        let answer = self.asked(ticket, method, params);
+        self.operator = None;
+        answer
+    }
+
     /// Nothing: it is answered later.
-    pub(super) fn asked(&mut self, ticket: u64, method: &str, params: &Value) -> Option<Result<Value, Refusal>> {
+    fn asked(&mut self, ticket: u64, method: &str, params: &Value) -> Option<Result<Value, Refusal>> {
         let backend = match self.named_backend(params) {
             Ok(backend) => backend,
             Err(refusal) => return Some(Err(refusal)),
@@ -173,6 +202,7 @@ impl Driver {
             one["id"] = format!("{}/{name}", self.plan.id).into();
             one["kind"] = "backend".into();
             self.control.complete(&mut one);
+            self.journal.mask().hide_in(&mut one);
             return one;
         }
         let restarts: u64 = backends.iter().filter_map(|one| one["restarts"].as_u64()).sum();
@@ -182,9 +212,11 @@ impl Driver {
         state["listen"] = self.listen.as_ref().map(|listen| format!("{}/mcp", listen.url())).into();
         state["status_page"] = self.listen.as_ref().map(Listen::status_page).into();
         self.put_clients(&mut state);
+        state["page"] = self.listen.as_ref().map(Listen::page_with_token).into();
         state["stdio"] = self.stdio.is_some().into();
         state["backends"] = backends.into();
         self.control.complete(&mut state);
+        self.journal.mask().hide_in(&mut state);
         state
     }
 
@@ -228,10 +260,10 @@ impl Driver {
         let kind = self.gateway.backends().find(|backend| backend.name == name).map(|backend| &backend.kind);
         state["command"] = match kind {
             Some(Kind::Stdio { command, args, .. }) => {
-                let words: Vec<String> = [command].into_iter().chain(args).cloned().collect();
+                let words: Vec<String> = [command].into_iter().chain(args).map(Resolved::to_string).collect();
                 shell_quote(without_secrets(&words).iter().map(String::as_str)).into()
             }
-            Some(Kind::Http { url, .. }) => without_secrets(std::slice::from_ref(url)).concat().into(),
+            Some(Kind::Http { url, .. }) => without_secrets(&[url.to_string()]).concat().into(),
             None => Value::Null,
         };
         if let Some(state) = state.as_object_mut() {
@@ -280,6 +312,7 @@ impl Driver {
             Some(errand) => result.map(|_| self.end_errand(errand)),
             None => result,
         };
+        let result = result.map_err(|why| self.journal.mask().hide(&why).into_owned());
         self.answer_asked(ticket, &result.map_err(|why| Refusal::new("failed", why)));
     }
 }

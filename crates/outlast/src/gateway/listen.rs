@@ -29,6 +29,7 @@ use tokio::{
 
 pub mod address;
 mod agree;
+mod cors;
 mod headers;
 mod house;
 mod pages;
@@ -42,11 +43,11 @@ mod words;
 pub use agree::{Mirror, Mirrors, mirrors_of};
 pub use headers::Names;
 use house::{House, Shared};
-use socket::{Line, Socket, Wish};
+use socket::{Ends, Line, Socket, Wish};
 pub use tls::Certificate;
 use tls::Transport;
 
-use crate::os;
+use crate::{journal::Origin, os};
 
 /// Let in at one turn of the loop; further ones at the next.
 const ACCEPTS_MAX: usize = 8;
@@ -88,11 +89,30 @@ pub enum Heard {
         client: Client,
     },
     Page(Box<Page>),
+    Refused(Box<Refused>),
+}
+
+/// A request that was refused before it was heard, for audit and metrics.
+#[derive(Debug)]
+pub struct Refused {
+    /// One of a few names in the program.
+    pub kind: &'static str,
+    /// As the client was told, with a JSON-RPC error in it.
+    pub told: Bytes,
+    pub method: Method,
+    /// Its beginning.
+    pub path: String,
+    pub peer: Rc<str>,
+    /// If that was found out.
+    pub who: Option<Rc<Who>>,
+    /// The first digits of the session id that it named.
+    pub session: Option<u32>,
 }
 
 /// `/health`, `/ready`, `/metrics` or something below `/api/`. Each ticket wants one answer.
 #[derive(Debug)]
 pub struct Page {
+    pub peer: Rc<str>,
     pub ticket: Ticket,
     /// `POST` only below `/api/`.
     pub method: Method,
@@ -401,6 +421,16 @@ impl Listen {
         self.door.house.borrow_mut().publish(ticket, name, data, Instant::now());
     }
 
+    /// Where a client is, and its session.
+    pub fn origin(&self, client: Client) -> Origin {
+        self.door.house.borrow().origin(client)
+    }
+
+    /// The address of the status page for those that the system cannot tell to be the user that runs the gateway.
+    pub fn page_with_token(&self) -> String {
+        format!("{}#token={}", self.status_page(), self.door.token)
+    }
+
     /// Who is there right now.
     pub fn counts(&self) -> Counts {
         self.door.house.borrow().counts(Instant::now())
@@ -518,9 +548,7 @@ impl Listen {
 
     fn welcome(&self, tcp: TcpStream) {
         let house = &self.door.house;
-        let is_local = tcp.local_addr().is_ok_and(|address| address.ip().is_loopback());
-        let peer = tcp.peer_addr().ok().map(|address| address.ip());
-        let Some((key, line)) = house.borrow_mut().line_came(is_local, peer, Instant::now()) else {
+        let Some((key, line)) = house.borrow_mut().line_came(Ends::of(&tcp), Instant::now()) else {
             // The count of those who hold it is theirs and ours. With TLS the client could not read what it is told.
             if self.tls.is_none() && Rc::strong_count(&self.turned_away) <= TURNED_AWAY_MAX {
                 tokio::task::spawn_local(turn_away(tcp, self.turned_away.clone()));

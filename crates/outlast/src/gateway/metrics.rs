@@ -41,6 +41,11 @@ struct OfTool {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OfRefusal {
+    reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfBackend {
     backend: String,
 }
@@ -61,6 +66,7 @@ pub struct Metrics {
     calls: Family<OfCall, Counter>,
     took: Family<OfBackend, Histogram, fn() -> Histogram>,
     rate_limited: Family<OfTool, Counter>,
+    refused: Family<OfRefusal, Counter>,
     up: Family<OfBackend, Gauge>,
     restarts: Family<OfBackend, Counter<u64, AtomicU64>>,
     in_flight: Family<OfBackend, Gauge>,
@@ -88,8 +94,14 @@ impl Metrics {
         registry.register("backend_restarts", "How often the backend was started again", restarts.clone());
         registry.register("calls_in_flight", "Calls that wait for the backend's answer", in_flight.clone());
         registry.register("clients", "Clients that are connected", clients.clone());
+        let refused = Family::default();
+        registry.register(
+            "requests_refused",
+            "HTTP requests that were refused before any guard of calls",
+            refused.clone(),
+        );
         let (tools, at_hand) = (BTreeSet::new(), FxHashMap::default());
-        Metrics { registry, tools, at_hand, calls, took, rate_limited, up, restarts, in_flight, clients }
+        Metrics { registry, tools, at_hand, calls, took, rate_limited, refused, up, restarts, in_flight, clients }
     }
 
     pub fn called(&mut self, called: &Called) {
@@ -112,6 +124,11 @@ impl Metrics {
             let calls = self.calls.get_or_create(&OfCall { backend, tool, method: kind.2, outcome }).clone();
             self.at_hand.insert(kind, AtHand { calls, took });
         }
+    }
+
+    /// A request that the HTTP front refused; the reason is one of a few names in the program.
+    pub fn refused(&mut self, reason: &'static str) {
+        self.refused.get_or_create(&OfRefusal { reason }).inc();
     }
 
     fn count(&mut self, called: &Called) {
@@ -230,6 +247,7 @@ mod tests {
         metrics.called(&called(Some("files"), "files__read", Outcome::RateLimited));
         metrics.called(&called(None, "files__rm -rf", Outcome::Unknown));
         metrics.called(&Called { method: "x\"\n/y".into(), ..called(None, "", Outcome::Unknown) });
+        metrics.refused("unauthenticated");
         let mut lines: Vec<String> = metrics.text(&status()).lines().map(str::to_owned).collect();
         assert_eq!(lines.pop().as_deref(), Some("# EOF"));
         // Families have no order of their own.

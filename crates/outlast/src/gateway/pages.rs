@@ -5,7 +5,7 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 
 use super::{
-    Driver, Stopping,
+    Driver, Operator, Stopping,
     listen::{Page, PageAnswer},
     metrics,
 };
@@ -60,8 +60,8 @@ impl Driver {
                 _ => return Some(refuse(StatusCode::BAD_REQUEST, "a JSON object is wanted")),
             },
         };
-        self.journal.note(&format!("{} asked for a {method} by the status page", page.who.name));
-        self.asked(page.ticket | PAGE, method, &params).map(|answer| answer_page(&answer))
+        let operator = Operator { who: page.who.name.clone(), peer: Some(page.peer.to_string()) };
+        self.asked_by(operator, page.ticket | PAGE, method, &params).map(|answer| answer_page(&answer))
     }
 
     /// Answers whoever asked, over the socket or by a page.

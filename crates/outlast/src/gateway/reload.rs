@@ -42,6 +42,8 @@ pub struct Reload {
     again: bool,
     /// Who wants to know how it went.
     tickets: Vec<u64>,
+    /// Who asked last; a changed file, if nobody did.
+    who: Option<String>,
 }
 
 impl Reload {
@@ -62,6 +64,7 @@ impl Reload {
             reading: None,
             again: false,
             tickets: Vec::new(),
+            who: None,
         };
         let complaint = reload.watch(&config.watched);
         (reload, complaint)
@@ -117,6 +120,7 @@ impl Reload {
 impl Driver {
     /// Begins to read; whoever waits is told how it went.
     pub(super) fn reload(&mut self, ticket: Option<u64>) {
+        self.reload.who = self.operator.as_ref().map(|operator| operator.who.clone());
         self.reload.begin(ticket);
         self.outside.pull();
     }
@@ -124,11 +128,12 @@ impl Driver {
     pub(super) fn poll_reload(&mut self, cx: &mut Context<'_>) -> bool {
         let Poll::Ready(read) = self.reload.poll(cx) else { return false };
         let tickets = std::mem::take(&mut self.reload.tickets);
-        let answer = match read.and_then(|config| self.take_config(config)) {
+        let who = self.reload.who.take().unwrap_or_else(|| "a changed file".to_owned());
+        let answer = match read.and_then(|config| self.take_config(config, &who)) {
             Ok(detail) => Ok(json!({"reloaded": true, "detail": detail})),
             Err(report) => {
                 let words = report.to_string();
-                self.refuse_config(words.trim_end().trim_start_matches("error: "));
+                self.refuse_config(words.trim_end().trim_start_matches("error: "), &who);
                 Err(Refusal::new("config_refused", words.trim_end()))
             }
         };
@@ -138,7 +143,7 @@ impl Driver {
         true
     }
 
-    fn take_config(&mut self, config: Config) -> Result<String, Report> {
+    fn take_config(&mut self, config: Config, who: &str) -> Result<String, Report> {
         // Who may come, and where to, is decided first: if that cannot be had, all stays as it is.
         if let Some(listen) = &mut self.listen {
             let address = self.reload.listen.or(config.front.listen).unwrap_or(listen.asked());
@@ -158,9 +163,10 @@ impl Driver {
             self.journal.note(&complaint);
         }
         config.notes.iter().for_each(|note| self.journal.note(note));
+        self.journal.learn(config.settings.backends.iter().flat_map(|backend| backend.kind.texts()));
         let before: Vec<Backend> = self.gateway.backends().cloned().collect();
         let detail = changes(&before, &config.settings);
-        self.configured(&detail);
+        self.configured(&detail, who);
         self.shelf.configure(&config.settings.backends, self.now);
         self.tell(Event::Configured(Box::new(config.settings)));
         self.set_scale();

@@ -13,7 +13,10 @@ use std::{
 };
 
 use bytes::Bytes;
-use outlast_core::gateway::{Backend, Kind, Offer};
+use outlast_core::{
+    gateway::{Backend, Kind, Offer},
+    secret::Resolved,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
@@ -199,13 +202,13 @@ fn mark(kind: &Kind) -> String {
     match kind {
         Kind::Stdio { command, args, cwd, .. } => {
             add("stdio");
-            add(command);
-            add(cwd.as_deref().unwrap_or_default());
-            args.iter().for_each(|word| add(word));
+            add(command.expose());
+            add(cwd.as_ref().map_or("", Resolved::expose));
+            args.iter().for_each(|word| add(word.expose()));
         }
         Kind::Http { url, is_sse, .. } => {
             add(if *is_sse { "sse" } else { "http" });
-            add(url);
+            add(url.expose());
         }
     }
     hash.finalize().iter().take(16).map(|byte| format!("{byte:02x}")).collect()

@@ -12,6 +12,7 @@ use std::{
 pub use outlast_core::terminal::Size;
 
 mod calm;
+mod peer_user;
 mod threaded;
 #[cfg(unix)]
 mod unix;
@@ -24,6 +25,7 @@ use unix as platform;
 use windows as platform;
 
 pub use calm::calm;
+pub use peer_user::peer_user;
 pub use platform::{
     Announce, Claim, Hangups, Household, Keeper, Line, Listener, Outer, Peer, Sink, Source, StandIn, Stops, Window,
     become_program, born, claim_dir, claim_name, detach, finish_saying, give_back_code, is_exiting, is_ours, kill_hard,
@@ -44,6 +46,27 @@ pub fn open_files(_leader: u32) -> Vec<PathBuf> {
 #[cfg(not(target_os = "linux"))]
 pub fn family(leader: u32) -> Vec<u32> {
     vec![leader]
+}
+
+/// The local user at the other end of a connection within this machine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PeerUser {
+    /// Us, or the administrator.
+    Same,
+    Other,
+    /// The system does not tell.
+    Unknown,
+}
+
+/// The user that this process runs as, for records.
+#[cfg(unix)]
+pub fn user() -> String {
+    format!("uid {}", nix::unistd::geteuid())
+}
+
+#[cfg(windows)]
+pub fn user() -> String {
+    std::env::var("USERNAME").unwrap_or_else(|_| "local user".to_owned())
 }
 
 /// The environment variable by which a child's descendants are known, wherever they went.

@@ -189,6 +189,8 @@ impl Machine {
                 }
                 Heard::Left { client } => format!("left {client}"),
                 Heard::Page(page) => format!("page {} {} {} {}", page.method, page.path, page.query, page.who.name),
+                // Refusals have a place of their own.
+                Heard::Refused(_) => continue,
             });
             match heard {
                 Heard::Said { client, message } | Heard::Asked { client, message, .. } => self.said(client, &message),
@@ -215,7 +217,7 @@ impl Machine {
                     self.listen.answer_page(page.ticket, answer);
                 }
                 Heard::Left { client } => self.held.retain(|(held, _)| *held != client),
-                Heard::Came { .. } => {}
+                Heard::Came { .. } | Heard::Refused(_) => {}
             }
         }
         self.listen.close();

@@ -25,6 +25,8 @@ pub struct Server {
     questions: Vec<(Value, u64)>,
     /// Ids of questions it took back: an answer may be on its way, so they are not used again.
     taken_back: Vec<Value>,
+    /// The same by the questions' own numbers.
+    withdrawn: BTreeSet<u64>,
 }
 
 /// A request it works on.
@@ -83,6 +85,7 @@ impl World {
             ghosts: Vec::new(),
             questions: Vec::new(),
             taken_back: Vec::new(),
+            withdrawn: BTreeSet::new(),
         };
         self.servers.insert(link.serial, server);
         match fails {
@@ -235,8 +238,9 @@ impl World {
             7 => {
                 // A question about one of its questions.
                 let server = self.servers.get_mut(&serial).expect("seen above");
-                if let Some((id, _)) = server.questions.pop() {
+                if let Some((id, number)) = server.questions.pop() {
                     server.taken_back.push(id.clone());
+                    server.withdrawn.insert(number);
                     self.server_says(serial, json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}));
                 }
             }
@@ -404,9 +408,9 @@ impl World {
     pub fn is_wanted(&self, client: u64, question: &Value) -> bool {
         let Some(server) = question["by"].as_u64().and_then(|serial| self.servers.get(&serial)) else { return false };
         let number = question["for"].as_u64();
-        let is_asked = server.questions.iter().any(|(_, asked)| question["q"] == *asked);
+        let is_withdrawn = question["q"].as_u64().is_some_and(|asked| server.withdrawn.contains(&asked));
         let is_open = self.clients[&client].open.values().any(|request| Some(request.number) == number);
-        number.is_some() && is_asked && is_open && server.open.iter().any(|work| work.number == number)
+        number.is_some() && !is_withdrawn && is_open && server.open.iter().any(|work| work.number == number)
     }
 
     pub fn is_per_session(&self, serial: u64) -> bool {

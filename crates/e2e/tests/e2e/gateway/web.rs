@@ -11,7 +11,8 @@ use crate::mcp::client::{INITIALIZED, PATIENCE, VERSION, initialize_params};
 
 /// One connection, kept open.
 pub struct Web {
-    address: String,
+    /// What it says in `Host`.
+    pub address: String,
     stream: BufReader<TcpStream>,
 }
 

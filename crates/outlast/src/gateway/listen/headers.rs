@@ -213,15 +213,44 @@ pub struct Names {
     pub any_host: bool,
 }
 
+/// A name under which we do not answer, or whose pages may not use us.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Misnamed {
+    Host,
+    Origin,
+}
+
+impl Misnamed {
+    /// For the client.
+    pub fn words(self) -> &'static str {
+        match self {
+            Misnamed::Host => "this gateway does not answer to that Host",
+            Misnamed::Origin => "pages of that Origin may not use this gateway",
+        }
+    }
+
+    /// For audit and metrics.
+    pub fn kind(self) -> &'static str {
+        match self {
+            Misnamed::Host => "bad_host",
+            Misnamed::Origin => "bad_origin",
+        }
+    }
+}
+
 impl Names {
     pub fn has_host(&self, host: &str) -> bool {
         is_loopback(host) || self.hosts.iter().any(|known| known.eq_ignore_ascii_case(host))
     }
 
-    /// The sentence is for the client.
-    pub fn check(&self, head: &Head<'_>, uri_authority: Option<&str>) -> Result<(), &'static str> {
-        const HOST: &str = "this gateway does not answer to that Host";
-        const ORIGIN: &str = "pages of that Origin may not use this gateway";
+    /// Whether pages of this origin were explicitly let in.
+    pub fn has_origin(&self, origin: &str) -> bool {
+        self.origins.iter().any(|known| known.eq_ignore_ascii_case(origin))
+    }
+
+    pub fn check(&self, head: &Head<'_>, uri_authority: Option<&str>) -> Result<(), Misnamed> {
+        const HOST: Misnamed = Misnamed::Host;
+        const ORIGIN: Misnamed = Misnamed::Origin;
         // A request line with a whole address in it overrules the header.
         let host = match (head.host.text(), uri_authority) {
             (Err(Ambiguous), _) => return Err(HOST),
@@ -233,7 +262,7 @@ impl Names {
             return Err(HOST);
         }
         let Some(origin) = head.origin.text().map_err(|_| ORIGIN)? else { return Ok(()) };
-        if self.origins.iter().any(|known| known.eq_ignore_ascii_case(origin)) {
+        if self.has_origin(origin) {
             return Ok(());
         }
         let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));

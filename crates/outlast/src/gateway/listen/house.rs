@@ -21,12 +21,14 @@ use outlast_core::{
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::{
-    Counts, Heard, Limits, Page, PageAnswer,
+    Counts, Heard, Limits, Page, PageAnswer, Refused,
     session::{NoStream, Session, ping, sooner},
-    socket::{Backlog, Line},
+    socket::{Backlog, Ends, Line},
     stream::{self, Answer, Content, Place, Reply, Stream},
     words,
 };
+
+use crate::journal::{Origin, SessionLabel};
 
 pub type Shared = Rc<RefCell<House>>;
 
@@ -50,6 +52,8 @@ pub struct House {
     pages: FxHashMap<u64, (Rc<Reply>, Rc<Line>)>,
     next_ticket: u64,
     watchers: FxHashMap<u64, Rc<Stream>>,
+    /// Requests that were answered, by client, until the owner has heard that they are over: where each came from.
+    answered: FxHashMap<u64, Rc<str>>,
     lines: FxHashMap<u64, Rc<Line>>,
     next_line: u64,
     backlog: Rc<Backlog>,
@@ -73,6 +77,7 @@ enum Guest {
 struct Request {
     way: Way,
     began: Instant,
+    peer: Rc<str>,
 }
 
 enum Way {
@@ -93,6 +98,7 @@ impl House {
             pages: FxHashMap::default(),
             next_ticket: 1,
             watchers: FxHashMap::default(),
+            answered: FxHashMap::default(),
             lines: FxHashMap::default(),
             next_line: 1,
             backlog: Rc::default(),
@@ -107,7 +113,28 @@ impl House {
     // What the owner asks.
 
     pub fn next_heard(&mut self) -> Option<Heard> {
-        self.heard.pop_front()
+        let heard = self.heard.pop_front();
+        if let Some(Heard::Left { client }) = &heard {
+            self.answered.remove(client);
+        }
+        heard
+    }
+
+    /// Where a client is, and its session.
+    pub fn origin(&self, client: u64) -> Origin {
+        match self.guests.get(&client) {
+            Some(Guest::Session(session)) => Origin {
+                peer: session.peer.clone(),
+                session: session.id.map(|id| SessionLabel::Http((id >> 96) as u32)),
+            },
+            Some(Guest::Request(request)) => Origin { peer: Some(request.peer.clone()), session: None },
+            None => Origin { peer: self.answered.get(&client).cloned(), session: None },
+        }
+    }
+
+    /// A request was refused here.
+    pub fn refused(&mut self, refused: Refused) {
+        self.hear(Heard::Refused(Box::new(refused)));
     }
 
     /// Whoever asks in vain is woken when there is something.
@@ -202,7 +229,14 @@ impl House {
     pub fn answer_page(&mut self, ticket: u64, answer: PageAnswer) {
         let Some((reply, _)) = self.pages.remove(&ticket) else { return };
         let PageAnswer { status, kind, headers, body } = answer;
-        reply.tell(Box::new(Answer { status, session: None, kind, headers, content: Content::Whole(body) }));
+        reply.tell(Box::new(Answer {
+            status,
+            session: None,
+            kind,
+            headers,
+            content: Content::Whole(body),
+            refused: None,
+        }));
     }
 
     pub fn watch(&mut self, ticket: u64, now: Instant) {
@@ -273,11 +307,11 @@ impl House {
 
     // What connections ask.
 
-    pub fn line_came(&mut self, is_local: bool, peer: Option<IpAddr>, now: Instant) -> Option<(u64, Rc<Line>)> {
+    pub fn line_came(&mut self, ends: Ends, now: Instant) -> Option<(u64, Rc<Line>)> {
         if self.lines.len() >= self.limits.connections_max || self.is_closing {
             return None;
         }
-        let (key, line) = (self.next_line, Line::new(is_local, peer, self.backlog.clone(), now));
+        let (key, line) = (self.next_line, Line::new(ends, self.backlog.clone(), now));
         self.next_line += 1;
         self.lines.insert(key, line.clone());
         let idle = now + self.limits.idle_timeout;
@@ -392,10 +426,11 @@ impl House {
         line: Rc<Line>,
         now: Instant,
     ) -> Exchange {
-        self.heard_stateless(who, line.peer, info, now);
+        self.heard_stateless(who, line.peer_ip(), info, now);
         let client = self.next_client();
         let reply = Rc::new(Reply::default());
-        self.guests.insert(client, Guest::Request(Request { way: Way::Quiet(reply.clone(), line), began: now }));
+        let peer = line.peer().clone();
+        self.guests.insert(client, Guest::Request(Request { way: Way::Quiet(reply.clone(), line), began: now, peer }));
         self.hear(Heard::Came { client, front: Front::Request, who: who.clone() });
         self.hear_request(client, message, outline);
         let quiet = now + self.limits.quiet;
@@ -589,7 +624,10 @@ impl House {
 
     /// The client is gone by itself.
     fn leave(&mut self, client: u64) {
-        if self.remove(client).is_some() {
+        if let Some(guest) = self.remove(client) {
+            if let Guest::Request(request) = guest {
+                self.answered.insert(client, request.peer);
+            }
             self.hear(Heard::Left { client });
         }
     }

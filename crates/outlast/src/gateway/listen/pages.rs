@@ -24,7 +24,7 @@ use super::{
     stream::{Answer, Content},
     words,
 };
-use crate::base64;
+use crate::{base64, os::PeerUser};
 
 const STATUS: &str = include_str!("status.html");
 /// Orders carry the token in it. A form cannot set it, and a script of another origin would have to ask first.
@@ -62,7 +62,16 @@ async fn answer(door: &Rc<Door>, line: &Rc<Line>, head: &Parts, body: &mut Optio
     if !is_order && !matches!(head.method, Method::GET | Method::HEAD) {
         return Err(words::method_not_allowed("GET", "this can only be read"));
     }
-    let who = if is_open { door.nobody.clone() } else { identify(door, &head.headers)? };
+    let who = if is_open { door.nobody.clone() } else { identify(door, line, &head.headers)? };
+    // Where clients do not authenticate, `/api/` shows more than its tools: it is for the user that runs the gateway.
+    if path.starts_with("/api/") && door.auth.borrow().is_none() {
+        let has_token = matches!(single(&head.headers, TOKEN), Ok(Some(given)) if is_same(given, &door.token));
+        if !has_token && line.peer_user() != PeerUser::Same {
+            let message = "this is for the user that runs the gateway; others need the token of its status page, which \
+                           `outlast state` shows";
+            return Err(Answer::refusal(StatusCode::FORBIDDEN, message).because("other_user"));
+        }
+    }
     match path {
         "/" => return Ok(whole(HTML, Bytes::from_static(STATUS.as_bytes()))),
         "/api/token" if !is_order => {
@@ -79,6 +88,7 @@ async fn answer(door: &Rc<Door>, line: &Rc<Line>, head: &Parts, body: &mut Optio
         line.show_pass(Head::of(&head.headers).credentials(&head.headers), who.clone());
     }
     let page = Page {
+        peer: line.peer().clone(),
         ticket: 0,
         // What has a body when it is asked for has none when asked only for its head.
         method: if is_order { Method::POST } else { Method::GET },
@@ -93,12 +103,12 @@ async fn answer(door: &Rc<Door>, line: &Rc<Line>, head: &Parts, body: &mut Optio
 
 fn whole(kind: &'static str, body: Bytes) -> Box<Answer> {
     let content = Content::Whole(body);
-    Box::new(Answer { status: StatusCode::OK, session: None, kind, headers: Vec::new(), content })
+    Box::new(Answer { status: StatusCode::OK, session: None, kind, headers: Vec::new(), content, refused: None })
 }
 
 /// Whether an order comes from a page of ours, or from no page at all; three ways, as any one may fail some day.
 fn check_order(token: &str, headers: &HeaderMap, authority: Option<&Authority>) -> Result<(), Box<Answer>> {
-    let forbid = |message: &str| Err(Answer::refusal(StatusCode::FORBIDDEN, message));
+    let forbid = |message: &str| Err(Answer::refusal(StatusCode::FORBIDDEN, message).because("bad_order"));
     if !Head::of(headers).is_json() {
         return Err(Answer::refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "an order must be application/json"));
     }

@@ -16,7 +16,7 @@ use outlast_core::{
 };
 
 use super::{
-    Door, agree,
+    Door, Refused, agree, cors,
     headers::{Head, session_id, single},
     house::{Exchange, Shared},
     pages,
@@ -35,15 +35,67 @@ const BODY_ROOM: usize = 64 << 10;
 const BATCH_MAX: usize = 1000;
 /// A body that is of no use is still read if it is no larger.
 const SKIP_MAX: u64 = 64 << 10;
+/// Letters of a path that stand in the record of a refusal; the rest is cut.
+const PATH_MAX: usize = 200;
 /// A body may take this much longer for each second's worth of bytes that came.
 const BODY_RATE: usize = 64 << 10;
 
 pub async fn serve(door: Rc<Door>, line: Rc<Line>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
     line.begin();
+    let cors = cors::Cors::of(&door.names.borrow(), &request);
+    let about = About::of(&request);
     let answer = match respond(&door, &line, request).await {
-        Ok(answer) | Err(answer) => answer,
+        Ok(answer) => answer,
+        Err(answer) => {
+            door.house.borrow_mut().refused(about.refused(&answer, &line));
+            answer
+        }
     };
-    Ok(response(*answer, door.house.clone(), line))
+    let mut response = response(*answer, door.house.clone(), line);
+    if let Some(cors) = cors {
+        cors.put_into(response.headers_mut());
+    }
+    Ok(response)
+}
+
+/// Whether MCP is spoken at this path, with a profile or without.
+pub fn is_endpoint(path: &str) -> bool {
+    path.strip_prefix(ENDPOINT).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+}
+
+/// What is kept of a request for the record of its refusal. A path is copied only where it is not the usual one.
+struct About {
+    method: Method,
+    path: Option<String>,
+    session: Option<u32>,
+}
+
+impl About {
+    fn of(request: &Request<Incoming>) -> About {
+        let path = request.uri().path();
+        let session = request.headers().get(SESSION).and_then(|value| session_id(value.to_str().ok()?));
+        About {
+            method: request.method().clone(),
+            path: (path != ENDPOINT).then(|| path.chars().take(PATH_MAX).collect()),
+            session: session.map(|id| (id >> 96) as u32),
+        }
+    }
+
+    fn refused(self, answer: &Answer, line: &Line) -> Refused {
+        let told = match &answer.content {
+            Content::Whole(body) => body.clone(),
+            Content::Nothing | Content::Events(..) => Bytes::new(),
+        };
+        Refused {
+            kind: answer.refusal_kind(),
+            told,
+            method: self.method,
+            path: self.path.unwrap_or_else(|| ENDPOINT.to_owned()),
+            peer: line.peer().clone(),
+            who: line.who(),
+            session: self.session,
+        }
+    }
 }
 
 pub type Told = Result<Box<Answer>, Box<Answer>>;
@@ -70,7 +122,10 @@ async fn route(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Option<
     let authority = head.uri.authority().map(hyper::http::uri::Authority::as_str);
     let found = Head::of(&head.headers);
     if let Err(why) = door.names.borrow().check(&found, authority) {
-        return Err(Answer::refusal(StatusCode::FORBIDDEN, why));
+        return Err(Answer::refusal(StatusCode::FORBIDDEN, why.words()).because(why.kind()));
+    }
+    if head.method == Method::OPTIONS && is_endpoint(head.uri.path()) && cors::is_preflight(&head.headers) {
+        return cors::preflight(&door.names.borrow(), &head.headers);
     }
     let path = head.uri.path();
     let Some(named) =
@@ -78,7 +133,7 @@ async fn route(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Option<
     else {
         return pages::turn(door, line, head, body).await;
     };
-    let who = identify(door, &head.headers)?;
+    let who = identify(door, line, &head.headers)?;
     let who = choose_profile(door, who, named, &found)?;
     match head.method {
         Method::POST => {
@@ -96,14 +151,16 @@ async fn route(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Option<
     }
 }
 
-pub fn identify(door: &Door, headers: &HeaderMap) -> Result<Rc<Who>, Box<Answer>> {
-    match &*door.auth.borrow() {
+pub fn identify(door: &Door, line: &Line, headers: &HeaderMap) -> Result<Rc<Who>, Box<Answer>> {
+    let who = match &*door.auth.borrow() {
         None => Ok(door.nobody.clone()),
         Some(auth) => auth(headers).map(Rc::new).map_err(|refused| {
             let answer = Answer::refusal(StatusCode::UNAUTHORIZED, &refused.why);
             answer.with("www-authenticate", refused.challenge)
         }),
-    }
+    }?;
+    line.set_who(&who);
+    Ok(who)
 }
 
 /// The client with the profile that it asks for, by the path `/mcp/PROFILE` or by the header `X-Outlast-Profile`. A profile

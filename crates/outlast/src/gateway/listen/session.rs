@@ -28,6 +28,8 @@ pub struct Session {
     /// Nobody knows it before `initialize` was answered.
     pub id: Option<u128>,
     pub who: Rc<Who>,
+    /// Where its newest request came from.
+    pub peer: Option<Rc<str>>,
     /// The `initialize` that has no answer yet.
     pub opening: Option<Id>,
     /// As `initialize` was answered; later requests may not say so.
@@ -88,6 +90,7 @@ impl Session {
             client,
             id: None,
             who,
+            peer: None,
             opening: None,
             version: String::new(),
             posts: FxHashMap::default(),
@@ -117,6 +120,7 @@ impl Session {
     ) -> u32 {
         let number = self.next_post;
         self.next_post += 1;
+        self.peer = Some(line.peer().clone());
         let post = Post {
             open: ids.as_ref().len(),
             is_batch,

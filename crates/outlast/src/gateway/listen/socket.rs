@@ -3,7 +3,7 @@
 use std::{
     cell::{Cell, RefCell},
     io,
-    net::IpAddr,
+    net::{IpAddr, SocketAddr},
     pin::Pin,
     rc::Rc,
     task::{Context, Poll, Waker},
@@ -17,6 +17,7 @@ use socket2::TcpKeepalive;
 use tokio::net::TcpStream;
 
 use super::{Auth, Limits, house::Shared, tls::Transport};
+use crate::os::{self, PeerUser};
 
 /// A connection on which nothing was heard for so long is asked by the kernel whether it is still there.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);
@@ -44,8 +45,13 @@ pub enum Wish {
 
 #[derive(Debug)]
 pub struct Line {
-    /// It came to an address of this machine that no other one can reach.
-    is_local: bool,
+    ends: Ends,
+    /// The other end, for records.
+    peer: Rc<str>,
+    /// Whose the other end is; asked for once.
+    peer_user: Cell<Option<PeerUser>>,
+    /// Who sent the request that is being answered, if that was found out.
+    who: RefCell<Option<Rc<Who>>>,
     phase: Cell<Phase>,
     /// What we have to say is not taken.
     stalled: Cell<Option<Instant>>,
@@ -53,8 +59,6 @@ pub struct Line {
     waker: RefCell<Option<Waker>>,
     /// By what right the request that is being answered came.
     pass: RefCell<Option<Pass>>,
-    /// Where it came from.
-    pub peer: Option<IpAddr>,
     /// Bytes of responses that it has not taken yet; they are part of the backlog.
     waiting: Cell<usize>,
     backlog: Rc<Backlog>,
@@ -70,6 +74,24 @@ impl Backlog {
     }
 }
 
+/// The two addresses of a connection; unknown of one that was lost before we could ask.
+#[derive(Debug, Clone, Copy)]
+pub struct Ends {
+    pub ours: Option<SocketAddr>,
+    pub peers: Option<SocketAddr>,
+}
+
+impl Ends {
+    pub fn of(tcp: &TcpStream) -> Ends {
+        Ends { ours: tcp.local_addr().ok(), peers: tcp.peer_addr().ok() }
+    }
+
+    /// It came to an address of this machine that no other one can reach.
+    fn is_local(self) -> bool {
+        self.ours.is_some_and(|address| address.ip().is_loopback())
+    }
+}
+
 /// An answer may take long, and the right to it may end before.
 #[derive(Debug)]
 struct Pass {
@@ -78,10 +100,12 @@ struct Pass {
 }
 
 impl Line {
-    pub fn new(is_local: bool, peer: Option<IpAddr>, backlog: Rc<Backlog>, now: Instant) -> Rc<Line> {
+    pub fn new(ends: Ends, backlog: Rc<Backlog>, now: Instant) -> Rc<Line> {
         Rc::new(Line {
-            is_local,
-            peer,
+            ends,
+            peer: ends.peers.map_or_else(String::new, |peer| peer.to_string()).into(),
+            peer_user: Cell::new(None),
+            who: RefCell::new(None),
             waiting: Cell::new(0),
             backlog,
             phase: Cell::new(Phase::Idle(now)),
@@ -92,8 +116,39 @@ impl Line {
         })
     }
 
+    pub fn peer(&self) -> &Rc<str> {
+        &self.peer
+    }
+
+    /// The machine at the other end.
+    pub fn peer_ip(&self) -> Option<IpAddr> {
+        self.ends.peers.map(|address| address.ip())
+    }
+
+    pub fn set_who(&self, who: &Rc<Who>) {
+        self.who.replace(Some(who.clone()));
+    }
+
+    pub fn who(&self) -> Option<Rc<Who>> {
+        self.who.borrow().clone()
+    }
+
+    /// The local user at the other end. From another machine it is unknown.
+    pub fn peer_user(&self) -> PeerUser {
+        if let Some(known) = self.peer_user.get() {
+            return known;
+        }
+        let found = match (self.ends.ours, self.ends.peers) {
+            (Some(ours), Some(peers)) if peers.ip().is_loopback() => os::peer_user(ours, peers),
+            _ => PeerUser::Unknown,
+        };
+        self.peer_user.set(Some(found));
+        found
+    }
+
     /// A request is whole.
     pub fn begin(&self) {
+        self.who.replace(None);
         self.phase.set(Phase::Busy);
     }
 
@@ -132,7 +187,7 @@ impl Line {
 
     /// Cut off, if only those who prove who they are may come from there.
     pub fn ask_for_home(&self) {
-        if !self.is_local {
+        if !self.ends.is_local() {
             self.cut();
         }
     }
@@ -311,7 +366,9 @@ mod tests {
     #[test]
     fn who_came_from_afar_goes_when_nobody_is_asked_any_more() {
         for (is_local, wish) in [(true, Wish::Stay), (false, Wish::Cut)] {
-            let line = Line::new(is_local, None, Rc::default(), Instant::now());
+            let ours = if is_local { "127.0.0.1:1" } else { "192.0.2.1:1" };
+            let ends = Ends { ours: ours.parse().ok(), peers: None };
+            let line = Line::new(ends, Rc::default(), Instant::now());
             line.ask_for_home();
             assert_eq!(line.poll_wish(&Context::from_waker(Waker::noop())), wish, "local: {is_local}");
         }

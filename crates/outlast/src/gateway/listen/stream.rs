@@ -49,6 +49,8 @@ pub struct Answer {
     /// Further headers, of pages.
     pub headers: Vec<(&'static str, String)>,
     pub content: Content,
+    /// Of a refusal: what was wrong, for audit and metrics, where the status alone does not say it.
+    pub refused: Option<&'static str>,
 }
 
 #[derive(Debug)]

@@ -54,17 +54,31 @@ pub fn status_of(code: Option<i64>) -> StatusCode {
 
 impl Answer {
     pub fn json(status: StatusCode, session: Option<u128>, body: Bytes) -> Box<Answer> {
-        Box::new(Answer { status, session, kind: JSON, headers: Vec::new(), content: Content::Whole(body) })
+        Box::new(Answer {
+            status,
+            session,
+            kind: JSON,
+            headers: Vec::new(),
+            content: Content::Whole(body),
+            refused: None,
+        })
     }
 
     pub fn events(session: Option<u128>, stream: Rc<Stream>, place: Place) -> Box<Answer> {
         let content = Content::Events(stream, place);
-        Box::new(Answer { status: StatusCode::OK, session, kind: EVENTS, headers: Vec::new(), content })
+        Box::new(Answer { status: StatusCode::OK, session, kind: EVENTS, headers: Vec::new(), content, refused: None })
     }
 
     /// Nothing more needs to be said.
     pub fn empty(status: StatusCode) -> Box<Answer> {
-        Box::new(Answer { status, session: None, kind: JSON, headers: Vec::new(), content: Content::Nothing })
+        Box::new(Answer {
+            status,
+            session: None,
+            kind: JSON,
+            headers: Vec::new(),
+            content: Content::Nothing,
+            refused: None,
+        })
     }
 
     /// `id` is JSON.
@@ -74,6 +88,26 @@ impl Answer {
 
     pub fn refusal(status: StatusCode, message: &str) -> Box<Answer> {
         Answer::error(status, "null", INVALID_REQUEST, message, None)
+    }
+
+    /// Says for audit and metrics what was wrong, where the status alone does not.
+    pub fn because(mut self: Box<Self>, kind: &'static str) -> Box<Answer> {
+        self.refused = Some(kind);
+        self
+    }
+
+    /// What was wrong, if this refuses a request.
+    pub fn refusal_kind(&self) -> &'static str {
+        self.refused.unwrap_or(match self.status {
+            StatusCode::UNAUTHORIZED => "unauthenticated",
+            StatusCode::FORBIDDEN => "forbidden",
+            StatusCode::NOT_FOUND => "not_found",
+            StatusCode::METHOD_NOT_ALLOWED => "method_not_allowed",
+            StatusCode::PAYLOAD_TOO_LARGE => "too_large",
+            StatusCode::REQUEST_TIMEOUT => "too_slow",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded",
+            _ => "bad_request",
+        })
     }
 
     pub fn with(mut self: Box<Self>, name: &'static str, value: impl Into<String>) -> Box<Answer> {

@@ -8,10 +8,10 @@ use outlast_core::{
 use super::*;
 
 fn backend(name: &str, command: &str) -> Backend {
-    let env = [("TOKEN".to_owned(), "s3cret".to_owned())].into();
+    let env = [("TOKEN".to_owned(), "s3cret".into())].into();
     Backend {
         name: name.to_owned(),
-        kind: Kind::Stdio { command: command.to_owned(), args: vec![], env, cwd: None },
+        kind: Kind::Stdio { command: command.into(), args: vec![], env, cwd: None },
         prefix: String::new(),
         allow: vec![],
         deny: vec![],
