@@ -185,7 +185,29 @@ impl Gateway {
         let message = patch(said, &mut edits);
         let about = stream.and_then(|key| self.calls[&key].whom.as_ref()).map(|whom| whom.id.clone());
         self.asks.insert(key, Ask { client, serial, cause, token, back: Back::Link { id: parsed, raw } });
+        self.delay_calls(serial, client, cause, Some(PARK_MAX), now);
         self.out.push(Action::TellClient { client, message, about, said: Said::Other });
+    }
+
+    /// A person may have to think about a question: the calls that it may belong to wait for that, within the hard bound.
+    /// Without a time they have the usual one again, as after progress.
+    fn delay_calls(&mut self, serial: u64, client: Client, cause: Cause, time: Option<Duration>, now: Instant) {
+        for (key, call) in &mut self.calls {
+            let may_be_it = match cause {
+                Cause::Call(known) => known == *key,
+                Cause::SomeCall => call.link == Some(serial) && call.is_of(client),
+                Cause::NoCall => false,
+            };
+            if may_be_it && call.due.is_some() {
+                let usual = self.owners.get(&call.place.backend).map(|owner| owner.settings.call_timeout);
+                let due = now + time.or(usual).unwrap_or(PARK_MAX);
+                call.due =
+                    Some(if time.is_some() { call.due.max(Some(due)).unwrap_or(due) } else { due }.min(call.due_max));
+            }
+        }
+        if let Some(due) = self.calls.values().filter_map(|call| call.due()).min() {
+            self.wake_by(due);
+        }
     }
 
     /// Whom a backend's request is for, and on behalf of which call.
@@ -279,6 +301,7 @@ impl Gateway {
         self.ask_over(&ask);
         match ask.back {
             Back::Link { raw, .. } => {
+                self.delay_calls(ask.serial, client, ask.cause, None, now);
                 let at = id.place(said).expect("it has one");
                 self.tell_link(ask.serial, patch(said, &mut [(at, &*raw)]));
             }

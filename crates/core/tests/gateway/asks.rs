@@ -228,6 +228,35 @@ fn a_question_whose_call_is_known_ends_with_that_call_and_no_other() {
 }
 
 #[test]
+fn a_call_waits_for_the_answer_to_its_question() {
+    // The usual time for a call is a minute, and ten at the very most.
+    for calls in [1, 2] {
+        let mut story = Story::simple(&[("a", maker(&["x"]))]);
+        for id in 1..=calls {
+            story.call(1, id, "a__x");
+        }
+        let (link, told) = story.told("a");
+        story.links.clear();
+        story.pass(secs(50)).link_says(link, elicit(json!("q")));
+        let ours = story.heard(1).json()["id"].clone();
+        story.pass(secs(200)).hears_nothing(1).told_nothing("a");
+        story.say(1, &json!({"jsonrpc": "2.0", "id": ours, "result": {"action": "accept"}}).to_string());
+        assert_eq!(story.told("a").1["result"]["action"], "accept");
+        // After the answer it has its usual time again.
+        story.pass(secs(59)).hears_nothing(1).answer(link, &told["id"], json!({}));
+        assert_eq!(story.heard(1).json()["id"], 1);
+
+        // A question that is never answered does not keep a call for ever.
+        story.call(1, 7, "a__x").told("a");
+        story.link_says(link, elicit(json!("q2"))).heard(1);
+        story.pass(secs(301));
+        let heard: Vec<_> = story.clients.drain(..).map(|heard| heard.json()).collect();
+        assert!(heard.iter().any(|heard| heard["id"] == 7), "{heard:?}");
+        assert!(heard.iter().any(|heard| heard["method"] == "notifications/cancelled"), "{heard:?}");
+    }
+}
+
+#[test]
 fn what_a_backend_asks_outside_of_calls_does_not_end_with_one() {
     let mut story =
         Story::new(settings(vec![Backend { children: Children::PerSession, ..stdio("a") }]), &[("a", maker(&["x"]))]);
