@@ -20,6 +20,8 @@ pub const PATHS_COUNTED: usize = 1_000;
 pub enum Change {
     /// This file's content was changed, or it came or went.
     To(PathBuf),
+    /// This file came with its directory, so that its own times may be older than the move.
+    Moved(PathBuf),
     /// Something changed, and what it was got lost on the way.
     Somewhere,
 }
@@ -31,6 +33,8 @@ pub struct Changed {
     pub paths: Vec<PathBuf>,
     /// How many others there were.
     pub more: usize,
+    /// Some came with their directory: the times of files do not show when.
+    pub is_moved: bool,
 }
 
 /// Gathers changes into news. A save is many changes, a checkout is thousands, and a build never seems to end:
@@ -45,7 +49,7 @@ pub struct Debounce {
 #[derive(Debug)]
 enum State {
     Quiet,
-    Restless { since: Instant, latest: Instant, paths: Vec<PathBuf>, others: HashSet<PathBuf> },
+    Restless { since: Instant, latest: Instant, paths: Vec<PathBuf>, others: HashSet<PathBuf>, is_moved: bool },
 }
 
 impl Default for Debounce {
@@ -81,15 +85,17 @@ impl Debounce {
 
     fn note(&mut self, change: Change, now: Instant) {
         if let State::Quiet = self.state {
-            self.state = State::Restless { since: now, latest: now, paths: Vec::new(), others: HashSet::new() };
+            let (paths, others) = (Vec::new(), HashSet::new());
+            self.state = State::Restless { since: now, latest: now, paths, others, is_moved: false };
         }
-        let State::Restless { latest, paths, others, .. } = &mut self.state else { return };
+        let State::Restless { latest, paths, others, is_moved, .. } = &mut self.state else { return };
         *latest = now;
+        *is_moved |= matches!(change, Change::Moved(_));
         match change {
-            Change::To(path) if paths.contains(&path) => {}
-            Change::To(path) if paths.len() < PATHS_SHOWN => paths.push(path),
-            Change::To(path) if others.len() < PATHS_COUNTED => drop(others.insert(path)),
-            Change::To(_) | Change::Somewhere => {}
+            Change::To(path) | Change::Moved(path) if paths.contains(&path) => {}
+            Change::To(path) | Change::Moved(path) if paths.len() < PATHS_SHOWN => paths.push(path),
+            Change::To(path) | Change::Moved(path) if others.len() < PATHS_COUNTED => drop(others.insert(path)),
+            Change::To(_) | Change::Moved(_) | Change::Somewhere => {}
         }
     }
 
@@ -99,63 +105,216 @@ impl Debounce {
         }
         match std::mem::replace(&mut self.state, State::Quiet) {
             State::Quiet => None,
-            State::Restless { paths, others, .. } => Some(Changed { paths, more: others.len() }),
+            State::Restless { paths, others, is_moved, .. } => Some(Changed { paths, more: others.len(), is_moved }),
         }
     }
 }
 
-/// Files that a server itself changes at each start would reload it for ever. Whoever changes right after a reload, time
-/// and again, is no longer news.
+/// Which changed files are worth a reload. A file that the server itself changes at each start would reload it for ever,
+/// so a file that changes right after several starts in a row is *muted*: it causes no reload for now.
+///
+/// A person who saves often looks the same at first, so nothing is lost by it. A muted file whose content is not what was
+/// loaded is loaded once more when it has been quiet for a moment. Only if it changes right after that start as well is
+/// it the server's own. A change at any other time unmutes it at once, and so do a quiet minute and a requested restart.
 #[derive(Debug, Default)]
 pub struct Habits {
-    last_reload: Option<Instant>,
-    /// How often in a row each file changed right after a reload.
-    counts: HashMap<PathBuf, u32>,
+    /// When a start, a build or a handshake was last seen: a change soon after it may be caused by it.
+    disturbed: Option<Instant>,
+    files: HashMap<PathBuf, Habit>,
 }
 
-/// A change so soon after a reload may be the server's own doing.
-const RIGHT_AFTER: Duration = Duration::from_millis(1500);
-/// So many in a row are a habit.
-const HABIT: u32 = 5;
-/// Files that are counted; beyond that none is added.
-const HABITS_MAX: usize = 100;
+/// A hash of a file's content, or of what is known about it if it is too large to be read.
+pub type Print = u64;
+
+/// One file that changed right after a start.
+#[derive(Debug, Clone)]
+struct Habit {
+    /// How often in a row.
+    count: u32,
+    muted: Option<Muted>,
+    /// It changed right after the start that loaded it once more: the server writes it.
+    is_own: bool,
+    changed: Instant,
+    /// Its content at the latest change; none if it is gone or could not be read.
+    print: Option<Print>,
+    /// Its content as the newest server loaded it.
+    loaded: Option<Print>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Muted {
+    /// Loaded once more at this time, if its content is not what was loaded.
+    Until(Instant),
+    /// That was asked for; a change right after the start is the server's own.
+    Tried,
+    Settled,
+}
+
+/// A change so soon after a start may be caused by the server.
+pub const RIGHT_AFTER: Duration = Duration::from_millis(1500);
+/// So many in a row mute a file.
+pub const HABIT: u32 = 5;
+/// A muted file that has not changed for so long is unmuted.
+pub const QUIET_MINUTE: Duration = Duration::from_secs(60);
+/// Files that are counted; beyond that none is added, and such a file is never muted.
+pub const HABITS_MAX: usize = 100;
 
 /// What is left of the news.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Default, PartialEq, Eq)]
 pub struct Judged {
-    /// Worth a reload; `None` if every file in it is a habit.
+    /// Worth a reload.
     pub changed: Option<Changed>,
-    /// Files that became a habit just now, to be said once.
+    /// Files that were muted just now.
     pub muted: Vec<PathBuf>,
+    /// Files that were unmuted just now.
+    pub unmuted: Vec<PathBuf>,
 }
 
 impl Habits {
-    pub fn judge(&mut self, changed: Changed, now: Instant) -> Judged {
-        let right_after = self.last_reload.is_some_and(|at| now.duration_since(at) < RIGHT_AFTER);
-        let mut muted = Vec::new();
-        let mut news = Changed { paths: Vec::new(), more: changed.more };
-        let unknown = changed.paths.is_empty();
-        for path in changed.paths {
-            let known = self.counts.contains_key(&path);
-            if right_after && (known || self.counts.len() < HABITS_MAX) {
-                let count = self.counts.entry(path.clone()).or_default();
-                *count += 1;
-                if *count == HABIT {
-                    muted.push(path.clone());
-                }
-            } else if self.counts.get(&path).is_some_and(|count| *count < HABIT) {
-                // Somebody took their time: that is work, not a habit.
-                self.counts.remove(&path);
-            }
-            if self.counts.get(&path).is_none_or(|count| *count < HABIT) {
+    /// `prints` belong to the paths, in their order.
+    pub fn judge(&mut self, mut changed: Changed, prints: &[Option<Print>], now: Instant) -> Judged {
+        let right_after = self.disturbed.is_some_and(|at| now.saturating_duration_since(at) < RIGHT_AFTER);
+        let mut judged = Judged::default();
+        let paths = std::mem::take(&mut changed.paths);
+        let mut news = changed;
+        let unknown = paths.is_empty();
+        for (index, path) in paths.into_iter().enumerate() {
+            let print = prints.get(index).copied().flatten();
+            if self.is_news(&path, print, right_after, now, &mut judged) {
                 news.paths.push(path);
             }
         }
-        let is_news = unknown || !news.paths.is_empty() || news.more > 0;
-        if is_news {
-            self.last_reload = Some(now);
+        if unknown || !news.paths.is_empty() || news.more > 0 {
+            self.disturbed(now);
+            judged.changed = Some(news);
         }
-        Judged { changed: is_news.then_some(news), muted }
+        judged
+    }
+
+    fn is_news(
+        &mut self,
+        path: &PathBuf,
+        print: Option<Print>,
+        right_after: bool,
+        now: Instant,
+        judged: &mut Judged,
+    ) -> bool {
+        let has_room = self.files.len() < HABITS_MAX;
+        let Some(habit) = self.files.get_mut(path) else {
+            if right_after && has_room {
+                let habit = Habit { count: 1, muted: None, is_own: false, changed: now, print, loaded: None };
+                self.files.insert(path.clone(), habit);
+            }
+            return true;
+        };
+        habit.changed = now;
+        habit.print = print;
+        let is_loaded = print.is_some() && print == habit.loaded;
+        match habit.muted {
+            Some(_) if is_loaded => false,
+            Some(muted) if right_after => {
+                if muted == Muted::Tried {
+                    habit.is_own = true;
+                }
+                habit.muted = Some(if habit.is_own { Muted::Settled } else { Muted::Until(now + RIGHT_AFTER) });
+                false
+            }
+            // Other content, and not caused by a start. One more change right after a start mutes it again.
+            Some(_) => {
+                *habit = Habit { count: HABIT - 1, muted: None, is_own: false, ..habit.clone() };
+                judged.unmuted.push(path.clone());
+                true
+            }
+            None if right_after => {
+                habit.count += 1;
+                if habit.count < HABIT {
+                    return true;
+                }
+                habit.muted = Some(if habit.is_own { Muted::Settled } else { Muted::Until(now + RIGHT_AFTER) });
+                judged.muted.push(path.clone());
+                false
+            }
+            // At any other time a change is a person's.
+            None => {
+                self.files.remove(path);
+                true
+            }
+        }
+    }
+
+    /// Something of ours began or ended that may change files: a start, a build, a handshake.
+    pub fn disturbed(&mut self, now: Instant) {
+        self.disturbed = Some(now);
+    }
+
+    /// A server was started, or the build before it: it loads the files as they are.
+    pub fn loaded(&mut self, now: Instant) {
+        self.disturbed(now);
+        self.files.values_mut().for_each(|habit| habit.loaded = habit.print);
+    }
+
+    /// A restart was asked for by a person or an agent: the files that are unmuted by it. One more change right after a
+    /// start mutes each of them again.
+    pub fn restart_requested(&mut self) -> Vec<PathBuf> {
+        self.unmute(|_| true)
+    }
+
+    /// When it next wants to hear that time passed.
+    pub fn deadline(&self) -> Option<Instant> {
+        self.files.values().filter_map(Habit::deadline).min()
+    }
+
+    /// Early or twice, this changes nothing.
+    pub fn time_passed(&mut self, now: Instant) -> Judged {
+        let unmuted = self.unmute(|habit| habit.changed + QUIET_MINUTE <= now);
+        let mut due = Vec::new();
+        for (path, habit) in &mut self.files {
+            if matches!(habit.muted, Some(Muted::Until(at)) if at <= now) {
+                let is_loaded = habit.print.is_some() && habit.print == habit.loaded;
+                habit.muted = Some(if is_loaded { Muted::Settled } else { Muted::Tried });
+                due.extend((!is_loaded).then(|| path.clone()));
+            }
+        }
+        if due.is_empty() {
+            return Judged { unmuted, ..Judged::default() };
+        }
+        due.sort();
+        let more = due.len().saturating_sub(PATHS_SHOWN);
+        due.truncate(PATHS_SHOWN);
+        self.disturbed(now);
+        let changed = Changed { paths: due, more, ..Changed::default() };
+        Judged { changed: Some(changed), muted: Vec::new(), unmuted }
+    }
+
+    /// The files that cause no reload now, in order.
+    pub fn muted(&self) -> Vec<&PathBuf> {
+        let mut paths: Vec<&PathBuf> =
+            self.files.iter().filter(|(_, habit)| habit.muted.is_some()).map(|(path, _)| path).collect();
+        paths.sort();
+        paths
+    }
+
+    fn unmute(&mut self, wanted: impl Fn(&Habit) -> bool) -> Vec<PathBuf> {
+        let mut unmuted = Vec::new();
+        for (path, habit) in &mut self.files {
+            if habit.muted.is_some() && wanted(habit) {
+                habit.muted = None;
+                habit.count = HABIT - 1;
+                unmuted.push(path.clone());
+            }
+        }
+        unmuted.sort();
+        unmuted
+    }
+}
+
+impl Habit {
+    fn deadline(&self) -> Option<Instant> {
+        let quiet = self.changed + QUIET_MINUTE;
+        self.muted.map(|muted| match muted {
+            Muted::Until(at) => at.min(quiet),
+            Muted::Tried | Muted::Settled => quiet,
+        })
     }
 }
 
@@ -169,7 +328,7 @@ mod tests {
     }
 
     fn news(paths: &[&str], more: usize) -> Option<Changed> {
-        Some(Changed { paths: paths.iter().map(PathBuf::from).collect(), more })
+        Some(Changed { paths: paths.iter().map(PathBuf::from).collect(), more, is_moved: false })
     }
 
     #[test]
@@ -231,25 +390,166 @@ mod tests {
         }
     }
 
+    /// A watched project with a server that may write a file at each start.
+    struct Project {
+        habits: Habits,
+        begin: Instant,
+        now: Instant,
+        /// The content of the file that the server writes, which is another one each time.
+        own: Option<Print>,
+        content: Print,
+        loaded: Print,
+        reloads: u32,
+    }
+
+    const FILE: &str = "server.py";
+
+    impl Project {
+        fn new(writes_at_start: bool) -> Project {
+            let begin = Instant::now();
+            let own = writes_at_start.then_some(1_000);
+            let mut project =
+                Project { habits: Habits::default(), begin, now: begin, own, content: 1, loaded: 0, reloads: 0 };
+            project.starts();
+            project
+        }
+
+        fn at(&mut self, ms: u64) {
+            let to = self.begin + Duration::from_millis(ms);
+            for _ in 0..1_000 {
+                match self.habits.deadline().filter(|due| *due <= to) {
+                    Some(due) => {
+                        self.now = due.max(self.now);
+                        let judged = self.habits.time_passed(self.now);
+                        assert!(self.habits.deadline().is_none_or(|due| due > self.now));
+                        self.follow(judged);
+                    }
+                    None => {
+                        self.now = to;
+                        return;
+                    }
+                }
+            }
+            panic!("it wants to be woken without end");
+        }
+
+        fn saves(&mut self, content: Print) {
+            self.content = content;
+            self.changes(FILE, content);
+        }
+
+        fn changes(&mut self, path: &str, print: Print) {
+            let changed = Changed { paths: vec![path.into()], ..Changed::default() };
+            let judged = self.habits.judge(changed, &[Some(print)], self.now);
+            self.follow(judged);
+        }
+
+        fn follow(&mut self, judged: Judged) {
+            if judged.changed.is_some() {
+                self.reloads += 1;
+                assert!(self.reloads < 100, "it reloads without end");
+                self.starts();
+            }
+        }
+
+        fn starts(&mut self) {
+            self.habits.loaded(self.now);
+            self.loaded = self.content;
+            if let Some(own) = &mut self.own {
+                *own += 1;
+                let print = *own;
+                self.now += Duration::from_millis(200);
+                self.changes("run.txt", print);
+            }
+        }
+
+        fn muted(&self) -> Vec<&str> {
+            self.habits.muted().iter().filter_map(|path| path.to_str()).collect()
+        }
+    }
+
     #[test]
-    fn a_file_that_changes_at_each_start_is_muted() {
-        let begin = Instant::now();
-        let at = |seconds: u64| begin + Duration::from_secs(seconds);
-        let changed = |name: &str| Changed { paths: vec![PathBuf::from(name)], more: 0 };
-        let mut habits = Habits::default();
-        // The first reload is somebody's; then the server's own log goes on and on.
-        assert!(habits.judge(changed("server.py"), at(0)).changed.is_some());
-        for seconds in 1..=4 {
-            assert!(habits.judge(changed("run.txt"), at(seconds)).changed.is_some());
+    fn whoever_saves_quickly_is_served_the_last_content() {
+        for gap in [100, 300, 700, 1_000, 1_400, 1_499, 1_500, 2_000] {
+            for saves in 1..30 {
+                let mut project = Project::new(false);
+                for number in 0..saves {
+                    project.at(10_000 + gap * number);
+                    project.saves(100 + number);
+                }
+                project.at(10_000 + gap * saves + 3_000);
+                assert_eq!(project.loaded, project.content, "{saves} saves, {gap} ms apart");
+                // And the next save counts at once.
+                project.at(10_000 + gap * saves + 5_000);
+                project.saves(7);
+                assert_eq!(project.loaded, 7, "{saves} saves, {gap} ms apart");
+                assert_eq!(project.muted(), [""; 0]);
+            }
         }
-        let judged = habits.judge(changed("run.txt"), at(5));
-        assert_eq!((judged.changed, judged.muted), (None, vec![PathBuf::from("run.txt")]));
-        let judged = habits.judge(changed("run.txt"), at(60));
-        assert_eq!((judged.changed, judged.muted), (None, vec![]), "it stays muted, and is said once");
-        assert!(habits.judge(changed("server.py"), at(61)).changed.is_some(), "others are news");
-        // Somebody who saves often, but not always at once, goes on being heard.
-        for seconds in [70, 71, 72, 73, 80, 81, 82, 83, 90] {
-            assert!(habits.judge(changed("server.py"), at(seconds)).changed.is_some(), "{seconds}");
+    }
+
+    #[test]
+    fn a_file_that_the_server_writes_at_each_start_is_muted_soon() {
+        let mut project = Project::new(true);
+        project.at(10_000);
+        assert!(project.reloads <= HABIT + 1, "{}", project.reloads);
+        assert_eq!(project.muted(), ["run.txt"]);
+        let reloads = project.reloads;
+        project.at(50_000);
+        assert_eq!(project.reloads, reloads, "it stays muted");
+
+        // Another file still counts, and the own file of the start that it causes does not.
+        project.saves(5);
+        assert_eq!((project.loaded, project.reloads), (5, reloads + 1));
+        project.at(60_000);
+        assert_eq!((project.muted(), project.reloads), (vec!["run.txt"], reloads + 1));
+
+        // A minute later it is unmuted. The next start writes it again, which mutes it at once.
+        project.at(200_000);
+        assert_eq!(project.muted(), [""; 0]);
+        project.saves(6);
+        project.at(210_000);
+        assert_eq!((project.muted(), project.reloads), (vec!["run.txt"], reloads + 2));
+
+        // The same for a restart that was asked for.
+        assert_eq!(project.habits.restart_requested(), [PathBuf::from("run.txt")]);
+        assert_eq!(project.muted(), [""; 0]);
+        project.starts();
+        project.at(220_000);
+        assert_eq!((project.muted(), project.reloads), (vec!["run.txt"], reloads + 2));
+
+        // When it changes at another time, a person did it, and it is counted from the start.
+        project.changes("run.txt", 7);
+        project.at(240_000);
+        assert!((reloads + 3..=reloads + 3 + HABIT + 1).contains(&project.reloads), "{}", project.reloads);
+        assert_eq!(project.muted(), ["run.txt"]);
+    }
+
+    #[test]
+    fn a_muted_file_that_is_rewritten_as_it_was_stays_muted() {
+        let mut project = Project::new(false);
+        for second in 0..10 {
+            project.at(10_000 + 1_000 * second);
+            project.changes("same.txt", 1);
         }
+        let reloads = project.reloads;
+        assert_eq!(project.muted(), ["same.txt"]);
+        for second in 20..60 {
+            project.at(1_000 * second);
+            project.changes("same.txt", 1);
+        }
+        assert_eq!((project.muted(), project.reloads), (vec!["same.txt"], reloads));
+        project.changes("same.txt", 2);
+        assert_eq!((project.muted(), project.reloads), (vec![], reloads + 1), "other content counts at once");
+    }
+
+    #[test]
+    fn what_is_counted_is_bounded() {
+        let mut project = Project::new(false);
+        for number in 0..3 * HABITS_MAX {
+            let changed = Changed { paths: vec![format!("{number}").into()], ..Changed::default() };
+            project.habits.judge(changed, &[None], project.now);
+        }
+        assert_eq!(project.habits.files.len(), HABITS_MAX);
     }
 }

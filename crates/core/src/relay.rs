@@ -17,6 +17,7 @@ use rustc_hash::FxHashMap;
 use serde_json::Value;
 
 use crate::{
+    debounce::{Changed, Habits, Print},
     exit::How,
     message::{self, Id, Message},
     pace::Pace,
@@ -32,6 +33,7 @@ pub(crate) mod lists;
 mod restart;
 mod server;
 mod tools;
+mod watched;
 mod words;
 
 pub use lists::Family;
@@ -180,6 +182,12 @@ pub enum Event {
         ticket: u64,
         origin: Origin,
         reason: String,
+    },
+    /// Watched files changed since the newest server was started, or may have. `prints` belong to the named paths, in
+    /// their order.
+    FilesChanged {
+        changed: Changed,
+        prints: Vec<Option<Print>>,
     },
     /// Somebody forgives the crashes so far.
     Forgiven,
@@ -646,6 +654,8 @@ pub struct Relay {
     restart: Option<Restart>,
     last_reload: Option<LastReload>,
     queued: Option<Queued>,
+    /// Which changed files cause a reload.
+    habits: Habits,
     /// The newest restart marker, if it could not be written: what it would say is reported from here.
     unwritten_marker: Option<UnwrittenMarker>,
     pace: Pace,
@@ -703,6 +713,7 @@ impl Relay {
             restart: None,
             last_reload: None,
             queued: None,
+            habits: Habits::default(),
             unwritten_marker: None,
             pace: Pace::default(),
             dropped: Dropped::default(),
@@ -730,6 +741,7 @@ impl Relay {
             Event::RestartAsked { ticket, origin, reason } => {
                 self.restart_asked(Ticket::Outside(ticket), origin, reason, now);
             }
+            Event::FilesChanged { changed, prints } => self.files_changed(changed, &prints, now),
             Event::Forgiven => self.restarts.resumed(),
             Event::BuildEnded(result) => self.build_ended(result, now),
             Event::MarkerWritten(result) => self.marker_written(result, now),
@@ -755,6 +767,7 @@ impl Relay {
         }
         if !self.is_leaving() {
             consider(self.waits_for_room());
+            consider(self.habits.deadline());
         }
         for open in self.timed() {
             consider(open.deadline);
@@ -811,6 +824,9 @@ impl Relay {
             self.waited_out(seq, now);
         }
         self.fetches_late(now);
+        if !self.is_leaving() {
+            self.muted_files_due(now);
+        }
         self.begin_queued(now);
     }
 

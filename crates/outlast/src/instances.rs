@@ -407,6 +407,10 @@ fn state_in_words(state: &Value, width: Option<usize>) -> String {
         .map(|(member, words)| format!("{} {words}", count(member)))
         .collect();
     say("requests", busy.join(", "));
+    let muted: Vec<&str> = state["muted"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    if !muted.is_empty() {
+        say("muted", format!("{} (changed right after each start; no reload for now)", muted.join(", ")));
+    }
     say("last exit", text("last_exit"));
     say("name", text("name"));
     say("command", text("command"));

@@ -4,10 +4,9 @@
 use std::{
     collections::BTreeMap,
     ffi::OsString,
-    fs,
     future::Future,
     io,
-    path::{Path, PathBuf},
+    path::PathBuf,
     pin::Pin,
     task::{Context, Poll},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
@@ -15,7 +14,7 @@ use std::{
 
 use bytes::Bytes;
 use outlast_core::{
-    debounce::{Changed, Habits},
+    debounce::Changed,
     exit::{self, How},
     life::{self, Grace, Life},
     record,
@@ -35,7 +34,7 @@ use crate::{
     os::{self, Household, News, Order, Sink, Source, Stdio},
     outbox::{BYTES_HIGH, Outbox, SERVER_BYTES_HIGH},
     report,
-    watch::Watch,
+    watch::{Look, Watch},
 };
 
 /// A longer line of stderr is cut into pieces.
@@ -90,7 +89,8 @@ pub struct Driver {
     writing: Option<JoinHandle<Result<String, NotWritten>>>,
     readings: Vec<(u64, JoinHandle<marker::Reading>)>,
     watch: Option<Watch>,
-    habits: Habits,
+    /// Changed files that are being looked at, off the loop. Until that is done no further changes are taken.
+    looking: Option<(Changed, JoinHandle<Vec<Look>>)>,
     /// When the newest server was started, or the build before it: what was changed earlier, it has seen.
     loaded_at: Option<SystemTime>,
     control: Control,
@@ -170,7 +170,7 @@ impl Driver {
             writing: None,
             readings: Vec::new(),
             watch,
-            habits: Habits::default(),
+            looking: None,
             loaded_at: None,
             control,
             now: Instant::now(),
@@ -806,36 +806,40 @@ impl Driver {
             self.tell(Event::MarkerRead { key, reading, unix: unix_now() });
             moved = true;
         }
-        if let Some(watch) = &mut self.watch
-            && let Poll::Ready(changed) = watch.poll_next(cx)
-        {
-            self.files_changed(changed);
-            moved = true;
-        }
-        moved
+        moved | self.poll_watch(cx)
     }
 
-    fn files_changed(&mut self, changed: Changed) {
-        if changed.more == 0 && !changed.paths.is_empty() && changed.paths.iter().all(|path| self.is_loaded(path)) {
-            return; // Somebody was quicker than the watch, and the newest server has it already.
+    fn poll_watch(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(watch) = &mut self.watch else { return false };
+        if let Some(sentence) = watch.trouble() {
+            self.journal.note(&format!("WARNING: {sentence}"));
         }
-        let judged = self.habits.judge(changed, self.now);
-        for path in judged.muted {
-            let path = path.display();
-            self.journal.note(&format!(
-                "`{path}` changes at each start, and no longer causes a reload; list it in .gitignore to say so"
-            ));
+        if let Some((_, looking)) = &mut self.looking {
+            let Poll::Ready(looks) = Pin::new(looking).poll(cx) else { return false };
+            if let Some((changed, _)) = self.looking.take() {
+                self.files_changed(changed, &looks.unwrap_or_default());
+            }
+            return true;
         }
-        if let Some(changed) = judged.changed {
-            let reason = changed_in_words(&changed);
-            self.tell(Event::RestartAsked { ticket: 0, origin: Origin::Watch, reason });
-        }
+        let Poll::Ready(changed) = watch.poll_next(cx) else { return false };
+        let paths: Vec<PathBuf> = changed.paths.iter().map(|path| self.plan.cwd.join(path)).collect();
+        let looking = tokio::task::spawn_blocking(move || paths.iter().map(|path| Look::at(path)).collect());
+        self.looking = Some((changed, looking));
+        true
     }
 
-    /// The file was as it is now when the newest server, or the build before it, was started.
-    fn is_loaded(&self, path: &Path) -> bool {
-        let changed = fs::metadata(self.plan.cwd.join(path)).and_then(|metadata| metadata.modified());
-        changed.is_ok_and(|changed| self.loaded_at.is_some_and(|loaded| changed + FILE_CLOCK < loaded))
+    fn files_changed(&mut self, changed: Changed, looks: &[Look]) {
+        // A restart that was asked for may be quicker than the watch: then the newest server has loaded it already.
+        let is_loaded = |look: &Look| {
+            let changed = look.changed.zip(self.loaded_at);
+            changed.is_some_and(|(changed, loaded)| changed + FILE_CLOCK < loaded)
+        };
+        let is_complete = changed.more == 0 && !changed.is_moved && looks.len() == changed.paths.len();
+        if is_complete && !looks.is_empty() && looks.iter().all(is_loaded) {
+            return;
+        }
+        let prints = looks.iter().map(|look| look.print).collect();
+        self.tell(Event::FilesChanged { changed, prints });
     }
 
     fn poll_time(&mut self, cx: &mut Context<'_>) -> bool {
@@ -896,10 +900,4 @@ fn generation_of(key: u64) -> u32 {
 
 fn unix_now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
-}
-
-fn changed_in_words(changed: &Changed) -> String {
-    let names: Vec<String> = changed.paths.iter().map(|path| path.display().to_string()).collect();
-    let more = if changed.more > 0 { format!(" and {} more", changed.more) } else { String::new() };
-    format!("changed: {}{more}", names.join(", "))
 }

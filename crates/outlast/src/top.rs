@@ -285,6 +285,7 @@ fn in_json(found: &[Found]) -> Value {
     let rows = rows.map(|(mut row, shown)| {
         row["health"] = shown.health.as_deref().into();
         row["last_words"] = last_words(&shown).into();
+        row["muted"] = shown.muted.clone().into();
         let ends = shown.ends.iter();
         row["ends"] = ends.map(|(ago, crashed)| json!({"seconds_ago": ago, "crashed": crashed})).collect();
         row

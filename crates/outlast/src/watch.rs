@@ -6,15 +6,16 @@ use ignore::{
 };
 use notify::{
     EventKind, RecommendedWatcher, RecursiveMode, Watcher,
-    event::{ModifyKind, RemoveKind, RenameMode},
+    event::{MetadataKind, ModifyKind, RemoveKind, RenameMode},
 };
-use outlast_core::debounce::{Change, Debounce};
+use outlast_core::debounce::{Change, Debounce, Print};
 use std::{
     collections::{HashMap, HashSet},
     ffi::OsStr,
     fs,
     future::{Future, poll_fn},
-    io,
+    hash::{DefaultHasher, Hash, Hasher},
+    io::{self, Read},
     path::{Path, PathBuf},
     pin::Pin,
     sync::{
@@ -24,7 +25,7 @@ use std::{
     },
     task::{Context, Poll},
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 use tokio::{sync::mpsc, time::Sleep};
 
@@ -39,6 +40,13 @@ const CHANGES_MAX: usize = 256;
 /// How long after the first change to a `.gitignore` it is read again: whoever writes it may have emptied it first,
 /// and without its rules there is far too much to watch.
 const RULES_DELAY: Duration = Duration::from_millis(50);
+/// Files whose modification time is remembered, to tell `touch` from `chmod`. A file beyond that counts as touched if its
+/// modification time is new.
+const TIMES_MAX: usize = 50_000;
+/// What counts as new for such a file.
+const TOUCHED_LATELY: Duration = Duration::from_secs(5);
+/// A larger file is not read: its size, its times and its number in the file system stand for its content.
+const PRINT_BYTES_MAX: u64 = 4 << 20;
 /// Room for compiling the patterns of a `.gitignore`.
 const SCOUT_STACK: usize = 512 * 1024;
 
@@ -163,6 +171,59 @@ impl Drop for Watch {
     }
 }
 
+/// What a changed file looks like. Reading it may wait for a disk, so it belongs on a thread that may wait.
+#[derive(Debug, Default)]
+pub struct Look {
+    /// When its content, its name or its attributes last changed, by the clock of its file system. Unlike the modification
+    /// time this cannot be set, so it also shows a file that was moved, unpacked or copied with its old time. Nothing if it
+    /// is gone, or where the system does not tell.
+    pub changed: Option<SystemTime>,
+    /// A hash of its content; nothing if it is gone or no file.
+    pub print: Option<Print>,
+}
+
+impl Look {
+    pub fn at(path: &Path) -> Look {
+        let Ok(found) = fs::metadata(path) else { return Look::default() };
+        // A link may have been made to lead to another file, which is as old as it is.
+        let link = fs::symlink_metadata(path).ok().and_then(|link| changed_at(&link));
+        let changed = changed_at(&found).and_then(|changed| Some(changed.max(link?)));
+        Look { changed, print: found.is_file().then(|| print_of(path, &found)).flatten() }
+    }
+}
+
+fn print_of(path: &Path, found: &fs::Metadata) -> Option<Print> {
+    let mut hasher = DefaultHasher::new();
+    found.len().hash(&mut hasher);
+    if found.len() > PRINT_BYTES_MAX {
+        (found.modified().ok(), changed_at(found)).hash(&mut hasher);
+        return Some(hasher.finish());
+    }
+    let mut file = fs::File::open(path).ok()?.take(PRINT_BYTES_MAX);
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        match file.read(&mut buffer) {
+            Ok(0) => return Some(hasher.finish()),
+            Ok(length) => hasher.write(&buffer[..length]),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+#[cfg(unix)]
+fn changed_at(found: &fs::Metadata) -> Option<SystemTime> {
+    use std::os::unix::fs::MetadataExt;
+    let seconds = u64::try_from(found.ctime()).ok()?;
+    let nanoseconds = u32::try_from(found.ctime_nsec()).ok()?;
+    UNIX_EPOCH.checked_add(Duration::new(seconds, nanoseconds))
+}
+
+#[cfg(not(unix))]
+fn changed_at(_found: &fs::Metadata) -> Option<SystemTime> {
+    None
+}
+
 /// What someone asked to have watched.
 #[derive(Debug, Clone)]
 struct Root {
@@ -222,6 +283,8 @@ enum News {
 enum What {
     Came,
     Written,
+    /// Its times, its mode or its owner changed.
+    Attributes,
     Gone,
     /// An empty directory went; what was in it has been reported.
     DirectoryGone,
@@ -229,7 +292,7 @@ enum What {
     CameOrGone,
 }
 
-/// What an event says about the content of a file; nothing, if it is only about who looked at it or may.
+/// What an event says about a file; nothing, if it was only looked at.
 fn meaning(kind: EventKind) -> Option<What> {
     match kind {
         EventKind::Create(_) => Some(What::Came),
@@ -239,7 +302,9 @@ fn meaning(kind: EventKind) -> Option<What> {
         EventKind::Modify(ModifyKind::Name(RenameMode::From)) => Some(What::Gone),
         EventKind::Modify(ModifyKind::Name(RenameMode::To)) => Some(What::Came),
         EventKind::Modify(ModifyKind::Name(_)) => Some(What::CameOrGone),
-        EventKind::Modify(ModifyKind::Metadata(_) | ModifyKind::Other) => None,
+        EventKind::Modify(ModifyKind::Metadata(MetadataKind::AccessTime)) => None,
+        EventKind::Modify(ModifyKind::Metadata(_)) => Some(What::Attributes),
+        EventKind::Modify(ModifyKind::Other) => None,
         EventKind::Access(_) | EventKind::Any | EventKind::Other => None,
     }
 }
@@ -298,12 +363,15 @@ struct Scout {
     watched: HashSet<PathBuf>,
     /// Links to directories outside, and where they led: none is entered twice, so that circles end.
     followed: HashMap<PathBuf, PathBuf>,
+    /// The modification times of files, by a hash of their paths.
+    times: HashMap<u64, SystemTime>,
 }
 
 impl Scout {
     fn new(roots: Arc<[Root]>, cwd: &Path, watcher: RecommendedWatcher) -> Scout {
         let (rules, watched, followed) = (Rules::new(&roots), HashSet::new(), HashMap::new());
-        Scout { cwd: cwd.to_owned(), rules_due: None, roots, rules, watcher, watched, followed }
+        let times = HashMap::new();
+        Scout { cwd: cwd.to_owned(), rules_due: None, roots, rules, watcher, watched, followed, times }
     }
 
     fn run(mut self, news: &Receiver<News>, events_lost: &AtomicBool, report: &Reporter) {
@@ -368,7 +436,8 @@ impl Scout {
             return Ok(());
         }
         // What is at this path now is not what was watched there. This comes before any root watches it anew.
-        if what != What::Written && (self.knows(&path) || roots.iter().any(|root| root.is_reached_by(&path))) {
+        let may_be_another = !matches!(what, What::Written | What::Attributes);
+        if may_be_another && (self.knows(&path) || roots.iter().any(|root| root.is_reached_by(&path))) {
             self.forget(&path);
         }
         for (number, root) in roots.iter().enumerate() {
@@ -391,8 +460,10 @@ impl Scout {
         changes: &mut Vec<Change>,
     ) -> Result<(), WatchError> {
         match what {
-            What::Written if root.is_directory || path != root.path => return Ok(()),
-            What::Written => {}
+            What::Written | What::Attributes if root.is_directory || path != root.path => return Ok(()),
+            What::Attributes if !self.is_touched(path) => return Ok(()),
+            What::Attributes => {}
+            What::Written => drop(self.is_touched(path)),
             What::Came | What::Gone | What::DirectoryGone | What::CameOrGone => self.watch_root(root, number)?,
         }
         if what != What::Came || root.path.exists() {
@@ -418,6 +489,12 @@ impl Scout {
                     changes.push(Change::To(path.to_owned()));
                 }
             }
+            What::Attributes => {
+                let is_file = fs::metadata(path).is_ok_and(|found| found.is_file());
+                if is_file && !self.rules.ignore(root, number, path, false) && self.is_touched(path) {
+                    changes.push(Change::To(path.to_owned()));
+                }
+            }
             What::Came | What::Written => {
                 // If it is gone by now, its going is another event.
                 let Ok(found) = fs::metadata(path).or_else(|_| fs::symlink_metadata(path)) else { return Ok(()) };
@@ -425,13 +502,14 @@ impl Scout {
                     return Ok(());
                 }
                 if !found.is_dir() {
+                    self.note_time(path, &found);
                     let is_content = found.is_file() || found.is_symlink();
                     changes.extend(is_content.then(|| Change::To(path.to_owned())));
                 } else if what == What::Came {
                     // It may have been filled before we came to watch it.
                     let mut files = Vec::new();
                     let outcome = self.watch_tree(root, number, path, &mut files);
-                    changes.extend(files.into_iter().map(Change::To));
+                    changes.extend(files.into_iter().map(Change::Moved));
                     outcome?;
                 }
             }
@@ -474,6 +552,8 @@ impl Scout {
         }
         if root.is_directory {
             self.watch_tree(root, number, &root.path, &mut Vec::new())?;
+        } else if let Ok(found) = fs::metadata(&root.path) {
+            self.note_time(&root.path, &found);
         }
         Ok(())
     }
@@ -512,6 +592,7 @@ impl Scout {
                 if found.is_dir() {
                     left.push(path);
                 } else if found.is_file() {
+                    self.note_time(&path, &found);
                     files.push(path);
                 }
             }
@@ -549,6 +630,27 @@ impl Scout {
         true
     }
 
+    /// Whether a file's modification time is another one than before; it is remembered.
+    fn is_touched(&mut self, path: &Path) -> bool {
+        let Ok(found) = fs::metadata(path) else { return false };
+        let Ok(modified) = found.modified() else { return false };
+        let before = self.times.get(&key_of(path)).copied();
+        self.note_time(path, &found);
+        match before {
+            Some(before) => before != modified,
+            None => modified.elapsed().is_ok_and(|age| age < TOUCHED_LATELY),
+        }
+    }
+
+    fn note_time(&mut self, path: &Path, found: &fs::Metadata) {
+        let key = key_of(path);
+        if let Ok(modified) = found.modified()
+            && (self.times.len() < TIMES_MAX || self.times.contains_key(&key))
+        {
+            self.times.insert(key, modified);
+        }
+    }
+
     fn knows(&self, path: &Path) -> bool {
         self.watched.contains(path) || self.rules.below.contains_key(path)
     }
@@ -563,6 +665,12 @@ impl Scout {
             self.watched.remove(&dir);
         }
     }
+}
+
+fn key_of(path: &Path) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    path.hash(&mut hasher);
+    hasher.finish()
 }
 
 /// A directory that went while we were about to watch it, or that is not ours to read, is passed over.
@@ -589,8 +697,10 @@ struct Reporter {
 
 impl Reporter {
     fn change(&self, change: Change) {
+        let named = |path: PathBuf| path.strip_prefix(&self.cwd).map(Path::to_owned).unwrap_or(path);
         let change = match change {
-            Change::To(path) => Change::To(path.strip_prefix(&self.cwd).map(Path::to_owned).unwrap_or(path)),
+            Change::To(path) => Change::To(named(path)),
+            Change::Moved(path) => Change::Moved(named(path)),
             Change::Somewhere => Change::Somewhere,
         };
         if self.to_loop.try_send(change).is_err() {
@@ -774,18 +884,71 @@ mod tests {
 
     #[cfg(unix)]
     #[tokio::test]
-    async fn looking_and_permissions_and_times_are_no_change() {
+    async fn looking_and_permissions_are_no_change_and_touching_is_one() {
         use std::os::unix::fs::PermissionsExt;
         let mut bench = Bench::new(&[("src/a.py", "1"), ("src/s", "")], &["src"]);
         let path = bench.at("src/a.py");
         fs::read(&path).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        // Both times, as `touch` does: Linux reports the time of writing, set alone, as if it were a write.
-        let then = std::time::SystemTime::UNIX_EPOCH;
-        let file = fs::File::options().append(true).open(&path).unwrap();
-        file.set_times(fs::FileTimes::new().set_accessed(then).set_modified(then)).unwrap();
-        drop(file);
         bench.nothing_but("src/s").await;
+        // Both times, as `touch` does: Linux reports the time of writing, set alone, as if it were a write.
+        for then in [SystemTime::now(), UNIX_EPOCH] {
+            let file = fs::File::options().append(true).open(&path).unwrap();
+            file.set_times(fs::FileTimes::new().set_accessed(then).set_modified(then)).unwrap();
+            drop(file);
+            assert_eq!(bench.news().await, ["src/a.py"]);
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o700)).unwrap();
+        bench.nothing_but("src/s").await;
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_file_moved_or_copied_with_its_old_time_has_changed_now() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        for name in ["old.py", "server.py"] {
+            put(&at(name), name);
+            let file = fs::File::options().append(true).open(at(name)).unwrap();
+            file.set_modified(UNIX_EPOCH + Duration::from_secs(1_000_000)).unwrap();
+        }
+        std::os::unix::fs::symlink("server.py", at("link.py")).unwrap();
+        let before = Look::at(&at("server.py"));
+        let link_before = Look::at(&at("link.py"));
+        // The clock of a file system may stand still for a few milliseconds.
+        thread::sleep(Duration::from_millis(50));
+        fs::rename(at("old.py"), at("server.py")).unwrap();
+        let after = Look::at(&at("server.py"));
+        assert_eq!(
+            fs::metadata(at("server.py")).unwrap().modified().unwrap(),
+            UNIX_EPOCH + Duration::from_secs(1_000_000)
+        );
+        assert!(after.changed.unwrap() > before.changed.unwrap());
+        assert_ne!(after.print, before.print);
+        put(&at("elsewhere.py"), "e");
+        thread::sleep(Duration::from_millis(50));
+        std::os::unix::fs::symlink("elsewhere.py", at("next")).unwrap();
+        fs::rename(at("next"), at("link.py")).unwrap();
+        let link_after = Look::at(&at("link.py"));
+        assert!(link_after.changed.unwrap() > link_before.changed.unwrap(), "a link that leads elsewhere");
+        assert!(Look::at(&at("gone.py")).print.is_none());
+    }
+
+    #[test]
+    fn a_print_is_bounded_and_tells_contents_apart() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("a");
+        let print = |text: &[u8]| {
+            fs::write(&path, text).unwrap();
+            Look::at(&path).print.unwrap()
+        };
+        assert_eq!(print(b"one"), print(b"one"));
+        assert_ne!(print(b"one"), print(b"two"));
+        let file = fs::File::create(&path).unwrap();
+        file.set_len(1 << 40).unwrap();
+        let begun = Instant::now();
+        assert!(Look::at(&path).print.is_some(), "a file of a terabyte is not read");
+        assert!(begun.elapsed() < Duration::from_secs(30));
     }
 
     #[tokio::test]

@@ -145,6 +145,9 @@ impl Relay {
             queued.reasons.push(reason);
         }
         queued.urgent |= origin != Origin::Watch;
+        if origin != Origin::Watch {
+            self.unmute_files();
+        }
         self.begin_queued(now);
     }
 
@@ -234,6 +237,7 @@ impl Relay {
         }
         if self.settings.build {
             self.building = true;
+            self.habits.loaded(now);
             self.act(Action::Build);
         } else {
             self.replace_child(now);
@@ -242,6 +246,7 @@ impl Relay {
 
     pub(super) fn build_ended(&mut self, result: Result<(), String>, now: Instant) {
         self.building = false;
+        self.habits.disturbed(now);
         if self.is_leaving() {
             return self.end_if_alone(now);
         }

@@ -483,6 +483,12 @@ impl Relay {
 
     pub(super) fn server_started(&mut self, generation: u32, pid: u32, unix: f64, now: Instant) {
         let role = self.starting.take().unwrap_or(Role::Current);
+        // With a build it is the build that loads the files.
+        if self.settings.build {
+            self.habits.disturbed(now);
+        } else {
+            self.habits.loaded(now);
+        }
         self.children.insert(
             generation,
             Child {
@@ -671,6 +677,7 @@ impl Relay {
         self.ever_ready = true;
         self.ends_before_ready = 0;
         self.restarts.child_ready(now);
+        self.habits.disturbed(now);
         self.handshake_is_over(generation);
         self.children.get_mut(&generation).expect("it just spoke").ready = Some(now);
         self.act(Action::MarkReady(generation));

@@ -181,6 +181,7 @@ impl Relay {
             "draining": self.draining.len(),
             "next_try_s": next_try,
             "last_exits": past,
+            "muted": self.muted_files(),
             "stderr_tail": stderr,
         });
         if let Some(end) = &self.last_end {

@@ -1,5 +1,7 @@
 //! What outlast reports about a server: states, reasons, stray output and the wording of failures.
 
+use outlast_core::debounce::Changed;
+
 use crate::story::*;
 
 /// A call of one of our own tools.
@@ -236,6 +238,59 @@ fn a_restart_whose_marker_could_not_be_written_is_reported_as_one() {
     let did = story.did();
     let report = parsed(did[0].strip_prefix("refuse 7: ").unwrap_or_default());
     assert_eq!(report["marker_error"], why, "{report}");
+}
+
+#[test]
+fn a_file_that_changes_right_after_each_start_is_muted_and_shown() {
+    let change = |story: &mut Story, print: u64| {
+        let changed = Changed { paths: vec!["run.txt".into()], ..Changed::default() };
+        story.happens(Event::FilesChanged { changed, prints: vec![Some(print)] });
+    };
+    let mut story = Story::legacy();
+    assert_eq!(story.status()["muted"], json!([]));
+    story.passes(secs(10));
+    let (mut generation, mut print) = (1, 0);
+    // The first change is at any time, the next ones are right after the starts that they cause.
+    for _ in 0..5 {
+        print += 1;
+        change(&mut story, print);
+        assert!(story.did().contains(&format!("mark {}: changed: run.txt", 1000 + generation)));
+        story.marker_is_written();
+        generation += 1;
+        story.comes_up(generation);
+        story.passes(ms(300));
+    }
+    story.forget();
+    change(&mut story, 50);
+    story.was_done(&[]);
+    assert_eq!(story.recorded("watch_muted"), ["run.txt"]);
+    assert_eq!(story.status()["muted"], json!(["run.txt"]));
+    // Its content is not what was loaded, so it is loaded once more.
+    story.passes(secs(2));
+    assert!(story.did().contains(&format!("mark {}: changed: run.txt", 1000 + generation)));
+    story.marker_is_written();
+    generation += 1;
+    story.comes_up(generation);
+    story.forget();
+    // The server writes it again: it is its own.
+    change(&mut story, 51);
+    story.passes(secs(30));
+    assert!(story.did().is_empty());
+    assert_eq!(story.status()["muted"], json!(["run.txt"]));
+
+    // A requested restart makes it count again, and so does a quiet minute.
+    story.asks_restart(7, Origin::Control, "new code");
+    assert_eq!(story.recorded("watch_unmuted"), ["run.txt"]);
+    assert_eq!(story.status()["muted"], json!([]));
+    story.marker_is_written();
+    generation += 1;
+    story.comes_up(generation);
+    change(&mut story, 52);
+    assert_eq!(story.recorded("watch_muted"), ["run.txt"]);
+    story.passes(secs(61));
+    assert_eq!(story.recorded("watch_unmuted"), ["run.txt"]);
+    assert_eq!(story.status()["muted"], json!([]));
+    assert_eq!(story.status()["generation"], generation, "it was not loaded for that");
 }
 
 // ---- wording --------------------------------------------------------------------------------------------

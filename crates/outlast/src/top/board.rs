@@ -36,6 +36,8 @@ pub struct Row {
     pub reload_failure: Option<String>,
     /// How long ago each of the last ends was, and whether it was a crash.
     pub ends: Vec<(f64, bool)>,
+    /// Watched files that cause no reload for now.
+    pub muted: Vec<String>,
     /// The end of its stderr.
     pub words: Vec<String>,
     pub cwd: String,
@@ -93,6 +95,12 @@ impl Row {
             last_exit: text("last_exit"),
             reload_failure: failed_reload(state).map(|last| last["error"].as_str().unwrap_or_default().to_owned()),
             ends: ends.filter_map(|end| Some((end["seconds_ago"].as_f64()?, end["crashed"] == true))).collect(),
+            muted: state["muted"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter_map(|path| path.as_str().map(str::to_owned))
+                .collect(),
             words: text("last_stderr")
                 .or_else(|| text("stderr_tail"))
                 .unwrap_or_default()

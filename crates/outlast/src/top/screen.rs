@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use outlast_core::count::count;
 use ratatui::{
     Frame,
     layout::{Alignment, Constraint, Layout, Rect},
@@ -361,6 +362,9 @@ fn about_one(row: &Row, look: Look, area: Rect) -> Vec<Line<'static>> {
     let mut lines =
         vec![line("command", row.command.clone()), line("cwd", row.cwd.clone()), line("is", known.join(", "))];
     lines.extend(row.reload_failure.as_ref().map(|why| line("reload", format!("failed: {why}"))));
+    if !row.muted.is_empty() {
+        lines.push(line("muted", row.muted.join(", ")));
+    }
     let room = usize::from(area.height).saturating_sub(lines.len());
     let words: Vec<&String> = row.words.iter().filter(|line| !line.trim().is_empty()).collect();
     for (at, words) in words[words.len().saturating_sub(room)..].iter().enumerate() {
@@ -373,7 +377,8 @@ fn log_lines(log: &Log, look: Look, area: Rect) -> Vec<Line<'static>> {
     let (width, height) = (usize::from(area.width), usize::from(area.height).saturating_sub(1));
     let end = log.lines.len().saturating_sub(log.up);
     let begin = end.saturating_sub(height);
-    let place = if log.up == 0 { "following".to_owned() } else { format!("{} lines further up", log.up) };
+    let place =
+        if log.up == 0 { "following".to_owned() } else { format!("{} further up", count(log.up, "line", "lines")) };
     let mut lines = vec![Line::from(vec![
         Span::styled(format!("log of {}", log.id), look.bold()),
         Span::styled(format!("  {place}"), look.dim()),

@@ -196,7 +196,7 @@ fn what_a_server_babbles_goes_to_stderr_under_a_tag() {
         let line = client.says(babble);
         assert_eq!(line, format!("[noisy stdout, not JSON] {babble}"));
     }
-    for babble in [r#"{"level":"info","msg":"up"}"#, r#"{"method":"GET","path":"/"}"#, "[1,2,3]", "8080"] {
+    for babble in [r#"{"level":"info","msg":"up"}"#, r#"{"method":"GET","path":"/"}"#, "[1,2,3]", "4711"] {
         client.call("garbage", json!({"text": babble}));
         let line = client.says(babble);
         assert_eq!(line, format!("[noisy stdout, not JSON-RPC] {babble}"));

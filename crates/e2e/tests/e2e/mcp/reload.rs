@@ -187,6 +187,85 @@ fn a_change_of_a_watched_file_reloads_and_one_that_git_ignores_does_not() {
     client.end();
 }
 
+/// Each save comes right after the start that the one before it caused, as a server's own writing would.
+#[test]
+fn many_quick_saves_mute_nothing_for_long_and_the_last_one_is_served() {
+    let place = Place::new();
+    let tools = place.join("src/tools.json");
+    let save = |number: u64| place.write("src/tools.json", &json!([{"name": format!("version_{number}")}]).to_string());
+    fs::create_dir(place.path().join("src")).expect("the project is ours");
+    save(0);
+    let mut client = Setup::new(&place).options(["--watch", "src"]).puppet(["--tools", &tools]).ready();
+    // The fifth of those right after a start mutes the file; on a busy machine some may come later than that.
+    let (mut number, mut starts) = (0, 1);
+    while place.audit_of("watch_muted").is_empty() {
+        number += 1;
+        save(number);
+        starts += 1;
+        until("a start or a muted file", || {
+            let is_started = place.audit_of("server_started").len() >= starts;
+            (is_started || !place.audit_of("watch_muted").is_empty()).then_some(())
+        });
+    }
+    assert_eq!(place.audit_of("watch_muted")[0]["props"]["detail"], "src/tools.json");
+    for _ in 0..3 {
+        number += 1;
+        save(number);
+    }
+    let last = format!("version_{number}");
+    until("the last save to be served", || client.tool_names().contains(&last).then_some(()));
+    client.end();
+    place.is_swept();
+}
+
+/// The puppet writes what it hears beside its source.
+#[test]
+fn a_muted_file_is_shown_until_a_restart_is_asked_for() {
+    let place = Place::new();
+    let log = place.join("src/heard.txt");
+    fs::create_dir(place.path().join("src")).expect("the project is ours");
+    let mut client =
+        Setup::new(&place).options(["--name", "weather", "--watch", "src"]).puppet(["--log", &log]).ready();
+    place.write("src/server.py", "1");
+    place.recorded("watch_muted", 1);
+    assert_eq!(client.status()["muted"], json!(["src/heard.txt"]));
+    client.restart();
+    place.recorded("watch_unmuted", 1);
+    client.end();
+    place.is_swept();
+}
+
+#[test]
+fn a_file_that_comes_with_an_old_time_reloads_and_so_does_a_touch() {
+    let place = Place::new();
+    fs::create_dir_all(place.path().join("src")).expect("the project is ours");
+    let old = std::time::SystemTime::now() - std::time::Duration::from_secs(1_000_000);
+    let aged = |name: &str| {
+        let file = fs::File::options().append(true).open(place.write(name, name)).expect("a file");
+        file.set_modified(old).expect("the file is ours");
+    };
+    aged("src/server.py");
+    aged("other.py");
+    fs::create_dir(place.path().join("package")).expect("the project is ours");
+    aged("package/module.py");
+    let client = Setup::new(&place).options(["--watch", "src"]).ready();
+    // As `mv` does.
+    fs::rename(place.join("other.py"), place.join("src/server.py")).expect("the project is ours");
+    place.recorded("server_started", 2);
+    // As `cp -p` and `tar x` do.
+    aged("src/copied.py");
+    place.recorded("server_started", 3);
+    // A whole directory.
+    fs::rename(place.join("package"), place.join("src/package")).expect("the project is ours");
+    place.recorded("server_started", 4);
+    // As `touch` does: both times, nothing else.
+    let now = std::time::SystemTime::now();
+    let file = fs::File::options().append(true).open(place.join("src/server.py")).expect("a file");
+    file.set_times(fs::FileTimes::new().set_accessed(now).set_modified(now)).expect("the file is ours");
+    place.recorded("server_started", 5);
+    client.end();
+}
+
 #[test]
 fn slow_calls_finish_on_the_old_server_while_the_new_one_serves() {
     let place = Place::new();
