@@ -69,6 +69,11 @@ impl Audit {
         self.lost
     }
 
+    /// Whether the last record reached the file.
+    pub fn is_writable(&self) -> bool {
+        self.path.is_some() && !self.in_trouble
+    }
+
     /// Appends one finished line, or several joined by line breaks, in one write. When it returns, the kernel has
     /// it, or it is counted as lost; the first loss after a success says why.
     pub fn write(&mut self, line: &str) -> Option<Complaint> {
@@ -82,7 +87,7 @@ impl Audit {
 
     fn put(&mut self, line: &str, haste: Haste) -> Option<Complaint> {
         let Some(path) = self.path.clone() else {
-            self.lost += 1;
+            self.lost += lines_in(line);
             return None;
         };
         match self.append(&path, line, haste) {
@@ -93,8 +98,8 @@ impl Audit {
                     Complaint(format!("the audit log {} is written, but not safe on its disk", path.display()))
                 })
             }
-            Err(error) => {
-                self.lost += 1;
+            Err(Unwritten { lines, error }) => {
+                self.lost += lines;
                 let first = !std::mem::replace(&mut self.in_trouble, true);
                 first.then(|| {
                     let path = path.display();
@@ -112,15 +117,16 @@ impl Audit {
         }
     }
 
-    fn append(&mut self, path: &Path, line: &str, haste: Haste) -> io::Result<()> {
+    fn append(&mut self, path: &Path, line: &str, haste: Haste) -> Result<(), Unwritten> {
+        let all = |error: io::Error| Unwritten { lines: lines_in(line), error };
         let mut log = match self.log.take() {
-            Some(log) => log.follow(path)?,
-            None => Log::open(path)?,
+            Some(log) => log.follow(path).map_err(all)?,
+            None => Log::open(path).map_err(all)?,
         };
         if log.is_regular && log.length > 0 && log.length + line.len() as u64 >= self.bytes_max {
-            log = log.put_aside(path)?;
+            log = log.put_aside(path).map_err(all)?;
         }
-        log.append(line)?;
+        log.append(path, line)?;
         if log.is_regular {
             // Without a thread there is no forcing, but the record is where a crash of ours cannot reach it.
             if self.syncer.is_none() {
@@ -134,6 +140,17 @@ impl Audit {
         self.log = Some(log);
         Ok(())
     }
+}
+
+/// Lines that did not reach the file.
+#[derive(Debug)]
+struct Unwritten {
+    lines: u64,
+    error: io::Error,
+}
+
+fn lines_in(text: &str) -> u64 {
+    text.lines().filter(|line| !line.is_empty()).count() as u64
 }
 
 /// An open log, and what was last known of it.
@@ -198,7 +215,7 @@ impl Log {
         Ok(self.identity == Identity::of(found) && self.file.metadata()?.len() == found.len())
     }
 
-    fn append(&mut self, line: &str) -> io::Result<()> {
+    fn append(&mut self, path: &Path, line: &str) -> Result<(), Unwritten> {
         let end = line.trim_end_matches('\n').len();
         let record: Cow<'_, [u8]> = match line.as_bytes().get(..=end) {
             // Many records at once come as they are to stand there.
@@ -210,16 +227,42 @@ impl Log {
         let written = loop {
             match file.write(&record) {
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                other => break other?,
+                Ok(written) => break written,
+                Err(error) => return Err(Unwritten { lines: lines_in(line), error }),
             }
         };
         if written < record.len() {
-            // A file takes less than all of a write only when its disk has run full. Whoever opens it next ends
-            // the torn line.
-            return Err(io::Error::new(io::ErrorKind::StorageFull, "the disk is full"));
+            // A file takes less than all of a write only when its disk has run full. The lines that it took whole stay.
+            let whole = memchr::memrchr(b'\n', &record[..written]).map_or(0, |at| at + 1);
+            let lines = lines_in(&String::from_utf8_lossy(&record[whole..]));
+            if self.is_regular {
+                // If this fails, the next record begins by ending the torn line.
+                let _ = self.remove_torn(path, (written - whole) as u64);
+            }
+            let error = io::Error::new(io::ErrorKind::StorageFull, "the disk is full");
+            return Err(Unwritten { lines, error });
         }
         self.is_torn = false;
         Ok(())
+    }
+
+    /// Takes back the last bytes that we wrote, which are the beginning of a line. If another instance has appended in
+    /// between, ours cannot be cut off: then they become a blank line, in place, which needs no room on the disk. Between
+    /// the look and the cut that instance could still append, but only if the full disk had room again just then.
+    fn remove_torn(&self, path: &Path, length: u64) -> io::Result<()> {
+        let mut file = &*self.file;
+        let end = file.stream_position()?;
+        let Some(start) = end.checked_sub(length).filter(|_| length > 0) else { return Ok(()) };
+        if file.metadata()?.len() == end {
+            return file.set_len(start);
+        }
+        let mut other = OpenOptions::new().write(true).open(path)?;
+        if Identity::of(&other.metadata()?) != self.identity {
+            return Ok(());
+        }
+        other.seek(SeekFrom::Start(start))?;
+        let blank: Vec<u8> = (1..=length).map(|at| if at == length { b'\n' } else { b' ' }).collect();
+        other.write_all(&blank)
     }
 
     /// Renames the logs one step down and opens a fresh one. Only one process may do so at a time; whoever finds
@@ -463,6 +506,26 @@ mod tests {
         std::os::unix::fs::symlink("/dev/full", &path).unwrap();
         assert!(audit.write("{}").is_some(), "new trouble, new complaint");
         assert_eq!(audit.lost(), 4);
+    }
+
+    /// A short write as on a full disk leaves neither a torn line nor a lost whole one.
+    #[cfg(unix)]
+    #[test]
+    fn what_a_full_disk_took_of_a_line_is_taken_back() {
+        let (_dir, path) = room();
+        let mut log = Log::open(&path).unwrap();
+        Write::write_all(&mut &*log.file, b"{\"a\":1}\n{\"b\":2}\n{\"torn").unwrap();
+        log.remove_torn(&path, 6).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "{\"a\":1}\n{\"b\":2}\n");
+
+        // A neighbour's line stands behind it.
+        Write::write_all(&mut &*log.file, b"{\"torn").unwrap();
+        let mut theirs = OpenOptions::new().append(true).open(&path).unwrap();
+        theirs.write_all(b"{\"c\":3}\n").unwrap();
+        log.remove_torn(&path, 6).unwrap();
+        assert_eq!(fs::read_to_string(&path).unwrap(), "{\"a\":1}\n{\"b\":2}\n     \n{\"c\":3}\n");
+        log.append(&path, "{\"d\":4}").unwrap();
+        assert!(fs::read_to_string(&path).unwrap().ends_with("{\"c\":3}\n{\"d\":4}\n"));
     }
 
     #[test]

@@ -2,15 +2,17 @@
 
 use std::{
     fmt,
-    fs::{self, File, OpenOptions},
+    fs::{self, File},
     io::{self, Write},
     ops::Range,
     path::{Path, PathBuf},
     rc::Rc,
+    thread::JoinHandle,
     time::{SystemTime, UNIX_EPOCH},
 };
 
 use outlast_core::{
+    count::count as count_of,
     exit::{self, Exit},
     gateway::Called,
     record::{self, Event, OfGateway, Record},
@@ -18,7 +20,7 @@ use outlast_core::{
 };
 use serde_json::Value;
 
-use crate::{audit::Audit, home::Home, os};
+use crate::{audit::Audit, home::Home, logs, os};
 
 /// A log file that would grow past this is put aside as `<id>.log.1`; the one before is forgotten.
 const LOG_MAX: u64 = 4 << 20;
@@ -30,10 +32,14 @@ pub struct Journal {
     name: String,
     audit: Audit,
     log: Option<Log>,
+    /// Removes logs of old, as long as that takes.
+    pruning: Option<JoinHandle<()>>,
     tone: Tone,
     /// What must not be printed.
     mask: Mask,
     last_call: Option<LastCall>,
+    /// How many lost records the audit log has been told of.
+    lost_told: u64,
 }
 
 /// Whose journal it is, and so how it speaks.
@@ -125,7 +131,8 @@ impl Origin {
 
 struct Log {
     path: PathBuf,
-    file: File,
+    /// Nothing only while it is put aside: Windows does not rename an open file.
+    open: Option<(File, logs::Hold)>,
     length: u64,
 }
 
@@ -148,13 +155,18 @@ impl Journal {
             name: name.to_owned(),
             audit: Audit::new(home.audit()),
             log: None,
+            pruning: None,
             tone,
             mask: Mask::default(),
             last_call: None,
+            lost_told: 0,
         };
         let opened = home.make_logs().ok().and_then(|()| home.log(id)).map(|path| Log::open(&path));
         match opened {
-            Some(Ok(log)) => journal.log = Some(log),
+            Some(Ok(log)) => {
+                journal.pruning = log.path.parent().and_then(logs::prune_aside);
+                journal.log = Some(log);
+            }
             Some(Err(error)) => journal.note(&format!("no log file is written ({error})")),
             None => {}
         }
@@ -252,6 +264,23 @@ impl Journal {
         if let Some(complaint) = self.audit.write(line) {
             self.note(&complaint.to_string());
         }
+        self.tell_of_lost();
+    }
+
+    /// Once the audit log can be written again, it says how many records are missing before this one.
+    fn tell_of_lost(&mut self) {
+        let lost = self.audit.lost();
+        if lost > self.lost_told && self.audit.is_writable() {
+            let count = lost - self.lost_told;
+            self.lost_told = lost;
+            let detail = format!("{} could not be written before this one", count_of(count, "record", "records"));
+            let mut record =
+                Record { lost: Some(count), detail: Some(detail.clone()), ..Record::new(Event::AuditDegraded) };
+            let line = self.line(&mut record);
+            // If this fails, it is lost and counted like any other.
+            let _ = self.audit.write(&line);
+            self.note(&detail);
+        }
     }
 
     /// Finished lines of the audit log that announce nothing.
@@ -259,6 +288,7 @@ impl Journal {
         if let Some(complaint) = self.audit.write_many(lines) {
             self.note(&complaint.to_string());
         }
+        self.tell_of_lost();
     }
 
     pub fn begin(&mut self, command: &str, cwd: &Path) {
@@ -275,6 +305,10 @@ impl Journal {
         let record = Record::new(Event::InstanceEnded);
         let line = self.record(Record { pid: Some(std::process::id()), exit_code: Some(code.into()), ..record });
         self.audit.finish();
+        if let Some(pruning) = self.pruning.take() {
+            // A panic in it has been printed, and there is nothing to save.
+            let _ = pruning.join();
+        }
         os::finish_saying();
         line
     }
@@ -369,21 +403,25 @@ fn places(line: &str) -> Option<([usize; 2], Range<usize>)> {
 
 impl Log {
     fn open(path: &Path) -> io::Result<Log> {
-        let file = OpenOptions::new().create(true).append(true).open(path)?;
+        let (file, hold) = logs::open(path)?;
         let length = file.metadata()?.len();
-        Ok(Log { path: path.to_owned(), file, length })
+        Ok(Log { path: path.to_owned(), open: Some((file, hold)), length })
     }
 
     fn write(&mut self, line: &str) -> io::Result<()> {
         if self.length > LOG_MAX {
             let mut aside = self.path.clone().into_os_string();
             aside.push(".1");
+            self.open = None;
             fs::rename(&self.path, aside)?;
             *self = Log::open(&self.path)?;
         }
         let line = format!("{line}\n");
         self.length += line.len() as u64;
-        self.file.write_all(line.as_bytes())
+        match &mut self.open {
+            Some((file, _)) => file.write_all(line.as_bytes()),
+            None => Err(io::Error::from(io::ErrorKind::NotFound)),
+        }
     }
 }
 

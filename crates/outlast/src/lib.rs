@@ -27,6 +27,7 @@ pub mod inherit;
 pub mod instances;
 pub mod journal;
 pub mod lines;
+pub mod logs;
 pub mod marker;
 pub mod mcp;
 pub mod os;

@@ -176,6 +176,8 @@ pub struct Setup {
     env: Vec<(String, String)>,
     group: bool,
     deaf: bool,
+    /// What a shell does before it becomes outlast.
+    before: Option<String>,
 }
 
 impl Setup {
@@ -190,6 +192,7 @@ impl Setup {
             env: Vec::new(),
             group: false,
             deaf: false,
+            before: None,
         }
     }
 
@@ -247,9 +250,22 @@ impl Setup {
         self
     }
 
+    /// Words of a shell that becomes outlast afterwards, such as `ulimit`.
+    pub fn before(mut self, words: &str) -> Setup {
+        self.before = Some(words.to_owned());
+        self
+    }
+
     /// Starts it; nothing is said yet.
     pub fn start(self) -> Client {
-        let mut command = Command::new(OUTLAST);
+        let mut command = match &self.before {
+            None => Command::new(OUTLAST),
+            Some(words) => {
+                let mut shell = Command::new("sh");
+                shell.args(["-c", &format!("{words}\nexec \"$@\""), "sh", OUTLAST]);
+                shell
+            }
+        };
         command
             .arg(self.verb)
             .args(&self.options)

@@ -17,6 +17,11 @@ fn a_full_disk_costs_the_audit_log_and_is_said_once() {
         client.restart();
     }
     assert_eq!(client.call("echo", json!({"text": "on"})), "on");
+    // With room again it goes on, and says what is missing.
+    fs::remove_file(place.path().join(".outlast/audit.jsonl")).expect("the project is ours");
+    client.restart();
+    let degraded = place.recorded("audit_degraded", 1);
+    assert!(degraded["lost"].as_u64().is_some_and(|lost| lost >= 10), "{degraded}");
     client.close_stdin();
     assert_eq!(client.wait().code(), Some(0));
     let words = client.last_words();
@@ -36,8 +41,67 @@ fn without_any_state_directory_it_serves_and_says_so() {
     let report = client.restart();
     assert_eq!(report["generation"], 2, "{report}");
     let verdict = client.result("verify_server_restarted", json!({"since_timestamp": 0}));
-    assert_eq!(verdict["structuredContent"]["restarted"], false, "{verdict}");
+    let verdict = &verdict["structuredContent"];
+    assert_eq!((&verdict["restarted"], &verdict["previous_pid"]), (&json!(true), &report["old_pid"]), "{verdict}");
+    assert!(verdict["marker_error"].is_string() && report["marker_error"].is_string(), "{verdict} {report}");
     client.end();
+}
+
+/// A file that may not grow is a disk that takes the beginning of a record, and then nothing.
+#[test]
+fn a_full_disk_tears_no_line_of_the_audit_log() {
+    let place = Place::new();
+    let mut client = Setup::new(&place).before("trap '' XFSZ; ulimit -f 8").ready();
+    for _ in 0..8 {
+        client.restart();
+    }
+    client.says("cannot be written");
+    client.end();
+    let audit = fs::read_to_string(place.path().join(".outlast/audit.jsonl")).expect("an audit log");
+    assert!(audit.ends_with('\n') && audit.len() > 2_000, "{audit}");
+    for line in audit.lines() {
+        serde_json::from_str::<serde_json::Value>(line).unwrap_or_else(|error| panic!("{error}: {line:?}"));
+    }
+}
+
+#[test]
+fn a_restart_without_its_marker_is_reported_as_it_was() {
+    let place = Place::new();
+    fs::create_dir_all(place.path().join(".outlast/restart_marker/in the way")).expect("the project is ours");
+    let mut client = Setup::new(&place).ready();
+    let report = client.restart();
+    assert!(report["marker_error"].is_string() && report["generation"] == 2, "{report}");
+    let verdict = client.result("verify_server_restarted", json!({"since_timestamp": 0}));
+    let verdict = &verdict["structuredContent"];
+    assert_eq!((&verdict["restarted"], &verdict["current_pid"]), (&json!(true), &report["new_pid"]), "{verdict}");
+    assert_eq!(verdict["marker_error"], report["marker_error"]);
+    place.recorded("restart_marker_failed", 1);
+    client.end();
+}
+
+#[test]
+fn old_logs_are_removed_at_the_start_and_that_of_an_instance_that_runs_is_not() {
+    let place = Place::new();
+    let first = Setup::new(&place).options(["--name", "first"]).ready();
+    let logs = place.path().join(".outlast/logs");
+    let names = || {
+        let entries = fs::read_dir(&logs).expect("the logs").flatten();
+        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect::<BTreeSet<String>>()
+    };
+    let long_ago = std::time::SystemTime::now() - std::time::Duration::from_secs(400 * 24 * 3600);
+    let age = |name: &str| {
+        let file = fs::File::options().append(true).create(true).open(logs.join(name)).expect("a log");
+        file.set_modified(long_ago).expect("the log is ours");
+    };
+    let running = names().into_iter().next().expect("the log of the first");
+    ["gone-1.log", "gone-1.log.1", "gone-2.log"].into_iter().for_each(age);
+    age(&running);
+    let second = Setup::new(&place).options(["--name", "second"]).ready();
+    super::client::until("old logs to go", || (!names().iter().any(|name| name.starts_with("gone"))).then_some(()));
+    assert!(names().contains(&running), "{:?}", names());
+    assert_eq!(names().len(), 2, "{:?}", names());
+    first.end();
+    second.end();
 }
 
 #[test]
