@@ -7,7 +7,7 @@ use std::{borrow::Cow, time::Duration};
 
 use serde::Serialize;
 
-use crate::exit::{Exit, How};
+use crate::exit::{Exit, How, RESTART_CODE};
 
 /// The longest free text in a record, in bytes; what is longer is cut there and ends in `…`. It keeps a line short enough
 /// for one write to hand it over whole.
@@ -202,7 +202,8 @@ impl Record {
         self
     }
 
-    /// How the child of this record ended: as numbers where there are any, and in words.
+    /// How the child of this record ended: as numbers where there are any, and in words. An exit for a restart has its
+    /// reason, too.
     pub fn ended(mut self, how: &How) -> Record {
         match how.exit() {
             Some(Exit::Code(code)) => self.exit_code = Some(*code),
@@ -210,6 +211,14 @@ impl Record {
             None => {}
         }
         self.detail = Some(how.to_string());
+        if self.event == Event::ServerExiting && self.reason.is_none() {
+            self.reason = Some(match how {
+                How::Exited(Exit::Code(RESTART_CODE)) => {
+                    "the server exited with code 42, which asks for a restart".into()
+                }
+                how => format!("the server {how}"),
+            });
+        }
         self
     }
 

@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 
 use super::{Era, Outcome, STATELESS_VERSION, calls::What, guests::Guest, subscriptions::Level};
 use crate::{
+    count::count,
     exit::How,
     message::{self, Params, Raw, pick, quote},
 };
@@ -135,7 +136,8 @@ impl Failure {
     }
 
     pub fn hold_full(backend: &str, held: usize) -> Failure {
-        let message = format!("This was not run: {held} calls already wait for the backend `{backend}`.");
+        let calls = count(held, "call already waits", "calls already wait");
+        let message = format!("This was not run: {calls} for the backend `{backend}`.");
         Failure::new(7004, "hold_full", Outcome::Unavailable, backend, message)
     }
 
@@ -169,7 +171,8 @@ impl Failure {
     }
 
     pub fn too_many(max: usize) -> Failure {
-        let message = format!("This was not run: {max} requests of this client are already under way.");
+        let requests = count(max, "request of this client is", "requests of this client are");
+        let message = format!("This was not run: {requests} already under way.");
         Failure::refusal(7011, "too_many_in_flight", Outcome::RateLimited, "", message)
     }
 

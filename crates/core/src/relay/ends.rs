@@ -76,9 +76,6 @@ impl Relay {
         };
         let mut obituary = self.obituary(event, generation, child, how, now);
         obituary.crashes = Some(self.restarts.crashes(now));
-        if cause == Cause::RestartRequested {
-            obituary.reason = Some("the server exited with code 42, which asks for a restart".into());
-        }
         if let Verdict::StartAt { delay, .. } = verdict {
             obituary.delay = Some(delay);
         }

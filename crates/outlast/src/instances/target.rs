@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use outlast_core::count::count;
 use serde_json::Value;
 
 use super::{name_below, restarted_in_words};
@@ -311,7 +312,11 @@ fn with_stderr(message: &str, data: &Value) -> String {
         return message.to_owned();
     }
     let skipped = lines.len().saturating_sub(STDERR_LINES_MAX);
-    let more = if skipped > 0 { format!("\n  … {skipped} lines before, in the log …") } else { String::new() };
+    let more = if skipped > 0 {
+        format!("\n  … {} before, in the log …", count(skipped, "line", "lines"))
+    } else {
+        String::new()
+    };
     format!("{message}\nits stderr:{more}\n  {}", lines[skipped..].join("\n  "))
 }
 

@@ -14,6 +14,7 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     unistd::write,
 };
+use outlast_core::count::count;
 
 /// What may wait for a slow reader of stderr. A line beyond it is dropped, and counted.
 const WAITING_MAX: usize = 256 * 1024;
@@ -94,7 +95,8 @@ fn attend() {
         {
             let mut waiting = waiting();
             if waiting.bytes.is_empty() && waiting.dropped > 0 {
-                let words = format!("[outlast] {} lines were dropped here, as nobody read them\n", waiting.dropped);
+                let lines = count(waiting.dropped, "line was", "lines were");
+                let words = format!("[outlast] {lines} dropped here, as nobody read them\n");
                 waiting.dropped = 0;
                 waiting.bytes.extend(words.as_bytes());
             }
