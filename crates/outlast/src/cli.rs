@@ -245,9 +245,14 @@ pub struct Run {
     #[arg(skip)]
     pub profile: outlast_core::agent::Profile,
 
-    /// Let this variable of our own environment pass to the agent; `NAME*` stands for all that begin so.
-    #[arg(long, value_name = "NAME", num_args = 1.., value_delimiter = ',')]
+    /// Pass this variable of outlast's own environment to the agent; `NAME*` passes all that begin so, `'*'` all.
+    #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub env_pass: Vec<String>,
+
+    /// Which variables of outlast's own environment pass to the agent: those that are listed in the book and those of
+    /// `--env-pass`, or all but PWD.
+    #[arg(long, value_enum, default_value_t = Env::Listed, value_name = "WHICH")]
+    pub env: Env,
 
     /// The file that sets what no option here does, in its table `[run]` [default: the nearest outlast.toml]
     #[arg(long, value_name = "FILE")]
@@ -276,6 +281,13 @@ pub struct Run {
     /// Restart an agent that is busy by its own account and has shown nothing for so long [default: never]
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, help_heading = "Attention")]
     pub hang_timeout: Option<Duration>,
+}
+
+/// Which variables pass to an agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Env {
+    Listed,
+    All,
 }
 
 /// List everything that runs under outlast, in every project.

@@ -20,7 +20,7 @@ use tokio::runtime::Runtime;
 use crate::{
     cli,
     control::{Control, Instance, registry::Registry},
-    frontmatter,
+    environment, frontmatter,
     home::{self, Home},
     inherit, instances,
     journal::Journal,
@@ -133,6 +133,9 @@ pub fn run(arguments: cli::Run) -> Result<ExitCode, Report> {
         return Err(Report::new(report::USAGE, format!("a hang of `{}` cannot be seen", plan.program))
             .because("`--hang-timeout` needs an agent whose screen says that it is busy")
             .hint("it works for claude and codex, without `--no-screen`"));
+    }
+    if let Some(words) = environment::left_out_in_words(&plan.program, &place.left_out) {
+        os::say(&format!("[outlast] {words}"));
     }
     // Before the shell stands one who only waits for us, so that we can leave it.
     let standing = if arguments.detach { Ok(None) } else { os::stand_in("outlast itself") };
@@ -278,6 +281,7 @@ fn plan(arguments: &cli::Run, here: PathBuf) -> Result<terminal::Plan, Report> {
         }
     };
     let program = words.remove(0);
+    let everything = (arguments.env == cli::Env::All).then(|| environment::ANYTHING.to_owned());
     Ok(terminal::Plan {
         id,
         program,
@@ -285,7 +289,7 @@ fn plan(arguments: &cli::Run, here: PathBuf) -> Result<terminal::Plan, Report> {
         profile: arguments.profile.clone(),
         document: arguments.document.clone(),
         cwd: arguments.cwd.clone(),
-        env_pass: arguments.env_pass.clone(),
+        env_pass: arguments.env_pass.iter().cloned().chain(everything).collect(),
         here,
         grace: Grace::default(),
         detach_key: arguments.detach_key.clone(),

@@ -7,8 +7,10 @@ use std::{
 
 use crate::os;
 
-/// What makes a directory the root of a project. `.outlast/` does not: we put it wherever an agent works.
-const ROOT_SIGNS: [&str; 3] = ["outlast.toml", ".agent-doc", ".git"];
+/// What makes a directory the root of a project. `.outlast/` does not: outlast creates it wherever an agent works.
+const ROOT_SIGNS: [&str; 2] = ["outlast.toml", ".agent-doc"];
+/// This too, except in the home directory itself: people keep their dotfiles in such a repository.
+const REPOSITORY: &str = ".git";
 
 /// Which of the ways to say it was the one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -88,10 +90,13 @@ pub struct Wish<'a> {
     pub document: Option<&'a Path>,
     /// Where outlast was started.
     pub here: &'a Path,
+    /// The user's home directory.
+    pub home: Option<&'a Path>,
 }
 
-/// The flag, else the document's own word, else the project, else where the document lies, else where we are. What was
-/// said and is wrong is an error: to fall through would put an agent to work in a place nobody meant.
+/// The flag, else the document's own word, else the document's project, else the document's directory. Without a
+/// document it is the current directory, as if the agent had been started by hand. A path that was named and is wrong is
+/// an error: a fall-through would put an agent to work in a directory that was not meant.
 pub fn resolve(wish: Wish<'_>) -> Result<Cwd, CwdError> {
     let here = wish.here;
     let parent = match wish.document {
@@ -109,12 +114,16 @@ pub fn resolve(wish: Wish<'_>) -> Result<Cwd, CwdError> {
         let base = parent.as_deref().unwrap_or(here);
         return check(&base.join(said), Path::new(said), Source::Frontmatter);
     }
-    let start = parent.as_deref().unwrap_or(here);
-    if let Some(root) = start.ancestors().find(|dir| ROOT_SIGNS.iter().any(|sign| dir.join(sign).exists())) {
-        return check(root, root, Source::ProjectRoot);
+    let Some(parent) = parent else { return check(here, here, Source::CurrentDir) };
+    let home = wish.home.and_then(|home| os::real_path(home).ok());
+    match parent.ancestors().find(|dir| is_root(dir, home.as_deref())) {
+        Some(root) => check(root, root, Source::ProjectRoot),
+        None => check(&parent, &parent, Source::DocumentParent),
     }
-    let source = if parent.is_some() { Source::DocumentParent } else { Source::CurrentDir };
-    check(start, start, source)
+}
+
+fn is_root(dir: &Path, home: Option<&Path>) -> bool {
+    ROOT_SIGNS.iter().any(|sign| dir.join(sign).exists()) || (Some(dir) != home && dir.join(REPOSITORY).exists())
 }
 
 fn check(path: &Path, said: &Path, from: Source) -> Result<Cwd, CwdError> {
@@ -133,7 +142,8 @@ fn check(path: &Path, said: &Path, from: Source) -> Result<Cwd, CwdError> {
 mod tests {
     use super::*;
 
-    /// `root/.git`, `root/docs/plan.md`, `root/docs/deep/down`, and `loose/plan.md` outside of any project.
+    /// `root/.git`, `root/docs/plan.md`, `root/docs/deep/down`, `loose/plan.md` outside of any project, and a home
+    /// directory that is a repository, with a project in it.
     struct World {
         _dir: tempfile::TempDir,
         base: PathBuf,
@@ -143,10 +153,12 @@ mod tests {
         fn new() -> World {
             let dir = tempfile::tempdir().unwrap();
             let base = os::real_path(dir.path()).unwrap();
-            for dir in ["root/.git", "root/docs/deep/down/.outlast", "loose"] {
+            for dir in ["root/.git", "root/docs/deep/down/.outlast", "loose/.outlast", "home/.git", "home/notes", "home/app/.git"]
+            {
                 fs::create_dir_all(base.join(dir)).unwrap();
             }
-            for file in ["root/docs/plan.md", "root/docs/deep/down/plan.md", "loose/plan.md"] {
+            let files = ["root/docs/plan.md", "root/docs/deep/down/plan.md", "loose/plan.md", "home/notes/plan.md"];
+            for file in files.into_iter().chain(["home/app/plan.md"]) {
                 fs::write(base.join(file), "").unwrap();
             }
             World { _dir: dir, base }
@@ -168,6 +180,7 @@ mod tests {
                 frontmatter: some(said),
                 document: some(document).map(Path::new),
                 here: &here,
+                home: Some(&self.base.join("home")),
             };
             resolve(wish).map(|cwd| {
                 let path = cwd.path.strip_prefix(&self.base).unwrap().display().to_string().replace('\\', "/");
@@ -188,7 +201,11 @@ mod tests {
             ("",       "..",        "docs/plan.md",           "root",      "root",      "frontmatter"),
             ("",       "",          "docs/plan.md",           "root",      "root",      "project_root"),
             ("",       "",          "deep/down/plan.md",      "root/docs", "root",      "project_root"),
-            ("",       "",          "",                       "root/docs", "root",      "project_root"),
+            ("",       "",          "",                       "root/docs", "root/docs", "current_dir"),
+            ("",       "",          "",                       "root",      "root",      "current_dir"),
+            ("..",     "",          "",                       "root/docs", "root",      "cli_flag"),
+            ("",       "",          "notes/plan.md",          "home",      "home/notes", "document_parent"),
+            ("",       "",          "app/plan.md",            "home",      "home/app",  "project_root"),
             ("",       "",          "../loose/plan.md",       "root",      "loose",     "document_parent"),
             ("",       "",          "",                       "loose",     "loose",     "current_dir"),
         ];

@@ -1,4 +1,4 @@
-//! The environment of an agent: the same wherever outlast is started from.
+//! The environment of an agent: the same wherever outlast is started from, and the names of what was left out.
 
 use std::{
     env,
@@ -6,10 +6,16 @@ use std::{
     path::Path,
 };
 
-/// What passes from our own environment. Names that end in `*` stand for all that begin so.
+use crate::os;
+
+mod configured;
+
+/// Variables of outlast's own environment that every agent gets. `*` stands for any characters.
 #[rustfmt::skip]
-pub const PASSED: [&str; 66] = [
-    // Who and where.
+pub const PASSED: [&str; 74] = [
+    // What a shell sets for each of its commands.
+    "OLDPWD", "SHLVL", "_", "LS_COLORS", "LESSOPEN", "LESSCLOSE", "MAIL", "SSH_CLIENT",
+    // The user and the machine.
     "HOME", "USER", "LOGNAME", "SHELL", "PATH", "TMPDIR", "TZ", "HOSTNAME", "LANG", "LANGUAGE", "LC_*", "XDG_*",
     "EDITOR", "VISUAL", "PAGER", "DISPLAY", "WAYLAND_DISPLAY", "DBUS_SESSION_BUS_ADDRESS", "SSH_AUTH_SOCK",
     "SSH_CONNECTION", "SSH_TTY", "GPG_TTY", "BROWSER",
@@ -24,6 +30,28 @@ pub const PASSED: [&str; 66] = [
     // The tools they call.
     "NVM_*", "VOLTA_HOME", "CARGO_HOME", "RUSTUP_HOME", "GOPATH", "JAVA_HOME", "VIRTUAL_ENV",
 ];
+
+/// Besides those, for an agent with a profile.
+#[rustfmt::skip]
+pub const PASSED_TO_AGENTS: [&str; 5] = ["IS_SANDBOX", "*_API_KEY", "OTEL_*", "GH_TOKEN", "GITHUB_TOKEN"];
+
+/// For claude: its limits on thinking and tools, and how it reaches its models.
+#[rustfmt::skip]
+pub const PASSED_TO_CLAUDE: [&str; 13] = [
+    "MAX_THINKING_TOKENS", "MAX_MCP_OUTPUT_TOKENS", "MCP_*", "BASH_DEFAULT_TIMEOUT_MS", "BASH_MAX_TIMEOUT_MS",
+    "BASH_MAX_OUTPUT_LENGTH", "TASK_MAX_OUTPUT_LENGTH", "SLASH_COMMAND_TOOL_CHAR_BUDGET", "API_TIMEOUT_MS", "ENABLE_*",
+    "USE_BUILTIN_RIPGREP", "VERTEX_REGION_*", "CLOUD_ML_REGION",
+];
+
+/// For codex: its log.
+pub const PASSED_TO_CODEX: [&str; 2] = ["RUST_LOG", "LOG_FORMAT"];
+
+/// Variables that are not missing where they do not pass: the agent's process gets a tag of its own, and its terminal has
+/// the size that these say.
+const REPLACED: [&str; 3] = [os::CHILD_TAG, "COLUMNS", "LINES"];
+
+/// The terminal type of an agent whose environment has none: what outlast's own model of a terminal understands.
+const TERM_DEFAULT: &str = "xterm-256color";
 
 /// What passes on Windows besides: hardly any program starts without.
 #[rustfmt::skip]
@@ -42,6 +70,50 @@ pub struct About<'a> {
     pub cwd: &'a Path,
 }
 
+/// Which profile an agent has, as far as its environment is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Profile {
+    Claude,
+    Codex,
+    None,
+}
+
+impl Profile {
+    pub fn of(program: &str) -> Profile {
+        let name = program.rsplit(['/', '\\']).next().unwrap_or(program);
+        match name.strip_suffix(".exe").unwrap_or(name) {
+            "claude" => Profile::Claude,
+            "codex" => Profile::Codex,
+            _ => Profile::None,
+        }
+    }
+
+    fn patterns(self) -> impl Iterator<Item = &'static str> {
+        let (agents, own): (&[&str], &[&str]) = match self {
+            Profile::Claude => (&PASSED_TO_AGENTS, &PASSED_TO_CLAUDE),
+            Profile::Codex => (&PASSED_TO_AGENTS, &PASSED_TO_CODEX),
+            Profile::None => (&[], &[]),
+        };
+        agents.iter().chain(own).copied()
+    }
+}
+
+/// The agent whose environment is built.
+#[derive(Debug, Clone, Copy)]
+pub struct For<'a> {
+    pub profile: Profile,
+    pub args: &'a [String],
+    /// What the user passes besides: `--env-pass`.
+    pub passed: &'a [String],
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Environment {
+    pub all: Vec<(OsString, OsString)>,
+    /// Names of our own variables that the agent does not have, in order.
+    pub left_out: Vec<String>,
+}
+
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the block at the top of the document makes no sense in line {line}: {what}")]
 pub struct EnvironmentError {
@@ -49,15 +121,19 @@ pub struct EnvironmentError {
     pub what: String,
 }
 
-/// The whole environment, in this order: what passes, what the document sets, what we say of the session.
+/// The whole environment, in this order: what passes, what the document sets, what outlast says of the session.
 pub fn build(
     ours: impl IntoIterator<Item = (OsString, OsString)>,
-    passed: &[String],
+    agent: For<'_>,
     document: &[(String, String, usize)],
     about: About<'_>,
-) -> Result<Vec<(OsString, OsString)>, EnvironmentError> {
+) -> Result<Environment, EnvironmentError> {
     let ours: Vec<(OsString, OsString)> = ours.into_iter().collect();
-    let mut all: Vec<(OsString, OsString)> = ours.iter().filter(|(name, _)| passes(name, passed)).cloned().collect();
+    let configured = configured::names(agent.profile, agent.args, about.cwd, &ours);
+    let passes = |name: &OsStr| {
+        is_listed(name, agent) || name.to_str().is_some_and(|name| configured.iter().any(|known| known == name))
+    };
+    let mut all: Vec<(OsString, OsString)> = ours.iter().filter(|(name, _)| passes(name)).cloned().collect();
     let mut set = |name: &str, value: OsString| {
         all.retain(|(known, _)| !is_same(known, OsStr::new(name)));
         all.push((name.into(), value));
@@ -75,24 +151,64 @@ pub fn build(
         }
     }
     set("PWD", about.cwd.into());
-    Ok(all)
+    if cfg!(unix) && all.iter().all(|(name, value)| name != "TERM" || value.is_empty()) {
+        all.retain(|(name, _)| name != "TERM");
+        all.push(("TERM".into(), TERM_DEFAULT.into()));
+    }
+    let is_there =
+        |name: &OsStr| REPLACED.iter().any(|known| name == *known) || all.iter().any(|(known, _)| is_same(known, name));
+    let left_out = ours.iter().map(|(name, _)| name).filter(|name| !is_there(name));
+    let mut left_out: Vec<String> = left_out.map(|name| name.to_string_lossy().into_owned()).collect();
+    left_out.sort_unstable();
+    Ok(Environment { all, left_out })
 }
+
+/// The most names in the line at the start; `state` and the log have all of them.
+const NAMED_MAX: usize = 16;
+
+/// The line at the start that names what was left out and how it is passed. None if nothing was.
+pub fn left_out_in_words(program: &str, left_out: &[String]) -> Option<String> {
+    let named = left_out.iter().take(NAMED_MAX).map(String::as_str).collect::<Vec<_>>().join(", ");
+    let more = match left_out.len().saturating_sub(NAMED_MAX) {
+        0 => String::new(),
+        more => format!(" and {more} more (`outlast state` lists them)"),
+    };
+    let all = format!("variables not passed to {program}: {named}{more}; {HOW_TO_PASS}");
+    (!left_out.is_empty()).then_some(all)
+}
+
+pub const HOW_TO_PASS: &str = "`--env-pass NAME` passes one, `--env-pass '*'` all";
 
 /// Our own, as it is at this moment.
 pub fn ours() -> impl Iterator<Item = (OsString, OsString)> {
     env::vars_os()
 }
 
-fn passes(name: &OsStr, more: &[String]) -> bool {
-    let Some(name) = name.to_str() else { return false };
-    let fits = |pattern: &str| match pattern.strip_suffix('*') {
-        Some(beginning) => {
-            name.get(..beginning.len()).is_some_and(|start| is_same(OsStr::new(start), OsStr::new(beginning)))
-        }
-        None => is_same(OsStr::new(name), OsStr::new(pattern)),
-    };
+fn is_listed(name: &OsStr, agent: For<'_>) -> bool {
+    // A name that is not UTF-8 fits nothing but `*` alone.
+    let Some(text) = name.to_str() else { return agent.passed.iter().any(|pattern| pattern == ANYTHING) };
     let here: &[&str] = if cfg!(windows) { &PASSED_ON_WINDOWS } else { &[] };
-    PASSED.iter().chain(here).any(|pattern| fits(pattern)) || more.iter().any(|pattern| fits(pattern))
+    let mut listed = PASSED.iter().chain(here).copied().chain(agent.profile.patterns());
+    listed.any(|pattern| fits(pattern, text)) || agent.passed.iter().any(|pattern| fits(pattern, text))
+}
+
+/// What passes everything.
+pub const ANYTHING: &str = "*";
+
+/// `*` stands for any characters, at the beginning, at the end, or at both.
+fn fits(pattern: &str, name: &str) -> bool {
+    let (pattern, name) = match cfg!(windows) {
+        true => (pattern.to_ascii_uppercase(), name.to_ascii_uppercase()),
+        false => (pattern.to_owned(), name.to_owned()),
+    };
+    let (inside, is_open_before) = pattern.strip_prefix('*').map_or((pattern.as_str(), false), |rest| (rest, true));
+    let (inside, is_open_after) = inside.strip_suffix('*').map_or((inside, false), |rest| (rest, true));
+    match (is_open_before, is_open_after) {
+        (false, false) => name == inside,
+        (true, false) => name.ends_with(inside),
+        (false, true) => name.starts_with(inside),
+        (true, true) => name.contains(inside),
+    }
 }
 
 /// Whether two names are one variable's.
@@ -141,17 +257,25 @@ mod tests {
             .map(|(at, (name, value))| (name.to_string(), value.to_string(), at + 3))
             .collect();
         let about = About { session: "s1", document: path.map(Path::new), cwd: Path::new("/docs") };
-        let all = build(ours, &passed, &document, about)?;
-        Ok(all.iter().map(|(name, value)| format!("{}={}", name.display(), value.display())).collect())
+        let agent = For { profile: Profile::None, args: &[], passed: &passed };
+        let built = build(ours, agent, &document, about)?;
+        Ok(built.all.iter().map(|(name, value)| format!("{}={}", name.display(), value.display())).collect())
     }
 
     #[test]
     fn only_what_is_listed_passes() {
-        let ours =
-            [("HOME", "/h"), ("SECRET", "x"), ("LC_ALL", "C"), ("MINE", "1"), ("PWD", "/elsewhere"), ("MY_A", "2")];
+        let ours = [
+            ("TERM", "t"),
+            ("HOME", "/h"),
+            ("SECRET", "x"),
+            ("LC_ALL", "C"),
+            ("MINE", "1"),
+            ("PWD", "/elsewhere"),
+            ("MY_A", "2"),
+        ];
         let all = build_from(&ours, &["MINE", "MY_*"], &[], None).unwrap();
         #[rustfmt::skip]
-        assert_eq!(all, ["HOME=/h", "LC_ALL=C", "MINE=1", "MY_A=2", "OUTLAST_SESSION=s1", "AGENT_DOC_SESSION=s1",
+        assert_eq!(all, ["TERM=t", "HOME=/h", "LC_ALL=C", "MINE=1", "MY_A=2", "OUTLAST_SESSION=s1", "AGENT_DOC_SESSION=s1",
             "PWD=/docs"]);
     }
 
@@ -168,7 +292,7 @@ mod tests {
 
     #[test]
     fn the_document_adds_and_the_session_has_the_last_word() {
-        let ours = [("HOME", "/h"), ("SECRET", "x"), ("EMPTY", "")];
+        let ours = [("TERM", "t"), ("HOME", "/h"), ("SECRET", "x"), ("EMPTY", "")];
         let document = [
             ("HOME", "${HOME}/inner"),
             ("TOKEN", "${SECRET}"),
@@ -178,8 +302,87 @@ mod tests {
         ];
         let all = build_from(&ours, &[], &document, Some("/docs/plan.md")).unwrap();
         #[rustfmt::skip]
-        assert_eq!(all, ["HOME=/h/inner", "TOKEN=x", "B=otherone", "PRICE=$5", "OUTLAST_SESSION=s1",
+        assert_eq!(all, ["TERM=t", "HOME=/h/inner", "TOKEN=x", "B=otherone", "PRICE=$5", "OUTLAST_SESSION=s1",
             "AGENT_DOC_SESSION=s1", "OUTLAST_DOCUMENT=/docs/plan.md", "AGENT_DOC_DOCUMENT=/docs/plan.md", "PWD=/docs"]);
+    }
+
+    fn built(ours: &[(&str, &str)], profile: Profile, passed: &[&str]) -> Environment {
+        let ours = ours.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
+        let passed: Vec<String> = passed.iter().map(|&name| name.to_owned()).collect();
+        let document = [("SET".to_owned(), "x".to_owned(), 1)];
+        let about = About { session: "s1", document: None, cwd: Path::new("/docs") };
+        build(ours, For { profile, args: &[], passed: &passed }, &document, about).unwrap()
+    }
+
+    #[test]
+    fn variables_that_are_left_out_are_named() {
+        let ours = [
+            ("PWD", "/elsewhere"),
+            ("SECRET", "x"),
+            ("HOME", "/h"),
+            ("OUTLAST_CHILD", "a.1"),
+            ("COLUMNS", "80"),
+            ("SET", "by the document"),
+            ("OUTLAST_SESSION", "another"),
+            ("IS_SANDBOX", "1"),
+            ("MAX_THINKING_TOKENS", "9"),
+            ("RUST_LOG", "info"),
+            ("DEEPSEEK_API_KEY", "k"),
+            ("GH_TOKEN", "t"),
+            ("OTEL_SERVICE_NAME", "n"),
+            ("MY_API_KEY_FILE", "f"),
+        ];
+        let all = ["DEEPSEEK_API_KEY", "GH_TOKEN", "IS_SANDBOX", "MAX_THINKING_TOKENS", "MY_API_KEY_FILE"];
+        let all = [&all[..], &["OTEL_SERVICE_NAME", "RUST_LOG", "SECRET"]].concat();
+        #[rustfmt::skip]
+        let table: [(Profile, &[&str], &[&str]); 7] = [
+            (Profile::None,   &[],                     &all),
+            (Profile::Claude, &[],                     &["MY_API_KEY_FILE", "RUST_LOG", "SECRET"]),
+            (Profile::Codex,  &[],                     &["MAX_THINKING_TOKENS", "MY_API_KEY_FILE", "SECRET"]),
+            (Profile::Claude, &["SECRET", "RUST*"],    &["MY_API_KEY_FILE"]),
+            (Profile::Claude, &["*_FILE", "*ECRE*"],   &["RUST_LOG"]),
+            (Profile::Claude, &["*"],                  &[]),
+            (Profile::None,   &["*"],                  &[]),
+        ];
+        for (profile, passed, left_out) in table {
+            let built = built(&ours, profile, passed);
+            assert_eq!(built.left_out, left_out, "{profile:?} {passed:?}");
+            assert!(built.all.contains(&("PWD".into(), "/docs".into())));
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn everything_is_even_what_is_not_utf8() {
+        use std::os::unix::ffi::OsStringExt;
+        let odd = (OsString::from_vec(b"A\xff".to_vec()), OsString::from("x"));
+        let about = About { session: "s1", document: None, cwd: Path::new("/docs") };
+        for (passed, is_passed) in [("B", false), ("*", true)] {
+            let passed = [passed.to_owned()];
+            let agent = For { profile: Profile::None, args: &[], passed: &passed };
+            let built = build([odd.clone()], agent, &[], about).unwrap();
+            assert_eq!((built.all.contains(&odd), built.left_out.is_empty()), (is_passed, is_passed));
+        }
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn an_agent_always_has_a_terminal_type() {
+        for (ours, expected) in
+            [(&[][..], "xterm-256color"), (&[("TERM", "")], "xterm-256color"), (&[("TERM", "dumb")], "dumb")]
+        {
+            let built = built(ours, Profile::None, &[]);
+            let term: Vec<_> = built.all.iter().filter(|(name, _)| name == "TERM").map(|(_, value)| value).collect();
+            assert_eq!(term, [expected], "{ours:?}");
+        }
+    }
+
+    #[test]
+    fn the_line_at_the_start_names_them() {
+        let names = |count: usize| (0..count).map(|at| format!("V{at}")).collect::<Vec<_>>();
+        assert_eq!(left_out_in_words("claude", &[]), None);
+        insta::assert_snapshot!(left_out_in_words("claude", &names(2)).unwrap(), @"variables not passed to claude: V0, V1; `--env-pass NAME` passes one, `--env-pass '*'` all");
+        insta::assert_snapshot!(left_out_in_words("claude", &names(18)).unwrap(), @"variables not passed to claude: V0, V1, V2, V3, V4, V5, V6, V7, V8, V9, V10, V11, V12, V13, V14, V15 and 2 more (`outlast state` lists them); `--env-pass NAME` passes one, `--env-pass '*'` all");
     }
 
     #[test]

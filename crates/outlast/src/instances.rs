@@ -17,7 +17,7 @@ pub use self::target::{
 };
 use self::target::{STDERR_LINES_MAX, SURVEY_MAX, target_failed};
 use crate::{
-    base64, cli,
+    base64, cli, environment,
     control::client::{self, AskError, Found},
     paint::Paint,
     report::{self, Report},
@@ -418,6 +418,11 @@ fn state_in_words(state: &Value, width: Option<usize>) -> String {
     say("cwd", format!("{}{source}", text("cwd")));
     say("document", text("document"));
     say("agent id", text("conversation"));
+    let left_out = state["env_left_out"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    let left_out = left_out.collect::<Vec<_>>().join(", ");
+    if !left_out.is_empty() {
+        say("not passed", format!("{left_out}; {}", environment::HOW_TO_PASS));
+    }
     say("outlast", format!("pid {}", state["outlast_pid"]));
     say("listen", text("listen"));
     say("page", text("status_page"));

@@ -57,11 +57,14 @@ exit 9
 pub struct World {
     pub home: TempDir,
     pub project: TempDir,
+    /// What is set in the environment besides the usual.
+    pub variables: Vec<(&'static str, &'static str)>,
 }
 
 impl World {
     pub fn new() -> World {
-        let world = World { home: tempfile::tempdir().unwrap(), project: tempfile::tempdir().unwrap() };
+        let (home, project) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let world = World { home, project, variables: Vec::new() };
         let agent = world.path().join("agent");
         fs::write(&agent, AGENT).unwrap();
         fs::set_permissions(&agent, fs::Permissions::from_mode(0o755)).unwrap();
@@ -73,7 +76,10 @@ impl World {
     }
 
     pub fn environment<'a>(&self, command: &'a mut Command) -> &'a mut Command {
-        command.current_dir(self.path()).env("HOME", self.home.path()).env("TERM", "xterm").env("SECRET", "hidden")
+        // Nothing of the environment that the tests run in: outlast names what it leaves out of it.
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        command.current_dir(self.path()).env_clear().env("PATH", path).env("HOME", self.home.path());
+        command.env("TERM", "xterm").envs(self.variables.iter().copied())
     }
 
     pub fn outlast(&self, args: &[&str]) -> Output {
@@ -820,7 +826,7 @@ fn a_session_is_had_by_one_at_a_time() {
 
 #[test]
 fn a_document_says_where_and_with_what() {
-    let world = World::new();
+    let world = World { variables: vec![("SECRET", "hidden")], ..World::new() };
     let docs = world.path().join("docs");
     fs::create_dir_all(docs.join("inner")).unwrap();
     let document = docs.join("plan.md");
@@ -858,6 +864,128 @@ fn a_document_says_where_and_with_what() {
     session.shows("ready> ");
     assert_eq!(session.ask("env SECRET", "env="), "[hidden]");
     assert_eq!(world.state()["cwd_source"], "cli_flag");
+    world.outlast(&["stop", "s"]);
+    session.ended();
+}
+
+/// Without a document the agent works where the user is, inside a project or not.
+#[test]
+fn without_a_document_the_agent_works_in_the_current_directory() {
+    let world = World::new();
+    fs::create_dir_all(world.path().join(".git")).unwrap();
+    fs::create_dir_all(world.path().join("pkg")).unwrap();
+    let script = format!("cd pkg && exec {OUTLAST} run --session s -- ../agent");
+    let size = Winsize { ws_row: 33, ws_col: 101, ws_xpixel: 0, ws_ypixel: 0 };
+    let mut session = Session::start_command(&world, size, &["sh", "-c", &script]);
+    session.shows("ready> ");
+    assert_eq!(session.ask("where", "where="), world.path().join("pkg").display().to_string());
+    assert_eq!(world.state()["cwd_source"], "current_dir");
+    world.outlast(&["stop", "s"]);
+    session.ended();
+}
+
+/// A variable that the agent does not get is named on the terminal, in the log and in `state`.
+#[test]
+fn variables_that_are_not_passed_are_named() {
+    let variables = vec![("SECRET", "hidden"), ("IS_SANDBOX", "1"), ("MY_TOKEN", "t")];
+    let mut world = World { variables, ..World::new() };
+    let mut session = world.session();
+    assert_eq!(world.state()["env_left_out"], json!(["IS_SANDBOX", "MY_TOKEN", "SECRET"]));
+    assert!(world.log("s").contains("env_left_out names=IS_SANDBOX,MY_TOKEN,SECRET"), "{}", world.log("s"));
+    assert!(text(&world.outlast(&["state", "s"]).stdout).contains("IS_SANDBOX, MY_TOKEN, SECRET; `--env-pass NAME`"));
+    world.outlast(&["stop", "s"]);
+    session.ended();
+
+    let said = "[outlast] variables not passed to ./agent: IS_SANDBOX, MY_TOKEN, SECRET; `--env-pass NAME` passes one";
+    for before in [&["run"][..], &["run", "-d"]] {
+        let words = [before, &["--session", "s", "--", "./agent", "x"]].concat();
+        let mut session = Session::start_command(
+            &world,
+            Winsize { ws_row: 33, ws_col: 201, ws_xpixel: 0, ws_ypixel: 0 },
+            &[&[OUTLAST], &words[..]].concat(),
+        );
+        session.shows(said);
+        world.until_there();
+        world.outlast(&["stop", "s"]);
+        session.ended();
+    }
+
+    // Everything but PWD, by the option and by the file.
+    for (option, file) in [(&["--env-pass", "*"][..], ""), (&[], "[run]\nenv = \"all\"\n")] {
+        fs::write(world.path().join("outlast.toml"), file).unwrap();
+        let mut session = world.run(&[option, &["--session", "s", "--", "./agent"]].concat());
+        let before = session.shows("ready> ");
+        assert!(!before.contains("not passed"), "{before}");
+        assert_eq!(session.ask("env MY_TOKEN", "env="), "[t]");
+        assert_eq!(session.ask("env PWD", "env="), format!("[{}]", world.path().display()));
+        assert_eq!(world.state()["env_left_out"], json!([]));
+        world.outlast(&["stop", "s"]);
+        session.ended();
+    }
+    fs::remove_file(world.path().join("outlast.toml")).unwrap();
+
+    // An agent with a profile gets what it needs, and what its configuration names.
+    fs::copy(world.path().join("agent"), world.path().join("claude")).unwrap();
+    fs::write(world.path().join(".mcp.json"), r#"{"mcpServers":{"a":{"env":{"T":"${MY_TOKEN}"}}}}"#).unwrap();
+    world.variables.retain(|(name, _)| *name != "TERM");
+    let mut session = world.run(&["--session", "s", "--", "./claude"]);
+    session.shows("ready> ");
+    assert_eq!(world.state()["env_left_out"], json!(["SECRET"]));
+    world.outlast(&["stop", "s"]);
+    session.ended();
+}
+
+/// `--env-pass` takes one value, so the document after it is the document.
+#[test]
+fn env_pass_does_not_take_the_document() {
+    let world = World { variables: vec![("SECRET", "hidden"), ("OTHER", "too")], ..World::new() };
+    fs::write(world.path().join("plan.md"), "---\noutlast_session: s\n---\n").unwrap();
+    let mut session = world.run(&["--env-pass", "SECRET,OTHER", "plan.md", "--", "./agent"]);
+    session.shows("ready> ");
+    assert_eq!(session.ask("env SECRET", "env="), "[hidden]");
+    assert_eq!(session.ask("env OTHER", "env="), "[too]");
+    assert_eq!(world.state()["document"], "plan.md");
+    world.outlast(&["stop", "s"]);
+    session.ended();
+}
+
+#[test]
+fn an_agent_has_a_terminal_type_where_outlast_has_none() {
+    let world = World::new();
+    let mut command = Command::new(OUTLAST);
+    world.environment(&mut command).env_remove("TERM").args(["run", "--", "sh", "-c", "echo $TERM"]);
+    let output = command.stdin(Stdio::null()).output().unwrap();
+    assert_eq!(text(&output.stdout), "xterm-256color\r\n");
+}
+
+/// A document or a directory that became wrong is reported before the agent is stopped.
+#[test]
+fn a_restart_that_cannot_succeed_does_not_stop_the_agent() {
+    let world = World::new();
+    let document = world.path().join("plan.md");
+    fs::create_dir(world.path().join("inner")).unwrap();
+    fs::write(&document, "---\noutlast_cwd: inner\n---\n").unwrap();
+    let agent = world.path().join("agent").display().to_string();
+    let mut session = world.run(&["--session", "s", "plan.md", "--", &agent]);
+    session.shows("ready> ");
+    let pid = world.state()["pid"].clone();
+    let wrong: [(&dyn Fn(), &str); 3] = [
+        (&|| fs::write(&document, "---\noutlast_cwd: none\n---\n").unwrap(), "`none`, which does not exist"),
+        (&|| fs::write(&document, "---\nenv:\n  A: ${NOWHERE}\n---\n").unwrap(), "no variable `NOWHERE`"),
+        (&|| fs::remove_file(&document).unwrap(), "cannot read the document"),
+    ];
+    for (break_it, words) in wrong {
+        break_it();
+        let output = world.outlast(&["restart", "s"]);
+        let said = text(&output.stderr);
+        assert!(!output.status.success() && said.contains(words), "{said}");
+        let state = world.state();
+        assert_eq!((&state["pid"], &state["state"], &state["restarts"]), (&pid, &json!("ready"), &json!(0)), "{state}");
+    }
+    fs::write(&document, "").unwrap();
+    assert!(world.outlast(&["restart", "s"]).status.success());
+    session.shows("ready> ");
+    assert_ne!(world.state()["pid"], pid);
     world.outlast(&["stop", "s"]);
     session.ended();
 }

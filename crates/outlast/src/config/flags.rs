@@ -26,7 +26,7 @@ pub const WITHOUT_KEY: &[(&str, &str)] = &[
     ("document", "each session has its own"),
     ("session", "each session has its own"),
     ("stdio", "whoever starts the gateway speaks to it, or does not"),
-    ("cwd", "the file itself marks the root of a project, which is where an agent works"),
+    ("cwd", "each session has its own"),
 ];
 
 /// The arguments of `outlast mcp`, with what the file sets.
@@ -100,6 +100,7 @@ pub fn fill_run(arguments: &mut cli::Run, given: &ArgMatches, around: &Surroundi
     if filler.is_new("env_pass") {
         arguments.env_pass = filler.file.values("env_pass");
     }
+    filler.choice("env", &mut arguments.env);
     filler.truth("detach", &mut arguments.detach);
     if let Some(key) = check_run(&filler.file)?.filter(|_| filler.is_new("detach_key")) {
         arguments.detach_key = key;

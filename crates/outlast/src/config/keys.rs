@@ -440,7 +440,13 @@ pub const RUN: &[Key] = &[
         "env_pass",
         Shape::Texts,
         "[]",
-        "Variables of our own environment that pass to the agent; `NAME*` stands for all that begin so.",
+        "Variables of outlast's own environment that pass to the agent; `NAME*` passes all that begin so, `*` all.",
+    ),
+    key(
+        "env",
+        Shape::Choice(&["listed", "all"]),
+        "\"listed\"",
+        "Which variables of outlast's own environment pass to the agent: those that [are listed](run.md) and those of `env_pass`, or all but `PWD`.",
     ),
     key("detach", Shape::Truth, "false", "It runs in the background, without a terminal."),
     key(

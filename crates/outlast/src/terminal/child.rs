@@ -20,7 +20,7 @@ use serde_json::json;
 
 use super::{FAREWELL_MAX, Terminal, health_word};
 use crate::{
-    home,
+    environment, home,
     os::{self, News, Order, Sink, Size, Source, Stdio, Window},
     report::{self, Report},
     rollout,
@@ -73,6 +73,10 @@ impl Terminal {
             "cwd_resolved",
             &[("source", &self.place.cwd.source.tag()), ("path", &self.place.cwd.path.display())],
         );
+        if !self.place.left_out.is_empty() {
+            let names = self.place.left_out.join(",");
+            self.journal.event("env_left_out", &[("names", &names), ("hint", &environment::HOW_TO_PASS)]);
+        }
         let order = Order {
             program: self.plan.program.clone().into(),
             args: start.args.into_iter().map(OsString::from).collect(),

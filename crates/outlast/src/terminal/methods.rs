@@ -76,6 +76,13 @@ impl Terminal {
     }
 
     fn restart(&mut self, ticket: u64, mode: Mode, params: &Value) -> bool {
+        // A document or directory that is wrong now must not cost the agent that works.
+        if let Err(report) = self.plan.place() {
+            let why = report.because.map(|because| format!(": {because}")).unwrap_or_default();
+            let message = format!("the agent was not touched, because it could not be started again: {}", report.sentence);
+            self.control.answer(ticket, &Err(Refusal::new("restart_failed", message + &why)));
+            return true;
+        }
         let reason = one_line(params["reason"].as_str().unwrap_or("asked for from outside"));
         self.journal
             .event("user_action", &[("action", &"restart"), ("by", &"control"), ("mode", &mode), ("reason", &reason)]);
@@ -271,6 +278,7 @@ impl Terminal {
             "conversation": self.agent.conversation(),
             "cwd": self.place.cwd.path.to_string_lossy(),
             "cwd_source": self.place.cwd.source.tag(),
+            "env_left_out": self.place.left_out,
             "document": self.plan.document.as_deref().map(Path::to_string_lossy),
             "attached": self.viewers.count(),
             "columns": self.viewers.size().columns,

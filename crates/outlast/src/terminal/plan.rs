@@ -36,6 +36,8 @@ pub struct Plan {
 pub struct Place {
     pub cwd: Cwd,
     pub env: Vec<(OsString, OsString)>,
+    /// Names of outlast's own variables that the agent does not get.
+    pub left_out: Vec<String>,
 }
 
 impl Plan {
@@ -47,19 +49,26 @@ impl Plan {
             }
             None => frontmatter::Frontmatter::default(),
         };
+        let home = env::home_dir();
         let wish = cwd::Wish {
             flag: self.cwd.as_deref(),
             frontmatter: said.cwd.as_deref(),
             document: self.document.as_deref(),
             here: &self.here,
+            home: home.as_deref(),
         };
         let cwd = cwd::resolve(wish).map_err(|error| wrong(&error, error.hint()))?;
         let document = self.document.as_deref().and_then(|document| os::real_path(&self.here.join(document)).ok());
         let about = environment::About { session: &self.id, document: document.as_deref(), cwd: &cwd.path };
-        let env = environment::build(environment::ours(), &self.env_pass, &said.env, about).map_err(|error| {
+        let agent = environment::For {
+            profile: environment::Profile::of(&self.program),
+            args: &self.args,
+            passed: &self.env_pass,
+        };
+        let built = environment::build(environment::ours(), agent, &said.env, about).map_err(|error| {
             wrong(&error, Some("set it before, or say what to take instead: `${NAME:-value}`".into()))
         })?;
-        Ok(Place { cwd, env })
+        Ok(Place { cwd, env: built.all, left_out: built.left_out })
     }
 }
 
