@@ -20,6 +20,7 @@ pub mod refusals;
 pub mod relay;
 pub mod restarts;
 pub mod secret;
+pub mod seen_lines;
 pub mod send;
 pub mod session;
 pub mod stance;

@@ -13,6 +13,10 @@ use crate::restarts::{Policy, Restarts, State as Health, Verdict};
 /// attempt is what broke it, and the next start begins a new conversation.
 pub const RESUME_PROVEN: Duration = Duration::from_secs(5);
 
+/// The question after a clean end is shown when no key was typed for so long: what a person was typing to the agent while
+/// it ended is no answer.
+pub const ASK_AFTER: Duration = Duration::from_millis(400);
+
 /// With a conversation of its own, or with the one before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
@@ -69,6 +73,8 @@ pub enum Event {
     },
     /// The person at the terminal answered what `Action::Ask` asked.
     Chosen(Choice),
+    /// A key was typed while there is no agent.
+    KeyTyped,
     /// The terminal is gone: nobody is there to be asked.
     TerminalLost,
     /// Somebody is there.
@@ -195,10 +201,25 @@ pub struct Session {
 
 #[derive(Clone, Debug)]
 enum State {
-    Starting { mode: Mode, asked: bool, wish: Option<Wish> },
-    Running { pid: u32, mode: Mode, since: Instant, ready: Option<Instant>, wish: Option<Wish> },
-    Asking,
-    Waiting { at: Instant },
+    Starting {
+        mode: Mode,
+        asked: bool,
+        wish: Option<Wish>,
+    },
+    Running {
+        pid: u32,
+        mode: Mode,
+        since: Instant,
+        ready: Option<Instant>,
+        wish: Option<Wish>,
+    },
+    /// `ask_at`: the question is not shown yet, and this is when it will be.
+    Asking {
+        ask_at: Option<Instant>,
+    },
+    Waiting {
+        at: Instant,
+    },
     Halted,
     Over,
 }
@@ -244,6 +265,11 @@ impl Session {
             Event::ResumeAsked { ticket } => self.resume_asked(ticket, &mut actions),
             Event::StopAsked { force } => self.stop_asked(force, &mut actions),
             Event::Chosen(choice) => self.chosen(choice, &mut actions),
+            Event::KeyTyped => {
+                if let State::Asking { ask_at: Some(ask_at) } = &mut self.state {
+                    *ask_at = now + ASK_AFTER;
+                }
+            }
             Event::TerminalLost => self.terminal_lost(&mut actions),
             Event::TerminalFound => self.has_terminal = true,
             Event::Hung { silent_for } => {
@@ -261,6 +287,7 @@ impl Session {
     pub fn deadline(&self) -> Option<Instant> {
         match &self.state {
             State::Waiting { at } => Some(*at),
+            State::Asking { ask_at } => *ask_at,
             // A flapping agent is called healthy again when it is, not when somebody next asks.
             State::Running { ready: Some(ready), .. } if self.health != Health::Healthy => {
                 Some(*ready + self.restarts.policy().healthy)
@@ -278,7 +305,7 @@ impl Session {
             State::Starting { wish: Some(Wish::Restart(_)), .. }
             | State::Running { wish: Some(Wish::Restart(_)), .. } => "restarting",
             State::Starting { .. } | State::Running { .. } | State::Over => "stopping",
-            State::Asking => "exited",
+            State::Asking { .. } => "exited",
             State::Waiting { .. } => "backoff",
             State::Halted => "halted",
         }
@@ -295,8 +322,14 @@ impl Session {
         }
     }
 
+    /// The question is shown, and a key may answer it.
     pub fn is_asking(&self) -> bool {
-        matches!(self.state, State::Asking)
+        matches!(self.state, State::Asking { ask_at: None })
+    }
+
+    /// The question is about to be shown; a key that is typed now was meant for the agent.
+    pub fn is_about_to_ask(&self) -> bool {
+        matches!(self.state, State::Asking { ask_at: Some(_) })
     }
 
     pub fn uptime(&self, now: Instant) -> Option<Duration> {
@@ -395,8 +428,7 @@ impl Session {
             (None, Verdict::StartAt { at, .. }) => self.state = State::Waiting { at },
             (None, Verdict::GiveUp { .. }) => self.state = State::Halted,
             (None, Verdict::Left) if self.has_terminal => {
-                self.state = State::Asking;
-                actions.push(Action::Ask);
+                self.state = State::Asking { ask_at: Some(now + ASK_AFTER) };
             }
             (None, Verdict::Left) => self.end(self.last_code, actions),
         }
@@ -417,7 +449,7 @@ impl Session {
                     actions.push(Action::Stop);
                 }
             }
-            State::Asking | State::Waiting { .. } => {
+            State::Asking { .. } | State::Waiting { .. } => {
                 self.tickets.push(ticket);
                 self.start(mode, true, actions);
             }
@@ -447,7 +479,7 @@ impl Session {
                     (false, Some(_)) => {}
                 }
             }
-            State::Asking | State::Waiting { .. } | State::Halted => self.end(self.last_code, actions),
+            State::Asking { .. } | State::Waiting { .. } | State::Halted => self.end(self.last_code, actions),
         }
     }
 
@@ -465,16 +497,19 @@ impl Session {
 
     fn terminal_lost(&mut self, actions: &mut Vec<Action>) {
         self.has_terminal = false;
-        if self.is_asking() {
+        if matches!(self.state, State::Asking { .. }) {
             self.end(self.last_code, actions);
         }
     }
 
     fn time_passed(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        if let State::Waiting { at } = self.state
-            && at <= now
-        {
-            self.start(self.next_mode, false, actions);
+        match self.state {
+            State::Waiting { at } if at <= now => self.start(self.next_mode, false, actions),
+            State::Asking { ask_at: Some(at) } if at <= now => {
+                self.state = State::Asking { ask_at: None };
+                actions.push(Action::Ask);
+            }
+            _ => {}
         }
     }
 
@@ -609,6 +644,12 @@ mod tests {
             self.end(lives, how)
         }
 
+        /// Time passes until the question is shown.
+        fn be_asked(&mut self) {
+            self.now = self.session.deadline().expect("a question is about to be shown");
+            assert_eq!(self.say(Event::TimePassed), [Action::Ask]);
+        }
+
         fn end(&mut self, lives: u64, how: How) -> Vec<Action> {
             self.now += secs(lives);
             self.say(Event::Ended { how, last_input: LastInput::Other })
@@ -728,8 +769,8 @@ mod tests {
         let mut story = Story::new(true);
         let actions = story.ready_and_end(10, code(0));
         assert_eq!(class_of(&actions).0, Class::Clean);
-        assert_eq!(actions.last(), Some(&Action::Ask));
         assert_eq!(story.session.state(), "exited");
+        story.be_asked();
         let mut quitting = story.session.clone();
         assert_eq!(quitting.handle(Event::Chosen(Choice::Quit), story.now), [Action::End(0)]);
         let mut lost = story.session.clone();
@@ -738,6 +779,7 @@ mod tests {
         story.start();
         assert_eq!(story.session.restarts().restarts(), 1);
         story.ready_and_end(0, code(0));
+        story.be_asked();
         assert_eq!(story.say(Event::Chosen(Choice::Start(Mode::Fresh))), [Action::Start(Mode::Fresh)]);
 
         let mut alone = Story::new(false);
@@ -750,7 +792,32 @@ mod tests {
         story.say(Event::PromptShown);
         let actions = story.say(Event::Ended { how: signal(2), last_input: LastInput::Farewell });
         assert_eq!(class_of(&actions).0, Class::User);
+        story.be_asked();
         assert_eq!(story.say(Event::Chosen(Choice::Quit)), [Action::End(130)]);
+    }
+
+    #[test]
+    fn keys_typed_while_the_agent_ends_do_not_answer_the_question() {
+        let mut story = Story::new(true);
+        story.ready_and_end(10, code(0));
+        // The rest of what a person was typing: none of it counts, and each key puts the question off.
+        for _ in 0..5 {
+            story.now += ASK_AFTER / 2;
+            assert_eq!(story.say(Event::KeyTyped), []);
+            assert_eq!(story.say(Event::Chosen(Choice::Quit)), []);
+            assert!(story.session.is_about_to_ask() && !story.session.is_asking());
+            assert_eq!(story.say(Event::TimePassed), []);
+        }
+        story.be_asked();
+        assert_eq!(story.session.deadline(), None);
+        assert_eq!(story.say(Event::KeyTyped), []);
+        assert_eq!(story.say(Event::Chosen(Choice::Start(Mode::Continue))), [Action::Start(Mode::Continue)]);
+        // What others ask for does not wait for the question.
+        story.start();
+        story.ready_and_end(10, code(0));
+        let mut stopped = story.session.clone();
+        assert_eq!(stopped.handle(Event::StopAsked { force: false }, story.now), [Action::End(0)]);
+        assert_eq!(story.say(Event::TerminalLost), [Action::End(0)]);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    env,
     io::IoSlice,
     process::ExitCode,
     task::{Context, Poll},
@@ -37,6 +38,11 @@ const SIGNALLED: u8 = 128;
 
 pub fn run(arguments: &cli::Attach) -> Result<ExitCode, Report> {
     let entry = find_session(arguments.id.as_deref())?;
+    if is_inside(env::var(os::CHILD_TAG).ok().as_deref(), &entry.id) {
+        return Err(Report::new(report::USAGE, format!("this terminal is inside the session `{}`", entry.id))
+            .because("a window that shows itself would write what it shows for ever")
+            .hint("attach from another terminal; `outlast ps` lists the other sessions"));
+    }
     let wrong = |error| Report::new(report::FAILURE, "cannot use the terminal").because(error);
     let stand_in = match os::stand_in("this window on the agent").map_err(wrong)? {
         Some(Standing::Over(code)) => return Ok(ExitCode::from(code)),
@@ -71,6 +77,12 @@ pub fn run(arguments: &cli::Attach) -> Result<ExitCode, Report> {
     })
 }
 
+/// Whether a process with this tag was started by this session, or by what the session's agent started. The tag is
+/// `<id>.<generation>`.
+fn is_inside(tag: Option<&str>, id: &str) -> bool {
+    tag.and_then(|tag| tag.rsplit_once('.')).is_some_and(|(session, _)| session == id)
+}
+
 enum End {
     Detached,
     /// The session ended, with this exit code.
@@ -91,6 +103,7 @@ async fn look(entry: &Entry, arguments: &cli::Attach, stand_in: StandIn) -> Resu
         "width": size.width,
         "height": size.height,
         "watch": arguments.watch,
+        "terminal": os::terminal_identity(),
     });
     let ask = |mut client: Client| {
         client.ask("attach", params, Some(Instant::now() + ANSWER_MAX))?;
@@ -267,6 +280,26 @@ impl Window {
         drop(self.outer);
         if !is_alternate {
             os::write_stdout("\x1b[999;1H\r\n");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_session_is_known_from_inside() {
+        let table = [
+            (None, false),
+            (Some("night.1"), true),
+            (Some("night.12"), true),
+            (Some("nigh.1"), false),
+            (Some("night.2.1"), false),
+            (Some("night"), false),
+        ];
+        for (tag, expected) in table {
+            assert_eq!(is_inside(tag, "night"), expected, "{tag:?}");
         }
     }
 }

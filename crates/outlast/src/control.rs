@@ -6,6 +6,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use outlast_core::session::Mode;
 use serde_json::Value;
 
 pub mod client;
@@ -167,6 +168,18 @@ impl Control {
 
 /// What every kind of instance understands.
 pub const METHODS: [&str; 6] = ["state", "pid", "restart", "resume", "stop", "subscribe"];
+
+/// What a restart begins with, for every kind of instance: a mode that is not known is refused, not taken for another.
+pub fn restart_mode(params: &Value) -> Result<Mode, Refusal> {
+    match &params["mode"] {
+        Value::Null => Ok(Mode::Continue),
+        Value::String(mode) if mode == "continue" => Ok(Mode::Continue),
+        Value::String(mode) if mode == "fresh" => Ok(Mode::Fresh),
+        mode => {
+            Err(Refusal::new("bad_request", format!("there is no mode {mode}; there are \"fresh\" and \"continue\"")))
+        }
+    }
+}
 
 /// What every kind of instance says to a method it does not have.
 pub fn unknown_method(method: &str, methods: &[&str]) -> Refusal {

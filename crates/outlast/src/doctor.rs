@@ -26,7 +26,7 @@ use crate::{
     commands::{settle_in, without_secrets},
     control::{client, registry::Registry},
     home,
-    instances::{from_home, print},
+    instances::{self, from_home, print},
     os,
     paint::Paint,
     report::{self, Report, shell_quote},
@@ -317,7 +317,7 @@ impl Visit {
                 if !matches!(word, "given_up" | "halted") {
                     continue;
                 }
-                let exit = state["last_exit"].as_str().unwrap_or("nobody knows what");
+                let exit = instances::last_exit_in_words(state).unwrap_or_else(|| "an unknown exit".to_owned());
                 let stderr: Vec<&str> = state["stderr_tail"].as_str().unwrap_or_default().lines().collect();
                 let details = stderr[stderr.len().saturating_sub(3)..].iter().map(|line| (*line).to_owned()).collect();
                 let says = format!("{}; it last ended with {exit}", word.replace('_', " "));

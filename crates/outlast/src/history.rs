@@ -307,7 +307,7 @@ pub fn audit(arguments: &cli::Audit) -> Result<ExitCode, Report> {
         None => state_dirs(&cwd).into_iter().map(|dir| dir.join("audit.jsonl")).find(|path| path.exists()).ok_or_else(
             || {
                 Report::new(report::FAILURE, "there is no audit log for this directory")
-                    .hint("`outlast mcp` writes one where it is started; `outlast ps` shows where that was")
+                    .hint("outlast writes one where it is started; `outlast ps` shows where that was")
             },
         )?,
     };

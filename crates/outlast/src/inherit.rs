@@ -142,6 +142,7 @@ impl Inherit {
         let answer = match method.as_str() {
             "state" => Ok(self.state()),
             "pid" => Ok(json!({"pid": self.pid})),
+            "restart" if control::restart_mode(&params).is_err() => control::restart_mode(&params).map(|_| Value::Null),
             "restart" | "resume" => {
                 if self.code.is_some() {
                     Err(Refusal::new("restart_failed", "outlast is stopping"))

@@ -17,8 +17,9 @@ pub use self::target::{
 };
 use self::target::{STDERR_LINES_MAX, SURVEY_MAX, target_failed};
 use crate::{
-    base64, cli, environment,
+    base64, cli,
     control::client::{self, AskError, Found},
+    environment,
     paint::Paint,
     report::{self, Report},
     table::{self, Column, Yield},
@@ -115,7 +116,8 @@ pub fn reload(which: &cli::Which) -> Result<ExitCode, Report> {
 pub fn inject(arguments: &cli::Inject) -> Result<ExitCode, Report> {
     let target = Target::find(Some(&arguments.id))?;
     if target.entry.kind != "session" {
-        return Err(Report::new(report::USAGE, format!("`{}` is a server and has no terminal", target.id()))
+        let what = if target.entry.kind == "gateway" && target.backend.is_none() { "gateway" } else { "server" };
+        return Err(Report::new(report::USAGE, format!("`{}` is a {what} and has no terminal", target.id()))
             .hint("only agents under `outlast run` can be typed to"));
     }
     let mut bytes = match &arguments.text {
@@ -270,7 +272,6 @@ fn backend_in_json(gateway: &Value, backend: &Value) -> Value {
         "restarts",
         "crashes",
         "next_try_s",
-        "last_exit",
         "generation",
         "in_flight",
         "calls",
@@ -281,6 +282,7 @@ fn backend_in_json(gateway: &Value, backend: &Value) -> Value {
     for member in of_its_own {
         row[member] = backend[member].clone();
     }
+    set_last_exit(&mut row, backend);
     row
 }
 
@@ -296,7 +298,6 @@ fn row_in_json(found: &Found) -> Value {
         "restarts": state["restarts"],
         "crashes": state["crashes"],
         "next_try_s": state["next_try_s"],
-        "last_exit": state["last_exit"],
         "generation": state["generation"],
         "in_flight": state["in_flight"],
         "calls": state["calls"],
@@ -307,7 +308,23 @@ fn row_in_json(found: &Found) -> Value {
     for member in ["id", "kind", "name", "cwd", "socket", "started", "command", "log", "audit"] {
         row[member] = about[member].clone();
     }
+    set_last_exit(&mut row, state);
     row
+}
+
+/// In a list every kind has the same types: an exit code or null, and how it ended in words.
+fn set_last_exit(row: &mut Value, state: &Value) {
+    let exit =
+        state["last_exits"].as_array().and_then(|exits| exits.last()).map(|last| &last["exit"]).unwrap_or(&Value::Null);
+    let signalled = || exit["signal"].as_i64().map(|signal| 128 + signal);
+    let code = state["last_exit"].as_i64().or_else(|| exit["code"].as_i64()).or_else(signalled);
+    row["last_exit"] = code.into();
+    row["last_exit_text"] = last_exit_in_words(state).into();
+}
+
+/// How the last child ended: a session has a code beside it, a server only the words.
+pub fn last_exit_in_words(state: &Value) -> Option<String> {
+    state["last_exit_text"].as_str().or_else(|| state["last_exit"].as_str()).map(str::to_owned)
 }
 
 fn ps_in_words(found: &[Found], home: Option<&Path>, width: Option<usize>, paint: Paint) -> String {
@@ -344,7 +361,7 @@ fn ps_in_words(found: &[Found], home: Option<&Path>, width: Option<usize>, paint
                 time("uptime_s"),
                 number("restarts"),
                 time("next_try_s"),
-                text("last_exit"),
+                text("last_exit_text"),
                 from_home(Path::new(row["cwd"].as_str().unwrap_or_default()), home),
             ]
         })
@@ -411,7 +428,7 @@ fn state_in_words(state: &Value, width: Option<usize>) -> String {
     if !muted.is_empty() {
         say("muted", format!("{} (changed right after each start; no reload for now)", muted.join(", ")));
     }
-    say("last exit", text("last_exit"));
+    say("last exit", last_exit_in_words(state).unwrap_or_default());
     say("name", text("name"));
     say("command", text("command"));
     let source = state["cwd_source"].as_str().map(|source| format!(" ({source})")).unwrap_or_default();
@@ -512,7 +529,7 @@ fn backends_in_words(backends: &[Value], width: Option<usize>) -> String {
                 number("in_flight"),
                 number("restarts"),
                 time("next_try_s"),
-                text("last_exit"),
+                last_exit_in_words(backend).unwrap_or_else(|| table::NOTHING.to_owned()),
             ]
         })
         .collect();

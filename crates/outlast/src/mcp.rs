@@ -707,6 +707,7 @@ impl Driver {
                 Ok(state)
             }
             "pid" => Ok(json!({"pid": self.relay.status(Instant::now())["pid"]})),
+            "restart" if control::restart_mode(&params).is_err() => control::restart_mode(&params).map(|_| Value::Null),
             "restart" => {
                 let reason = params["reason"].as_str().unwrap_or("asked for from outside").to_owned();
                 // Answered when it is done.

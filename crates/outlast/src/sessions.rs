@@ -127,8 +127,12 @@ pub fn wait_for(arguments: &cli::WaitFor) -> Result<ExitCode, Report> {
                 (None, None) => format!("`{}` did not wait for input", entry.id),
             };
             let time = arguments.timeout.unwrap_or_default().as_secs_f64();
-            Err(Report::new(report::TIMED_OUT, format!("{wish} within {time} s"))
-                .hint(format!("`outlast screen {}` prints what it shows", entry.id)))
+            // To wait for quiet takes no screen, so there may be none to print.
+            let hint = match arguments.quiet {
+                None => format!("`outlast screen {}` prints what it shows", entry.id),
+                Some(_) => format!("`outlast logs {}` shows what it did", entry.id),
+            };
+            Err(Report::new(report::TIMED_OUT, format!("{wish} within {time} s")).hint(hint))
         }
         Err(error) => Err(failed(&entry, "wait", &error)),
     }
@@ -138,7 +142,8 @@ pub fn wait_for(arguments: &cli::WaitFor) -> Result<ExitCode, Report> {
 pub fn find_session(wanted: Option<&str>) -> Result<Entry, Report> {
     let entry = find(wanted)?;
     if entry.kind != "session" {
-        return Err(Report::new(report::USAGE, format!("`{}` is a server and has no terminal", entry.id))
+        let what = if entry.kind == "gateway" { "gateway" } else { "server" };
+        return Err(Report::new(report::USAGE, format!("`{}` is a {what} and has no terminal", entry.id))
             .hint("only agents under `outlast run` have one"));
     }
     Ok(entry)

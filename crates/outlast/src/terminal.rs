@@ -31,6 +31,7 @@ use outlast_core::{
     life::{self, Life},
     record::Record,
     restarts::State as Health,
+    seen_lines::SeenLines,
     send::Sends,
     session::{Action, Event, Mode, Session},
     terminal,
@@ -76,6 +77,8 @@ pub struct Terminal {
     suspends_heard: Tally,
 
     viewers: Viewers,
+    /// What terminals that left have in their scrollback.
+    seen: SeenLines,
     /// Where the agent's output goes when we have no terminal.
     stdout: Option<Pipe>,
     /// We have no terminal: what we have to say stands on stderr.
@@ -157,6 +160,7 @@ impl Terminal {
             stops_heard: Tally::default(),
             suspends_heard: Tally::default(),
             viewers,
+            seen: SeenLines::default(),
             has_no_terminal: parts.stdout.is_some(),
             stdout: parts.stdout.map(Pipe::new),
             fresh: BytesMut::new(),

@@ -139,6 +139,7 @@ impl World {
             5 => Event::TimePassed,
             6 if self.dice.one_in(4) => Event::Hung { silent_for: ms(60_000) },
             7 if self.dice.one_in(10) => Event::TerminalFound,
+            8 if self.dice.one_in(2) => Event::KeyTyped,
             _ => match self.agent {
                 Agent::Starting if self.dice.one_in(8) => {
                     self.agent = Agent::None;

@@ -122,7 +122,8 @@ fn inside_tmux_the_screen_is_the_same_before_and_after() {
     // The shell is as it was: it echoes, and pastes without marks.
     tmux(&["send-keys", "echo $((6 * 7))", "Enter"]);
     until("\n42");
-    tmux(&["send-keys", &format!("clear; {OUTLAST} attach s"), "Enter"]);
+    // `clear` would clear the scrollback, too, which is not printed twice.
+    tmux(&["send-keys", &format!("printf '\\033[H\\033[2J'; {OUTLAST} attach s"), "Enter"]);
     world.until("attached", json!(1));
     until("ready>");
     let deadline = Instant::now() + PATIENCE;
@@ -246,6 +247,112 @@ fn a_lost_terminal_need_not_be_the_end() {
     guest.shows("heard hello");
     assert!(world.outlast(&["stop", "s"]).status.success());
     guest.ended();
+}
+
+/// A terminal that comes back has the history in its scrollback already: only what it missed is printed there.
+#[test]
+fn coming_back_does_not_print_the_history_twice() {
+    let world = World::new();
+    let agent = "#!/bin/sh\nseq -f 'line %.0f.' 1 60\nprintf 'ready> '\n\
+        while read -r line; do seq -f \"$line %.0f.\" 1 40; printf 'ready> '; done\n";
+    fs::write(world.path().join("agent"), agent).unwrap();
+    let socket = world.path().join("tmux.sock");
+    let tmux = |args: &[&str]| {
+        let mut command = Command::new("tmux");
+        text(&world.environment(&mut command).arg("-S").arg(&socket).args(args).output().unwrap().stdout)
+    };
+    tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "15", "env PS1='shell$ ' sh"]);
+    let all = || tmux(&["capture-pane", "-p", "-S", "-"]);
+    let until = |what: &str, test: &dyn Fn() -> bool| {
+        let deadline = Instant::now() + PATIENCE;
+        while !test() {
+            assert!(Instant::now() < deadline, "never {what}: {}", all());
+            thread::sleep(Duration::from_millis(20));
+        }
+    };
+    until("a shell", &|| all().contains("shell$"));
+    tmux(&["send-keys", &format!("{OUTLAST} run --session s -- ./agent"), "Enter"]);
+    until("ready", &|| all().contains("ready>"));
+    for round in ["more", "further"] {
+        tmux(&["send-keys", "C-\\"]);
+        world.until("attached", json!(0));
+        // Something happens while nobody is there.
+        assert!(world.outlast(&["inject", "s", round, "--enter"]).status.success());
+        let last = format!("{round} 40.");
+        assert!(world.outlast(&["wait-for", "s", "--text", &last, "--timeout", "60"]).status.success());
+        tmux(&["send-keys", &format!("{OUTLAST} attach s"), "Enter"]);
+        world.until("attached", json!(1));
+        until("back", &|| tmux(&["capture-pane", "-p"]).contains(&last));
+    }
+    let shown = all();
+    let count = |line: &str| shown.lines().filter(|shown| shown.trim_end() == line).count();
+    for line in ["line 1.", "line 40.", "more 1.", "more 20.", "further 1."] {
+        assert_eq!(count(line), 1, "{line} in {shown}");
+    }
+    tmux(&["kill-server"]);
+    world.outlast(&["stop", "s"]);
+}
+
+/// A window on a session inside that session would show itself without end.
+#[test]
+fn a_session_cannot_be_attached_from_inside() {
+    let world = World::new();
+    let agent = format!(
+        "#!/bin/sh\nprintf 'ready> '\nread -r line\n{OUTLAST} attach s $line\necho left with $?\nread -r line\n"
+    );
+    fs::write(world.path().join("agent"), agent).unwrap();
+    for option in ["", "--watch"] {
+        let mut session = world.session();
+        session.type_keys(format!("{option}\r").as_bytes());
+        let shown = session.shows("left with ");
+        assert!(shown.contains("error: this terminal is inside the session `s`"), "{shown}");
+        session.shows("2");
+        assert_eq!(world.state()["attached"], 1);
+        world.outlast(&["stop", "s"]);
+        session.ended();
+    }
+}
+
+/// Clients that connect and say nothing take no place from those that ask.
+#[test]
+fn silent_clients_do_not_block_others() {
+    let world = World::new();
+    let session = world.session();
+    let socket = world.state()["socket"].as_str().unwrap().to_owned();
+    let mut subscriber = connect(&socket);
+    ask(&mut subscriber, "subscribe");
+    let silent: Vec<UnixStream> = (0..200).map(|_| UnixStream::connect(&socket).unwrap()).collect();
+    for _ in 0..3 {
+        assert_eq!(world.state()["state"], "ready");
+    }
+    // Half a request is silence, too, and one that waits for events stays.
+    let mut halves = silent;
+    for half in &mut halves {
+        let _ = half.write_all(&[0, 0]);
+    }
+    assert_eq!(world.state()["state"], "ready");
+    assert!(world.outlast(&["restart", "s"]).status.success());
+    let mut head = [0; 4];
+    subscriber.set_read_timeout(Some(PATIENCE)).unwrap();
+    subscriber.read_exact(&mut head).expect("an event for the one that subscribed");
+    world.outlast(&["stop", "s"]);
+    session.ended();
+}
+
+fn connect(socket: &str) -> UnixStream {
+    UnixStream::connect(socket).unwrap()
+}
+
+/// A request and its answer.
+fn ask(client: &mut UnixStream, method: &str) -> String {
+    let frame = format!(r#"{{"v":1,"id":1,"method":"{method}","params":{{}}}}"#);
+    client.write_all(&u32::try_from(frame.len()).unwrap().to_be_bytes()).unwrap();
+    client.write_all(frame.as_bytes()).unwrap();
+    let mut head = [0; 4];
+    client.read_exact(&mut head).unwrap();
+    let mut answer = vec![0; u32::from_be_bytes(head) as usize];
+    client.read_exact(&mut answer).unwrap();
+    text(&answer)
 }
 
 // ---- several at once ---------------------------------------------------------------------------------------------

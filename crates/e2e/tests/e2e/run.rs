@@ -42,6 +42,8 @@ while read -r word rest; do
         where) printf 'where=%s\n' "$(pwd)" ;;
         modes) printf '\033[?1049h\033[?2004h\033[?1000h\033[?25lmodes' ;;
         stop) kill -STOP $$ ;;
+        all-modes) printf '\033[?9h\033[?1000h\033[?1001h\033[?1002h\033[?1003h\033[?1005h\033[?1006h\033[?1015h\033[?1016h\033[?1004h\033[?2004h\033[?2026h\033[?2031h\033[?2048h\033[>31u\033[=31;1u\033[>4;2m\033[?1h\033=\033[?67h\033[?25l\033[4 q\033[4h\033[20h\033[?7l\033[?5h\033[?69h\033[?1047h'; printf 'set all\n' ;;
+        linger) printf 'leaving\n'; sleep 1; exit 0 ;;
         much) head -c 28000 /dev/zero | tr '\0' '#'; printf 'END'; exit 0 ;;
         ask) stty -icanon -echo; printf '\033[6n'; dd bs=1 count=6 2>/dev/null | od -c | grep -q R && printf 'asked and heard\n'; stty icanon echo ;;
         stray) setsid sleep 300 & printf 'stray=%s\n' "$!" ;;
@@ -479,6 +481,51 @@ fn inside_tmux_it_is_the_same() {
     tmux(&["kill-server"]).unwrap();
 }
 
+/// Every mode that an agent turned on is off again after it has ended and after the user has detached.
+#[test]
+fn every_mode_is_turned_off_when_the_terminal_is_given_back() {
+    const OFF: [&str; 27] = [
+        "[?9l", "[?1000l", "[?1001l", "[?1002l", "[?1003l", "[?1005l", "[?1006l", "[?1015l", "[?1016l", "[?1004l",
+        "[?2004l", "[?2026l", "[?2031l", "[?2048l", "[<9u", "[=0;1u", "[>4m", "[?1l", ">", "[?67l", "[?25h", "[0 q",
+        "[4l", "[20l", "[?7h", "[?5l", "[?69l",
+    ];
+    let world = World::new();
+    for keys in [&b"\x1c"[..], b"exit 0\r"] {
+        let mut session = world.session();
+        session.type_keys(b"all-modes\r");
+        session.shows("set all");
+        session.type_keys(keys);
+        let shown = session.shows("[outlast]");
+        for sequence in OFF {
+            assert!(shown.contains(&format!("\x1b{sequence}")), "{sequence} after {keys:?}: {shown:?}");
+        }
+        assert!(shown.contains("\x1b[?1049l"), "the alternate screen: {shown:?}");
+        world.outlast(&["stop", "s"]);
+        session.ended();
+    }
+}
+
+/// What a person was still typing when the agent ended is not an answer to the question that follows.
+#[test]
+fn keys_typed_while_the_agent_exits_do_not_answer_the_question() {
+    let world = World::new();
+    let mut session = world.session();
+    session.type_keys(b"linger\r");
+    session.shows("leaving");
+    // Without a pause, until after it has ended.
+    while world.state()["state"] != "exited" {
+        session.type_keys(b"q\r");
+        thread::sleep(Duration::from_millis(50));
+    }
+    session.type_keys(b"q\r");
+    session.shows("q: quit");
+    assert_eq!((&world.state()["state"], &world.state()["restarts"]), (&json!("exited"), &json!(0)));
+    session.type_keys(b"\r");
+    session.shows("ready> ");
+    world.outlast(&["stop", "s"]);
+    session.ended();
+}
+
 // ---- crashes -----------------------------------------------------------------------------------------------------
 
 #[test]
@@ -518,7 +565,10 @@ fn a_session_goes_through_every_state() {
     session.type_keys(b"die 9\r");
     session.shows("failure 3; again in 30 s");
     let state = world.state();
-    assert_eq!((&state["health"], &state["last_exit"]), (&json!("degraded"), &json!("signal 9 (SIGKILL)")));
+    assert_eq!((&state["health"], &state["last_exit"]), (&json!("degraded"), &json!(137)));
+    assert_eq!(state["last_exit_text"], "signal 9 (SIGKILL)");
+    let row: Value = serde_json::from_slice(&world.outlast(&["ps", "--json"]).stdout).unwrap();
+    assert_eq!((&row[0]["last_exit"], &row[0]["last_exit_text"]), (&json!(137), &json!("signal 9 (SIGKILL)")));
     let ends = state["last_exits"].as_array().expect("a list");
     assert_eq!(ends.last().map(|end| (&end["crashed"], &end["exit"])), Some((&json!(true), &json!({"signal": 9}))));
     assert!(state["next_try_s"].as_f64().unwrap() > 20.0);
@@ -889,7 +939,7 @@ fn without_a_document_the_agent_works_in_the_current_directory() {
 fn variables_that_are_not_passed_are_named() {
     let variables = vec![("SECRET", "hidden"), ("IS_SANDBOX", "1"), ("MY_TOKEN", "t")];
     let mut world = World { variables, ..World::new() };
-    let mut session = world.session();
+    let session = world.session();
     assert_eq!(world.state()["env_left_out"], json!(["IS_SANDBOX", "MY_TOKEN", "SECRET"]));
     assert!(world.log("s").contains("env_left_out names=IS_SANDBOX,MY_TOKEN,SECRET"), "{}", world.log("s"));
     assert!(text(&world.outlast(&["state", "s"]).stdout).contains("IS_SANDBOX, MY_TOKEN, SECRET; `--env-pass NAME`"));

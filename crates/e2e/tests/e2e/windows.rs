@@ -121,7 +121,7 @@ fn an_agent_that_fails_or_is_restarted_comes_back() {
     world.told(&["inject", "day", "exit 3\r"]);
     world.until("it comes back", |world| generation(world) == Some(2));
     let state = world.json(&["state", "day", "--json"]);
-    assert_eq!(state["last_exit"], "exit code 3", "{state}");
+    assert_eq!((&state["last_exit"], &state["last_exit_text"]), (&json!(3), &json!("exit code 3")), "{state}");
     world.told(&["restart", "day"]);
     world.until("it is another", |world| generation(world) == Some(3));
     assert!(world.told(&["logs", "day"]).contains("agent_spawn"));

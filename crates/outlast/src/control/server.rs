@@ -13,8 +13,11 @@ use serde_json::{Value, json};
 use super::wire::{self, Frames, Refusal, Request};
 use crate::os::{Listener, Peer};
 
-/// Who comes when so many are connected is told so and let go.
-const CLIENTS_MAX: usize = 64;
+/// At so many connections a new client takes the place of the one that has been silent for longest. If each of them
+/// waits for an answer or for events, the new one is told so and let go.
+const CLIENTS_MAX: usize = 128;
+/// So many may subscribe, so that others always find a place.
+const SUBSCRIBERS_MAX: usize = 32;
 /// Let in at one turn of the loop; further ones at the next.
 const ACCEPTS_MAX: usize = 8;
 /// A client that asked for so much and has no answer yet is not listened to until it has one.
@@ -43,9 +46,10 @@ pub struct Taken {
 #[derive(Debug)]
 pub struct Server {
     listener: Listener,
-    /// Who was heard last stands last.
     clients: VecDeque<Client>,
     next_client: u64,
+    /// Counts what was heard: the client with the smallest number has been silent for longest.
+    turn: u64,
     /// Whose request a ticket is: the client and its id for it.
     tickets: HashMap<u64, (u64, u64)>,
     next_ticket: u64,
@@ -59,6 +63,8 @@ struct Client {
     outbox: BytesMut,
     unanswered: usize,
     is_subscribed: bool,
+    /// When it last said something whole.
+    heard_at: u64,
     hearing: Hearing,
 }
 
@@ -81,7 +87,8 @@ impl Server {
     pub fn bind(path: &Path) -> io::Result<Server> {
         let listener = Listener::bind(path)?;
         // The first ticket is not 0, which means nobody.
-        Ok(Server { listener, clients: VecDeque::new(), next_client: 1, tickets: HashMap::new(), next_ticket: 1 })
+        let (clients, tickets) = (VecDeque::new(), HashMap::new());
+        Ok(Server { listener, clients, next_client: 1, turn: 0, tickets, next_ticket: 1 })
     }
 
     /// The next thing somebody wants. `Pending` has also sent what could be sent.
@@ -136,8 +143,13 @@ impl Server {
         self.clients.iter().any(|client| Some(client.key) == key && !client.is_gone())
     }
 
-    /// From now on whoever asked under this ticket hears of every record.
+    /// From now on the client that asked under this ticket hears of every record.
     pub fn subscribe(&mut self, ticket: u64) {
+        let subscribers = self.clients.iter().filter(|client| client.is_subscribed && !client.is_gone()).count();
+        if subscribers >= SUBSCRIBERS_MAX {
+            let message = format!("{SUBSCRIBERS_MAX} clients have subscribed already, which is the limit");
+            return self.answer(ticket, &Err(Refusal::new("too_many_subscribers", message)));
+        }
         let key = self.tickets.get(&ticket).map(|(key, _)| *key);
         if let Some(client) = self.clients.iter_mut().find(|client| Some(client.key) == key) {
             client.is_subscribed = true;
@@ -183,11 +195,13 @@ impl Server {
             // An error is about one who knocked and left, or about our own lack of descriptors, and then the next
             // turn of the loop tries again.
             let Poll::Ready(Ok(peer)) = self.listener.poll_accept(cx) else { return accepted > 0 };
-            let mut client = Client::new(self.next_client, peer);
+            self.turn += 1;
+            let mut client = Client::new(self.next_client, self.turn, peer);
             self.next_client += 1;
             if self.clients.len() == CLIENTS_MAX {
-                // Who left while it waited for an answer need not have one.
+                // A client that left while it waited for an answer need not have one.
                 self.clients.retain(|client| !client.is_gone());
+                self.make_room(cx);
             }
             if self.clients.len() < CLIENTS_MAX {
                 self.clients.push_back(client);
@@ -201,7 +215,19 @@ impl Server {
         true
     }
 
+    /// Lets the client go that has been silent for longest, of those that wait for nothing.
+    fn make_room(&mut self, cx: &mut Context<'_>) {
+        let silent = self.clients.iter().enumerate().filter(|(_, client)| client.is_idle());
+        let longest = silent.min_by_key(|(_, client)| client.heard_at).map(|(at, _)| at);
+        let Some(mut client) = longest.and_then(|at| self.clients.remove(at)) else { return };
+        let message = format!("{CLIENTS_MAX} clients are connected, and this one was silent for longest");
+        client.put(&wire::answer(None, &Err(Refusal::new("too_many_clients", message))));
+        client.flush(cx);
+    }
+
     fn note(&mut self, client: &mut Client, request: Request) -> Asked {
+        self.turn += 1;
+        client.heard_at = self.turn;
         let ticket = self.next_ticket;
         self.next_ticket += 1;
         client.unanswered += 1;
@@ -211,7 +237,7 @@ impl Server {
 }
 
 impl Client {
-    fn new(key: u64, peer: Peer) -> Client {
+    fn new(key: u64, heard_at: u64, peer: Peer) -> Client {
         Client {
             key,
             peer,
@@ -219,8 +245,14 @@ impl Client {
             outbox: BytesMut::new(),
             unanswered: 0,
             is_subscribed: false,
+            heard_at,
             hearing: Hearing::Open,
         }
+    }
+
+    /// It waits for no answer and for no event.
+    fn is_idle(&self) -> bool {
+        self.unanswered == 0 && !self.is_subscribed
     }
 
     /// It says no more, and listens no more either.

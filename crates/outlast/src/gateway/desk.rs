@@ -85,6 +85,9 @@ impl Driver {
                 };
                 Some(Ok(json!({"pid": pid})))
             }
+            "restart" if control::restart_mode(&params).is_err() => {
+                Some(control::restart_mode(&params).map(|_| Value::Null))
+            }
             "restart" if backend.is_some() && self.state(backend.as_deref())["state"] == "off" => {
                 let name = backend.unwrap_or_default();
                 let message = format!("the backend `{name}` is off; `outlast resume {name}` turns it on");

@@ -229,7 +229,7 @@ fn closest(wanted: &str, entries: &[Entry], below: &[String]) -> Option<String> 
 
 fn what_there_is(entries: &[Entry], below: &[String]) -> String {
     match (entries, below.len()) {
-        ([], _) => "nothing else runs either; `outlast mcp -- CMD` starts something".to_owned(),
+        ([], _) => NOTHING_RUNS.to_owned(),
         ([only], 0) => format!("`{}` runs in {}", only.id, only.cwd.display()),
         (entries, 0) => format!("`outlast ps` shows the {} that run", entries.len()),
         ([only], 1) => format!("`{}` runs in {}, with the backend `{}`", only.id, only.cwd.display(), below[0]),
@@ -242,6 +242,9 @@ fn what_there_is(entries: &[Entry], below: &[String]) -> String {
         }
     }
 }
+
+const NOTHING_RUNS: &str =
+    "nothing else runs either; `outlast run -- AGENT` starts an agent, `outlast mcp -- SERVER` a server";
 
 fn names_of(entries: &[&Entry], last: &str) -> String {
     let ids: Vec<String> = entries.iter().map(|entry| entry.id.clone()).collect();
@@ -274,9 +277,17 @@ pub(super) fn target_failed(target: &Target, method: &str, error: &AskError) -> 
         method => Report::new(report::FAILURE, format!("the {method} of `{id}` failed")),
     };
     match error {
-        AskError::TooLate => report
-            .because(error)
-            .hint(format!("outlast itself hangs; its process is {}, and ending that ends its server too", entry.pid)),
+        AskError::TooLate => {
+            let child = match entry.kind.as_str() {
+                "session" => "agent",
+                "gateway" => "backends",
+                _ => "server",
+            };
+            let pid = entry.pid;
+            report
+                .because(error)
+                .hint(format!("outlast itself hangs; its process is {pid}, and ending that ends its {child} too"))
+        }
         AskError::Refused(refusal @ Refusal { message, data, .. }) => {
             let report = report.because(with_stderr(message, data));
             let meant = || closest(target.backend.as_deref()?, &[], &backends_below(&entry.id, data));
@@ -465,7 +476,7 @@ mod tests {
         error: nothing called `x` runs under outlast
           hint: `weather-1abcd` runs in /srv/weather
         error: nothing runs under outlast in this directory
-          hint: nothing else runs either; `outlast mcp -- CMD` starts something
+          hint: nothing else runs either; `outlast run -- AGENT` starts an agent, `outlast mcp -- SERVER` a server
         ");
     }
 

@@ -1,9 +1,16 @@
 //! What a terminal is told after an agent that cannot do it any more.
 
-/// Turns off what an agent turns on and, when it is killed, leaves on: paste marks, mouse and focus reports, special
-/// keys, a hidden cursor or one of another shape, letters that push others aside or do not wrap. What was not on stays as
-/// it is.
-const CALM: &[u8] = b"\x1b[?2004l\x1b[?1000l\x1b[?1002l\x1b[?1003l\x1b[?1006l\x1b[?1004l\x1b[?2026l\x1b[<9u\x1b[>4m\x1b[?1l\x1b>\x1b[?25h\x1b[0 q\x1b[4l\x1b[?7h";
+/// Turns off what an agent turns on and, when it is killed, leaves on. What was not on stays as it is. In this order:
+/// paste marks; mouse reports of every kind and encoding; focus; synchronized output; reports of the colour scheme and of
+/// the size; kitty's keyboard flags, those on the stack and those that are set; xterm's modified keys; cursor and keypad
+/// keys, the backspace key; a hidden cursor and one of another shape; insertion, automatic line feeds, lines that do not
+/// wrap; inverted colours, margins at the sides; links.
+const CALM: &[u8] = b"\x1b[?2004l\
+    \x1b[?9l\x1b[?1000l\x1b[?1001l\x1b[?1002l\x1b[?1003l\x1b[?1005l\x1b[?1006l\x1b[?1015l\x1b[?1016l\
+    \x1b[?1004l\x1b[?2026l\x1b[?2031l\x1b[?2048l\
+    \x1b[<9u\x1b[=0;1u\x1b[>4m\
+    \x1b[?1l\x1b>\x1b[?67l\
+    \x1b[?25h\x1b[0 q\x1b[4l\x1b[20l\x1b[?7h\x1b[?5l\x1b[?69l\x1b]8;;\x1b\\";
 /// The beginning of it. A shell that has its prompt back may have turned these on again.
 #[cfg(unix)]
 pub(super) const PASTE_OFF: &[u8] = b"\x1b[?2004l";

@@ -30,7 +30,7 @@ pub use platform::{
     Announce, Claim, Hangups, Household, Keeper, Line, Listener, Outer, Peer, Sink, Source, StandIn, Stops, Window,
     become_program, born, claim_dir, claim_name, detach, finish_saying, give_back_code, is_exiting, is_ours, kill_hard,
     outer_size, remove_socket, room_for_descriptors, say, sockets, stand_in, stdin, stdout, strays, suspend,
-    terminal_size, weigh, write_stdout,
+    terminal_identity, terminal_size, weigh, write_stdout,
 };
 
 #[cfg(target_os = "linux")]

@@ -28,6 +28,8 @@ const METHODS: [&str; 11] =
     ["state", "pid", "restart", "inject", "send", "screen", "wait_for", "attach", "resume", "stop", "subscribe"];
 /// What is injected beyond this is refused.
 const TYPED_MAX: usize = 1 << 20;
+/// A viewer whose terminal has a longer name is taken for a new one each time.
+const TERMINAL_NAME_MAX: usize = 256;
 /// Who wants to wait when so many do is refused.
 const WAITERS_MAX: usize = 64;
 
@@ -37,12 +39,9 @@ impl Terminal {
         let answer = match method.as_str() {
             "state" => Ok(self.state()),
             "pid" => Ok(json!({"pid": self.session.pid()})),
-            "restart" => match params["mode"].as_str() {
-                None | Some("continue") => return self.restart(ticket, Mode::Continue, &params),
-                Some("fresh") => return self.restart(ticket, Mode::Fresh, &params),
-                Some(mode) => {
-                    Err(Refusal::new("bad_request", format!("there is no mode `{mode}`; there are fresh and continue")))
-                }
+            "restart" => match control::restart_mode(&params) {
+                Ok(mode) => return self.restart(ticket, mode, &params),
+                Err(refusal) => Err(refusal),
             },
             "resume" => {
                 self.journal.event("user_action", &[("action", &"resume"), ("by", &"control")]);
@@ -79,7 +78,8 @@ impl Terminal {
         // A document or directory that is wrong now must not cost the agent that works.
         if let Err(report) = self.plan.place() {
             let why = report.because.map(|because| format!(": {because}")).unwrap_or_default();
-            let message = format!("the agent was not touched, because it could not be started again: {}", report.sentence);
+            let message =
+                format!("the agent was not touched, because it could not be started again: {}", report.sentence);
             self.control.answer(ticket, &Err(Refusal::new("restart_failed", message + &why)));
             return true;
         }
@@ -241,8 +241,10 @@ impl Terminal {
             }
             Some(size) => {
                 let answer = Ok(json!({"session": self.plan.id, "pid": self.session.pid()}));
+                let terminal = params["terminal"].as_str().filter(|name| name.len() <= TERMINAL_NAME_MAX);
+                let terminal = terminal.map(str::to_owned);
                 if let Some(taken) = self.control.take(ticket, &answer) {
-                    self.attach(taken, role, size);
+                    self.attach(taken, role, size, terminal);
                 }
                 return true;
             }
@@ -255,7 +257,10 @@ impl Terminal {
         let now = Instant::now();
         let title = self.screen().and_then(|screen| screen.title()).map(str::to_owned);
         let restarts = self.session.restarts();
-        let last_code = self.session.last_exit().and_then(How::exit);
+        let code = self.session.last_exit().and_then(How::exit).map(|exit| match exit {
+            exit::Exit::Code(code) => *code,
+            exit::Exit::Signal(signal) => 128 + signal,
+        });
         let mut state = json!({
             "state": self.session.state(),
             "health": health_word(self.session.health()),
@@ -267,12 +272,10 @@ impl Terminal {
             "restart_count": restarts.restarts(),
             "crashes": restarts.crashes(now),
             "next_try_s": self.session.next_try(now).map(|left| left.as_secs_f64()),
-            "last_exit": self.session.last_exit().map(ToString::to_string),
+            "last_exit": code,
+            "last_exit_text": self.session.last_exit().map(ToString::to_string),
             "last_exits": restarts.recent().map(|past| past.to_json(now)).collect::<Vec<Value>>(),
-            "last_exit_code": last_code.map(|exit| match exit {
-                exit::Exit::Code(code) => *code,
-                exit::Exit::Signal(signal) => 128 + signal,
-            }),
+            "last_exit_code": code,
             "session": self.plan.id,
             "mode": self.child.as_ref().map(|child| child.mode.to_string()),
             "conversation": self.agent.conversation(),

@@ -25,8 +25,11 @@ const END: &str = "\x1b[?2026l";
 /// How much of it is painted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Extent {
-    /// With what has left the screen, so that it can be scrolled back to. What the terminal shows goes there too.
-    WithHistory,
+    /// With what has left the screen, so that it can be scrolled back to. What the terminal shows goes there too. The oldest
+    /// lines, as many as `skipped`, are already there.
+    WithHistory {
+        skipped: usize,
+    },
     Screen,
 }
 
@@ -38,8 +41,8 @@ impl Screen {
         let is_alternate = mode.contains(TermMode::ALT_SCREEN);
         paint.out.push_str(if is_alternate { "\x1b[?1049h" } else { "\x1b[?1049l" });
         paint.out.push_str(USUAL);
-        if !is_alternate && extent == Extent::WithHistory {
-            self.paint_history(size, &mut paint);
+        if let (false, Extent::WithHistory { skipped }) = (is_alternate, extent) {
+            self.paint_history(size, skipped, &mut paint);
         }
         let grid = self.term.grid();
         let (rows, columns) = (grid.screen_lines(), grid.columns());
@@ -77,13 +80,13 @@ impl Screen {
         [paint.out.as_bytes(), self.unfinished.bytes()].concat()
     }
 
-    fn paint_history(&self, size: Size, paint: &mut Paint) {
+    fn paint_history(&self, size: Size, skipped: usize, paint: &mut Paint) {
         let grid = self.term.grid();
         // What stands there now leaves at the top.
         _ = write!(paint.out, "\x1b[{};1H", size.rows);
         paint.out.extend(std::iter::repeat_n('\n', size.rows.into()));
         paint.out.push_str("\x1b[H");
-        let count = grid.history_size();
+        let count = grid.history_size().saturating_sub(skipped);
         for row in -(count as i32)..0 {
             paint.line(&grid[Line(row)], grid.columns().min(size.columns.into()));
             paint.dress(&Style::default());
@@ -348,7 +351,7 @@ mod tests {
     fn below_the_alternate_screen_the_cursor_keeps_its_place() {
         let agent = screen(b"\x1b[?1049h\x1b[2;4rvim");
         let mut here = screen(b"$ ls\r\nfile\r\n$ outlast attach\r\n");
-        here.feed(&agent.paint(size(20, 5), Extent::WithHistory), false);
+        here.feed(&agent.paint(size(20, 5), Extent::WithHistory { skipped: 0 }), false);
         here.feed(b"\x1b[?1049l[left]", false);
         assert_eq!(here.text().lines().collect::<Vec<_>>(), ["$ ls", "file", "$ outlast attach", "[left]"]);
     }
@@ -406,7 +409,7 @@ mod tests {
         let lines: Vec<String> = (0..12).map(|n| format!("line {n}")).collect();
         let there = screen(lines.join("\r\n").as_bytes());
         let mut here = screen(b"a shell\r\n$ attach\r\n");
-        here.feed(&there.paint(size(20, 5), Extent::WithHistory), false);
+        here.feed(&there.paint(size(20, 5), Extent::WithHistory { skipped: 0 }), false);
         assert_eq!(everything(&here), everything(&there));
         let history = here.history(99);
         let found: Vec<&String> = history.iter().filter(|line| line.starts_with("line")).collect();

@@ -112,11 +112,20 @@ impl Terminal {
             match action {
                 Action::Resize(size) => self.resize(size),
                 Action::Paint { key, with_history } => {
-                    let extent = if with_history { Extent::WithHistory } else { Extent::Screen };
                     let size = self.viewers.size_of(key);
+                    let terminal = self.viewers.terminal_of(key).map(str::to_owned);
+                    let shown = self.screen().map(|screen| screen.line_hashes());
+                    let skipped = match (&terminal, &shown) {
+                        (Some(terminal), Some(shown)) if with_history => self.seen.already(terminal, &shown.history),
+                        _ => 0,
+                    };
+                    let extent = if with_history { Extent::WithHistory { skipped } } else { Extent::Screen };
                     if let Some(screen) = self.screen() {
                         let picture = screen.paint(size, extent);
                         self.viewers.show(key, &picture);
+                    }
+                    if with_history && let (Some(terminal), Some(shown)) = (terminal, shown) {
+                        self.seen.remember(terminal, shown);
                     }
                 }
             }
@@ -129,8 +138,8 @@ impl Terminal {
     }
 
     /// Somebody asked over the socket to be shown the terminal.
-    pub(super) fn attach(&mut self, taken: Taken, role: Role, size: Size) {
-        let key = self.viewers.attach(taken, size);
+    pub(super) fn attach(&mut self, taken: Taken, role: Role, size: Size, terminal: Option<String>) {
+        let key = self.viewers.attach(taken, size, terminal);
         let word = if role == Role::Watcher { "watch" } else { "attach" };
         let (columns, rows) = (size.columns, size.rows);
         self.journal.event(word, &[("viewer", &key), ("columns", &columns), ("rows", &rows)]);
@@ -138,7 +147,18 @@ impl Terminal {
         self.see(terminal::Event::Attached { key, role, size, on_alternate });
     }
 
+    /// Notes which lines a terminal has in its own scrollback, so that they are not printed there again.
+    fn remember_seen(&mut self, key: u64) {
+        // One that was shown pictures has only what was printed when it came.
+        let is_exact = self.viewers.is_exact(key);
+        let Some(terminal) = self.viewers.terminal_of(key).filter(|_| is_exact).map(str::to_owned) else { return };
+        if let Some(shown) = self.screen().map(|screen| screen.line_hashes()) {
+            self.seen.remember(terminal, shown);
+        }
+    }
+
     fn left(&mut self, key: u64) {
+        self.remember_seen(key);
         self.viewers.remove(key);
         self.journal.event("detach", &[("viewer", &key)]);
         self.see(terminal::Event::Left { key });
@@ -148,7 +168,8 @@ impl Terminal {
     fn detach(&mut self) {
         self.journal.event("user_action", &[("action", &"detach")]);
         let id = &self.plan.id;
-        let words = format!("[outlast] detached; `outlast attach {id}` comes back, `outlast stop {id}` ends it\r\n");
+        let back = if self.screen.is_some() { format!("`outlast attach {id}` comes back, ") } else { String::new() };
+        let words = format!("[outlast] detached; {back}`outlast stop {id}` ends it\r\n");
         self.leave(&words);
     }
 
@@ -173,6 +194,7 @@ impl Terminal {
     fn leave(&mut self, words: &str) {
         // What the agent asked this terminal, nobody else answers.
         self.catch_up();
+        self.remember_seen(OWNER);
         let Some(outer) = self.viewers.remove(OWNER) else { return };
         outer.note_alternate(self.alternate.is_on);
         // Below what the agent shows, which stays there.
@@ -271,6 +293,9 @@ impl Terminal {
 
     /// Keys while there is no agent to have them.
     fn pressed(&mut self, keys: &[u8]) {
+        if self.session.is_about_to_ask() {
+            return self.tell(Event::KeyTyped);
+        }
         if !self.session.is_asking() {
             if keys.contains(&CTRL_C) {
                 self.journal.event("user_action", &[("action", &"quit")]);

@@ -1,7 +1,12 @@
 //! What the agent's terminal looks like, kept up to date from its bytes, so that it can be shown to whoever comes, read
 //! by programs, and waited for.
 
-use std::{cell::RefCell, rc::Rc, time::Duration};
+use std::{
+    cell::RefCell,
+    hash::{DefaultHasher, Hash, Hasher},
+    rc::Rc,
+    time::Duration,
+};
 
 use alacritty_terminal::{
     Term,
@@ -15,7 +20,7 @@ use alacritty_terminal::{
     vte::ansi::{Processor, Rgb, Timeout},
 };
 
-use outlast_core::composer::Seen;
+use outlast_core::{composer::Seen, seen_lines::ShownLines};
 
 use super::{
     guard::{Guard, Watched},
@@ -235,6 +240,22 @@ impl Screen {
     pub fn history(&self, max: usize) -> Vec<String> {
         let count = self.term.grid().history_size().min(max) as i32;
         (-count..0).map(|row| self.line(row, |_| true)).collect()
+    }
+
+    /// The usual screen and what has left it, line by line, as numbers that are equal where lines are. On the alternate
+    /// screen there is neither to be seen.
+    pub fn line_hashes(&self) -> ShownLines {
+        if self.term.mode().contains(TermMode::ALT_SCREEN) {
+            return ShownLines::default();
+        }
+        let grid = self.term.grid();
+        let (history, rows) = (grid.history_size() as i32, grid.screen_lines() as i32);
+        let hash = |row: i32| {
+            let mut hasher = DefaultHasher::new();
+            self.line(row, |_| true).hash(&mut hasher);
+            hasher.finish()
+        };
+        ShownLines { history: (-history..0).map(hash).collect(), screen: (0..rows).map(hash).collect() }
     }
 
     pub fn title(&self) -> Option<&str> {
@@ -545,7 +566,7 @@ mod tests {
             (
                 screen.look(),
                 screen.history(usize::MAX),
-                screen.paint(screen.size(), crate::terminal::Extent::WithHistory),
+                screen.paint(screen.size(), crate::terminal::Extent::WithHistory { skipped: 0 }),
             )
         };
         let text = |count: usize| -> String {

@@ -21,7 +21,7 @@ use crate::{
         server::Taken,
         wire::{self, Frames},
     },
-    os::{Outer, OuterEvent, Peer, Size},
+    os::{self, Outer, OuterEvent, Peer, Size},
 };
 
 /// The terminal outlast was started from.
@@ -48,6 +48,8 @@ struct Viewer {
     queue: BytesMut,
     replies: Replies,
     size: Size,
+    /// Which terminal it is, where that is known: one that comes back has its scrollback still.
+    terminal: Option<String>,
     /// It is gone; told when it is next asked for news.
     is_lost: bool,
 }
@@ -96,21 +98,31 @@ impl Viewers {
     pub(super) fn begin(&mut self, outer: Outer, detach_key: &DetachKey, now: Instant) {
         let size = outer.size();
         let leaving = Leaving::new(detach_key.clone());
-        self.add(OWNER, End::Own { outer, leaving, keys: BytesMut::new() }, BytesMut::new(), size);
+        let end = End::Own { outer, leaving, keys: BytesMut::new() };
+        self.add(OWNER, end, BytesMut::new(), size, os::terminal_identity());
         // It has the size already, and nothing was shown before.
         self.machine.handle(Event::Attached { key: OWNER, role: Role::Owner, size, on_alternate: false }, now);
     }
 
     /// One who asked for it over the socket.
-    pub(super) fn attach(&mut self, taken: Taken, size: Size) -> u64 {
+    pub(super) fn attach(&mut self, taken: Taken, size: Size, terminal: Option<String>) -> u64 {
         let key = self.next;
         self.next += 1;
-        self.add(key, End::Far { peer: taken.peer, frames: taken.frames }, taken.outbox, size);
+        self.add(key, End::Far { peer: taken.peer, frames: taken.frames }, taken.outbox, size, terminal);
         key
     }
 
-    fn add(&mut self, key: u64, end: End, queue: BytesMut, size: Size) {
-        self.all.insert(key, Viewer { end, queue, replies: Replies::default(), size, is_lost: false });
+    fn add(&mut self, key: u64, end: End, queue: BytesMut, size: Size, terminal: Option<String>) {
+        self.all.insert(key, Viewer { end, queue, replies: Replies::default(), size, terminal, is_lost: false });
+    }
+
+    pub(super) fn terminal_of(&self, key: u64) -> Option<&str> {
+        self.all.get(&key)?.terminal.as_deref()
+    }
+
+    /// It gets every byte as it is.
+    pub(super) fn is_exact(&self, key: u64) -> bool {
+        self.machine.way(key) == Some(Way::Exact)
     }
 
     pub(super) fn handle(&mut self, event: Event, now: Instant) -> Vec<Action> {

@@ -8,7 +8,10 @@ use std::{
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use serde_json::Value;
 
-use crate::{control::client::Found, instances::failed_reload};
+use crate::{
+    control::client::Found,
+    instances::{self, failed_reload},
+};
 
 /// How long a piece of news stands in the last line.
 const NEWS_MAX: Duration = Duration::from_secs(8);
@@ -92,7 +95,7 @@ impl Row {
             p50_ms: state["p50_ms"].as_f64(),
             in_flight: state["in_flight"].as_u64(),
             next_try_s: state["next_try_s"].as_f64(),
-            last_exit: text("last_exit"),
+            last_exit: instances::last_exit_in_words(state),
             reload_failure: failed_reload(state).map(|last| last["error"].as_str().unwrap_or_default().to_owned()),
             ends: ends.filter_map(|end| Some((end["seconds_ago"].as_f64()?, end["crashed"] == true))).collect(),
             muted: state["muted"]

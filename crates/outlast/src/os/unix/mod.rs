@@ -35,5 +35,5 @@ pub use stand_in::{StandIn, stand_in};
 pub use stops::Stops;
 pub use strays::strays;
 pub use stream::{Hangups, Sink, Source, stdin, stdout};
-pub use terminal::{become_program, kill_hard, suspend, terminal_size};
+pub use terminal::{become_program, kill_hard, suspend, terminal_identity, terminal_size};
 pub use words::{finish_saying, say};

@@ -11,6 +11,14 @@ pub fn terminal_size() -> Option<(u16, u16)> {
     (result == 0 && size.ws_col > 0 && size.ws_row > 0).then_some((size.ws_col, size.ws_row))
 }
 
+/// The terminal on stdin, by its device and by the login or window it belongs to: a device's name is used again, a
+/// session leader with its start time is not.
+pub fn terminal_identity() -> Option<String> {
+    let device = nix::unistd::ttyname(super::outer::stdin()).ok()?;
+    let leader = u32::try_from(nix::unistd::getsid(None).ok()?.as_raw()).ok()?;
+    Some(format!("{} {leader} {}", device.display(), super::born(leader)?))
+}
+
 /// Ends a process without a warning, by its bare id: for `outlast demo` alone, which plays the one who does such
 /// things to the demo's server. All else signals through a household, which cannot hit a stranger.
 pub fn kill_hard(pid: u32) -> io::Result<()> {

@@ -27,7 +27,7 @@ pub use socket::{Line, Listener, Peer, claim_dir, is_ours, remove_socket, socket
 pub use stand_in::{StandIn, stand_in};
 pub use stops::Stops;
 pub use stream::{Hangups, Sink, Source, stdin, stdout};
-pub use terminal::{become_program, kill_hard, suspend, terminal_size};
+pub use terminal::{become_program, kill_hard, suspend, terminal_identity, terminal_size};
 pub use words::{finish_saying, say};
 
 /// Handles are bounded by memory alone.

@@ -59,3 +59,8 @@ pub fn become_program(program: &Path, args: &[&str]) -> io::Error {
         Err(error) => error,
     }
 }
+
+/// A console has no name of its own that outlives a program.
+pub fn terminal_identity() -> Option<String> {
+    None
+}
