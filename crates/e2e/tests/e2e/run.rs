@@ -42,6 +42,7 @@ while read -r word rest; do
         where) printf 'where=%s\n' "$(pwd)" ;;
         modes) printf '\033[?1049h\033[?2004h\033[?1000h\033[?25lmodes' ;;
         stop) kill -STOP $$ ;;
+        suspend) printf 'going down\n'; kill -TSTP 0; printf 'up again\n' ;;
         all-modes) printf '\033[?9h\033[?1000h\033[?1001h\033[?1002h\033[?1003h\033[?1005h\033[?1006h\033[?1015h\033[?1016h\033[?1004h\033[?2004h\033[?2026h\033[?2031h\033[?2048h\033[>31u\033[=31;1u\033[>4;2m\033[?1h\033=\033[?67h\033[?25l\033[4 q\033[4h\033[20h\033[?7l\033[?5h\033[?69h\033[?1047h'; printf 'set all\n' ;;
         linger) printf 'leaving\n'; sleep 1; exit 0 ;;
         much) head -c 28000 /dev/zero | tr '\0' '#'; printf 'END'; exit 0 ;;
@@ -524,6 +525,55 @@ fn keys_typed_while_the_agent_exits_do_not_answer_the_question() {
     session.shows("ready> ");
     world.outlast(&["stop", "s"]);
     session.ended();
+}
+
+/// `kill(0, SIGTSTP)`, as claude does at Ctrl-Z: the shell has its prompt back, and `fg` goes on. Where there is no shell
+/// that could say so, the agent goes on at once.
+#[cfg(target_os = "linux")]
+#[test]
+fn an_agent_that_stops_its_group_leaves_the_terminal_to_the_shell() {
+    let world = World::new();
+    let socket = world.path().join("tmux.sock");
+    let tmux = |args: &[&str]| {
+        let mut command = Command::new("tmux");
+        world.environment(&mut command).env("PS1", "shell$ ").arg("-S").arg(&socket).args(args).output().unwrap()
+    };
+    let new = ["-f", "/dev/null", "new-session", "-d", "-x", "90", "-y", "30"];
+    let started = tmux(&[&new[..], &["bash", "--norc", "-i"]].concat());
+    assert!(started.status.success(), "{}", text(&started.stderr));
+    let pane = || text(&tmux(&["capture-pane", "-p"]).stdout);
+    let until = |what: &str, test: &dyn Fn(&str) -> bool| {
+        let deadline = Instant::now() + PATIENCE;
+        while !test(&pane()) {
+            assert!(Instant::now() < deadline, "never {what}: {}", pane());
+            thread::sleep(Duration::from_millis(50));
+        }
+    };
+    until("a shell", &|pane| pane.contains("shell$"));
+    tmux(&["send-keys", &format!("{OUTLAST} run --session s -- ./agent"), "Enter"]);
+    until("ready", &|pane| pane.contains("ready> "));
+    for round in 1..=2 {
+        tmux(&["send-keys", "suspend", "Enter"]);
+        until("stopped", &|pane| pane.trim_end().ends_with("shell$"));
+        tmux(&["send-keys", &format!("clear; echo again {round}; fg"), "Enter"]);
+        until("continued", &|pane| pane.contains("up again"));
+        tmux(&["send-keys", &format!("hello{round}"), "Enter"]);
+        until("at work", &|pane| pane.contains(&format!("heard hello{round}")));
+    }
+    // Nobody is left behind when it ends.
+    tmux(&["send-keys", "exit 0", "Enter"]);
+    until("asked", &|pane| pane.contains("q: quit"));
+    tmux(&["send-keys", "q"]);
+    until("the shell's", &|pane| pane.trim_end().ends_with("shell$"));
+    tmux(&["kill-server"]);
+
+    let mut alone = world.session();
+    let pid = world.state()["pid"].clone();
+    alone.type_keys(b"suspend\r");
+    alone.shows("up again");
+    assert_eq!(world.state()["pid"], pid);
+    world.outlast(&["stop", "s"]);
+    alone.ended();
 }
 
 // ---- crashes -----------------------------------------------------------------------------------------------------

@@ -445,15 +445,17 @@ fn command(order: &Order, [stdin, stdout, stderr]: [OwnedFd; 3]) -> Command {
         .stdout(stdout)
         .stderr(stderr);
     if has_terminal {
-        // SAFETY: between fork and exec, this makes two system calls and touches no memory but its own.
+        // SAFETY: between fork and exec, this makes system calls only and touches no memory but its own.
         unsafe {
             command.pre_exec(|| {
                 // A session has a group of the same number, so the child is reached as any other.
                 setsid()?;
-                match libc::ioctl(libc::STDIN_FILENO, libc::TIOCSCTTY as _, 0) {
-                    0 => Ok(()),
-                    _ => Err(io::Error::last_os_error()),
+                if libc::ioctl(libc::STDIN_FILENO, libc::TIOCSCTTY as _, 0) != 0 {
+                    return Err(io::Error::last_os_error());
                 }
+                #[cfg(target_os = "linux")]
+                super::job::begin()?;
+                Ok(())
             });
         }
     }

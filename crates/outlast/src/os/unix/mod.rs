@@ -4,6 +4,8 @@ mod descendants;
 mod descriptors;
 mod detach;
 mod household;
+#[cfg(target_os = "linux")]
+mod job;
 mod keeper;
 mod memory;
 #[cfg(target_os = "linux")]
