@@ -4,7 +4,7 @@
 use crate::{
     agent_line::{Line, is_uuid},
     session::Mode,
-    stance::{self, Signs, Stance},
+    stance::{self, Sight, Stance, View},
 };
 
 /// The newest output that is looked through for what it says.
@@ -291,24 +291,16 @@ impl Agent {
         }
     }
 
-    /// Whether one can see on its screen what it is doing.
+    /// Whether one can see in its window what it is doing.
     pub fn is_readable(&self) -> bool {
-        self.signs().is_some() || self.description.busy.is_some()
+        matches!(self.line.kind, Kind::Claude | Kind::Codex) || self.description.busy.is_some()
     }
 
-    /// What its screen says it is doing.
-    pub fn stance(&self, lines: &[String]) -> Stance {
-        if self.line.kind == Kind::Described {
-            return self.description.stance(lines);
-        }
-        self.signs().map_or(Stance::Unclear, |signs| stance::of(&signs, lines))
-    }
-
-    fn signs(&self) -> Option<Signs> {
+    /// What its window says it is doing.
+    pub fn stance(&self, view: &View) -> Sight {
         match self.line.kind {
-            Kind::Claude => Some(stance::CLAUDE),
-            Kind::Codex => Some(stance::CODEX),
-            Kind::Described | Kind::Shell | Kind::Other | Kind::Errand => None,
+            Kind::Described => Sight { stance: self.description.stance(&view.lines), is_sure: true },
+            kind => stance::of(kind, view),
         }
     }
 
@@ -562,7 +554,8 @@ mod tests {
         assert_eq!(shown(&agent.start(Mode::Fresh, NEW, None)), "fresh: -x --save NEW");
         assert_eq!(shown(&agent.start(Mode::Continue, OLD, None)), "continue: -x --load NEW");
         assert_eq!(shown(&agent.start(Mode::Fresh, OLD, None)), "fresh: -x --save OLD");
-        let stance = |screen: &str| agent.stance(&screen.lines().map(str::to_owned).collect::<Vec<_>>());
+        let view = |screen: &str| View { lines: screen.lines().map(str::to_owned).collect(), ..View::default() };
+        let stance = |screen: &str| agent.stance(&view(screen)).stance;
         assert_eq!(stance("hello\nask> x"), Stance::Prompt);
         assert_eq!(stance("thinking\nask> "), Stance::Busy);
         assert_eq!(stance("hello"), Stance::Unclear);

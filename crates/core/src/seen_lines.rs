@@ -53,9 +53,9 @@ mod tests {
     #[test]
     fn lines_that_a_terminal_has_are_not_shown_again() {
         #[rustfmt::skip]
-        let table: [(&[u64], &[u64], &[u64], usize); 8] = [
+        let table = [
             // history then   screen then  history now           already there
-            (&[],             &[1, 2],     &[],                  0),
+            (&[][..],         &[1, 2][..], &[][..],              0),
             (&[],             &[1, 2],     &[1, 2, 3],           2),
             (&[1, 2, 3],      &[4, 5],     &[1, 2, 3],           3),
             (&[1, 2, 3],      &[4, 5],     &[1, 2, 3, 4, 9, 8],  4),

@@ -1,6 +1,9 @@
-//! What an agent is doing, read off its screen as a person would.
+//! What an agent is doing, read off its window: its title and where things stand on its screen. No phrase is looked for that
+//! a conversation could contain: what was said stands indented or behind a mark, what the agent draws itself does not.
 
-/// What the screen says.
+use crate::agent::Kind;
+
+/// What the window says.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stance {
     /// It works, and says so.
@@ -29,95 +32,187 @@ impl Stance {
     }
 }
 
-/// What an agent shows, by which its stance is known.
-#[derive(Clone, Copy, Debug)]
-pub struct Signs {
-    /// At the beginning of the line one types in, and before the choice that is chosen.
-    pub prompt: &'static [&'static str],
-    /// Anywhere near the end, in small letters.
-    pub busy: &'static [&'static str],
-    /// Beside a list of choices.
-    pub dialog: &'static [&'static str],
+/// An agent's window.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct View {
+    /// The screen's lines from the top, without blanks at their ends; only what the agent that is there wrote.
+    pub lines: Vec<String>,
+    pub title: Option<String>,
+    pub is_cursor_visible: bool,
+}
+
+/// What was seen, and whether it can be relied on at once.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Sight {
+    pub stance: Stance,
+    /// The window would show it if the agent worked. Otherwise a prompt counts only after the agent has been quiet.
+    pub is_sure: bool,
 }
 
 /// So many lines at the end are looked at, empty ones not counted: above stands what was said before.
 const LINES_MAX: usize = 30;
-
-pub const CLAUDE: Signs = Signs {
-    prompt: &["❯", ">"],
-    busy: &["esc to interrupt", "ctrl+c to interrupt"],
-    dialog: &["esc to cancel", "enter to confirm", "enter to select", "esc to exit"],
-};
-
-pub const CODEX: Signs = Signs {
-    prompt: &["›", "▌"],
-    busy: &["esc to interrupt"],
-    dialog: &["press enter to", "enter to confirm", "esc to cancel", "enter to submit"],
-};
-
+/// A line of so many strokes, and of little else, is a rule.
+const RULE_MIN: usize = 4;
+/// What claude's line of progress begins with, one after the other.
+const SPINNER: [char; 8] = ['·', '✢', '✳', '✶', '✻', '✽', '*', '∗'];
 /// Borders that are drawn around the line one types in.
 const BORDERS: [char; 6] = ['│', '┃', '|', '║', '▏', ' '];
 
-pub fn of(signs: &Signs, lines: &[String]) -> Stance {
-    let end: Vec<&str> =
-        lines.iter().rev().map(|line| line.trim()).filter(|line| !line.is_empty()).take(LINES_MAX).collect();
-    let lower: Vec<String> = end.iter().map(|line| line.to_lowercase()).collect();
-    let has = |words: &[&str]| lower.iter().any(|line| words.iter().any(|word| line.contains(word)));
-    if has(signs.busy) {
-        return Stance::Busy;
+pub fn of(kind: Kind, view: &View) -> Sight {
+    let sure = |stance| Sight { stance, is_sure: true };
+    if view.title.as_deref().is_some_and(has_spinner) && matches!(kind, Kind::Claude | Kind::Codex) {
+        return sure(Stance::Busy);
     }
-    let inside = end.iter().map(|line| line.trim_start_matches(BORDERS));
-    let typed: Vec<&str> =
-        inside.filter_map(|line| signs.prompt.iter().find_map(|sign| line.strip_prefix(sign))).map(str::trim).collect();
-    let is_choice = |rest: &&str| {
-        let digits = rest.chars().take_while(char::is_ascii_digit).count();
-        digits > 0 && rest[digits..].starts_with(['.', ')'])
-    };
-    if typed.iter().any(is_choice) || (has(signs.dialog) && !typed.is_empty()) {
+    let lines: Vec<&str> = view.lines.iter().map(String::as_str).filter(|line| !line.trim().is_empty()).collect();
+    let lines = &lines[lines.len().saturating_sub(LINES_MAX)..];
+    match kind {
+        // It takes its line of progress away for moments at a time while it writes an answer.
+        Kind::Claude => Sight { stance: claude(lines, view.is_cursor_visible), is_sure: false },
+        // Only its title tells that it works: while it writes an answer, its screen is as when it waits.
+        Kind::Codex => Sight { stance: codex(lines, view.is_cursor_visible), is_sure: view.title.is_some() },
+        Kind::Described | Kind::Shell | Kind::Other | Kind::Errand => Sight::default(),
+    }
+}
+
+/// A title that begins with a frame of an animation, which both show while they work.
+fn has_spinner(title: &str) -> bool {
+    title.chars().next().is_some_and(|first| ('\u{2801}'..='\u{28ff}').contains(&first))
+}
+
+/// claude: at the bottom a composer under a rule, or instead of it a dialog under a rule. While it works, a line of
+/// progress stands above the composer and begins in the first column, where nothing does that was said.
+fn claude(lines: &[&str], is_cursor_visible: bool) -> Stance {
+    let composer = (0..lines.len()).rev().find(|at| is_composer(lines, *at));
+    if composer.is_none() && is_dialog(lines, is_cursor_visible) {
         return Stance::Dialog;
     }
-    if typed.is_empty() { Stance::Unclear } else { Stance::Prompt }
+    let above = &lines[..composer.unwrap_or(lines.len())];
+    // Between the two stand tips and tasks, which are indented, and messages that wait for their turn.
+    let mut drawn = above.iter().rev().filter(|line| !line.starts_with([' ', '❯', '>']) && !is_rule(line));
+    match (drawn.next().is_some_and(|line| is_progress(line)), composer) {
+        (true, _) => Stance::Busy,
+        (false, Some(_)) => Stance::Prompt,
+        (false, None) => Stance::Unclear,
+    }
+}
+
+/// What a dialog offers is chosen by a mark; one that only wants a key hides the cursor.
+fn is_dialog(lines: &[&str], is_cursor_visible: bool) -> bool {
+    let rule = lines.iter().rposition(|line| is_rule(line));
+    let below = &lines[rule.map_or(0, |rule| rule + 1)..];
+    let is_choice = |line: &&str| {
+        let chosen = line.trim_start_matches(BORDERS).strip_prefix('❯');
+        chosen.is_some_and(|rest| line.starts_with(BORDERS) || is_numbered(rest.trim()))
+    };
+    below.iter().any(is_choice) || (rule.is_some() && !below.is_empty() && !is_cursor_visible)
+}
+
+/// The first line of a composer: the sign at its beginning, and a rule or a border around it.
+fn is_composer(lines: &[&str], at: usize) -> bool {
+    let is_framed = at > 0 && is_rule(lines[at - 1]);
+    let rest = lines[at].trim_start_matches(BORDERS);
+    is_framed && (lines[at].starts_with(['❯', '>']) || (lines[at].starts_with(BORDERS) && rest.starts_with('>')))
+}
+
+/// `✻ Thinking… (3s · ↓ 17 tokens)`, in the first column. When it is done it says `✻ Cooked for 26s`.
+fn is_progress(line: &str) -> bool {
+    let mut letters = line.chars();
+    letters.next().is_some_and(|first| SPINNER.contains(&first)) && letters.next() == Some(' ') && line.contains('…')
+}
+
+/// codex: its composer, in which the cursor stands, or a choice, for which it hides the cursor.
+fn codex(lines: &[&str], is_cursor_visible: bool) -> Stance {
+    let Some(last) = lines.iter().rev().find_map(|line| line.strip_prefix('›')) else {
+        return Stance::Unclear;
+    };
+    let is_choice = !is_cursor_visible && is_numbered(last.trim());
+    if is_choice { Stance::Dialog } else { Stance::Prompt }
+}
+
+fn is_numbered(text: &str) -> bool {
+    let digits = text.chars().take_while(char::is_ascii_digit).count();
+    digits > 0 && text[digits..].starts_with(['.', ')'])
+}
+
+fn is_rule(line: &str) -> bool {
+    let strokes = line.chars().filter(|letter| matches!(letter, '─' | '━')).count();
+    strokes >= RULE_MIN && strokes * 2 > line.trim().chars().count()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    const CLAUDE: Kind = Kind::Claude;
+    const CODEX: Kind = Kind::Codex;
+
+    /// A screen; `^` before it hides the cursor, as claude always does, and `TITLE|` sets a title.
+    fn view(screen: &str) -> View {
+        let (title, screen) = screen.split_once('|').filter(|(title, _)| !title.contains('\n')).unwrap_or(("", screen));
+        let (screen, is_cursor_visible) = screen.strip_prefix('^').map_or((screen, true), |screen| (screen, false));
+        let title = Some(title.to_owned()).filter(|title| !title.is_empty());
+        View { lines: screen.lines().map(str::to_owned).collect(), title, is_cursor_visible }
+    }
+
     #[test]
-    fn a_stance_is_read_off_the_screen() {
+    fn a_stance_is_read_off_the_window() {
         use Stance::*;
         #[rustfmt::skip]
         let table = [
             // claude
-            (CLAUDE, "",                                                                        Unclear),
-            (CLAUDE, "Welcome to Claude Code",                                                  Unclear),
-            (CLAUDE, "──────\n❯ \n──────\n  ? for shortcuts",                                   Prompt),
-            (CLAUDE, "──────\n❯ Try \"fix lint errors\"\n──────\n  auto mode on",               Prompt),
-            (CLAUDE, "╭────╮\n│ > hello │\n╰────╯",                                             Prompt),
-            (CLAUDE, "✻ Thinking… (3s · esc to interrupt)\n──────\n❯ \n──────",                 Busy),
-            (CLAUDE, "* Working… (ctrl+c to interrupt)\n❯ ",                                    Busy),
-            // A task in the background: the composer is there, and it still works.
-            (CLAUDE, "❯ \n  1 shell · Esc to interrupt",                                        Busy),
-            (CLAUDE, "Do you want to proceed?\n❯ 1. Yes\n  2. No\n\nEsc to cancel",             Dialog),
-            (CLAUDE, "│ Do you trust this folder? │\n│ ❯ 1. Yes, proceed │\n│   2. No │",        Dialog),
-            (CLAUDE, "Select model\n  Default\n❯ Opus\n Enter to confirm · Esc to exit",        Dialog),
+            (CLAUDE, "|",                                                                        Unclear),
+            (CLAUDE, "|Welcome to Claude Code",                                                  Unclear),
+            (CLAUDE, "|^──────\n❯ \n──────\n  ? for shortcuts",                                  Prompt),
+            (CLAUDE, "|^──────\n❯ Try \"fix lint errors\"\n──────\n  auto mode on",              Prompt),
+            (CLAUDE, "|──────\n❯ half drawn",                                                    Prompt),
+            (CLAUDE, "|╭────╮\n│ > hello │\n╰────╯",                                             Prompt),
+            (CLAUDE, "|^✻ Thinking… (3s · esc to interrupt)\n──────\n❯ \n──────",                Busy),
+            (CLAUDE, "|^* Tinkering… (17s · ↓ 75 tokens)\n\n──────\n❯ \n──────\n  my-status 42%\n  auto mode on", Busy),
+            (CLAUDE, "|^✶ Working on it…\n  ⎿  Tip: a tip\n──────\n❯ typed ahead\n──────",       Busy),
+            (CLAUDE, "|^✻ Thinking… (esc to interrupt)",                                         Busy),
+            (CLAUDE, "|^✶ Working…\n❯ a message that waits\n──────\n❯ \n──────",                  Busy),
+            (CLAUDE, "|^✶ A notice…\n● an answer after it\n  more\n──────\n❯ \n──────",          Prompt),
+            (CLAUDE, "|❯ an old question",                                                       Unclear),
+            (CLAUDE, "|^✻ Cooked for 26s · done 7:53 PM\n──────\n❯ \n──────\n  my-status 42%",   Prompt),
+            // The conversation speaks of the agent's own words, and shows what looks like them.
+            (CLAUDE, "|^● press esc to interrupt\n  ✻ Thinking… (3s · esc to interrupt)\n──────\n❯ \n──────", Prompt),
+            (CLAUDE, "|^❯ 1. press esc to interrupt\n● * Working…\n  ❯ 1. Yes\n──────\n❯ \n──────", Prompt),
+            (CLAUDE, "|^● done\n──────\n❯ 1. as typed\n──────\n  esc to interrupt",              Prompt),
+            (CLAUDE, "|^──────\n Do you want to proceed?\n ❯ 1. Yes\n   2. No\n\n Esc to cancel", Dialog),
+            (CLAUDE, "|^──────\n Bash command\n Do you want to proceed?\n ❯ No\n   Yes\n Esc to cancel", Dialog),
+            (CLAUDE, "|Do you want to proceed?\n❯ 1. Yes\n  2. No",                              Dialog),
+            (CLAUDE, "|^──────\n  Auto mode can't check actions\n  Enter to stay · Esc to cancel", Dialog),
+            (CLAUDE, "|│ Do you trust this folder? │\n│ ❯ 1. Yes, proceed │\n│   2. No │",       Dialog),
+            (CLAUDE, "⠐ Fix it|^──────\n❯ \n──────",                                             Busy),
+            (CLAUDE, "✳ Fix it|^──────\n❯ \n──────",                                             Prompt),
             // codex
-            (CODEX,  "› Ask Codex to do anything\n\n  100% context left",                       Prompt),
-            (CODEX,  "• Working (2s • esc to interrupt)\n\n› Ask Codex to do anything",         Busy),
-            (CODEX,  "Allow command?\n› 1. Yes\n  2. No\nPress Enter to confirm",               Dialog),
-            (CODEX,  "> You are in /tmp",                                                       Unclear),
+            (CODEX,  "|› Ask Codex to do anything\n\n  100% context left",                       Prompt),
+            (CODEX,  "p|• press esc to interrupt\n\n› Ask Codex to do anything",                 Prompt),
+            (CODEX,  "⠴ p|• words\n\n› Ask Codex to do anything",                                Busy),
+            (CODEX,  "p|› 1. a question\n• answer\n› Ask Codex to do anything",                  Prompt),
+            (CODEX,  "p|^Allow command?\n› 1. Yes\n  2. No\nPress Enter to confirm",             Dialog),
+            (CODEX,  "p|^› an old question\n• answer\nAllow?\n› 2. No",                          Dialog),
+            (CODEX,  "|> You are in /tmp",                                                       Unclear),
+            // No profile, no stance.
+            (Kind::Other, "⠴ p|──────\n❯ ",                                                      Unclear),
         ];
-        for (signs, screen, expected) in table {
-            let lines: Vec<String> = screen.lines().map(str::to_owned).collect();
-            assert_eq!(of(&signs, &lines), expected, "{screen}");
+        for (kind, screen, expected) in table {
+            assert_eq!(of(kind, &view(screen)).stance, expected, "{screen}");
         }
     }
 
     #[test]
-    fn what_was_said_long_before_does_not_count() {
-        let mut lines = vec!["esc to interrupt".to_owned()];
-        lines.extend((0..LINES_MAX).map(|n| format!("line {n}")));
-        lines.push("❯ ".to_owned());
-        assert_eq!(of(&CLAUDE, &lines), Stance::Prompt);
+    fn a_prompt_is_sure_only_where_work_would_show() {
+        assert!(!of(CLAUDE, &view("|^──────\n❯ \n──────")).is_sure);
+        assert!(of(CODEX, &view("p|› Ask Codex")).is_sure);
+        assert!(!of(CODEX, &view("|› Ask Codex")).is_sure);
+    }
+
+    #[test]
+    fn what_was_drawn_long_before_does_not_count() {
+        let mut lines = vec!["✻ Thinking… (1s)".to_owned()];
+        lines.extend((0..LINES_MAX).map(|n| format!("  line {n}")));
+        lines.extend(["──────".to_owned(), "❯ ".to_owned()]);
+        assert_eq!(of(CLAUDE, &View { lines, ..View::default() }).stance, Stance::Prompt);
     }
 }

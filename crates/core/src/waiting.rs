@@ -1,11 +1,12 @@
 //! Whether an agent waits for a person, whether it hangs, and those who wait for it.
 //!
-//! What it is doing is read off its screen, and believed only when two looks agree: between two frames of an animation a
-//! busy agent may look idle. An agent whose screen is not known waits when it has been quiet for a while.
+//! What it is doing is read off its window, and believed only when two looks agree: between two frames of an animation a
+//! busy agent may look idle. While its hooks say that a turn runs, or where its window could not show that it works, it must
+//! have been quiet as well. An agent whose screen is not known waits when it has been quiet for a while.
 
 use std::time::{Duration, Instant};
 
-use crate::stance::Stance;
+use crate::stance::{Sight, Stance};
 
 /// From the first news to the first look.
 pub const LOOK_AFTER: Duration = Duration::from_millis(300);
@@ -28,9 +29,13 @@ pub enum Event {
     },
     /// What `Action::Look` asked for.
     Looked {
-        stance: Stance,
+        sight: Sight,
         is_cursor_visible: bool,
     },
+    /// The agent's hooks report that a turn was submitted.
+    TurnBegan,
+    /// They report that it is over.
+    TurnEnded,
     Asked {
         ticket: u64,
         wish: Wish,
@@ -96,6 +101,13 @@ pub struct Waiting {
     is_waiting: bool,
     /// Two looks agreed since something last went in.
     is_settled: bool,
+    /// The agent's hooks said that a turn began, and not that it ended. A turn that a person breaks off ends without a
+    /// word, so this alone is no proof.
+    is_in_turn: bool,
+    /// The hooks of the agent that is there have reported a turn.
+    has_reports: bool,
+    /// Enter was typed, and the agent was not seen to wait since.
+    has_entered: bool,
     has_hung: bool,
     waiters: Vec<Waiter>,
 }
@@ -121,6 +133,9 @@ impl Waiting {
             stance: Stance::Unclear,
             is_waiting: false,
             is_settled: false,
+            is_in_turn: false,
+            has_reports: false,
+            has_entered: false,
             has_hung: false,
             waiters: Vec::new(),
         }
@@ -133,21 +148,40 @@ impl Waiting {
                 self.is_running = true;
                 self.has_written = false;
                 self.has_hung = false;
+                self.is_in_turn = false;
+                self.has_reports = false;
                 self.last_output = now;
                 self.doubt(None);
             }
             Event::AgentEnded => {
                 self.is_running = false;
+                self.is_in_turn = false;
                 self.doubt(None);
                 self.believe(Stance::Unclear, false, &mut actions);
             }
             Event::Output => self.output(now, &mut actions),
             Event::Input { enter } => {
                 self.last_input = Some((now, enter));
+                self.has_entered |= enter;
                 let after = if self.reads_screen { LOOK_AFTER } else { QUIET };
                 self.doubt(self.is_running.then_some(now + after));
             }
-            Event::Looked { stance, is_cursor_visible } => self.looked(stance, is_cursor_visible, now, &mut actions),
+            Event::Looked { sight, is_cursor_visible } => self.looked(sight, is_cursor_visible, now, &mut actions),
+            Event::TurnBegan => {
+                self.is_in_turn = true;
+                self.has_reports = true;
+                if self.is_running && self.reads_screen {
+                    self.doubt(Some(now + LOOK_AFTER));
+                    self.believe(Stance::Busy, false, &mut actions);
+                }
+            }
+            Event::TurnEnded => {
+                self.is_in_turn = false;
+                self.has_reports = true;
+                if self.is_running && self.reads_screen {
+                    self.look_at.get_or_insert(now + LOOK_AFTER);
+                }
+            }
             Event::Asked { ticket, wish, timeout } => {
                 let until = timeout.and_then(|timeout| now.checked_add(timeout));
                 self.waiters.push(Waiter { ticket, wish, until });
@@ -220,7 +254,8 @@ impl Waiting {
         }
     }
 
-    fn looked(&mut self, stance: Stance, is_cursor_visible: bool, now: Instant, actions: &mut Vec<Action>) {
+    fn looked(&mut self, sight: Sight, is_cursor_visible: bool, now: Instant, actions: &mut Vec<Action>) {
+        let Sight { stance, is_sure } = sight;
         if !self.is_running {
             return;
         }
@@ -235,9 +270,19 @@ impl Waiting {
             self.is_settled = false;
             return self.believe(stance, false, actions);
         }
+        let is_doubtful = stance == Stance::Prompt && (self.is_in_turn || !(is_sure || self.has_reports));
+        let quiet_at = self.last_output + QUIET;
         match self.candidate {
+            Some((first, at)) if first == stance && is_doubtful && at + LOOK_AGAIN <= now && now < quiet_at => {
+                self.look_at = Some(quiet_at);
+                // It goes on writing after something was submitted: it may well be at work.
+                if self.has_entered && !self.is_in_turn {
+                    self.believe(Stance::Unclear, false, actions);
+                }
+            }
             Some((first, at)) if first == stance && at + LOOK_AGAIN <= now => {
                 self.is_settled = true;
+                self.has_entered = false;
                 self.believe(stance, true, actions);
             }
             Some((first, at)) if first == stance => self.look_at = Some(at + LOOK_AGAIN),
@@ -282,7 +327,9 @@ impl Waiting {
     }
 
     fn hangs_at(&self) -> Option<Instant> {
-        let is_busy = self.is_running && self.stance == Stance::Busy && !self.has_hung;
+        // What was seen last counts, and it must have been seen since it last changed.
+        let is_seen = self.candidate.is_none() && self.look_at.is_none();
+        let is_busy = self.is_running && self.stance == Stance::Busy && is_seen && !self.has_hung;
         self.hang_after.filter(|_| is_busy).and_then(|after| self.last_output.checked_add(after))
     }
 
@@ -317,6 +364,7 @@ mod tests {
         now: Instant,
         waiting: Waiting,
         screen: Stance,
+        is_sure: bool,
         cursor: bool,
     }
 
@@ -324,7 +372,7 @@ mod tests {
         fn new(reads_screen: bool, hang_after: Option<Duration>) -> Scene {
             let now = birth();
             let waiting = Waiting::new(reads_screen, hang_after, now);
-            let mut scene = Scene { now, waiting, screen: Stance::Unclear, cursor: true };
+            let mut scene = Scene { now, waiting, screen: Stance::Unclear, is_sure: true, cursor: true };
             scene.tell(Event::AgentStarted);
             scene
         }
@@ -336,7 +384,8 @@ mod tests {
             while !open.is_empty() {
                 let action = open.remove(0);
                 if action == Action::Look {
-                    let looked = Event::Looked { stance: self.screen, is_cursor_visible: self.cursor };
+                    let sight = Sight { stance: self.screen, is_sure: self.is_sure };
+                    let looked = Event::Looked { sight, is_cursor_visible: self.cursor };
                     open.extend(self.waiting.handle(looked, self.now));
                 } else {
                     done.push(action);
@@ -396,6 +445,59 @@ mod tests {
         scene.wait(SECOND);
         assert_eq!(scene.tell(Event::AgentEnded), [changed(false, Stance::Unclear)]);
         assert_eq!(scene.waiting.deadline(), None);
+    }
+
+    #[test]
+    fn while_a_turn_runs_a_prompt_counts_only_after_quiet() {
+        let mut scene = Scene::new(true, None);
+        scene.shows(Stance::Prompt);
+        assert_eq!(scene.wait(SECOND), [changed(true, Stance::Prompt)]);
+        assert_eq!(scene.tell(Event::TurnBegan), [changed(false, Stance::Busy)]);
+        scene.shows(Stance::Busy);
+        assert_eq!(scene.wait(SECOND), []);
+        // It looks idle and goes on writing: the turn is not over.
+        for _ in 0..10 {
+            scene.shows(Stance::Prompt);
+            assert_eq!(scene.wait(SECOND), []);
+        }
+        scene.tell(Event::TurnEnded);
+        assert_eq!(scene.wait(SECOND), [changed(true, Stance::Prompt)]);
+        // A turn that was broken off ends without a word.
+        scene.tell(Event::TurnBegan);
+        scene.shows(Stance::Busy);
+        scene.wait(SECOND);
+        scene.shows(Stance::Prompt);
+        assert_eq!(scene.wait(QUIET - Duration::from_millis(1)), []);
+        assert_eq!(scene.wait(SECOND), [changed(true, Stance::Prompt)]);
+        // A dialog stands in the middle of a turn.
+        scene.shows(Stance::Dialog);
+        assert_eq!(scene.wait(SECOND), [changed(true, Stance::Dialog)]);
+    }
+
+    #[test]
+    fn a_window_that_cannot_show_work_is_believed_after_quiet() {
+        let mut scene = Scene::new(true, Some(SECOND));
+        scene.is_sure = false;
+        for _ in 0..10 {
+            scene.shows(Stance::Prompt);
+            assert_eq!(scene.wait(SECOND), []);
+        }
+        assert_eq!(scene.wait(QUIET), [changed(true, Stance::Prompt)]);
+        assert_eq!(scene.wait(100 * SECOND), [], "one that looks idle never hangs");
+        // Nor while it is not yet believed to be idle.
+        scene.shows(Stance::Busy);
+        assert_eq!(scene.wait(SECOND / 2), [changed(false, Stance::Busy)]);
+        scene.shows(Stance::Prompt);
+        assert_eq!(scene.wait(100 * SECOND), [changed(true, Stance::Prompt)]);
+        // What was submitted is answered without a sign of work.
+        scene.tell(Event::Input { enter: true });
+        let mut seen = Vec::new();
+        for _ in 0..10 {
+            scene.shows(Stance::Prompt);
+            seen.extend(scene.wait(SECOND));
+        }
+        assert_eq!(seen, [changed(false, Stance::Unclear)]);
+        assert_eq!(scene.wait(100 * SECOND), [changed(true, Stance::Prompt)]);
     }
 
     #[test]

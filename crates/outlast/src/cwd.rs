@@ -153,8 +153,14 @@ mod tests {
         fn new() -> World {
             let dir = tempfile::tempdir().unwrap();
             let base = os::real_path(dir.path()).unwrap();
-            for dir in ["root/.git", "root/docs/deep/down/.outlast", "loose/.outlast", "home/.git", "home/notes", "home/app/.git"]
-            {
+            for dir in [
+                "root/.git",
+                "root/docs/deep/down/.outlast",
+                "loose/.outlast",
+                "home/.git",
+                "home/notes",
+                "home/app/.git",
+            ] {
                 fs::create_dir_all(base.join(dir)).unwrap();
             }
             let files = ["root/docs/plan.md", "root/docs/deep/down/plan.md", "loose/plan.md", "home/notes/plan.md"];

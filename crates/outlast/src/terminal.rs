@@ -279,9 +279,9 @@ impl Terminal {
                 waiting::Action::Look => {
                     self.catch_up();
                     let screen = self.screen.as_ref();
-                    let stance = screen.map(|screen| self.agent.stance(&screen.own_lines())).unwrap_or_default();
+                    let sight = screen.map(|screen| self.agent.stance(&screen.view())).unwrap_or_default();
                     let is_cursor_visible = screen.is_none_or(Screen::is_cursor_visible);
-                    self.watch(waiting::Event::Looked { stance, is_cursor_visible });
+                    self.watch(waiting::Event::Looked { sight, is_cursor_visible });
                 }
                 waiting::Action::Answer { ticket, outcome } => self.answer_waiter(ticket, outcome),
                 waiting::Action::Changed { is_waiting, stance } => {

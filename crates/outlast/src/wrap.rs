@@ -155,8 +155,8 @@ impl Config {
 /// The name of a format that no supported client uses, so that a valid file is not called broken.
 fn foreign_format(path: &Path, text: &str) -> Option<&'static str> {
     let extension = path.extension().unwrap_or_default().to_ascii_lowercase();
-    let first = text.trim_start_matches('\u{feff}').lines().map(str::trim);
-    let first = first.filter(|line| !line.is_empty() && !line.starts_with('#')).next().unwrap_or_default();
+    let mut lines = text.trim_start_matches('\u{feff}').lines().map(str::trim);
+    let first = lines.find(|line| !line.is_empty() && !line.starts_with('#')).unwrap_or_default();
     let is_key =
         |key: &str| !key.is_empty() && key.chars().all(|letter| letter.is_alphanumeric() || "_-.".contains(letter));
     let is_yaml = first == "---" || first.split_once(':').is_some_and(|(key, _)| is_key(key));

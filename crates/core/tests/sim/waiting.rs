@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use outlast_core::stance::Stance;
+use outlast_core::stance::{Sight, Stance};
 use outlast_core::waiting::{Action, Event, Outcome, Waiting, Wish};
 
 use crate::{Dice, birth, ms};
@@ -23,6 +23,7 @@ struct World {
     now: Instant,
     waiting: Waiting,
     reads_screen: bool,
+    is_sure: bool,
     screen: Stance,
     is_running: bool,
     last_output: Instant,
@@ -39,12 +40,14 @@ impl World {
         let mut dice = Dice::new(seed);
         let now = birth();
         let reads_screen = dice.one_in(2);
+        let is_sure = dice.one_in(2);
         World {
             seed,
             dice,
             now,
             waiting: Waiting::new(reads_screen, reads_screen.then_some(HANG_AFTER), now),
             reads_screen,
+            is_sure,
             screen: Stance::Unclear,
             is_running: false,
             last_output: now,
@@ -115,6 +118,13 @@ impl World {
                 }
                 Event::TimePassed
             }
+            6 if self.is_running && self.dice.one_in(2) => {
+                if self.dice.one_in(2) {
+                    return Event::TurnEnded;
+                }
+                self.looks.clear();
+                Event::TurnBegan
+            }
             _ if self.is_running => {
                 self.screen = self.dice.pick(&[Stance::Busy, Stance::Prompt, Stance::Prompt, Stance::Dialog]);
                 self.last_output = self.now;
@@ -132,7 +142,8 @@ impl World {
                 Action::Look => {
                     let stance = if self.reads_screen { self.screen } else { Stance::Unclear };
                     self.looks.push((stance, self.now));
-                    open.extend(self.waiting.handle(Event::Looked { stance, is_cursor_visible: true }, self.now));
+                    let sight = Sight { stance, is_sure: self.is_sure };
+                    open.extend(self.waiting.handle(Event::Looked { sight, is_cursor_visible: true }, self.now));
                 }
                 Action::Answer { ticket, outcome } => self.answered(ticket, outcome),
                 Action::Changed { is_waiting, .. } => {

@@ -21,7 +21,7 @@ use super::{
     support::{
         OUTLAST,
         peers::Peers,
-        service::{ANSWER, Service},
+        service::{ANSWER, SLOWLY, Service},
     },
 };
 
@@ -29,6 +29,9 @@ use super::{
 const PATIENCE: Duration = Duration::from_secs(180);
 /// A key that had no effect for so long was pressed too early or too late, and is pressed once more.
 const PRESS_AGAIN: Duration = Duration::from_secs(20);
+
+/// Of the watchdog, where it is on. Both animate their windows several times a second while they work.
+const HANG_TIMEOUT: Duration = Duration::from_secs(4);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Agent {
@@ -142,6 +145,46 @@ impl World {
         let output = self.tmux(&[&begin, options, &["--"], command, &arguments, last].concat());
         assert!(output.status.success(), "{}", text(&output.stderr));
         self.until("there", || self.outlast(&["state", "s"]).status.success());
+    }
+
+    /// A turn that is answered slowly: from when it is seen to work until the answer is there, it never seems to wait, though
+    /// the answer speaks of all that it shows itself; and when it waits, it is not taken for one that hangs.
+    fn works_and_waits(&self) {
+        self.until("waiting", || self.state()["waiting_for_input"] == true);
+        let generation = self.state()["generation"].clone();
+        let paste = format!("\x1b[200~tell me {SLOWLY}\x1b[201~");
+        assert!(self.outlast(&["inject", "s", &paste, "--enter"]).status.success());
+        self.until("busy", || self.state()["stance"] == "busy");
+        let mut looks = 0;
+        while !self.screen().contains(ANSWER) {
+            let state = self.state();
+            // The answer may have come in between.
+            if self.screen().contains(ANSWER) {
+                break;
+            }
+            assert_eq!(
+                (&state["waiting_for_input"], &state["stance"]),
+                (&json!(false), &json!("busy")),
+                "{}",
+                self.screen()
+            );
+            looks += 1;
+        }
+        assert!(looks > 3, "it was seen at work {looks} times");
+        self.until("waiting again", || self.state()["waiting_for_input"] == true);
+        assert!(self.screen().contains("esc to interrupt"), "{}", self.screen());
+        // For longer than the watchdog waits.
+        let until = Instant::now() + 3 * HANG_TIMEOUT;
+        while Instant::now() < until {
+            let state = self.state();
+            assert_eq!(
+                (&state["generation"], &state["waiting_for_input"]),
+                (&generation, &json!(true)),
+                "{}",
+                self.logs()
+            );
+            thread::sleep(Duration::from_millis(200));
+        }
     }
 
     fn tmux(&self, words: &[&str]) -> Output {
@@ -672,4 +715,44 @@ fn a_text_reaches_claude() {
 #[test]
 fn a_text_reaches_codex() {
     prove_sending(Agent::Codex, "a_text_reaches_codex");
+}
+
+/// With a status line, which takes the place of claude's own hints, and in a narrow window.
+#[test]
+fn claude_is_seen_to_work_and_to_wait() {
+    let Some(world) = World::new(Agent::Claude, "claude_is_seen_to_work_and_to_wait") else { return };
+    fs::create_dir_all(world.home.path().join(".claude")).unwrap();
+    let settings = json!({"statusLine": {"type": "command", "command": "echo esc to interrupt"}});
+    fs::write(world.home.path().join(".claude/settings.json"), settings.to_string()).unwrap();
+    world.launch_as("40", &["--hang-timeout", "4"], &[world.agent.name()], &[]);
+    world.until_ready(1);
+    world.works_and_waits();
+}
+
+/// While it writes an answer codex shows the same screen as when it waits.
+#[test]
+fn codex_is_seen_to_work_and_to_wait() {
+    let Some(world) = World::new(Agent::Codex, "codex_is_seen_to_work_and_to_wait") else { return };
+    world.launch_as("40", &["--hang-timeout", "4"], &[world.agent.name()], &[]);
+    world.until_ready(1);
+    world.works_and_waits();
+}
+
+/// Ctrl-Z under a shell: the shell has its prompt back, and `fg` goes on with claude.
+#[test]
+fn claude_can_be_suspended_under_a_shell() {
+    let Some(world) = World::new(Agent::Claude, "claude_can_be_suspended_under_a_shell") else { return };
+    let shell = ["new-session", "-d", "-x", "110", "-y", "40", "env", "PS1=shell$ ", "bash", "--norc", "-i"];
+    assert!(world.tmux(&shell).status.success());
+    world.until("a shell", || world.screen().contains("shell$"));
+    world.press(&[&format!("{OUTLAST} run --session s -- claude"), "Enter"]);
+    world.until("there", || world.outlast(&["state", "s"]).status.success());
+    let first = world.until_ready(1);
+    world.until("waiting", || world.state()["waiting_for_input"] == true);
+    let is_shell = || world.screen().trim_end().lines().last().is_some_and(|line| line.trim() == "shell$");
+    world.insist("suspended", || world.press(&["C-z"]), is_shell);
+    world.press(&["clear; echo $((6 * 7)); fg", "Enter"]);
+    world.until("continued", || world.screen().lines().any(|line| line.starts_with(Agent::Claude.sign())));
+    world.say("are you back");
+    assert_eq!((&world.state()["pid"], &world.state()["restarts"]), (&first["pid"], &json!(0)));
 }

@@ -551,7 +551,7 @@ fn an_agent_that_stops_its_group_leaves_the_terminal_to_the_shell() {
     };
     until("a shell", &|pane| pane.contains("shell$"));
     tmux(&["send-keys", &format!("{OUTLAST} run --session s -- ./agent"), "Enter"]);
-    until("ready", &|pane| pane.contains("ready> "));
+    until("ready", &|pane| pane.contains("ready>"));
     for round in 1..=2 {
         tmux(&["send-keys", "suspend", "Enter"]);
         until("stopped", &|pane| pane.trim_end().ends_with("shell$"));

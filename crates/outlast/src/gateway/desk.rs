@@ -85,8 +85,8 @@ impl Driver {
                 };
                 Some(Ok(json!({"pid": pid})))
             }
-            "restart" if control::restart_mode(&params).is_err() => {
-                Some(control::restart_mode(&params).map(|_| Value::Null))
+            "restart" if control::restart_mode(params).is_err() => {
+                Some(control::restart_mode(params).map(|_| Value::Null))
             }
             "restart" if backend.is_some() && self.state(backend.as_deref())["state"] == "off" => {
                 let name = backend.unwrap_or_default();

@@ -6,7 +6,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use outlast_core::agent_event::{self, Report, What};
+use outlast_core::{
+    agent_event::{self, Report, What},
+    waiting,
+};
 use serde_json::{Value, json};
 
 use super::Terminal;
@@ -88,6 +91,11 @@ impl Terminal {
         }
         if let What::Prompt { text, .. } = &report.what {
             self.agent.took_turn(text);
+        }
+        match &report.what {
+            What::Prompt { .. } => self.watch(waiting::Event::TurnBegan),
+            What::TurnEnded => self.watch(waiting::Event::TurnEnded),
+            What::Began { .. } | What::Left { .. } | What::Notified { .. } => {}
         }
         if !matches!(report.what, What::Left { .. }) {
             self.is_in(report.conversation);

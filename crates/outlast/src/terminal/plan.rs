@@ -2,7 +2,11 @@
 
 use std::{env, ffi::OsString, path::PathBuf, time::Duration};
 
-use outlast_core::{agent::Profile, keys::DetachKey, life::Grace};
+use outlast_core::{
+    agent::{Agent, Kind, Profile},
+    keys::DetachKey,
+    life::Grace,
+};
 
 use crate::{
     cwd::{self, Cwd},
@@ -60,15 +64,22 @@ impl Plan {
         let cwd = cwd::resolve(wish).map_err(|error| wrong(&error, error.hint()))?;
         let document = self.document.as_deref().and_then(|document| os::real_path(&self.here.join(document)).ok());
         let about = environment::About { session: &self.id, document: document.as_deref(), cwd: &cwd.path };
-        let agent = environment::For {
-            profile: environment::Profile::of(&self.program),
-            args: &self.args,
-            passed: &self.env_pass,
-        };
+        let agent = environment::For { profile: self.environment_profile(), args: &self.args, passed: &self.env_pass };
         let built = environment::build(environment::ours(), agent, &said.env, about).map_err(|error| {
             wrong(&error, Some("set it before, or say what to take instead: `${NAME:-value}`".into()))
         })?;
         Ok(Place { cwd, env: built.all, left_out: built.left_out })
+    }
+}
+
+impl Plan {
+    /// By the agent that it is, also behind a wrapper; a program of a known name that does something else has the same needs.
+    fn environment_profile(&self) -> environment::Profile {
+        match Agent::new(&self.program, &self.args, self.profile.clone()).kind() {
+            Kind::Claude => environment::Profile::Claude,
+            Kind::Codex => environment::Profile::Codex,
+            Kind::Described | Kind::Shell | Kind::Other | Kind::Errand => environment::Profile::of(&self.program),
+        }
     }
 }
 

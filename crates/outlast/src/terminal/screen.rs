@@ -20,7 +20,7 @@ use alacritty_terminal::{
     vte::ansi::{Processor, Rgb, Timeout},
 };
 
-use outlast_core::{composer::Seen, seen_lines::ShownLines};
+use outlast_core::{composer::Seen, seen_lines::ShownLines, stance::View};
 
 use super::{
     guard::{Guard, Watched},
@@ -199,6 +199,7 @@ impl Screen {
 
     /// Another agent begins: what is there is none of its doing.
     pub fn begin_anew(&mut self) {
+        self.title = None;
         let grid = self.term.grid_mut();
         // Also what has left the screen: a larger one brings it back.
         for row in -(grid.history_size() as i32)..grid.screen_lines() as i32 {
@@ -208,8 +209,14 @@ impl Screen {
         }
     }
 
+    /// The window by which one sees what the agent is doing.
+    pub fn view(&self) -> View {
+        let title = self.title.clone();
+        View { lines: self.own_lines(), title, is_cursor_visible: self.is_cursor_visible() }
+    }
+
     /// The screen's lines as far as the agent that is there has written them.
-    pub fn own_lines(&self) -> Vec<String> {
+    fn own_lines(&self) -> Vec<String> {
         let rows = 0..self.term.grid().screen_lines() as i32;
         rows.map(|row| self.line(row, |cell| !cell.flags.contains(OLD))).collect()
     }

@@ -75,7 +75,7 @@ fn names_that_collide_in_catalogues_are_reported_with_both_owners() {
     drop(client);
     let gate = Gate::stdio(place, &config);
     crate::mcp::client::until("both to be heard", || collision(&gate.state()));
-    let Gate { place, mut client, .. } = gate;
+    let Gate { place, client, .. } = gate;
     client.end();
     let output = outlast(&place, &["gateway", "check", "--json"]);
     let check: serde_json::Value = serde_json::from_slice(&output.stdout).expect("JSON");

@@ -6,9 +6,15 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::thread;
+use std::time::Duration;
 
 /// Stands in every answer.
 pub const ANSWER: &str = "SERVICE-ANSWER";
+
+/// A turn with this word is answered in many pieces, each with words that the agents themselves show while they work.
+pub const SLOWLY: &str = "SLOWLY";
+const PIECES: usize = 40;
+const PAUSE: Duration = Duration::from_millis(250);
 
 pub struct Service {
     port: u16,
@@ -97,10 +103,27 @@ fn serve(stream: &TcpStream, heard: &Mutex<Vec<Vec<String>>>) -> Option<()> {
     if !turns.is_empty() {
         heard.lock().expect("nobody panics with it").push(turns);
     }
-    let (status, kind, answer) = answer(&path, &asked);
+    let words = words_for(turns_in(&asked).last().map(String::as_str).unwrap_or_default());
+    let is_slow = words.len() > 1;
+    let (status, kind, answer) = answer(&path, &asked, &words);
     let head = format!("HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n", answer.len());
     writer.write_all(head.as_bytes()).ok()?;
-    writer.write_all(answer.as_bytes()).ok()
+    for event in answer.split_inclusive("\n\n") {
+        writer.write_all(event.as_bytes()).ok()?;
+        if is_slow && event.contains("delta") {
+            thread::sleep(PAUSE);
+        }
+    }
+    Some(())
+}
+
+/// What is answered, piece by piece.
+fn words_for(turn: &str) -> Vec<String> {
+    if !turn.contains(SLOWLY) {
+        return vec![ANSWER.to_owned()];
+    }
+    let lines = (1..=PIECES).map(|number| format!("You may press esc to interrupt, line {number}.\n\n"));
+    lines.chain([ANSWER.to_owned()]).collect()
 }
 
 /// What stands in a request as said by the person, oldest first.
@@ -114,7 +137,7 @@ fn turns_in(asked: &Value) -> Vec<String> {
     by_person.map(text).collect()
 }
 
-fn answer(path: &str, asked: &Value) -> (&'static str, &'static str, String) {
+fn answer(path: &str, asked: &Value, words: &[String]) -> (&'static str, &'static str, String) {
     const STREAM: &str = "text/event-stream";
     const JSON: &str = "application/json";
     if path.contains("count_tokens") {
@@ -127,24 +150,28 @@ fn answer(path: &str, asked: &Value) -> (&'static str, &'static str, String) {
                 "stop_reason": stop, "stop_sequence": null, "usage": usage})
         };
         if asked["stream"] != true {
-            let whole = message(json!([{"type": "text", "text": ANSWER}]), json!("end_turn"));
+            let whole = message(json!([{"type": "text", "text": words.concat()}]), json!("end_turn"));
             return ("200 OK", JSON, whole.to_string());
         }
         let text = json!({"type": "text", "text": ""});
-        let delta = json!({"type": "text_delta", "text": ANSWER});
+        let delta = |text: &String| {
+            let delta = json!({"type": "text_delta", "text": text});
+            ("content_block_delta", json!({"index": 0, "delta": delta}))
+        };
         let stop = json!({"stop_reason": "end_turn", "stop_sequence": null});
-        let events = [
+        let before = [
             ("message_start", json!({"message": message(json!([]), Value::Null)})),
             ("content_block_start", json!({"index": 0, "content_block": text})),
-            ("content_block_delta", json!({"index": 0, "delta": delta})),
+        ];
+        let after = [
             ("content_block_stop", json!({"index": 0})),
             ("message_delta", json!({"delta": stop, "usage": {"output_tokens": 1}})),
             ("message_stop", json!({})),
         ];
-        return ("200 OK", STREAM, stream(events));
+        return ("200 OK", STREAM, stream(before.into_iter().chain(words.iter().map(delta)).chain(after)));
     }
     if path.contains("/responses") {
-        let content = json!([{"type": "output_text", "text": ANSWER, "annotations": []}]);
+        let content = json!([{"type": "output_text", "text": words.concat(), "annotations": []}]);
         let item = |content: Value| json!({"type": "message", "id": "m1", "role": "assistant", "status": "completed", "content": content});
         let usage = json!({"input_tokens": 1, "input_tokens_details": {"cached_tokens": 0}, "output_tokens": 1,
             "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": 2});
@@ -152,23 +179,27 @@ fn answer(path: &str, asked: &Value) -> (&'static str, &'static str, String) {
             json!({"id": "r1", "object": "response", "created_at": 0, "status": status, "model": asked["model"],
                 "output": output, "usage": usage})
         };
-        let delta = json!({"item_id": "m1", "output_index": 0, "content_index": 0, "delta": ANSWER});
-        let events = [
+        let delta = |text: &String| {
+            let delta = json!({"item_id": "m1", "output_index": 0, "content_index": 0, "delta": text});
+            ("response.output_text.delta", delta)
+        };
+        let before = [
             ("response.created", json!({"response": response("in_progress", json!([]))})),
             ("response.output_item.added", json!({"output_index": 0, "item": item(json!([]))})),
-            ("response.output_text.delta", delta),
+        ];
+        let after = [
             ("response.output_item.done", json!({"output_index": 0, "item": item(content.clone())})),
             ("response.completed", json!({"response": response("completed", json!([item(content)]))})),
         ];
-        return ("200 OK", STREAM, stream(events));
+        return ("200 OK", STREAM, stream(before.into_iter().chain(words.iter().map(delta)).chain(after)));
     }
     ("404 Not Found", JSON, "{}".to_owned())
 }
 
-fn stream<const N: usize>(events: [(&str, Value); N]) -> String {
+fn stream<'a>(events: impl Iterator<Item = (&'a str, Value)>) -> String {
     let event = |(name, mut data): (&str, Value)| {
         data["type"] = json!(name);
         format!("event: {name}\ndata: {data}\n\n")
     };
-    events.map(event).concat()
+    events.map(event).collect()
 }
