@@ -25,6 +25,7 @@ use crate::{
     restarts::{Policy, Restarts},
 };
 
+mod backlog;
 mod client;
 mod compare;
 mod ends;
@@ -127,6 +128,12 @@ pub struct Limits {
     pub batch_max: usize,
     /// How much is kept of each child's stderr.
     pub stderr_max: usize,
+    /// How many bytes may wait for a child's pipe before the client is read only as fast as the child reads.
+    pub queued_bytes_max: usize,
+    /// How long a child may take nothing of such a queue; then the client is read again, and requests are refused.
+    pub unread_max: Duration,
+    /// How many bytes may wait for a child that takes nothing; then the client is not read any more.
+    pub queued_bytes_stop: usize,
 }
 
 impl Default for Limits {
@@ -151,6 +158,9 @@ impl Default for Limits {
             early_max: 64,
             batch_max: 256,
             stderr_max: 64 << 10,
+            queued_bytes_max: 8 << 20,
+            unread_max: Duration::from_secs(1),
+            queued_bytes_stop: 32 << 20,
         }
     }
 }
@@ -176,6 +186,16 @@ pub enum Event {
     ServerWentDown {
         generation: u32,
         how: How,
+        unsent: Vec<(u64, Bytes)>,
+    },
+    /// How many bytes wait for a child's pipe. Told on every change from `queued_bytes_max` on, and once below it.
+    ServerQueue {
+        generation: u32,
+        bytes: usize,
+    },
+    /// The answer to `Action::TakeBack`: the marked lines that the pipe had not begun to take.
+    TakenBack {
+        generation: u32,
         unsent: Vec<(u64, Bytes)>,
     },
     RestartAsked {
@@ -257,6 +277,9 @@ pub enum Action {
         line: Bytes,
         mark: Option<u64>,
     },
+    /// Take the lines out of a replaced child's queue that its pipe has not begun to take. Answered at once, before
+    /// anything else is told.
+    TakeBack(u32),
     Build,
     StopBuild,
     /// Start a child; it gets the next generation.
@@ -384,6 +407,7 @@ struct Child {
     fetches: BTreeMap<Kind, Fetch>,
     /// We stopped it; whatever it still says is not for the client.
     stopping: bool,
+    backlog: Option<backlog::Backlog>,
 }
 
 /// A request of ours to a child.
@@ -738,6 +762,8 @@ impl Relay {
                 }
             }
             Event::ServerWentDown { generation, how, unsent } => self.server_went_down(generation, how, unsent, now),
+            Event::ServerQueue { generation, bytes } => self.queue_changed(generation, bytes, now),
+            Event::TakenBack { generation, unsent } => self.taken_back(generation, unsent, now),
             Event::RestartAsked { ticket, origin, reason } => {
                 self.restart_asked(Ticket::Outside(ticket), origin, reason, now);
             }
@@ -769,6 +795,7 @@ impl Relay {
             consider(self.waits_for_room());
             consider(self.habits.deadline());
         }
+        consider(self.backlog_deadline());
         for open in self.timed() {
             consider(open.deadline);
             consider(self.hold_ends(open));
@@ -827,6 +854,7 @@ impl Relay {
         if !self.is_leaving() {
             self.muted_files_due(now);
         }
+        self.backlogs_time_passed(now);
         self.begin_queued(now);
     }
 

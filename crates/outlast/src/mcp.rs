@@ -32,7 +32,7 @@ use crate::{
     lines::{Line, Lines},
     marker::{self, Marker, Markers},
     os::{self, Household, News, Order, Sink, Source, Stdio},
-    outbox::{BYTES_HIGH, Outbox, SERVER_BYTES_HIGH},
+    outbox::{BYTES_HIGH, Outbox},
     report,
     watch::{Look, Watch},
 };
@@ -67,6 +67,10 @@ pub struct Driver {
     plan: Plan,
     relay: Relay,
     actions: Vec<Action>,
+    /// From here on the relay hears how many bytes wait for a server.
+    queued_bytes_max: usize,
+    /// Generations whose queues the relay asked for.
+    take_back: Vec<u32>,
     household: Household,
     stops: os::Stops,
     stopped_once: bool,
@@ -116,6 +120,8 @@ struct Kid {
     pid: u32,
     stdin: Option<Sink>,
     outbox: Outbox,
+    /// As the relay was last told, once it was at the bound.
+    queued: Option<usize>,
     /// Its stdin is closed as soon as the outbox is empty.
     close_stdin: bool,
     stdout: Option<Source>,
@@ -150,6 +156,8 @@ impl Driver {
         control: Control,
     ) -> Driver {
         Driver {
+            queued_bytes_max: relay.queued_bytes_max(),
+            take_back: Vec::new(),
             plan,
             relay,
             actions: Vec::new(),
@@ -229,6 +237,10 @@ impl Driver {
         // The next time it is another one, though it be the same to a letter.
         self.answered = None;
         self.actions = actions;
+        while let Some(generation) = self.take_back.pop() {
+            let unsent = self.kids.get_mut(&generation).map(|kid| kid.outbox.take_back()).unwrap_or_default();
+            self.tell(Event::TakenBack { generation, unsent });
+        }
     }
 
     fn act(&mut self, action: Action) {
@@ -243,6 +255,7 @@ impl Driver {
                     kid.outbox.put(line, mark);
                 }
             }
+            Action::TakeBack(generation) => self.take_back.push(generation),
             Action::Start => self.start(),
             Action::Stop { generation, how } => self.live(generation, life::Event::StopAsked(how)),
             Action::Build => self.start_build(),
@@ -298,6 +311,7 @@ impl Driver {
                     pid: 0,
                     stdin: pipes.stdin,
                     outbox: Outbox::default(),
+                    queued: None,
                     close_stdin: false,
                     stdout: pipes.stdout,
                     from_stdout: Lines::default(),
@@ -604,8 +618,7 @@ impl Driver {
     // ---- the client ------------------------------------------------------------------------------------------
 
     fn poll_client(&mut self, cx: &mut Context<'_>) -> bool {
-        let is_low =
-            self.to_client.is_below(BYTES_HIGH) && self.kids.values().all(|kid| kid.outbox.is_below(SERVER_BYTES_HIGH));
+        let is_low = self.to_client.is_below(BYTES_HIGH) && self.relay.reads_client();
         // Of a client that has gone no more comes than a pipe holds, and behind it stands the end.
         let is_heard = is_low || self.hangups.poll_stdin(cx).is_ready();
         let Some(stdin) = self.stdin.as_mut().filter(|_| is_heard && !self.awaits_first) else { return false };
@@ -652,9 +665,9 @@ impl Driver {
             moved = true;
         }
         let mut refused = Vec::new();
+        let mut queues = Vec::new();
         for (generation, kid) in &mut self.kids {
             if let Some(stdin) = &mut kid.stdin {
-                let was_low = kid.outbox.is_below(SERVER_BYTES_HIGH);
                 if !kid.outbox.is_empty()
                     && let Poll::Ready(Err(_)) = kid.outbox.poll_flush(stdin, cx)
                 {
@@ -662,11 +675,19 @@ impl Driver {
                     refused.push(*generation);
                     continue;
                 }
-                moved |= !was_low && kid.outbox.is_below(SERVER_BYTES_HIGH);
+                let queued = Some(kid.outbox.bytes()).filter(|bytes| *bytes >= self.queued_bytes_max);
+                if queued != kid.queued {
+                    kid.queued = queued;
+                    queues.push((*generation, kid.outbox.bytes()));
+                }
                 if kid.close_stdin && kid.outbox.is_empty() {
                     kid.stdin = None;
                 }
             }
+        }
+        for (generation, bytes) in queues {
+            self.tell(Event::ServerQueue { generation, bytes });
+            moved = true;
         }
         for generation in refused {
             self.live(generation, life::Event::StdinRefused);

@@ -12,8 +12,6 @@ use crate::os::Sink;
 
 /// Above this the side that fills the outbox is not listened to.
 pub const BYTES_HIGH: usize = 1 << 20;
-/// A server that does not read must not keep the client from saying so, so its outbox takes more.
-pub const SERVER_BYTES_HIGH: usize = 8 << 20;
 /// Lines handed over in one system call.
 const SLICES_MAX: usize = 64;
 
@@ -38,6 +36,11 @@ impl Outbox {
     /// There is room for more.
     pub fn is_below(&self, bytes: usize) -> bool {
         self.bytes < bytes
+    }
+
+    /// How many bytes the pipe has not taken yet.
+    pub fn bytes(&self) -> usize {
+        self.bytes
     }
 
     pub fn clear(&mut self) {
@@ -77,6 +80,23 @@ impl Outbox {
         }
     }
 
+    /// Takes out the marked lines that the pipe has not begun to take; the rest is still written.
+    pub fn take_back(&mut self) -> Vec<(u64, Bytes)> {
+        let mut taken_back = Vec::new();
+        let mut begun = self.taken > 0;
+        for (line, mark) in std::mem::take(&mut self.lines) {
+            match mark {
+                Some(mark) if !begun => {
+                    self.bytes -= line.len();
+                    taken_back.push((mark, line));
+                }
+                _ => self.lines.push_back((line, mark)),
+            }
+            begun = false;
+        }
+        taken_back
+    }
+
     /// The marked lines of which the pipe did not take the last byte before the line feed: no reader can have made
     /// sense of them.
     pub fn unsent(&mut self) -> Vec<(u64, Bytes)> {
@@ -89,5 +109,27 @@ impl Outbox {
             .filter(|(index, (line, _))| *index > 0 || taken + 1 < line.len())
             .filter_map(|(_, (line, mark))| Some((mark?, line)))
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_that_the_pipe_has_begun_to_take_is_not_taken_back() {
+        let mut outbox = Outbox::default();
+        let table = [("one\n", Some(1)), ("two\n", None), ("three\n", Some(3)), ("four\n", Some(4))];
+        for (line, mark) in table {
+            outbox.put(Bytes::from_static(line.as_bytes()), mark);
+        }
+        outbox.took(2);
+        let marks: Vec<u64> = outbox.take_back().into_iter().map(|(mark, _)| mark).collect();
+        assert_eq!((marks, outbox.bytes()), (vec![3, 4], "e\n".len() + "two\n".len()));
+        outbox.took(2);
+        assert_eq!(outbox.lines.len(), 1, "the unmarked line is still to be written");
+
+        outbox.put(Bytes::from_static(b"five\n"), Some(5));
+        assert_eq!(outbox.take_back().len(), 1, "nothing of it was taken");
     }
 }

@@ -125,6 +125,7 @@ impl Relay {
                     self.note_granted(&open, &line);
                     self.answer_for_child(&open, &result);
                 }
+                None if self.is_stalled(n) => self.refuse_full(&open, now),
                 None => self.forward(open, line, n, now),
             },
             Current::None => self.hold(open, line, now),
@@ -315,12 +316,7 @@ impl Relay {
             if open.class == Class::Ping {
                 return self.answer_result(&open, "{}");
             }
-            let failure = if open.taken {
-                self.failure(7001, "server_ended", &open, now)
-            } else {
-                self.failure(7004, "hold_full", &open, now)
-            };
-            return self.fail(&open, &failure);
+            return self.refuse_full(&open, now);
         }
         let seq = open.seq;
         self.insert(open);

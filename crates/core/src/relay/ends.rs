@@ -297,7 +297,7 @@ impl Relay {
     }
 
     /// What never reached the child and owes no answer is as if it came now.
-    fn untracked_again(&mut self, seq: u64, line: &Bytes, now: Instant) {
+    pub(super) fn untracked_again(&mut self, seq: u64, line: &Bytes, now: Instant) {
         match message::parse(line) {
             Ok(Message::Notification { method, params }) => {
                 self.client_noted(&method, &params, line, Some(seq), now);
@@ -314,7 +314,7 @@ impl Relay {
     }
 
     /// A request that goes to whoever serves next, or already does.
-    fn again(&mut self, mut open: Box<Open>, line: Bytes, now: Instant) {
+    pub(super) fn again(&mut self, mut open: Box<Open>, line: Bytes, now: Instant) {
         open.waiting_since.get_or_insert(now);
         match self.current {
             Current::Fresh(_) | Current::Serving(_) => self.place(open, line, now),
@@ -445,8 +445,8 @@ impl Relay {
                 format!("{was_not_run}: the server is not running ({how}{crashes}). {sentence}")
             }
             7004 => {
-                let held = self.held.len();
-                format!("{was_not_run}: {held} requests already wait for the server. {sentence}")
+                let space = if sentence.is_empty() { "" } else { " " };
+                format!("{was_not_run}: {}.{space}{sentence}", self.full_in_words())
             }
             7005 => {
                 // Less than it may take, if later reloads pushed it out.
@@ -471,6 +471,7 @@ impl Relay {
             how: (end.generation > 0 || matches!(how, How::CouldNotStart(_))).then(|| how.clone()),
             stderr: end.stderr.clone(),
             next: if code == 7006 { Next::Asked } else { next },
+            limit: (code == 7004).then(|| self.full().limit()),
         }
     }
 
@@ -549,6 +550,12 @@ impl Relay {
             self.drain_over(*unawaited.unwrap_or(&finishing[0]), now);
         }
         self.drained(generation);
+        // What it has not read goes to the server that replaces it. While there is none, only a child that has stopped
+        // reading gives its queue back: one that reads may still answer.
+        let replaced = matches!(self.current, Current::Serving(_));
+        if !self.is_stopping(generation) && (replaced || self.is_stalled(generation)) {
+            self.act(Action::TakeBack(generation));
+        }
     }
 
     /// One more server may have to finish its calls without any other being cut short.

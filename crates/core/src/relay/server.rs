@@ -503,6 +503,7 @@ impl Relay {
                 handshake_by: None,
                 fetches: BTreeMap::new(),
                 stopping: false,
+                backlog: None,
             },
         );
         self.record(Record {

@@ -187,6 +187,9 @@ impl Relay {
         if let Some(end) = &self.last_end {
             status["last_exit"] = json!(end.how.to_string());
         }
+        if let Some(bytes) = self.queued_bytes() {
+            status["queued_bytes"] = json!(bytes);
+        }
         if self.dropped.not_json > 0 {
             status["stdout_not_json"] = json!(self.dropped.not_json);
         }

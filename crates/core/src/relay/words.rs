@@ -81,6 +81,8 @@ pub struct Failure {
     pub how: Option<How>,
     pub stderr: Vec<String>,
     pub next: Next,
+    /// The name of the limit that was reached, if one was.
+    pub limit: Option<&'static str>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -127,7 +129,7 @@ const STDERR_BYTES_MAX: usize = 2048;
 
 impl Failure {
     pub fn data(&self) -> Value {
-        json!({
+        let mut data = json!({
             "from": "outlast",
             "reason": self.reason,
             "outcome": match self.outcome { Outcome::Unknown => "unknown", Outcome::NotSent => "not_sent" },
@@ -135,7 +137,11 @@ impl Failure {
             "exit": self.how.as_ref().map(How::to_json),
             "stderr": last_lines(&self.stderr, STDERR_LINES_MAX, STDERR_BYTES_MAX),
             "retry_after_ms": self.next.retry_after_ms(),
-        })
+        });
+        if let Some(limit) = self.limit {
+            data["limit"] = json!(limit);
+        }
+        data
     }
 
     /// For a JSON-RPC error: the message, with the last line of stderr where the server's end is the news.

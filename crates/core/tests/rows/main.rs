@@ -1,5 +1,6 @@
 //! One client's conversation, row by row: each test is named after the row of the relay's tables that it proves.
 
+mod backlog;
 mod client;
 mod edits;
 mod errors;

@@ -108,6 +108,8 @@ pub struct Story {
     /// Everything written to a child that comes back if its pipe does not take it.
     marked: BTreeMap<u32, Vec<(u64, Bytes)>>,
     done: Vec<String>,
+    /// Children whose queues were asked for.
+    take_backs: Vec<u32>,
     records: Vec<Record>,
     client_left: bool,
     ends: u32,
@@ -143,6 +145,7 @@ impl Story {
             to_server: BTreeMap::new(),
             marked: BTreeMap::new(),
             done: Vec::new(),
+            take_backs: Vec::new(),
             records: Vec::new(),
             client_left: false,
             ends: 0,
@@ -209,6 +212,10 @@ impl Story {
                     self.records.push(record);
                     continue;
                 }
+                Action::TakeBack(generation) => {
+                    self.take_backs.push(generation);
+                    continue;
+                }
                 Action::Build => {
                     assert!(!self.client_left, "nothing is built for a client that is gone");
                     "build".to_owned()
@@ -273,6 +280,30 @@ impl Story {
         let unsent =
             marked.into_iter().filter(|(_, line)| words.iter().any(|word| text(line).contains(word))).collect();
         self.happens(Event::ServerWentDown { generation, how, unsent });
+    }
+
+    /// This many bytes wait for its pipe.
+    pub fn queue_is(&mut self, generation: u32, bytes: usize) {
+        self.happens(Event::ServerQueue { generation, bytes });
+    }
+
+    /// The lines that hold one of these words were still in the queue of a child that was replaced.
+    pub fn gives_back(&mut self, generation: u32, words: &[&str]) {
+        assert_eq!(std::mem::take(&mut self.take_backs), [generation]);
+        let marked = self.marked.entry(generation).or_default();
+        let is_unsent = |(_, line): &(u64, Bytes)| words.iter().any(|word| text(line).contains(word));
+        let (unsent, sent) = std::mem::take(marked).into_iter().partition(is_unsent);
+        *marked = sent;
+        self.happens(Event::TakenBack { generation, unsent });
+    }
+
+    /// Whether the queue of a child was asked for.
+    pub fn is_asked_back(&self, generation: u32) -> bool {
+        self.take_backs.contains(&generation)
+    }
+
+    pub fn reads_client(&self) -> bool {
+        self.relay.reads_client()
     }
 
     /// The next child is there and answers its private handshake as it should.
@@ -421,6 +452,11 @@ impl Story {
     #[track_caller]
     pub fn child_hears(&mut self, generation: u32, lines: &[&str]) {
         assert_eq!(self.told_server(generation), lines);
+    }
+
+    #[track_caller]
+    pub fn child_hears_last(&mut self, generation: u32, line: &str) {
+        assert_eq!(self.told_server(generation).last().map(String::as_str), Some(line));
     }
 
     #[track_caller]

@@ -141,6 +141,11 @@ struct World {
     /// No server ends and no restart is asked for, in the whole life of this world.
     peaceful: bool,
     hasty: bool,
+    /// Children whose queues the relay asks for, and the queues as it was last told of them.
+    take_back: Vec<u32>,
+    queues: BTreeMap<u32, usize>,
+    /// Requests refused because the server did not read.
+    refused: Vec<u64>,
     /// Servers may have tools named like ours.
     clash: bool,
 
@@ -190,6 +195,8 @@ struct World {
 impl World {
     fn new(seed: u64) -> World {
         let mut dice = Dice::new(seed);
+        // Dice of their own for what was added later, so that the seeds above keep their worlds.
+        let mut more = Dice::new(seed ^ 0x5eed_0002);
         let now = birth();
         let small = dice.one_in(3);
         let mut policy = dice.pick(&[Policy::watchdog(), Policy::watchdog(), Policy::exponential(), Policy::session()]);
@@ -221,6 +228,9 @@ impl World {
                 teardown_wait: ms(100),
                 early_max: 3,
                 batch_max: 5,
+                queued_bytes_max: if more.one_in(4) { 250 } else { 8 << 20 },
+                queued_bytes_stop: 2_000,
+                unread_max: ms(300),
                 ..Limits::default()
             },
         };
@@ -236,6 +246,9 @@ impl World {
             calm: false,
             peaceful: dice.one_in(6),
             hasty: false,
+            take_back: Vec::new(),
+            queues: BTreeMap::new(),
+            refused: Vec::new(),
             clash,
             start_due: true,
             next_generation: 1,
@@ -286,6 +299,11 @@ impl World {
     }
 
     fn step(&mut self) {
+        self.turn();
+        self.report_queues();
+    }
+
+    fn turn(&mut self) {
         if self.hasty && self.dice.one_in(3) {
             return self.hurry();
         }
@@ -332,6 +350,7 @@ impl World {
                 return;
             }
             if self.driver_goes_on() || self.server_moves() {
+                self.report_queues();
                 continue;
             }
             if let Some(generation) = self.servers.values().find(|s| s.alive && s.stop.is_some()).map(|s| s.generation)
@@ -501,8 +520,44 @@ impl World {
             self.act(action, &mut last_told);
         }
         self.after(&told, any);
+        while let Some(generation) = self.take_back.pop() {
+            self.give_back(generation);
+        }
         if !matches!(told, Told::Time) && self.dice.one_in(3) {
             self.time_passes_early();
+        }
+    }
+
+    /// The queue of a replaced server goes to the relay: what its pipe has not taken.
+    fn give_back(&mut self, generation: u32) {
+        let Some(server) = self.servers.get_mut(&generation).filter(|server| server.alive) else { return };
+        let mut unsent = Vec::new();
+        let rest = server.inbox.split_off(server.taken);
+        for line in rest {
+            let Some(mark) = line.mark else {
+                server.inbox.push_back(line);
+                continue;
+            };
+            if let Some(sent) = line.number.and_then(|number| self.sent.get_mut(&number)) {
+                sent.note_fate(generation, false);
+            }
+            unsent.push((mark, line.bytes));
+        }
+        self.happen(Event::TakenBack { generation, unsent }, Told::Other);
+    }
+
+    /// The driver tells how many bytes wait for each pipe, from a bound on.
+    fn report_queues(&mut self) {
+        let max = self.settings.limits.queued_bytes_max;
+        let waiting = |server: &Server| server.inbox.iter().skip(server.taken).map(|line| line.bytes.len()).sum();
+        let queues: Vec<(u32, usize)> =
+            self.servers.values().filter(|server| server.alive).map(|s| (s.generation, waiting(s))).collect();
+        for (generation, bytes) in queues {
+            let told = self.queues.get(&generation).copied().unwrap_or(0);
+            if bytes != told && (bytes >= max || told >= max) && !self.ended {
+                self.queues.insert(generation, bytes);
+                self.happen(Event::ServerQueue { generation, bytes }, Told::Other);
+            }
         }
     }
 
@@ -522,6 +577,7 @@ impl World {
         match action {
             Action::TellClient(line) => self.client_hears(&line),
             Action::TellServer { generation, line, mark } => self.server_is_told(generation, line, mark, last_told),
+            Action::TakeBack(generation) => self.take_back.push(generation),
             Action::Build => {
                 check!(self, !self.building, "two builds at once");
                 check!(self, self.gone.is_none(), "12: a build after the client's end");

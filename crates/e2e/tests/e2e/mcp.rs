@@ -11,4 +11,5 @@ mod places;
 mod reload;
 mod replay;
 mod tools;
+mod unread;
 mod words;

@@ -707,7 +707,7 @@ impl World {
         let open: Vec<&Ask> = self.asks.values().filter(|ask| ask.id == id && ask.answers == 0).collect();
         let held = |ask: &Ask| {
             let last = self.sent.get(&ask.number).and_then(|sent| sent.writes.last());
-            last.is_some_and(|(on, _)| self.servers[on].alive)
+            last.is_some_and(|(on, fate)| self.servers[on].alive && *fate != Fate::Unsent)
         };
         // Of two that wait under one id, one that came back just now found no room, or else the newer.
         let full = message.to_string().contains("hold_full");
@@ -742,14 +742,21 @@ impl World {
         };
         let writes = self.sent.get(&number).map(|sent| sent.writes.as_slice()).unwrap_or_default();
         let reason = data["reason"].as_str();
-        let holder =
-            writes.last().map(|(on, _)| &self.servers[on]).filter(|server| server.alive && server.stop.is_none());
+        // What came back from a server's queue was never with that server.
+        let last = writes.last().filter(|(_, fate)| *fate != Fate::Unsent);
+        let holder = last.map(|(on, _)| &self.servers[on]).filter(|server| server.alive && server.stop.is_none());
         // Only where a drain is over, or a probe is, do we speak for one that could.
         let speaks_for = reason == Some("drain_over")
             || matches!(ask.class, Class::Discover | Class::Listen { .. } | Class::Ping | Class::List(0));
         // A request that moves on when a drain is over may turn out to be ours to answer; its server stops at once.
         let leaves = holder.filter(|_| !speaks_for && self.is_safe(ask)).map(|server| server.generation);
         check!(self, holder.is_none() || speaks_for || leaves.is_some(), "1: we answer {number}, which a server holds");
+        if data["limit"] == "queued_bytes_max" {
+            let bytes = self.serving().and_then(|serving| self.queues.get(&serving)).copied().unwrap_or(0);
+            let max = self.settings.limits.queued_bytes_max;
+            check!(self, bytes >= max, "u2: {number} was refused with {bytes} bytes in the queue");
+            self.refused.push(number);
+        }
         match data["outcome"].as_str() {
             Some("not_sent") => {
                 let took = writes.iter().any(|(_, fate)| *fate != Fate::Unsent);
@@ -771,7 +778,10 @@ impl World {
             Class::Call { .. } if data.is_object() => {
                 check!(self, message.get("result").is_some() || code.is_some(), "t3: {message}");
             }
-            Class::Ping => check!(self, message["result"] == json!({}) || reason == Some("stopping"), "q7: {message}"),
+            Class::Ping => {
+                let refused = reason == Some("stopping") || self.refused.contains(&number);
+                check!(self, message["result"] == json!({}) || refused, "q7: {message}");
+            }
             Class::Other => check!(self, reason.is_some(), "q13: {message}"),
             _ => {}
         }
@@ -919,6 +929,7 @@ impl World {
                 // What we answer ourselves is cancelled with us.
                 None => matches!(sent.kind, Kind::Answer(_)) || sent.line.windows(9).any(|part| part == b"cancelled"),
             };
+            let local = local || self.refused.contains(number);
             let fine = local || !sent.while_serving || sent.writes.len() == 1;
             check!(self, fine, "6: {number} never reached the server");
         }

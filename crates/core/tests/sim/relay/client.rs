@@ -195,7 +195,7 @@ impl Client {
 
 impl World {
     pub fn client_speaks(&mut self) {
-        if self.gone.is_some() || self.ended {
+        if self.gone.is_some() || self.ended || !self.relay.reads_client() {
             return;
         }
         if self.dice.one_in(5) {
