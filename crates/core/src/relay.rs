@@ -25,10 +25,13 @@ use crate::{
     restarts::{Policy, Restarts},
 };
 
+mod answer_early;
 mod backlog;
+mod cache;
 mod client;
 mod compare;
 mod ends;
+mod heartbeat;
 mod listens;
 pub(crate) mod lists;
 mod restart;
@@ -56,6 +59,13 @@ pub struct Settings {
     /// Whether a build runs before each restart that is asked for.
     pub build: bool,
     pub on_clean_exit: OnCleanExit,
+    /// How long the first server may take for an opening before it is answered without it; `None` is the limits'
+    /// default, which depends on the cache.
+    pub answer_after: Option<Duration>,
+    /// Whether the driver keeps a cache of what a run told its client.
+    pub cache: bool,
+    /// How often a call without progress of its server's is reported to be alive.
+    pub heartbeat: Option<Duration>,
     pub policy: Policy,
     /// For the jitter of the policy.
     pub seed: u64,
@@ -128,6 +138,20 @@ pub struct Limits {
     pub batch_max: usize,
     /// How much is kept of each child's stderr.
     pub stderr_max: usize,
+    /// How long an opening waits for a slow first server if its lists are cached; then the cache answers.
+    pub answer_after_cached: Duration,
+    /// The same without a cache: some clients list tools only once.
+    pub answer_after_uncached: Duration,
+    /// How long an opening waits after the first end of a server that was never ready; then it is answered without one.
+    pub broken_after: Duration,
+    /// How long an opening waits before the cache is read.
+    pub cache_read_after: Duration,
+    /// How long reading the cache may take; then the opening is answered as if there were none.
+    pub cache_read_max: Duration,
+    /// How long the cache is not written after a change, so that one write holds several.
+    pub cache_write_after: Duration,
+    /// How large an entry of the cache may be; a larger one is not kept.
+    pub cache_bytes_max: usize,
     /// How many bytes may wait for a child's pipe before the client is read only as fast as the child reads.
     pub queued_bytes_max: usize,
     /// How long a child may take nothing of such a queue; then the client is read again, and requests are refused.
@@ -158,6 +182,13 @@ impl Default for Limits {
             early_max: 64,
             batch_max: 256,
             stderr_max: 64 << 10,
+            answer_after_cached: Duration::from_secs(3),
+            answer_after_uncached: Duration::from_secs(20),
+            broken_after: Duration::from_secs(1),
+            cache_read_after: Duration::from_millis(250),
+            cache_read_max: Duration::from_secs(1),
+            cache_write_after: Duration::from_secs(2),
+            cache_bytes_max: 1 << 20,
             queued_bytes_max: 8 << 20,
             unread_max: Duration::from_secs(1),
             queued_bytes_stop: 32 << 20,
@@ -197,6 +228,11 @@ pub enum Event {
     TakenBack {
         generation: u32,
         unsent: Vec<(u64, Bytes)>,
+    },
+    /// The answer to `Action::ReadCache`: the text that was saved, if there is one.
+    CacheRead {
+        revision: String,
+        entry: Option<String>,
     },
     RestartAsked {
         ticket: u64,
@@ -280,6 +316,13 @@ pub enum Action {
     /// Take the lines out of a replaced child's queue that its pipe has not begun to take. Answered at once, before
     /// anything else is told.
     TakeBack(u32),
+    /// Read what this command's last run saved for this protocol revision.
+    ReadCache(String),
+    /// Save this for the next run, or remove what was saved.
+    SaveCache {
+        revision: String,
+        entry: Option<String>,
+    },
     Build,
     StopBuild,
     /// Start a child; it gets the next generation.
@@ -387,6 +430,8 @@ struct Opening {
     told: Capabilities,
     /// Answered by us, as no server could.
     local: bool,
+    /// Answered from the cache of the last run.
+    cached: bool,
 }
 
 /// One child process.
@@ -404,6 +449,10 @@ struct Child {
     stderr: Tail,
     /// When its handshake is late.
     handshake_by: Option<Instant>,
+    /// How long it may take.
+    handshake_max: Duration,
+    /// It was told `initialized`.
+    initialized: bool,
     fetches: BTreeMap<Kind, Fetch>,
     /// We stopped it; whatever it still says is not for the client.
     stopping: bool,
@@ -416,6 +465,8 @@ enum Private {
     Handshake,
     Restore(&'static str),
     Fetch(Kind),
+    /// A request of the client's that was answered without this child.
+    Answered,
 }
 
 /// A list on its way from a new child, to be compared.
@@ -522,6 +573,7 @@ struct Open {
     deadline: Option<Instant>,
     /// When a child was first asked.
     asked: Option<Instant>,
+    waited: answer_early::Waited,
 }
 
 /// The open requests of one id, oldest first: one, unless the client is careless.
@@ -642,6 +694,9 @@ pub struct Relay {
     discovered_told: Option<Capabilities>,
     /// No server came up at first, and the client was told so.
     broken: bool,
+    early: answer_early::AnswerEarly,
+    memory: cache::Memory,
+    heartbeats: heartbeat::Heartbeats,
     ever_ready: bool,
     ends_before_ready: u32,
 
@@ -710,6 +765,9 @@ impl Relay {
             discovered: None,
             discovered_told: None,
             broken: false,
+            early: answer_early::AnswerEarly::default(),
+            memory: cache::Memory::default(),
+            heartbeats: heartbeat::Heartbeats::default(),
             ever_ready: false,
             ends_before_ready: 0,
             current: Current::None,
@@ -764,6 +822,7 @@ impl Relay {
             Event::ServerWentDown { generation, how, unsent } => self.server_went_down(generation, how, unsent, now),
             Event::ServerQueue { generation, bytes } => self.queue_changed(generation, bytes, now),
             Event::TakenBack { generation, unsent } => self.taken_back(generation, unsent, now),
+            Event::CacheRead { revision, entry } => self.cache_read(&revision, entry.as_deref()),
             Event::RestartAsked { ticket, origin, reason } => {
                 self.restart_asked(Ticket::Outside(ticket), origin, reason, now);
             }
@@ -775,6 +834,7 @@ impl Relay {
             Event::TimePassed => self.time_passed(now),
         }
         self.last_generation = self.current_generation().or(self.last_generation);
+        self.memory_settles(now);
         mem::swap(&mut self.out, actions);
     }
 
@@ -796,6 +856,9 @@ impl Relay {
             consider(self.habits.deadline());
         }
         consider(self.backlog_deadline());
+        consider(self.early_deadline());
+        consider(self.memory_deadline());
+        consider(self.heartbeat_deadline());
         for open in self.timed() {
             consider(open.deadline);
             consider(self.hold_ends(open));
@@ -855,6 +918,9 @@ impl Relay {
             self.muted_files_due(now);
         }
         self.backlogs_time_passed(now);
+        self.early_time_passed(now);
+        self.memory_time_passed(now);
+        self.heartbeats_time_passed(now);
         self.begin_queued(now);
     }
 
@@ -1048,6 +1114,7 @@ impl Relay {
 
     /// The one answer of a closed request.
     fn answer(&mut self, open: &Open, line: Bytes) {
+        self.heartbeat_ends(open.seq);
         match open.batch {
             None => self.tell_client(line),
             Some(batch) => {
@@ -1065,6 +1132,7 @@ impl Relay {
 
     /// A closed request that is owed nothing.
     fn forget(&mut self, open: &Open) {
+        self.heartbeat_ends(open.seq);
         if let Some(batch) = open.batch {
             self.batch_answered(batch, None);
         }
@@ -1146,7 +1214,8 @@ impl Relay {
             && self.current == Current::Fresh(generation)
             && let Some(child) = self.children.get_mut(&generation)
         {
-            child.handshake_by = Some(now + self.settings.limits.first_handshake_max);
+            child.handshake_max = self.settings.limits.first_handshake_max;
+            child.handshake_by = Some(now + child.handshake_max);
         }
         if open.class == Class::Discover {
             self.probe = Probe::Unanswered;

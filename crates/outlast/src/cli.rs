@@ -125,6 +125,16 @@ pub struct Mcp {
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, help_heading = "Crashes")]
     pub start_timeout: Option<Duration>,
 
+    /// How long the first server may take for the handshake before outlast answers it, from the cache of this command's last
+    /// run or with its own tools; the server goes on starting [default: 3s with a cache, 20s without]
+    #[arg(long, value_name = "DURATION", value_parser = duration::argument, help_heading = "Slow servers")]
+    pub answer_after: Option<Duration>,
+
+    /// How often outlast reports progress of a call whose client sent a progress token and whose server reports none
+    /// [default: never]
+    #[arg(long, value_name = "DURATION", value_parser = heartbeat, help_heading = "Slow servers")]
+    pub heartbeat: Option<Duration>,
+
     /// How long a request waits for a server that is down before it is answered with an error.
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "30s", help_heading = "Crashes")]
     pub hold: Duration,
@@ -152,7 +162,7 @@ pub struct Mcp {
     /// Hand our own stdin and stdout to the server and only restart it: nothing is read, replayed or answered. Only
     /// for servers that need no handshake.
     #[arg(long, conflicts_with_all = ["watch", "build", "reload", "drain", "retry", "hold", "start_timeout", "no_tools",
-        "marker", "on_clean_exit"])]
+        "marker", "on_clean_exit", "answer_after", "heartbeat"])]
     pub inherit: bool,
 }
 
@@ -717,4 +727,14 @@ fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
 
 fn listen_address(text: &str) -> Result<SocketAddr, String> {
     listen::address::parse(text).ok_or_else(|| listen::address::FORMS.replace('"', "`"))
+}
+
+/// The shortest time between two heartbeats of a call.
+pub const HEARTBEAT_MIN: Duration = Duration::from_millis(100);
+
+fn heartbeat(text: &str) -> Result<Duration, String> {
+    duration::argument(text).and_then(|every| match every {
+        every if every < HEARTBEAT_MIN => Err("at least 100ms are wanted".to_owned()),
+        every => Ok(every),
+    })
 }

@@ -29,6 +29,7 @@ use crate::{
     os::{self, Keeper, Outer},
     report::{self, Report, shell_quote},
     session_record::{Records, SessionRecord, State},
+    start_cache::StartCache,
     terminal::{self, Parts, Place, Terminal},
     watch::Watch,
 };
@@ -96,6 +97,9 @@ async fn serve(arguments: cli::Mcp, keeper: Keeper, cwd: &Path) -> Result<u8, Re
         build: arguments.build.clone(),
         grace,
         id: id.clone(),
+        cache: env::home_dir()
+            .filter(|home| home.is_absolute() && !arguments.inherit)
+            .map(|home| StartCache::of(&home, arguments.command.iter().map(|word| word.as_os_str()), cwd)),
     };
     let instance = Instance {
         id: id.clone(),
@@ -117,7 +121,9 @@ async fn serve(arguments: cli::Mcp, keeper: Keeper, cwd: &Path) -> Result<u8, Re
     let stdout = os::stdout().map_err(failed("cannot write to stdout"))?;
     let hangups = os::Hangups::begin().map_err(failed("cannot watch stdin and stdout"))?;
     let markers = Markers::new(&home, &id, arguments.marker.clone());
-    let relay = Relay::new(settings(&arguments, id, name));
+    let mut settings = settings(&arguments, id, name);
+    settings.cache = plan.cache.is_some();
+    let relay = Relay::new(settings);
     Ok(Driver::new(plan, relay, household, stops, stdin, stdout, hangups, journal, markers, watch, control).run().await)
 }
 
@@ -367,6 +373,9 @@ fn settings(arguments: &cli::Mcp, id: String, name: String) -> Settings {
             cli::OnCleanExit::End => relay::OnCleanExit::End,
             cli::OnCleanExit::Restart => relay::OnCleanExit::Restart,
         },
+        answer_after: arguments.answer_after,
+        cache: false,
+        heartbeat: arguments.heartbeat,
         policy: policy(arguments),
         seed: home::random(),
         random: format!("{:08x}", home::random() >> 32),

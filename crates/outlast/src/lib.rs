@@ -37,6 +37,7 @@ pub mod report;
 pub mod rollout;
 pub mod session_record;
 pub mod sessions;
+pub mod start_cache;
 pub mod table;
 pub mod terminal;
 pub mod top;

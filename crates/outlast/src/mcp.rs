@@ -34,6 +34,7 @@ use crate::{
     os::{self, Household, News, Order, Sink, Source, Stdio},
     outbox::{BYTES_HIGH, Outbox},
     report,
+    start_cache::StartCache,
     watch::{Look, Watch},
 };
 
@@ -60,6 +61,8 @@ pub struct Plan {
     pub build: Option<String>,
     pub grace: Grace,
     pub id: String,
+    /// Where the last run of this command left what it told its client; none without a home directory.
+    pub cache: Option<StartCache>,
 }
 
 /// Everything around one conversation.
@@ -92,6 +95,10 @@ pub struct Driver {
     markers: Markers,
     writing: Option<JoinHandle<Result<String, NotWritten>>>,
     readings: Vec<(u64, JoinHandle<marker::Reading>)>,
+    cache_reading: Option<(String, JoinHandle<Result<Option<String>, String>>)>,
+    cache_saving: Option<JoinHandle<io::Result<()>>>,
+    /// What is saved after the save that runs: revision and entry.
+    cache_next: Option<(String, Option<String>)>,
     watch: Option<Watch>,
     /// Changed files that are being looked at, off the loop. Until that is done no further changes are taken.
     looking: Option<(Changed, JoinHandle<Vec<Look>>)>,
@@ -177,6 +184,9 @@ impl Driver {
             markers,
             writing: None,
             readings: Vec::new(),
+            cache_reading: None,
+            cache_saving: None,
+            cache_next: None,
             watch,
             looking: None,
             loaded_at: None,
@@ -213,7 +223,7 @@ impl Driver {
             moved |= self.poll_control(cx);
             moved |= self.flush(cx);
             if let Some((code, until)) = self.ending {
-                let quiet = self.to_client.is_empty() && self.kids.is_empty();
+                let quiet = self.to_client.is_empty() && self.kids.is_empty() && self.cache_saving.is_none();
                 if quiet || until <= Instant::now() {
                     return Poll::Ready(code);
                 }
@@ -254,6 +264,16 @@ impl Driver {
                 if let Some(kid) = self.kids.get_mut(&generation) {
                     kid.outbox.put(line, mark);
                 }
+            }
+            Action::ReadCache(revision) => {
+                if let Some(cache) = self.plan.cache.clone() {
+                    let of = revision.clone();
+                    self.cache_reading = Some((revision, tokio::task::spawn_blocking(move || cache.read(&of))));
+                }
+            }
+            Action::SaveCache { revision, entry } => {
+                self.cache_next = Some((revision, entry));
+                self.save_cache();
             }
             Action::TakeBack(generation) => self.take_back.push(generation),
             Action::Start => self.start(),
@@ -789,8 +809,48 @@ impl Driver {
         }));
     }
 
-    fn poll_files(&mut self, cx: &mut Context<'_>) -> bool {
+    /// Begins the next save, unless one runs.
+    fn save_cache(&mut self) {
+        if self.cache_saving.is_none()
+            && let Some(cache) = self.plan.cache.clone()
+            && let Some((revision, entry)) = self.cache_next.take()
+        {
+            self.cache_saving = Some(tokio::task::spawn_blocking(move || cache.save(&revision, entry.as_deref())));
+        }
+    }
+
+    fn poll_cache(&mut self, cx: &mut Context<'_>) -> bool {
         let mut moved = false;
+        if let Some((_, reading)) = &mut self.cache_reading
+            && let Poll::Ready(read) = Pin::new(reading).poll(cx)
+        {
+            let (revision, _) = self.cache_reading.take().expect("looked at above");
+            let entry = match read {
+                Ok(Ok(entry)) => entry,
+                Ok(Err(why)) => {
+                    self.journal.note(&format!("the cache of this command's last run is ignored: {why}"));
+                    None
+                }
+                Err(_) => None,
+            };
+            self.tell(Event::CacheRead { revision, entry });
+            moved = true;
+        }
+        if let Some(saving) = &mut self.cache_saving
+            && let Poll::Ready(saved) = Pin::new(saving).poll(cx)
+        {
+            self.cache_saving = None;
+            if let Ok(Err(error)) = saved {
+                self.journal.note(&format!("what the server offers could not be cached for the next start: {error}"));
+            }
+            self.save_cache();
+            moved = true;
+        }
+        moved
+    }
+
+    fn poll_files(&mut self, cx: &mut Context<'_>) -> bool {
+        let mut moved = self.poll_cache(cx);
         if let Some(writing) = &mut self.writing
             && let Poll::Ready(result) = Pin::new(writing).poll(cx)
         {

@@ -25,6 +25,7 @@ impl Relay {
         let was_probe = self.probe_only && self.client == Client::Modern;
         self.note_era(method, params);
         let mut open = self.open(id, method, params, batch);
+        open.waited.arrived = Some(now);
         if open.class == Class::Initialize {
             // Every later child hears it again.
             open.kept = Some(Bytes::copy_from_slice(line));
@@ -35,9 +36,13 @@ impl Relay {
         if let Class::Call { .. } = open.class
             && let Some(tool) = self.our_tool(&open.what)
         {
-            return self.call_ours(open, tool, params.arguments(), now);
+            let seq = open.seq;
+            self.call_ours(open, tool, params.arguments(), now);
+            return self.heartbeat_begins(seq, now);
         }
+        let seq = open.seq;
         self.place(open, line.clone(), now);
+        self.heartbeat_begins(seq, now);
     }
 
     /// The client's first words decide the era.
@@ -114,6 +119,7 @@ impl Relay {
             listen,
             deadline: None,
             asked: None,
+            waited: answer_early::Waited::default(),
         })
     }
 
@@ -211,6 +217,7 @@ impl Relay {
             Class::List(kind) => {
                 let inside = match self.shown.get(kind) {
                     Some(shown) => shown.last_good()?.joined()?,
+                    None if self.cached_list(*kind).is_some() => self.cached_list(*kind)?.joined()?,
                     // A broken start told the client of lists that hold nothing yet.
                     None if self.broken => String::new(),
                     None => return None,
@@ -228,7 +235,11 @@ impl Relay {
     /// From here on the client holds the list that it is given.
     fn answer_remembered(&mut self, open: &Open, answer: Bytes) {
         if let Class::List(kind) = open.class {
-            let items = self.shown.get(&kind).and_then(Shown::last_good).cloned().unwrap_or_default();
+            let items = match self.shown.get(&kind) {
+                Some(shown) => shown.last_good(),
+                None => self.cached_list(kind),
+            };
+            let items = items.cloned().unwrap_or_default();
             self.note_shown_locally(kind, items);
         }
         self.answer(open, answer);
@@ -263,6 +274,12 @@ impl Relay {
     pub(super) fn answer_without_server(&mut self, open: Box<Open>, now: Instant) {
         if let Some(answer) = self.remembered(&open) {
             return self.answer_remembered(&open, answer);
+        }
+        if open.class == Class::Initialize
+            && let Some((answer, version, told)) = self.initialize_from_cache(&open)
+        {
+            self.opened_by_us(&open, version, told, true);
+            return self.answer(&open, answer);
         }
         let answer = match &open.class {
             Class::Initialize => Some(self.initialize_locally(&open)),
@@ -301,6 +318,9 @@ impl Relay {
         open.place = Place::Held;
         let since = *open.waiting_since.get_or_insert(now);
         let is_opening = self.is_first_opening(&open);
+        if matches!(self.current, Current::Down { .. }) && self.ends_before_ready > 0 {
+            open.waited.met_end.get_or_insert(now);
+        }
         if let Current::Down { at } = self.current
             && self.wants_start()
         {
@@ -384,6 +404,7 @@ impl Relay {
     fn initialize_after_probe(&mut self, open: Box<Open>, line: &Bytes, now: Instant) {
         self.probe_only = false;
         self.meta.clear();
+        self.forget_early();
         let locked = match (&self.current, self.probe) {
             (Current::Fresh(n), Probe::Unanswered | Probe::Locked) => Some(*n),
             // It has answered in the stateless era, or is being probed by us.
@@ -454,11 +475,15 @@ impl Relay {
         let restart = self.listed_name(Tool::Restart);
         let status = self.listed_name(Tool::Status);
         let name = &self.settings.name;
-        let why = self.last_end.as_ref().map_or_else(|| "it is not there yet".into(), |end| end.how.to_string());
-        let help = if self.settings.tools {
-            format!("`{status}` shows its stderr; mend it, then call `{restart}`.")
-        } else {
-            "See its stderr in the log of outlast; mend it, then run `outlast restart`.".into()
+        let state = match &self.last_end {
+            Some(end) => format!("is not running ({}).", end.how),
+            None => "has not finished its start yet. What it offers is listed when it has.".into(),
+        };
+        let help = match (self.settings.tools, &self.last_end) {
+            (true, Some(_)) => format!("`{status}` shows its stderr; mend it, then call `{restart}`."),
+            (true, None) => format!("`{status}` shows its stderr."),
+            (false, Some(_)) => "See its stderr in the log of outlast; mend it, then run `outlast restart`.".into(),
+            (false, None) => "See its stderr in the log of outlast.".into(),
         };
         let result = json!({
             "protocolVersion": version,
@@ -470,7 +495,7 @@ impl Relay {
                 "completions": {},
             },
             "serverInfo": words::server_info(),
-            "instructions": format!("The server `{name}` is not running ({why}). {help}"),
+            "instructions": format!("The server `{name}` {state} {help}"),
         });
         message::result_line(&open.id, &result.to_string())
     }
@@ -481,19 +506,24 @@ impl Relay {
     }
 
     fn opened_locally(&mut self, open: &Open) {
-        let Some(line) = open.kept.clone() else { return };
         let version = self.version_asked(open);
         self.broken = true;
+        self.opened_by_us(open, version, Capabilities::ALL, false);
+        self.note("The handshake was answered without a server, so that it can be mended".into());
+    }
+
+    /// The client's handshake was answered by us; each child gets it as a replay.
+    fn opened_by_us(&mut self, open: &Open, version: String, told: Capabilities, cached: bool) {
+        let Some(line) = open.kept.clone() else { return };
         self.opened_anew();
         let spoken = version.clone();
-        self.opening = Some(Opening { line, version, spoken, told: Capabilities::ALL, local: true });
+        self.opening = Some(Opening { line, version, spoken, told, local: true, cached });
         // From now on it goes out in the replay.
         if let Some((seq, _)) = &self.initialized
             && let Some(held) = self.held.remove(seq)
         {
             self.held_bytes -= held.line.len();
         }
-        self.note("The handshake was answered without a server, so that it can be mended".into());
     }
 
     fn discover_locally(&self, open: &Open) -> Bytes {
@@ -536,7 +566,12 @@ impl Relay {
                     self.client = Client::Ready;
                 }
                 match self.live() {
-                    Some(generation) => self.tell_server(generation, line.clone(), None),
+                    Some(generation) => {
+                        if let Some(child) = self.children.get_mut(&generation) {
+                            child.initialized = true;
+                        }
+                        self.tell_server(generation, line.clone(), None);
+                    }
                     // Said before the answer to `initialize`, it goes out after that and not in a replay.
                     None if self.opening.is_none() => self.pass_or_hold(line, Some(seq), now),
                     None => {}
@@ -576,6 +611,8 @@ impl Relay {
                     self.forget(&open);
                 } else {
                     open.cancelled = true;
+                    self.heartbeats.cancelled(seq);
+                    let open = self.opens.get_mut(&seq).expect("found above");
                     let (batch, is_probe) = (open.batch.take(), open.class == Class::Discover);
                     // The rest of its batch waits no longer for it.
                     if let Some(batch) = batch {
@@ -667,7 +704,7 @@ fn line_of(member: Raw<'_>) -> Bytes {
 }
 
 /// The protocol version that an `initialize` asks for.
-fn version_of(line: &[u8]) -> Option<String> {
+pub(super) fn version_of(line: &[u8]) -> Option<String> {
     match message::parse(line).ok()? {
         Message::Request { params, .. } => params.protocol_version().and_then(text),
         _ => None,

@@ -22,6 +22,7 @@ impl Relay {
         shown.next = page.next.clone();
         if shown.is_complete() {
             shown.before = None;
+            self.remember_list(kind, &shown.items);
         }
         self.shown.insert(kind, shown);
         if kind == Kind::Tools {
@@ -156,6 +157,9 @@ impl Relay {
     /// The new list is known, or cannot be had: then the old one cannot be vouched for.
     fn conclude(&mut self, generation: u32, kind: Kind, items: Option<Items>, now: Instant) {
         let ours_before = self.our_names();
+        if let Some(items) = &items {
+            self.remember_list(kind, items);
+        }
         let shown = self.shown.entry(kind).or_default();
         let doubtful = shown.doubtful;
         let diff = items.as_ref().map(|items| Diff::between(shown, items));

@@ -42,6 +42,7 @@ impl Relay {
                 self.start(Role::Current);
             }
         }
+        self.note_end_before_ready(now);
         self.check_holds(now);
         self.begin_queued(now);
         self.end_if_alone(now);
@@ -436,6 +437,9 @@ impl Relay {
                     format!("The server ended ({how}) before it answered `{what}`.{space}{sentence}")
                 }
             }
+            7002 if self.last_end.is_none() => {
+                format!("{was_not_run}: the server has not finished its start yet. {sentence}")
+            }
             7002 => format!("{was_not_run}: the server is down ({how}). {sentence}"),
             7003 => {
                 let crashes = match &self.current {
@@ -488,6 +492,7 @@ impl Relay {
         if self.is_leaving() {
             return;
         }
+        self.save_memory();
         self.client = Client::Gone;
         let waiting: Vec<u64> =
             self.opens.values().filter(|open| !matches!(open.place, Place::On(_))).map(|open| open.seq).collect();

@@ -68,6 +68,15 @@ impl Relay {
         }
     }
 
+    /// Subscriptions that a child has been asked for and has not acknowledged yet.
+    pub(super) fn acknowledge_listens(&mut self, generation: u32) {
+        for seq in self.listens() {
+            if self.opens[&seq].place == Place::On(generation) {
+                self.acknowledge(seq);
+            }
+        }
+    }
+
     /// Opens every subscription on a child that did not have it.
     pub(super) fn reopen_listens(&mut self, generation: u32) {
         for seq in self.listens() {

@@ -92,8 +92,9 @@ impl Relay {
             return self.private_answered(generation, private, result, error, now);
         }
         let seq = match role {
-            ServerRole::Serving | ServerRole::Draining => self.oldest(&id, |open| open.place == Place::On(generation)),
-            ServerRole::Waiting | ServerRole::Retired => None,
+            ServerRole::Retired => None,
+            // One whose handshake was answered early may have been asked more before that.
+            _ => self.oldest(&id, |open| open.place == Place::On(generation)),
         };
         let Some(seq) = seq else {
             match message::has_version(line) {
@@ -243,7 +244,8 @@ impl Relay {
         let opening = open.kept.clone().expect("an initialize is always kept");
         let version = version.and_then(text).unwrap_or_default();
         let spoken = version.clone();
-        self.opening = Some(Opening { line: opening, version, spoken, told, local: false });
+        self.opening = Some(Opening { line: opening, version, spoken, told, local: false, cached: false });
+        self.remember_opening(result);
         self.promise(result, capabilities, line)
     }
 
@@ -254,6 +256,7 @@ impl Relay {
             child.capabilities = Some(has);
         }
         self.discovered_told = Some(Capabilities { tools: has.tools || self.settings.tools, ..has });
+        self.remember_opening(result);
         let edited = self.promise(result, capabilities, line);
         if let Ok(Message::Response { result: Some(result), .. }) = message::parse(&edited)
             && result.get().len() <= self.settings.limits.list_bytes_max
@@ -264,7 +267,7 @@ impl Relay {
     }
 
     /// The result of an opening, promising what we see to: changed lists are announced, our tools are there.
-    fn promise(&self, result: Raw<'_>, capabilities: Option<Raw<'_>>, line: &Bytes) -> Bytes {
+    pub(super) fn promise(&self, result: Raw<'_>, capabilities: Option<Raw<'_>>, line: &Bytes) -> Bytes {
         let mut edits = Vec::new();
         match capabilities.and_then(|raw| Some((raw, pick(raw, Family::ALL.map(Family::name))?))) {
             Some((raw, families)) => {
@@ -398,8 +401,8 @@ impl Relay {
             ("notifications/subscriptions/acknowledged", _) => {
                 return self.acknowledged(generation, role == ServerRole::Serving, params, line);
             }
-            (_, ServerRole::Waiting) => false,
             ("notifications/progress", _) => self.progress_passes(generation, role, params),
+            (_, ServerRole::Waiting) => false,
             ("notifications/resources/updated", ServerRole::Draining) => false,
             _ => match (Family::of(method), role) {
                 (Some(_), ServerRole::Draining) => false,
@@ -417,6 +420,7 @@ impl Relay {
     fn progress_passes(&mut self, generation: u32, role: ServerRole, params: &Params<'_>) -> bool {
         let token = params.progress_token().and_then(|token| Id::parse(token.get()));
         let seq = token.and_then(|token| self.tokens.get(&token).copied());
+        let told = seq.and_then(|seq| self.heartbeat_value(seq));
         let Some(open) = seq.and_then(|seq| self.opens.get_mut(&seq)) else {
             return role == ServerRole::Serving;
         };
@@ -427,8 +431,12 @@ impl Relay {
         match value {
             // Progress must rise, and the first child may have come further.
             Some(value) if (open.resent > 0 || open.class == Class::Listen) && value <= open.progress => false,
+            // The same below what outlast has told in its own name.
+            Some(value) if told.is_some_and(|told| value <= told) => false,
             Some(value) => {
                 open.progress = open.progress.max(value);
+                let seq = open.seq;
+                self.heartbeat_ends(seq);
                 true
             }
             None => true,
@@ -501,6 +509,8 @@ impl Relay {
                 early: Vec::new(),
                 stderr: Tail::default(),
                 handshake_by: None,
+                handshake_max: self.settings.limits.handshake_max,
+                initialized: false,
                 fetches: BTreeMap::new(),
                 stopping: false,
                 backlog: None,
@@ -518,17 +528,18 @@ impl Relay {
         if role == Role::Candidate && matches!(self.current, Current::Serving(_)) {
             self.candidate = Some(generation);
             self.restart_has_child(generation);
-            return self.replay(generation, now);
+            return self.replay(generation, self.settings.limits.handshake_max, now);
         }
         self.restarts.child_started(now);
         if generation > 1 {
             self.replaced += 1;
         }
         let opened = self.opening.is_some() && self.client != Client::Modern;
-        if opened || (self.client == Client::Modern && (self.modern_served || (self.broken && !self.probe_only))) {
+        let modern = self.modern_served || (self.broken && !self.probe_only) || self.is_told_modern();
+        if opened || (self.client == Client::Modern && modern) {
             self.current = Current::Replaying(generation);
             self.restart_has_child(generation);
-            self.replay(generation, now);
+            self.replay(generation, self.settings.limits.handshake_max, now);
         } else {
             self.current = Current::Fresh(generation);
             self.reopen_listens(generation);
@@ -543,17 +554,20 @@ impl Relay {
     }
 
     /// Our private handshake.
-    fn replay(&mut self, generation: u32, now: Instant) {
+    pub(super) fn replay(&mut self, generation: u32, max: Duration, now: Instant) {
         let id = self.private_id();
         let line = if self.client == Client::Modern {
             let meta = own_meta(&self.meta);
             line(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"server/discover","params":{{"_meta":{meta}}}}}"#))
         } else {
-            let opening = &self.opening.as_ref().expect("only an opened client is replayed").line;
-            with_id(opening, &id)
+            let opening = self.opening.as_ref().expect("only an opened client is replayed");
+            let line = with_id(&opening.line, &id);
+            // A server that has learned a newer revision since is asked for the one that the client was told.
+            if opening.cached { with_version(&line, &opening.version) } else { line }
         };
         let child = self.children.get_mut(&generation).expect("just started");
-        child.handshake_by = Some(now + self.settings.limits.handshake_max);
+        child.handshake_max = max;
+        child.handshake_by = Some(now + max);
         child.private.insert(id, Private::Handshake);
         self.tell_server(generation, line, None);
     }
@@ -574,8 +588,11 @@ impl Relay {
                     (None, modern) => Err(refusal(error, modern)),
                 };
                 match checked {
-                    Ok(capabilities) => self.handshake_done(generation, capabilities, now),
-                    Err(why) => self.handshake_failed(generation, How::HandshakeRefused(why), now),
+                    Ok(capabilities) => {
+                        result.into_iter().for_each(|result| self.remember_opening(result));
+                        self.handshake_done(generation, capabilities, now);
+                    }
+                    Err(why) => self.handshake_refused(generation, How::HandshakeRefused(why), now),
                 }
             }
             Private::Restore(what) => {
@@ -584,6 +601,7 @@ impl Relay {
                 }
             }
             Private::Fetch(kind) => self.fetched(generation, kind, result, now),
+            Private::Answered => {}
         }
     }
 
@@ -624,7 +642,10 @@ impl Relay {
         child.capabilities = Some(capabilities);
         child.handshake_by = None;
         if self.client != Client::Modern {
-            if let Some((_, initialized)) = self.initialized.clone() {
+            if let Some((_, initialized)) = self.initialized.clone()
+                && let Some(child) = self.children.get_mut(&generation)
+                && !mem::replace(&mut child.initialized, true)
+            {
                 self.tell_server(generation, initialized, None);
             }
             if capabilities.logging
@@ -694,10 +715,15 @@ impl Relay {
     }
 
     pub(super) fn handshake_late(&mut self, generation: u32, now: Instant) {
-        let limits = &self.settings.limits;
-        let fresh = self.current == Current::Fresh(generation);
-        let limit = if fresh { limits.first_handshake_max } else { limits.handshake_max };
+        let Some(limit) = self.children.get(&generation).map(|child| child.handshake_max) else { return };
         self.handshake_failed(generation, How::HandshakeLate(limit), now);
+    }
+
+    fn handshake_refused(&mut self, generation: u32, how: How, now: Instant) {
+        if !self.ever_ready {
+            self.refused_after_cache();
+        }
+        self.handshake_failed(generation, how, now);
     }
 
     /// It is stopped, and its end decides what comes next; a candidate's failure is known at once.
@@ -744,6 +770,17 @@ pub(super) fn with_id(line: &Bytes, id: &Id) -> Bytes {
             let at = old.place(line).expect("a request has an id");
             splice(line, vec![Edit { at, with: id.to_string() }])
         }
+        _ => line.clone(),
+    }
+}
+
+/// An `initialize` that asks for another protocol version.
+fn with_version(line: &Bytes, version: &str) -> Bytes {
+    match message::parse(line) {
+        Ok(Message::Request { params, .. }) => match params.protocol_version() {
+            Some(asked) => splice(line, vec![Edit::replace(line, asked, quote(version))]),
+            None => line.clone(),
+        },
         _ => line.clone(),
     }
 }

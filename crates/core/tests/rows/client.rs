@@ -25,14 +25,14 @@ fn down() -> Story {
 
 #[test]
 fn q1_an_initialize_waits_for_a_server_and_is_sent_again_after_one_end() {
-    let mut story = Story::unborn();
+    let mut story = Story::unborn_with(quick);
     story.client(INITIALIZE);
     story.client_hears_nothing();
     story.started(1);
     story.child_hears(1, &[INITIALIZE]);
     story.dies(1, code(1));
     story.client_hears_nothing();
-    story.passes(secs(1));
+    story.passes(ms(500));
     story.was_done(&["start"]);
     story.started(2);
     story.child_hears(2, &[INITIALIZE]);

@@ -138,24 +138,83 @@ fn h4_a_child_of_another_version_or_era_fails() {
 
 #[test]
 fn b1_an_opening_is_answered_by_us_at_the_second_end_before_ready() {
-    let mut story = Story::fresh();
+    let mut story = Story::fresh_with(quick);
     story.client(INITIALIZE);
     story.dies(1, code(1));
     story.client_hears_nothing();
-    story.passes(secs(1));
+    story.passes(ms(500));
     story.started(2);
     story.dies(2, code(1));
     let answer = parsed(&story.answer());
     assert_eq!((&answer["id"], &answer["result"]["serverInfo"]["name"]), (&json!(0), &json!("outlast")));
 
-    let mut story = Story::fresh();
+    let mut story = Story::fresh_with(quick);
     story.client(&modern(0, "server/discover", ""));
     story.dies(1, code(1));
     story.client_hears_nothing();
-    story.passes(secs(1));
+    story.passes(ms(500));
     story.started(2);
     story.dies(2, code(1));
     story.client_hears(&[&error(0, -32601, "Method not found")]);
+}
+
+#[test]
+fn b1_an_opening_is_answered_by_us_one_second_after_the_first_end_before_ready() {
+    for exit in [0, 1] {
+        let mut story = Story::fresh_with(quick);
+        story.client(INITIALIZE);
+        story.passes(ms(2_400));
+        story.dies(1, code(exit));
+        story.passes(ms(999));
+        story.client_hears_nothing();
+        story.started(2);
+        story.child_hears(2, &[INITIALIZE]);
+        story.forget();
+        story.passes(ms(1));
+        assert_eq!(parsed(&story.answer())["result"]["serverInfo"]["name"], "outlast");
+        // The next child has the client's own `initialize`; its answer is now a handshake with us.
+        story.client(INITIALIZED);
+        story.client(&call(1, "t"));
+        story.child_hears_nothing(2);
+        story.child(2, &result(0, &initialize_result("2025-11-25", ALL)));
+        story.client_hears_nothing();
+        assert_eq!(story.told_server(2)[..2], [INITIALIZED.to_owned(), call(1, "t")]);
+        story.was_done(&["ready 2"]);
+    }
+
+    // The next child is ready by then: nothing of the end is seen.
+    let mut story = Story::fresh_with(quick);
+    story.client(INITIALIZE);
+    story.dies(1, code(1));
+    story.passes(ms(500));
+    story.started(2);
+    story.child(2, &result(0, &initialize_result("2025-11-25", r#"{"tools":{}}"#)));
+    story.passes(secs(60));
+    story.client_hears(&[&result(0, &initialize_result("2025-11-25", r#"{"tools":{"listChanged":true}}"#))]);
+
+    let mut story = Story::fresh_with(quick);
+    story.client(&modern(0, "server/discover", ""));
+    story.dies(1, code(1));
+    story.passes(ms(500));
+    story.started(2);
+    story.passes(ms(500));
+    story.client_hears(&[&error(0, -32601, "Method not found")]);
+
+    // An opening that comes after the end has its second, too; with a child alive it is a slow one.
+    let mut story = Story::fresh();
+    story.dies(1, code(1));
+    story.client(INITIALIZE);
+    story.passes(ms(999));
+    story.client_hears_nothing();
+    story.passes(ms(1));
+    assert_eq!(parsed(&story.answer())["result"]["serverInfo"]["name"], "outlast");
+    let mut story = Story::fresh();
+    story.dies(1, code(1));
+    story.passes(secs(1));
+    story.started(2);
+    story.client(INITIALIZE);
+    story.passes(secs(19));
+    story.client_hears_nothing();
 }
 
 #[test]
@@ -187,6 +246,18 @@ fn b1_an_opening_is_answered_by_us_at_giving_up_and_when_the_next_try_is_far() {
 #[test]
 fn b1_a_slow_child_is_waited_for_up_to_a_point() {
     let mut story = Story::fresh();
+    story.client(INITIALIZE);
+    story.passes(ms(19_999));
+    story.client_hears_nothing();
+    story.passes(ms(1));
+    let answer = parsed(&story.answer());
+    assert_eq!(answer["result"]["serverInfo"]["name"], "outlast");
+    assert!(answer["result"]["instructions"].to_string().contains("has not finished its start yet"), "{answer}");
+    story.was_done(&[]);
+    story.passes(secs(100));
+    story.was_done(&["stop 1: did not finish its handshake in 120 s"]);
+
+    let mut story = Story::fresh_with(|settings| settings.answer_after = Some(secs(200)));
     story.client(INITIALIZE);
     story.passes(secs(119));
     story.client_hears_nothing();
@@ -285,6 +356,54 @@ fn b4_a_modern_client_without_a_server_has_our_tools_and_empty_lists() {
     story.comes_up(1);
     let told = story.told_server(1);
     assert!(told.contains(&modern(3, "tools/call", r#""name":"t""#)), "{told:#?}");
+}
+
+#[test]
+fn b4_a_modern_client_is_answered_one_second_after_the_first_end() {
+    let listen = modern(2, "subscriptions/listen", r#""notifications":{"toolsListChanged":true}"#);
+    let mut story = Story::fresh_with(quick);
+    story.client(&modern(1, "tools/list", "")).client(&listen).client(&modern(3, "resources/list", ""));
+    story.dies(1, code(1));
+    story.client(&modern(4, "prompts/list", "")).client(&modern(5, "tools/call", r#""name":"t""#));
+    let told = story.told_client();
+    assert_eq!(told.len(), 1, "the listen is acknowledged: {told:#?}");
+    story.passes(ms(999));
+    story.started(2);
+    story.client_hears_nothing();
+    story.passes(ms(1));
+    let told = story.told_client();
+    assert_eq!(told.len(), 3, "the call is held or with the new child: {told:#?}");
+    assert_eq!(tool_names(&told[0]), OURS);
+    assert_eq!(parsed(&told[1])["result"]["resources"], json!([]));
+    assert_eq!(parsed(&told[2])["result"]["prompts"], json!([]));
+    // The child was sent these requests before; what it answers now is not for the client, except to the call.
+    story.child(2, &result(1, r#"{"tools":[{"name":"late"}]}"#));
+    story.client_hears_nothing();
+    story.child(2, &result(5, "{}"));
+    story.client_hears(&[&result(5, "{}")]);
+    story.shakes_hands(2, ALL);
+    story.was_done(&["start", "ready 2"]);
+    story.answers_private(2, "tools/list", r#"{"tools":[{"name":"t"}]}"#);
+    let told = story.told_client();
+    assert!(told.len() == 1 && told[0].contains("tools/list_changed"), "{told:#?}");
+}
+
+#[test]
+fn b4_a_modern_client_of_a_slow_server_has_our_tools_after_a_while() {
+    let mut story = Story::fresh();
+    story.client(&modern(1, "tools/list", "")).client(&modern(2, "tools/call", r#""name":"t""#));
+    story.passes(ms(19_999));
+    story.client_hears_nothing();
+    story.forget();
+    story.passes(ms(1));
+    assert_eq!(tool_names(&story.answer()), OURS);
+    assert_eq!(story.private_request(1).1, "server/discover");
+    story.client(&modern(3, "prompts/list", ""));
+    assert_eq!(parsed(&story.answer())["result"]["prompts"], json!([]));
+    story.shakes_hands(1, ALL);
+    story.was_done(&["ready 1"]);
+    story.child(1, &result(2, "{}"));
+    story.client_hears(&[&result(2, "{}")]);
 }
 
 #[test]

@@ -13,5 +13,6 @@ mod records;
 mod reload;
 mod reports;
 mod server;
+mod slow;
 mod story;
 mod tools;

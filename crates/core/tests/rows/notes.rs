@@ -38,12 +38,12 @@ fn n1_initialized_is_kept_for_the_replay() {
 
 #[test]
 fn n1_a_client_that_does_not_wait_for_answers_is_heard_in_order() {
-    let mut story = Story::unborn();
+    let mut story = Story::unborn_with(quick);
     story.client(INITIALIZE).client(INITIALIZED).client(&ask(1, "tools/list"));
     story.started(1);
     story.child_hears(1, &[INITIALIZE, INITIALIZED, &ask(1, "tools/list")]);
     story.dies(1, code(1));
-    story.passes(secs(1));
+    story.passes(ms(500));
     story.started(2);
     story.child_hears(2, &[INITIALIZE, INITIALIZED, &ask(1, "tools/list")]);
 }
@@ -168,11 +168,11 @@ fn n5_a_cancelled_listen_is_over() {
 
 #[test]
 fn n6_other_cancellations_go_to_the_child_that_serves() {
-    let mut story = Story::fresh();
+    let mut story = Story::fresh_with(quick);
     story.client(INITIALIZE).client(&cancel(0)).client(&cancel(9));
     story.child_hears(1, &[INITIALIZE, &cancel(0), &cancel(9)]);
     story.dies(1, code(1));
-    story.passes(secs(1));
+    story.passes(ms(500));
     story.started(2);
     story.child_hears(2, &[INITIALIZE]);
 

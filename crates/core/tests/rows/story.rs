@@ -75,6 +75,11 @@ pub fn cancel(id: impl std::fmt::Display) -> String {
     format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#)
 }
 
+/// The next child starts before an opening is answered without one.
+pub fn quick(settings: &mut Settings) {
+    settings.policy.delays = outlast_core::restarts::Delays::Steps(vec![(1, ms(500))]);
+}
+
 /// What the client hears when a server's own request lost its server.
 pub fn cancelled(id: impl std::fmt::Display) -> String {
     format!(
@@ -110,6 +115,8 @@ pub struct Story {
     done: Vec<String>,
     /// Children whose queues were asked for.
     take_backs: Vec<u32>,
+    /// What was saved for the next run.
+    saved: Vec<Option<String>>,
     records: Vec<Record>,
     client_left: bool,
     ends: u32,
@@ -130,6 +137,9 @@ impl Story {
             reload: Reload::BlueGreen,
             build: false,
             on_clean_exit: OnCleanExit::End,
+            answer_after: None,
+            cache: false,
+            heartbeat: None,
             policy: Policy::watchdog(),
             seed: 1,
             random: "r".into(),
@@ -146,6 +156,7 @@ impl Story {
             marked: BTreeMap::new(),
             done: Vec::new(),
             take_backs: Vec::new(),
+            saved: Vec::new(),
             records: Vec::new(),
             client_left: false,
             ends: 0,
@@ -210,6 +221,11 @@ impl Story {
                 }
                 Action::Record(record) => {
                     self.records.push(record);
+                    continue;
+                }
+                Action::ReadCache(revision) => format!("read cache {revision}"),
+                Action::SaveCache { entry, .. } => {
+                    self.saved.push(entry);
                     continue;
                 }
                 Action::TakeBack(generation) => {
@@ -300,6 +316,20 @@ impl Story {
     /// Whether the queue of a child was asked for.
     pub fn is_asked_back(&self, generation: u32) -> bool {
         self.take_backs.contains(&generation)
+    }
+
+    pub fn cache_is_read(&mut self, revision: &str, entry: Option<&str>) {
+        self.happens(Event::CacheRead { revision: revision.into(), entry: entry.map(str::to_owned) });
+    }
+
+    /// The last thing that was saved for the next run.
+    pub fn saved(&mut self) -> Option<String> {
+        std::mem::take(&mut self.saved).pop().flatten()
+    }
+
+    /// Whether an entry was removed since the last look.
+    pub fn removed(&mut self) -> bool {
+        std::mem::take(&mut self.saved).contains(&None)
     }
 
     pub fn reads_client(&self) -> bool {

@@ -146,6 +146,11 @@ struct World {
     queues: BTreeMap<u32, usize>,
     /// Requests refused because the server did not read.
     refused: Vec<u64>,
+    /// Revisions whose cache the relay asked for, and the lists of the entry that it was given.
+    caching: Vec<String>,
+    cached: [Option<Vec<Value>>; 4],
+    ever_ready: bool,
+    more: Dice,
     /// Servers may have tools named like ours.
     clash: bool,
 
@@ -210,6 +215,9 @@ impl World {
             reload: if dice.one_in(3) { Reload::Replace } else { Reload::BlueGreen },
             build: dice.one_in(2),
             on_clean_exit: if dice.one_in(2) { OnCleanExit::End } else { OnCleanExit::Restart },
+            answer_after: None,
+            cache: more.one_in(2),
+            heartbeat: more.one_in(3).then_some(ms(400)),
             policy,
             seed,
             random: RANDOM.into(),
@@ -231,6 +239,11 @@ impl World {
                 queued_bytes_max: if more.one_in(4) { 250 } else { 8 << 20 },
                 queued_bytes_stop: 2_000,
                 unread_max: ms(300),
+                answer_after_cached: ms(700),
+                answer_after_uncached: ms(2_000),
+                broken_after: ms(600),
+                cache_read_after: ms(50),
+                cache_read_max: ms(200),
                 ..Limits::default()
             },
         };
@@ -249,6 +262,10 @@ impl World {
             take_back: Vec::new(),
             queues: BTreeMap::new(),
             refused: Vec::new(),
+            caching: Vec::new(),
+            cached: [None, None, None, None],
+            ever_ready: false,
+            more,
             clash,
             start_due: true,
             next_generation: 1,
@@ -378,6 +395,7 @@ impl World {
         due.extend(self.building.then_some(1));
         due.extend(self.marking.then_some(2));
         due.extend((!self.reading.is_empty()).then_some(3));
+        due.extend((!self.caching.is_empty()).then_some(4));
         if due.is_empty() {
             return false;
         }
@@ -407,6 +425,11 @@ impl World {
                 let unwritten = || NotWritten { why: "read-only".into(), timestamp: 6.0, iso_time: "then".into() };
                 let result = if self.dice.one_in(6) { Err(unwritten()) } else { Ok("marker".to_owned()) };
                 self.happen(Event::MarkerWritten(result), Told::Other);
+            }
+            4 => {
+                let revision = self.caching.remove(0);
+                let entry = self.cache_entry(&revision);
+                self.happen(Event::CacheRead { revision, entry }, Told::Other);
             }
             _ => {
                 let key = self.reading.remove(0);
@@ -528,6 +551,33 @@ impl World {
         }
     }
 
+    /// What an earlier run may have saved, or nothing, or something of no use.
+    fn cache_entry(&mut self, revision: &str) -> Option<String> {
+        if self.more.one_in(4) {
+            return self.more.one_in(2).then(|| "torn".to_owned());
+        }
+        let told = match revision {
+            client::VERSION => format!(r#""supportedVersions":["{revision}"]"#),
+            _ if self.more.one_in(5) => r#""protocolVersion":"2025-03-26""#.to_owned(),
+            _ => format!(r#""protocolVersion":"{revision}""#),
+        };
+        let mut lists = Vec::new();
+        for kind in 0..4 {
+            if self.more.one_in(4) {
+                continue;
+            }
+            let own = servers::lists(&mut self.more, self.clash)[kind].clone();
+            let own = if self.more.one_in(2) { self.base_lists[kind].clone() } else { own };
+            let items: Vec<Value> = own.iter().map(|(key, variant)| servers::item(kind, key, *variant)).collect();
+            lists.push(format!(r#""{}":{}"#, client::MEMBERS[kind], Value::from(items.clone())));
+            self.cached[kind] = Some(items);
+        }
+        Some(format!(
+            r#"{{"layout":1,"revision":"{revision}","opening":{{{told},"capabilities":{{"tools":{{}},"prompts":{{}},"resources":{{}}}},"serverInfo":{{"name":"cached"}}}},"lists":{{{}}}}}"#,
+            lists.join(",")
+        ))
+    }
+
     /// The queue of a replaced server goes to the relay: what its pipe has not taken.
     fn give_back(&mut self, generation: u32) {
         let Some(server) = self.servers.get_mut(&generation).filter(|server| server.alive) else { return };
@@ -578,6 +628,15 @@ impl World {
             Action::TellClient(line) => self.client_hears(&line),
             Action::TellServer { generation, line, mark } => self.server_is_told(generation, line, mark, last_told),
             Action::TakeBack(generation) => self.take_back.push(generation),
+            Action::ReadCache(revision) => {
+                check!(self, self.settings.cache && !self.ever_ready, "k1: the cache is read without need");
+                self.caching.push(revision);
+            }
+            Action::SaveCache { entry, .. } => {
+                check!(self, self.settings.cache, "k5: saved without a cache");
+                let fine = entry.is_none_or(|entry| serde_json::from_str::<Value>(&entry).is_ok());
+                check!(self, fine, "k5: saved what is no JSON");
+            }
             Action::Build => {
                 check!(self, !self.building, "two builds at once");
                 check!(self, self.gone.is_none(), "12: a build after the client's end");

@@ -10,6 +10,7 @@ mod many;
 mod places;
 mod reload;
 mod replay;
+mod slow;
 mod tools;
 mod unread;
 mod words;

@@ -85,6 +85,11 @@ pub fn fill_mcp(arguments: &mut cli::Mcp, given: &ArgMatches, around: &Surroundi
     if let Some(span) = filler.is_new("start_timeout").then(|| filler.file.span("start_timeout")).flatten() {
         arguments.start_timeout = Some(span);
     }
+    for (name, argument) in [("answer_after", &mut arguments.answer_after), ("heartbeat", &mut arguments.heartbeat)] {
+        if let Some(span) = filler.is_new(name).then(|| filler.file.span(name)).flatten() {
+            *argument = Some(span);
+        }
+    }
     filler.span("hold", &mut arguments.hold);
     filler.truth("no_tools", &mut arguments.no_tools);
     if let Some(path) = filler.is_new("marker").then(|| filler.file.path("marker")).flatten() {
@@ -138,9 +143,28 @@ fn named(config: Option<&PathBuf>) -> Vec<PathBuf> {
 
 /// What the command line refuses by itself.
 pub fn check_mcp(file: &Section) -> Result<(), Mistakes> {
-    const ABOUT_MESSAGES: [&str; 10] =
-        ["watch", "build", "reload", "drain", "retry", "hold", "start_timeout", "no_tools", "marker", "on_clean_exit"];
+    const ABOUT_MESSAGES: [&str; 12] = [
+        "watch",
+        "build",
+        "reload",
+        "drain",
+        "retry",
+        "hold",
+        "start_timeout",
+        "no_tools",
+        "marker",
+        "on_clean_exit",
+        "answer_after",
+        "heartbeat",
+    ];
     let mut mistakes = Mistakes::default();
+    if file.span("heartbeat").is_some_and(|every| every < cli::HEARTBEAT_MIN)
+        && let Some(set) = file.set("heartbeat")
+    {
+        let what = "that is too often for a heartbeat";
+        let mistake = super::mistake::Mistake::new(set.at.clone(), "mcp.heartbeat", what);
+        mistakes.add(mistake.hint("at least 100ms"));
+    }
     if file.truth("inherit") {
         for name in ABOUT_MESSAGES {
             if let Some(set) = file.set(name) {

@@ -388,6 +388,18 @@ pub const MCP: &[Key] = &[
         "",
         "How long a server may take for its handshake. Otherwise 120 s for the first, and 30 s after.",
     ),
+    key(
+        "answer_after",
+        Shape::Span,
+        "",
+        "How long the first server may take for the handshake before outlast answers it. Otherwise 3 s with a cache of this command's last run, and 20 s without.",
+    ),
+    key(
+        "heartbeat",
+        Shape::Span,
+        "",
+        "How often outlast reports progress of a call whose server reports none. Otherwise never.",
+    ),
     key("hold", Shape::Span, "\"30s\"", "How long a request waits for a server that is down."),
     key("stdin_grace", Shape::Span, "\"1s\"", "How long a server may take to end after its stdin is closed."),
     key("term_grace", Shape::Span, "\"2s\"", "How long it may take after SIGTERM."),

@@ -150,6 +150,8 @@ pub struct Server {
     /// The version that it said in a handshake of ours.
     pub replied_version: Option<String>,
     pub early: usize,
+    /// Its opening was answered without it; its handshake is with the relay.
+    pub stood_in: bool,
 }
 
 impl Server {
@@ -223,6 +225,7 @@ impl World {
             changed: [false; 3],
             replied_version: None,
             early: 0,
+            stood_in: false,
         }
     }
 
@@ -585,6 +588,7 @@ impl World {
         let fine = server.alive && !server.retired && !server.ready;
         server.serves = true;
         server.ready = true;
+        self.ever_ready = true;
         super::check!(self, fine, "4: generation {generation} is not one to become ready");
     }
 }
