@@ -65,6 +65,9 @@ pub struct Plan {
     pub cache: Option<StartCache>,
 }
 
+/// The entry of the cache if there is one, or why it cannot be read.
+type CacheRead = Result<Option<String>, String>;
+
 /// Everything around one conversation.
 pub struct Driver {
     plan: Plan,
@@ -95,7 +98,8 @@ pub struct Driver {
     markers: Markers,
     writing: Option<JoinHandle<Result<String, NotWritten>>>,
     readings: Vec<(u64, JoinHandle<marker::Reading>)>,
-    cache_reading: Option<(String, JoinHandle<Result<Option<String>, String>>)>,
+    /// The protocol revision whose entry is being read.
+    cache_reading: Option<(String, JoinHandle<CacheRead>)>,
     cache_saving: Option<JoinHandle<io::Result<()>>>,
     /// What is saved after the save that runs: revision and entry.
     cache_next: Option<(String, Option<String>)>,

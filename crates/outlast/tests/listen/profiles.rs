@@ -10,18 +10,22 @@ const VERSION: &str = "2025-11-25";
 #[test]
 fn a_profile_is_chosen_by_the_path_or_by_a_header() {
     let front = Front::new();
-    let header = |name: &'static str| [("x-outlast-profile", name)];
-    let table: &[(&str, &[(&str, &str)], u16, &str)] = &[
+    // path, headers, status, who came
+    type Case = (&'static str, &'static [(&'static str, &'static str)], u16, &'static str);
+    const SMALL: (&str, &str) = ("x-outlast-profile", "small");
+    const SPACE: (&str, &str) = ("x-outlast-profile", "with space");
+    const NONE: (&str, &str) = ("x-outlast-profile", "none");
+    let table: &[Case] = &[
         ("/mcp", &[], 200, "local"),
         ("/mcp/", &[], 200, "local"),
         ("/mcp/small", &[], 200, "local as small"),
         ("/mcp/with%20space", &[], 200, "local as with space"),
-        ("/mcp", &header("small"), 200, "local as small"),
-        ("/mcp/small", &header("small"), 200, "local as small"),
-        ("/mcp/small", &header("with space"), 400, ""),
+        ("/mcp", &[SMALL], 200, "local as small"),
+        ("/mcp/small", &[SMALL], 200, "local as small"),
+        ("/mcp/small", &[SPACE], 400, ""),
         ("/mcp/none", &[], 404, ""),
-        ("/mcp", &header("none"), 404, ""),
-        ("/mcp", &[("x-outlast-profile", "small"), ("x-outlast-profile", "small")], 400, ""),
+        ("/mcp", &[NONE], 404, ""),
+        ("/mcp", &[SMALL, SMALL], 400, ""),
         ("/mcp/small/more", &[], 404, ""),
         ("/mcpsmall", &[], 404, ""),
     ];
