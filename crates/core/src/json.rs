@@ -55,11 +55,15 @@ impl<'a> Raw<'a> {
     }
 }
 
-/// A walk through a text, from its start to its end.
+/// How deep containers may be nested in a message. The walk itself needs one bit a level; the programs behind us recurse.
+pub const DEPTH_MAX: usize = 10_000;
+
+/// A walk through a text, from its start to its end. It does not recurse.
 #[derive(Debug)]
 pub struct Scan<'a> {
     text: &'a str,
     at: usize,
+    is_too_deep: bool,
 }
 
 /// Containers are objects or arrays; one bit each, so that the usual depth needs no allocation.
@@ -94,7 +98,12 @@ impl Depth {
 
 impl<'a> Scan<'a> {
     pub fn new(text: &'a str) -> Scan<'a> {
-        Scan { text, at: 0 }
+        Scan { text, at: 0, is_too_deep: false }
+    }
+
+    /// Whether a value so far was nested deeper than [`DEPTH_MAX`] levels.
+    pub fn is_too_deep(&self) -> bool {
+        self.is_too_deep
     }
 
     /// How far the walk has come.
@@ -202,6 +211,7 @@ impl<'a> Scan<'a> {
     fn skip(&mut self) -> Option<()> {
         let mut depth = Depth::default();
         loop {
+            self.is_too_deep |= depth.count > DEPTH_MAX;
             match self.next_byte()? {
                 b'{' => {
                     self.at += 1;

@@ -5,7 +5,7 @@ use std::{borrow::Cow, fmt, ops::Range};
 use bytes::{BufMut, Bytes, BytesMut};
 
 pub use crate::json::Raw;
-use crate::json::Scan;
+use crate::json::{DEPTH_MAX, Scan};
 
 /// U+FEFF in UTF-8, which some runtimes write before their first line.
 pub const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
@@ -27,6 +27,7 @@ pub enum Message<'a> {
         result: Option<Raw<'a>>,
         error: Option<Raw<'a>>,
     },
+    /// The first [`MEMBERS_MAX`] members of an array.
     Batch(Vec<Raw<'a>>),
     /// JSON, but nothing that JSON-RPC has a name for.
     Other,
@@ -158,21 +159,57 @@ pub fn quote(text: &str) -> String {
     serde_json::to_string(text).expect("a string is always JSON")
 }
 
-/// The line's words, or why they are not JSON.
-pub fn parse(line: &[u8]) -> Result<Message<'_>, NotJson> {
-    let text = std::str::from_utf8(line).map_err(|error| NotJson(error.to_string()))?;
-    envelope(text).ok_or_else(|| {
-        // Somebody has to mend it, so it is worth a second look by one who can say where it is wrong.
+/// Reads the envelope of a line, or says why the line is not taken.
+pub fn parse(line: &[u8]) -> Result<Message<'_>, Unreadable> {
+    let not_json = |why: String| Unreadable { why, id: None, is_request: false, is_too_deep: false };
+    let text = std::str::from_utf8(line).map_err(|error| not_json(error.to_string()))?;
+    let Some((message, is_too_deep)) = envelope(text) else {
+        // serde_json says where the mistake is, for the person who has to correct it.
         let error = serde_json::from_str::<serde::de::IgnoredAny>(text).err();
-        NotJson(error.map_or_else(|| "not JSON".into(), |error| error.to_string()))
-    })
+        return Err(not_json(error.map_or_else(|| "not JSON".into(), |error| error.to_string())));
+    };
+    if !is_too_deep {
+        return Ok(message);
+    }
+    let (id, is_request) = match message {
+        Message::Request { id, .. } => (id.parse(), true),
+        Message::Response { id, .. } => (id.parse(), false),
+        _ => (None, false),
+    };
+    let why = format!("nested deeper than {DEPTH_MAX} levels");
+    Err(Unreadable { why, id, is_request, is_too_deep: true })
 }
 
+/// A line that is not JSON, or JSON that is nested too deeply to be passed on.
 #[derive(Debug)]
-pub struct NotJson(pub String);
+pub struct Unreadable {
+    pub why: String,
+    is_too_deep: bool,
+    is_request: bool,
+    id: Option<Id>,
+}
 
-/// One pass over the line.
-fn envelope(text: &str) -> Option<Message<'_>> {
+impl Unreadable {
+    /// The error response for the sender of this line: under the id of its request where the line is JSON and has one.
+    pub fn refusal(&self) -> Bytes {
+        let id = self.id.as_ref().filter(|_| self.is_request).map_or_else(|| "null".into(), Id::to_string);
+        let (code, problem) =
+            if self.is_too_deep { (-32600, "this message is") } else { (-32700, "this line is not JSON:") };
+        error_line(&id, code, &format!("{problem} {}; it was not sent on", self.why), None)
+    }
+
+    /// The error response that takes the place of a response that is not passed on; `None` if the line is none.
+    pub fn instead_of_response(&self) -> Option<Bytes> {
+        let id = self.id.as_ref().filter(|_| !self.is_request)?;
+        Some(error_line(&id.to_string(), -32603, &format!("the answer is {}; it was not passed on", self.why), None))
+    }
+}
+
+/// How many members of an array are read; the rest is checked and left out.
+pub const MEMBERS_MAX: usize = 4096;
+
+/// One pass over the line, and whether it is nested too deeply.
+fn envelope(text: &str) -> Option<(Message<'_>, bool)> {
     let mut scan = Scan::new(text);
     let message = match scan.next_byte()? {
         b'{' => {
@@ -212,7 +249,11 @@ fn envelope(text: &str) -> Option<Message<'_>> {
         }
         b'[' => {
             let mut members = Vec::new();
-            scan.array(|member| members.push(member))?;
+            scan.array(|member| {
+                if members.len() < MEMBERS_MAX {
+                    members.push(member);
+                }
+            })?;
             Message::Batch(members)
         }
         _ => {
@@ -220,7 +261,8 @@ fn envelope(text: &str) -> Option<Message<'_>> {
             Message::Other
         }
     };
-    scan.is_over().then_some(message)
+    let is_too_deep = scan.is_too_deep();
+    scan.is_over().then_some((message, is_too_deep))
 }
 
 /// Whether a line is an object with the member `jsonrpc`, as every message of JSON-RPC 2.0 is.

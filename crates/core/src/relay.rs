@@ -1240,7 +1240,7 @@ impl Relay {
                     self.fail(&open, &failure);
                 }
             }
-            Ok(Message::Batch(members)) => self.client_batched(&members, line, now),
+            Ok(Message::Batch(members)) if batch.is_none() => self.client_batched(&members, line, now),
             Ok(Message::Notification { method, params }) if method == "notifications/cancelled" => {
                 self.client_cancelled(&params, line, now);
             }
@@ -1255,11 +1255,9 @@ impl Relay {
         }
         let parsed = match message::parse(&line) {
             Ok(parsed) => parsed,
-            Err(error) => {
-                let message = format!("this line is not JSON ({}); it was not sent on", error.0);
+            Err(unreadable) => {
                 self.dropped.from_client += 1;
-                self.tell_client(message::error_line("null", -32700, &message, None));
-                return;
+                return self.tell_client(unreadable.refusal());
             }
         };
         match parsed {
@@ -1269,6 +1267,8 @@ impl Relay {
             }
             Message::Notification { method, params } => self.client_noted(&method, &params, &line, None, now),
             Message::Response { id, .. } => self.client_answered(id, &line),
+            // A batch within a batch is none.
+            Message::Batch(_) if batch.is_some() => self.dropped.from_client += 1,
             Message::Batch(members) => self.client_batched(&members, &line, now),
             Message::Other => match self.live() {
                 Some(generation) => self.tell_server(generation, line, None),

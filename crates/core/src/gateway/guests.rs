@@ -150,9 +150,8 @@ impl Gateway {
         match message::parse(said) {
             Ok(Message::Batch(members)) => self.client_batched(client, &members, now),
             Ok(message) => self.client_message(client, said, message, None, now),
-            Err(error) => {
-                let words = format!("this is not JSON: {}", error.0);
-                let message = message::error_line("null", -32700, &words, None);
+            Err(unreadable) => {
+                let message = unreadable.refusal();
                 self.out.push(Action::TellClient { client, message, about: None, said: Said::Error });
             }
         }

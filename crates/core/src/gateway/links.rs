@@ -179,8 +179,15 @@ impl Gateway {
                     }
                 }
             }
-            Ok(Message::Other) | Err(_) => {
+            Ok(Message::Other) => {
                 connection.garbage += 1;
+                return false;
+            }
+            Err(unreadable) => {
+                connection.garbage += 1;
+                if let Some(instead) = unreadable.instead_of_response() {
+                    self.link_said(link, &instead, now);
+                }
                 return false;
             }
         }

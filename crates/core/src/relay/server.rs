@@ -15,8 +15,14 @@ impl Relay {
             return;
         }
         let line = if line.starts_with(BYTE_ORDER_MARK) { line.slice(BYTE_ORDER_MARK.len()..) } else { line };
-        let Ok(parsed) = message::parse(&line) else {
-            return self.divert(generation, line, false);
+        let parsed = match message::parse(&line) {
+            Ok(parsed) => parsed,
+            Err(unreadable) => {
+                if let Some(instead) = unreadable.instead_of_response() {
+                    self.server_said(generation, instead, now);
+                }
+                return self.divert(generation, line, false);
+            }
         };
         match parsed {
             Message::Request { params, .. } | Message::Notification { params, .. } if !params.has_version() => {
@@ -33,6 +39,11 @@ impl Relay {
             Message::Batch(members) => {
                 if self.opening.as_ref().is_some_and(|opening| opening.spoken == "2025-03-26") {
                     for member in members {
+                        if member.get().starts_with('[') {
+                            // A batch within a batch is none.
+                            self.dropped.from_server += 1;
+                            continue;
+                        }
                         self.server_said(generation, message::line(member.get().to_owned()), now);
                     }
                 } else if self.role(generation) == ServerRole::Serving {

@@ -698,6 +698,43 @@ fn x19_a_servers_batch_is_split_and_other_versions_pass_it() {
 }
 
 #[test]
+fn x19_a_batch_within_a_batch_is_dropped_however_deep() {
+    let mut story = batching();
+    let nested = |inner: &str| format!("{}{inner}{}", "[".repeat(9_000), "]".repeat(9_000));
+    story.client(&nested(&call(1, "a")));
+    story.client_hears_nothing();
+    story.child_hears(1, &[]);
+    story.client(&call(2, "b"));
+    story.child(1, &nested(&result(2, "{}")));
+    story.client_hears_nothing();
+    story.child(1, &result(2, "{}"));
+    story.client_hears(&[&result(2, "{}")]);
+}
+
+#[test]
+fn w4_a_message_nested_too_deeply_is_refused_under_its_own_id() {
+    let deep = format!("{}{}", "[".repeat(15_000), "]".repeat(15_000));
+    let mut story = Story::legacy();
+    story.client(&format!(
+        r#"{{"jsonrpc":"2.0","method":"tools/call","params":{{"name":"a","arguments":{deep}}},"id":7}}"#
+    ));
+    let answer = parsed(&story.answer());
+    assert_eq!((&answer["error"]["code"], &answer["id"]), (&json!(-32600), &json!(7)));
+    assert!(
+        answer["error"]["message"].as_str().is_some_and(|text| text.contains("nested deeper than 10000")),
+        "{answer}"
+    );
+    story.client(&deep);
+    let answer = parsed(&story.answer());
+    assert_eq!((&answer["error"]["code"], &answer["id"]), (&json!(-32600), &json!(null)));
+    story.client(&call(1, "a"));
+    story.child_hears(1, &[&call(1, "a")]);
+    story.child(1, &result(1, &format!(r#"{{"x":{deep}}}"#)));
+    let answer = parsed(&story.answer());
+    assert_eq!((&answer["error"]["code"], &answer["id"]), (&json!(-32603), &json!(1)));
+}
+
+#[test]
 fn x20_a_child_that_refused_the_probe_is_initialised_in_place() {
     let initialize = INITIALIZE.replace("\"id\":0", "\"id\":1");
     let mut story = Story::fresh();

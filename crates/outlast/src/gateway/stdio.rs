@@ -117,10 +117,7 @@ impl StdioFront {
             Line::Whole(line) if line.trim_ascii().is_empty() => {}
             Line::Whole(line) => match message::parse(&line) {
                 Ok(_) => heard.push(Heard::Said(line)),
-                Err(not_json) => {
-                    let why = format!("Parse error: {}", not_json.0);
-                    self.to_client.put(message::error_line("null", -32700, &why, None), None);
-                }
+                Err(unreadable) => self.to_client.put(unreadable.refusal(), None),
             },
             Line::TooLong(start) => {
                 let id = message::id_at_start(&start).map_or("null".to_owned(), |id: Id| id.to_string());

@@ -354,12 +354,12 @@ pub(super) fn pieces(text: &Bytes) -> Result<Vec<(Bytes, Option<Id>)>, String> {
         Message::Response { id, .. } => id.parse(),
         _ => None,
     };
-    match message::parse(text).map_err(|error| error.0)? {
+    match message::parse(text).map_err(|error| error.why)? {
         Message::Batch(members) => members
             .into_iter()
             .map(|member| {
                 let piece = text.slice(message::place(text, member));
-                let id = answers(&message::parse(&piece).map_err(|error| error.0)?);
+                let id = answers(&message::parse(&piece).map_err(|error| error.why)?);
                 Ok((piece, id))
             })
             .collect(),

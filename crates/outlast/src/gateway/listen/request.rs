@@ -315,10 +315,8 @@ fn said(
     body: Bytes,
 ) -> Result<Option<Exchange>, Box<Answer>> {
     let now = Instant::now();
-    let message = message::parse(&body).map_err(|error| {
-        let message = format!("the body is not JSON: {}", error.0);
-        Answer::error(StatusCode::BAD_REQUEST, "null", words::NOT_JSON, &message, None)
-    })?;
+    let message = message::parse(&body)
+        .map_err(|unreadable| Answer::json(StatusCode::BAD_REQUEST, None, unreadable.refusal()))?;
     let version = version(head)?;
     let is_stateless = version.is_some_and(words::is_stateless);
     let outline = Outline::of(&body, &message);
