@@ -37,7 +37,7 @@ impl Reader {
         place.write("project/plan.md", "# A plan\n");
         place.write(
             "project/.mcp.json",
-            r#"{"mcpServers": {"weather": {"command": "python", "args": ["-m", "weather_server"]}}}"#,
+            r#"{"mcpServers": {"weather": {"command": "python", "args": ["-m", "weather_server"]}, "git": {"command": "python"}}}"#,
         );
         let issues = place.write("issues.json", r#"[{"name": "create_issue", "inputSchema": {"type": "object"}}]"#);
         place.write("project/outlast.toml", &backend("github", &["--tools", &issues], ""));
@@ -136,7 +136,7 @@ impl Reader {
             _ => self.run(line),
         };
         let asks = ["wrap", "unwrap"].contains(&words[1].as_str()) && !has("--yes") && !has("--dry-run");
-        let is_answered = asks && code == Some(2) && said.contains("nobody can be asked");
+        let is_answered = asks && code == Some(2) && said.contains("there is no terminal on stdin to ask on");
         // Whether this machine is in order is not the question.
         let is_verdict = words[1] == "doctor" && code == Some(1) && !said.starts_with("error");
         assert!(fine.contains(&code) || is_answered || is_verdict, "`{line}`: {code:?}\n{said}");

@@ -402,7 +402,7 @@ fn who_was_killed_is_not_taken_for_the_one_that_is_meant() {
     let mut lives = world.start("twin", &[]);
     let mut killed = world.start("twin", &[]);
     let (code, _, stderr) = said(&world.outlast(&["pid", "twin"]));
-    assert_eq!((code, stderr.contains("may be")), (Some(1), true), "{stderr}");
+    assert_eq!((code, stderr.starts_with("error: `twin` means 2 instances\n")), (Some(1), true), "{stderr}");
     killed.child.kill().unwrap();
     killed.child.wait().unwrap();
     let (code, stdout, stderr) = said(&world.outlast(&["pid", "twin"]));

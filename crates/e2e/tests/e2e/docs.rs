@@ -19,7 +19,8 @@ fn root() -> PathBuf {
 
 /// Every page: its path and its text.
 fn pages() -> Vec<(PathBuf, String)> {
-    let book = fs::read_dir(root().join("docs")).unwrap().map(|file| file.unwrap().path());
+    let folders = ["docs", "docs/internals"].map(|folder| fs::read_dir(root().join(folder)).unwrap());
+    let book = folders.into_iter().flatten().map(|file| file.unwrap().path());
     let mut paths: Vec<PathBuf> = book.filter(|path| path.extension().is_some_and(|ending| ending == "md")).collect();
     paths.push(root().join("README.md"));
     paths.sort();
@@ -207,7 +208,7 @@ fn every_page_is_in_both_lists_of_pages() {
     };
     let names = pages().into_iter().filter(|(path, _)| path.starts_with(&docs));
     let names: BTreeSet<String> =
-        names.map(|(path, _)| path.file_name().unwrap().to_string_lossy().into_owned()).collect();
+        names.map(|(path, _)| path.strip_prefix(&docs).unwrap().to_string_lossy().into_owned()).collect();
     let except = |name: &str| -> BTreeSet<String> {
         names.iter().filter(|known| *known != name && *known != "SUMMARY.md").cloned().collect()
     };

@@ -34,7 +34,8 @@ impl World {
 
     fn outlast(&self, args: &[&str]) -> Output {
         let mut command = Command::new(OUTLAST);
-        command.args(args).current_dir(&self.project).env("HOME", &self.home).env("COLUMNS", "100");
+        command.args(args).current_dir(&self.project).env_clear().env("HOME", &self.home).env("COLUMNS", "100");
+        command.env("PATH", std::env::var_os("PATH").unwrap_or_default());
         command.stdin(Stdio::null()).output().unwrap()
     }
 
@@ -129,12 +130,12 @@ fn a_session_that_is_not_meant_is_explained() {
     insta::assert_snapshot!(before, @r#"
     $ outlast attach night
     error: nothing called `night` runs under outlast
-      hint: nothing else runs either; `outlast mcp -- CMD` starts something
+      hint: nothing else runs either; `outlast run -- AGENT` starts an agent, `outlast mcp -- SERVER` a server
     exit code 1
 
     $ outlast send night hello
     error: nothing called `night` runs under outlast
-      hint: nothing else runs either; `outlast mcp -- CMD` starts something
+      hint: nothing else runs either; `outlast run -- AGENT` starts an agent, `outlast mcp -- SERVER` a server
     exit code 1
     "#);
 
