@@ -44,6 +44,7 @@ mod settings;
 mod status;
 mod subscriptions;
 mod tasks;
+mod trials;
 mod words;
 
 use asks::Ask;
@@ -168,8 +169,13 @@ pub enum Event {
         what: Switch,
         off: bool,
     },
-    /// Only what differs is started, stopped or restarted; no client's session ends.
+    /// Only what differs is started, stopped or restarted; no client's session ends. A backend that needs another process
+    /// keeps the one it has until the other works.
     Configured(Box<Settings>),
+    /// Answered when every change that is being tried has taken over or failed.
+    OutcomeAsked {
+        ticket: Ticket,
+    },
     /// No new child from here on; what is in flight is answered; every link is stopped.
     StopAsked,
     TimePassed,
@@ -325,9 +331,9 @@ enum Era {
 const HANDSHAKE_VERSIONS: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
 const STATELESS_VERSION: &str = "2026-07-28";
 
-/// How long a list waits for backends that nothing is known of yet, counted from their first start; then it is served
-/// without them.
-const GATHER_MAX: Duration = Duration::from_secs(5);
+/// How long the first list waits for a backend without a cached catalogue. Then lists are served without it, and
+/// `list_changed` follows.
+const GATHER_MAX: Duration = Duration::from_millis(100);
 /// How long a replaced link may finish its calls; then they fail.
 const DRAIN_MAX: Duration = Duration::from_secs(60);
 /// How long calls in flight may still be answered when the gateway stops; then they fail.
@@ -362,8 +368,16 @@ struct Owner {
     breaker: Breaker,
     /// Which eras it knows, once it was asked.
     eras: Option<Eras>,
-    /// When lists stop waiting for it, counted from its first start.
+    /// When lists stop waiting for it; set by the first list that does.
     gather_until: Option<Instant>,
+    /// A link was ready under these settings.
+    is_proven: bool,
+    /// What it offers was read under these settings, now or in an earlier run.
+    is_kept: bool,
+    /// Other settings that are being tried.
+    trial: Option<Box<trials::Trial>>,
+    /// Other settings that were tried and did not work.
+    refused: Option<trials::Refused>,
     /// The next pool place to be used, where several are equally busy.
     turn: u32,
     pace: Pace,
@@ -487,7 +501,7 @@ impl Gateway {
             out: Vec::new(),
             settings,
         };
-        gateway.settle_owners(&mut kept, None);
+        gateway.settle_owners(&mut kept);
         gateway
     }
 
@@ -526,6 +540,7 @@ impl Gateway {
             Event::ResumeAsked { ticket, backend } => self.resume_asked(ticket, backend, now),
             Event::SwitchAsked { ticket, what, off } => self.switch_asked(ticket, &what, off, now),
             Event::Configured(settings) => self.configured(*settings, now),
+            Event::OutcomeAsked { ticket } => self.outcome_asked(ticket),
             Event::StopAsked => self.stop_asked(now),
             // Early or twice changes nothing.
             Event::TimePassed => self.time_passed(now),
@@ -546,14 +561,14 @@ impl Gateway {
         self.over
     }
 
-    /// What the driver connects to for [`Action::Connect`].
+    /// The settings that a backend runs under.
     pub fn backend(&self, number: u32) -> Option<&Backend> {
         self.owners.get(&number).map(|owner| &owner.settings)
     }
 
-    /// All that are configured, in the order of the file.
+    /// All that are configured, in the order of the file, each with the settings that it runs under.
     pub fn backends(&self) -> impl Iterator<Item = &Backend> {
-        self.settings.backends.iter()
+        self.order.iter().filter_map(|number| Some(&self.owners.get(number)?.settings))
     }
 
     /// Counts the changes of the catalogue.

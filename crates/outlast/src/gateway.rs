@@ -361,6 +361,9 @@ impl Driver {
                 if self.mirrors.learn(&backend, &catalogue) {
                     self.show_mirrors();
                 }
+                // It is cached for the command that was asked, which may have changed since the configuration was read.
+                let backends: Vec<Backend> = self.gateway.backends().cloned().collect();
+                self.shelf.configure(&backends, self.now);
                 self.shelf.keep(&backend, catalogue, self.now);
             }
             Action::Answer { ticket, result } => self.answer(ticket, result),
@@ -487,7 +490,7 @@ impl Driver {
     // ---- backends ----------------------------------------------------------------------------------------------
 
     fn connect(&mut self, link: Link) {
-        let Some(backend) = self.gateway.backend(link.backend).cloned() else { return };
+        let Some(backend) = self.gateway.settings_of(link).cloned() else { return };
         match &backend.kind {
             Kind::Stdio { .. } => self.start(link, &backend),
             Kind::Http { url, headers, is_sse } => {

@@ -492,7 +492,8 @@ pub fn failed_reload(state: &Value) -> Option<&Value> {
         (Some(uptime), Some(ago)) => uptime < ago,
         _ => false,
     };
-    (last["ok"] == false && !is_newer).then_some(last)
+    // A gateway's backend stays as it was, however often it is started, until its configuration is taken.
+    (last["ok"] == false && (!is_newer || last["pending"] == true)).then_some(last)
 }
 
 /// The backends of a gateway, one a line.

@@ -205,6 +205,7 @@ impl Gateway {
         let (Some(connection), Some(call)) = (self.links.get_mut(&serial), self.calls.get_mut(&key)) else { return };
         let settings = &self.owners[&call.place.backend].settings;
         connection.in_flight += 1;
+        connection.is_probe = false;
         connection.last_used = now;
         call.link = Some(serial);
         call.due_max = now + settings.call_max;

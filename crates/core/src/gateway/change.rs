@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{reason::one_line, restarts::Restarts};
+use crate::reason::one_line;
 
 use links::Phase;
 use places::State;
@@ -18,18 +18,21 @@ pub(super) struct Errand {
 }
 
 impl Gateway {
-    /// Makes the owners what the settings say. `now` is missing at birth, when nothing can be due yet.
-    pub(super) fn settle_owners(&mut self, kept: &mut BTreeMap<String, Offer>, now: Option<Instant>) {
+    /// Makes the owners what the settings say, but for those with a change that is being tried.
+    pub(super) fn settle_owners(&mut self, kept: &mut BTreeMap<String, Offer>) {
         self.order.clear();
         for settings in self.settings.backends.clone() {
             let next = self.numbers.len() as u32;
             let number = *self.numbers.entry(settings.name.clone()).or_insert(next);
             self.order.push(number);
             match self.owners.get_mut(&number) {
+                // What is being tried is not taken before it works.
+                Some(owner) if owner.trial.is_some() => {}
                 Some(owner) => owner.settings = settings,
                 None => {
                     let kept = kept.remove(&settings.name);
-                    let standing = if kept.is_some() { Standing::Stale } else { Standing::Unknown };
+                    let is_kept = kept.is_some();
+                    let standing = if is_kept { Standing::Stale } else { Standing::Unknown };
                     self.owners.insert(
                         number,
                         Owner {
@@ -37,7 +40,11 @@ impl Gateway {
                             offer: kept.unwrap_or_default(),
                             standing,
                             eras: None,
-                            gather_until: now.map(|now| now + GATHER_MAX),
+                            gather_until: None,
+                            is_proven: false,
+                            is_kept,
+                            trial: None,
+                            refused: None,
                             turn: 0,
                             pace: Pace::default(),
                             restarts_gone: 0,
@@ -57,6 +64,10 @@ impl Gateway {
         for number in self.order.clone().into_iter().filter(|number| self.is_off(*number)).collect::<Vec<_>>() {
             let name = self.owner_name(number);
             let failure = Failure::switched_off(name, &format!("The backend `{name}`"));
+            // Nothing serves that a change could break.
+            if let Some(new) = self.abandon_trial(number, "it was turned off meanwhile", now) {
+                self.change_at_once(number, &new, now);
+            }
             let keys: Vec<PlaceKey> = self.places.keys().filter(|key| key.backend == number).copied().collect();
             for key in keys {
                 self.drop_place(key, &failure, now);
@@ -64,21 +75,20 @@ impl Gateway {
         }
     }
 
-    fn is_off(&self, number: u32) -> bool {
+    pub(super) fn is_off(&self, number: u32) -> bool {
         self.switches.is_backend_off(self.owner_name(number))
     }
 
-    /// Every backend that has no place yet gets its first one, filled at once, unless it is off.
+    /// Every backend that has no place yet gets its first one, filled at once, unless it is off, or lazy and known.
     pub(super) fn place_all(&mut self, now: Instant) {
         for number in self.order.clone() {
             if self.is_off(number) {
                 continue;
             }
             let key = self.first_place(number);
-            self.make_place(key, State::Waiting { at: now });
-            if let Some(owner) = self.owners.get_mut(&number) {
-                owner.gather_until.get_or_insert(now + GATHER_MAX);
-            }
+            let is_needed =
+                self.owners.get(&number).is_some_and(|owner| owner.settings.start == Start::Eager || !owner.is_kept);
+            self.make_place(key, if is_needed { State::Waiting { at: now } } else { State::Idle });
         }
         self.starts_due = true;
     }
@@ -88,25 +98,20 @@ impl Gateway {
         if self.stopping.is_some() {
             return;
         }
-        let before = mem::replace(&mut self.settings, settings);
-        let wanted: BTreeMap<String, Backend> =
+        self.settings = settings;
+        let mut wanted: BTreeMap<String, Backend> =
             self.settings.backends.iter().map(|backend| (backend.name.clone(), backend.clone())).collect();
         // What clients have seen until now is owned by those who offered it, before any of it becomes free.
         self.catalogue.remember(&mut self.owned);
         self.catalogue.forget_seen();
-        for old in &before.backends {
-            let number = self.numbers[&old.name];
-            match wanted.get(&old.name) {
+        for number in self.order.clone() {
+            match wanted.remove(self.owner_name(number)) {
                 None => {
                     self.drop_places(number, now);
                     self.owners.remove(&number);
                     self.owned.iter_mut().for_each(|owned| owned.release(number, |_| false));
                 }
-                Some(new) if new != old => {
-                    self.release_names(number, old, new);
-                    self.backend_changed(number, old, new, now);
-                }
-                Some(_) => {}
+                Some(new) => self.reconfigure(number, new, now),
             }
         }
         self.switches.configure(&self.settings.switched_off);
@@ -119,7 +124,7 @@ impl Gateway {
         let saw: FxHashMap<Client, [u64; 3]> =
             self.guests.iter().map(|(client, guest)| (*client, hashes(self, guest))).collect();
         self.views.clear();
-        self.settle_owners(&mut BTreeMap::new(), Some(now));
+        self.settle_owners(&mut BTreeMap::new());
         let mut clients: Vec<Client> = self.guests.keys().copied().collect();
         clients.sort_unstable();
         for client in &clients {
@@ -142,8 +147,33 @@ impl Gateway {
         self.relevel(now);
     }
 
+    /// One backend is to be as the file says now.
+    fn reconfigure(&mut self, number: u32, new: Backend, now: Instant) {
+        let owner = self.owners.get_mut(&number).expect("it was configured");
+        if owner.trial.as_ref().is_some_and(|trial| trial.settings == new) {
+            return;
+        }
+        owner.refused = None;
+        let is_same = owner.settings == new;
+        self.abandon_trial(number, "its configuration changed again meanwhile", now);
+        if is_same {
+            return;
+        }
+        match self.needs_trial(number, &new) {
+            true => self.begin_trial(number, new, now),
+            false => self.change_at_once(number, &new, now),
+        }
+    }
+
+    /// Nothing runs that the change could break, or it is one that what runs can take.
+    fn change_at_once(&mut self, number: u32, new: &Backend, now: Instant) {
+        let old = self.owners[&number].settings.clone();
+        self.release_names(number, &old, new);
+        self.backend_changed(number, &old, new, now);
+    }
+
     /// What a backend cannot offer any more by its new configuration, another one may.
-    fn release_names(&mut self, number: u32, old: &Backend, new: &Backend) {
+    pub(super) fn release_names(&mut self, number: u32, old: &Backend, new: &Backend) {
         let is_same = old.prefix == new.prefix;
         for kind in List::ALL {
             self.owned[kind as usize].release(number, |raw| match (kind, raw.strip_prefix(new.prefix.as_str())) {
@@ -155,6 +185,7 @@ impl Gateway {
     }
 
     fn drop_places(&mut self, number: u32, now: Instant) {
+        self.abandon_trial(number, "it was removed from the configuration meanwhile", now);
         let failure = Failure::removed(self.owner_name(number));
         let keys: Vec<PlaceKey> = self.places.keys().filter(|key| key.backend == number).copied().collect();
         for key in keys {
@@ -163,36 +194,34 @@ impl Gateway {
     }
 
     fn backend_changed(&mut self, number: u32, old: &Backend, new: &Backend, now: Instant) {
-        let is_same_process = old.kind == new.kind && old.era == new.era && old.children == new.children;
         let owner = self.owners.get_mut(&number).expect("it was configured");
         owner.breaker.configure(new.breaker_failures, new.breaker_open);
-        if !is_same_process {
+        owner.settings = new.clone();
+        if trials::needs_process(old, new) {
             // What runs finishes what it was asked; what comes next is another one.
             owner.eras = None;
+            owner.is_proven = false;
+            owner.is_kept = false;
             if owner.standing == Standing::Confirmed {
                 owner.standing = Standing::Stale;
             }
             owner.breaker.reset();
-            owner.settings = new.clone();
             let keys: Vec<PlaceKey> = self.places.keys().filter(|key| key.backend == number).copied().collect();
             for key in keys {
                 self.empty_place(key, now);
             }
             return;
         }
+        if old.policy != new.policy {
+            self.repolicy(number, now);
+        }
         let keys: Vec<PlaceKey> = self.places.keys().filter(|key| key.backend == number).copied().collect();
         for key in keys {
-            let seed = self.chance();
-            let place = self.places.get_mut(&key).expect("listed above");
-            if old.policy != new.policy {
-                place.restarts = Restarts::new(new.policy.clone(), seed);
-                if let Some(serial) = place.current() {
-                    place.restarts.child_started(now);
-                    if self.links.get(&serial).is_some_and(Connection::is_ready) {
-                        place.restarts.child_ready(now);
-                    }
-                }
+            if !self.fits(key) && key.seat != Seat::Second {
+                self.empty_place(key, now);
+                continue;
             }
+            let place = self.places.get_mut(&key).expect("listed above");
             // Somebody mended something: it is worth a try at once.
             if let State::Waiting { .. } | State::GivenUp { .. } = place.state {
                 place.restarts.resumed();
@@ -202,7 +231,7 @@ impl Gateway {
     }
 
     /// The link in a place goes when it has finished; calls that wait there wait for the next one.
-    fn empty_place(&mut self, key: PlaceKey, now: Instant) {
+    pub(super) fn empty_place(&mut self, key: PlaceKey, now: Instant) {
         let Some(place) = self.places.get_mut(&key) else { return };
         let links: Vec<u64> = place.current().into_iter().chain(place.candidate.take()).collect();
         let is_needed = !place.held.is_empty() || !place.tickets.is_empty();
@@ -311,6 +340,19 @@ impl Gateway {
         self.errand_done(ticket);
     }
 
+    /// An errand of so many parts, which may be none.
+    pub(super) fn errand_begun(&mut self, ticket: Ticket, parts: usize) {
+        self.errands.insert(ticket, Errand { left: parts + 1, ..Errand::default() });
+        self.errand_done(ticket);
+    }
+
+    /// One more part of an errand that is not over.
+    pub(super) fn errand_grows(&mut self, ticket: Ticket) {
+        if let Some(errand) = self.errands.get_mut(&ticket) {
+            errand.left += 1;
+        }
+    }
+
     pub(super) fn ticket_done(&mut self, ticket: Ticket, result: Result<Value, String>) {
         if let Some(errand) = self.errands.get_mut(&ticket) {
             match result {
@@ -409,6 +451,7 @@ impl Gateway {
         }
         self.stopping = Some(now + STOP_MAX);
         self.wake_by(now + STOP_MAX);
+        self.owners.values_mut().for_each(|owner| owner.trial = None);
         let held: Vec<u64> = self.places.values_mut().flat_map(|place| mem::take(&mut place.held)).collect();
         for key in held {
             if let Some(call) = self.calls.remove(&key) {

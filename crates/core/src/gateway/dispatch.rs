@@ -166,6 +166,7 @@ impl Gateway {
         let waiting = self.gathering.iter().filter(|waiting| waiting.is_for(owner)).count();
         let place = self.first_place(owner);
         self.make_place(place, places::State::Waiting { at: now });
+        self.wake_place(place, now);
         let is_given_up = |place: &Place| matches!(place.state, places::State::GivenUp { .. });
         if waiting >= self.settings.limits.held_max {
             let failure = Failure::hold_full(self.owner_name(owner), waiting);

@@ -22,6 +22,8 @@ pub(super) struct Connection {
     pub last_used: Instant,
     /// Clients' requests that it has not answered.
     pub in_flight: usize,
+    /// It was started only to read what it offers; no request has needed it yet.
+    pub is_probe: bool,
     /// What it said when we first asked in the era that was not its own.
     pub refused: Option<String>,
     pub fetch: lists::Fetch,
@@ -102,6 +104,7 @@ impl Connection {
             ready: None,
             last_used: now,
             in_flight: 0,
+            is_probe: false,
             refused: None,
             fetch: lists::Fetch::default(),
             suspected: None,
@@ -274,7 +277,7 @@ impl Gateway {
         late.sort_unstable();
         for serial in late {
             let connection = &self.links[&serial];
-            let settings = &self.owners.get(&connection.link.backend).map(|owner| &owner.settings);
+            let settings = self.settings_of(connection.link);
             let start_timeout = settings.map_or(Duration::ZERO, |settings| settings.start_timeout);
             match connection.phase {
                 Phase::Connecting { .. } | Phase::Opening { .. } => {

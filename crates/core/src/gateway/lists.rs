@@ -75,8 +75,9 @@ impl Gateway {
 
     /// A backend said that a list changed.
     pub(super) fn refetch(&mut self, serial: u64, family: Family, now: Instant) {
+        let is_trial = self.trial_of(serial).is_some();
         let Some(connection) = self.links.get(&serial) else { return };
-        if connection.phase != Phase::Ready || connection.place.seat == Seat::Second {
+        if connection.phase != Phase::Ready && !is_trial || connection.place.seat == Seat::Second {
             return;
         }
         let has = connection.has;
@@ -150,6 +151,9 @@ impl Gateway {
 
     /// The list stays what it was.
     pub(super) fn list_failed(&mut self, serial: u64, kind: List, why: &str, now: Instant) {
+        if self.trial_misses_list(serial, kind, why, now) {
+            return;
+        }
         let Some(connection) = self.links.get(&serial) else { return };
         let Some(owner) = self.owners.get(&connection.link.backend) else { return };
         let (name, items) = (&owner.settings.name, owner.offer.of(kind).clone());
@@ -170,9 +174,13 @@ impl Gateway {
     }
 
     /// Everything that was asked for is there: this is what the backend offers now.
-    fn offered(&mut self, serial: u64, now: Instant) {
-        let Some(connection) = self.links.get_mut(&serial) else { return };
+    pub(super) fn offered(&mut self, serial: u64, now: Instant) {
+        let Some(connection) = self.links.get(&serial) else { return };
         let backend = connection.link.backend;
+        if connection.fetch.is_over() && self.trial_of(serial).is_some() {
+            return self.trial_passed(serial, now);
+        }
+        let connection = self.links.get_mut(&serial).expect("seen above");
         // One that was replaced has nothing more to say about what there is.
         if !connection.fetch.is_over() || connection.phase != Phase::Ready {
             return;
@@ -181,16 +189,21 @@ impl Gateway {
         let offer = connection.fetch.offer.clone();
         let Some(owner) = self.owners.get_mut(&backend) else { return };
         let was_confirmed = mem::replace(&mut owner.standing, Standing::Confirmed) == Standing::Confirmed;
-        if owner.offer != offer {
+        let is_kept = mem::replace(&mut owner.is_kept, true);
+        let is_same = owner.offer == offer;
+        if !is_same || !is_kept {
             owner.offer = offer.clone();
             let name = owner.settings.name.clone();
             self.out.push(Action::Keep { backend: name, catalogue: offer });
+        }
+        if !is_same {
             self.merge_catalogue();
         }
         if !was_confirmed {
             self.gather(now);
         }
         self.watch_idle(serial);
+        self.end_probe(serial, now);
     }
 
     /// Serves the lists that waited, if everybody has spoken or it took too long.
@@ -225,6 +238,16 @@ impl Gateway {
         unknown.filter_map(|owner| owner.gather_until).filter(|until| *until > now).max()
     }
 
+    /// Lists begin to wait for backends that nothing is known of yet, each once and for a short time.
+    fn begin_gathering(&mut self, now: Instant) {
+        let off: Vec<u32> = self.order.iter().copied().filter(|number| self.is_off(*number)).collect();
+        for (number, owner) in &mut self.owners {
+            if owner.standing == Standing::Unknown && !off.contains(number) {
+                owner.gather_until.get_or_insert(now + GATHER_MAX);
+            }
+        }
+    }
+
     /// A client asks for a list.
     pub(super) fn list_asked(&mut self, whom: Whom, kind: List, cursor: Option<Raw<'_>>, now: Instant) {
         if let Some(cursor) = cursor.filter(|cursor| cursor.get() != "null") {
@@ -234,6 +257,7 @@ impl Gateway {
             }
             return;
         }
+        self.begin_gathering(now);
         match self.gather_until(now).filter(|_| self.stopping.is_none()) {
             Some(until) => {
                 self.wake_by(until);
@@ -284,11 +308,17 @@ impl Gateway {
             true => "public",
             false => "private",
         };
+        let ttl = if self.is_partial() { 0 } else { words::TTL_MS };
         format!(
-            r#","resultType":"complete","ttlMs":{},"cacheScope":"{scope}","_meta":{{"io.modelcontextprotocol/serverInfo":{}}}"#,
-            words::TTL_MS,
+            r#","resultType":"complete","ttlMs":{ttl},"cacheScope":"{scope}","_meta":{{"io.modelcontextprotocol/serverInfo":{}}}"#,
             words::info()
         )
+    }
+
+    /// Whether lists lack what a backend may be about to offer.
+    fn is_partial(&self) -> bool {
+        let is_unknown = |number: &u32| self.owners[number].standing == Standing::Unknown && !self.is_off(*number);
+        self.order.iter().any(is_unknown)
     }
 
     /// Tells those who look through this view that a list is another one now.

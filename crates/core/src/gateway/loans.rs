@@ -27,20 +27,21 @@ impl Gateway {
     ) -> Result<PlaceKey, Box<Failure>> {
         let is_lent = |key: &&PlaceKey| key.backend == backend && matches!(key.seat, Seat::Lent(_));
         let all: Vec<PlaceKey> = self.places.keys().filter(is_lent).copied().collect();
-        let mut own = all.iter().filter(|key| self.places[key].tenant.as_deref() == Some(name));
-        let fitting = own.clone().filter(|key| self.may_join(**key, says, now));
+        let own = all.iter().filter(|key| self.places[key].tenant.as_deref() == Some(name));
+        let last_own = own.clone().next_back().copied();
+        let fitting = own.filter(|key| self.may_join(**key, says, now));
         if let Some(key) = fitting.max_by_key(|key| (self.serving(**key).is_some(), Reverse(**key))) {
             return Ok(*key);
         }
-        if all.len() >= LOANS_MAX {
-            match all.iter().find(|key| self.is_free(**key)) {
-                // Another's that does nothing makes room.
-                Some(key) => self.drop_place(*key, &Failure::stopping(""), now),
-                None => {
-                    let busy = || Failure::all_lent(self.owner_name(backend), LOANS_MAX).into();
-                    return own.next_back().copied().ok_or_else(busy);
-                }
-            }
+        let max = self.owners[&backend].settings.children_max;
+        let is_at_max = self.own_processes(backend) >= max;
+        // Another's that does nothing makes room.
+        if (all.len() >= LOANS_MAX || is_at_max) && !self.drop_free_loan(backend, now) {
+            let busy = || match is_at_max {
+                true => Failure::children_max(self.owner_name(backend), max).into(),
+                false => Failure::all_lent(self.owner_name(backend), LOANS_MAX).into(),
+            };
+            return last_own.ok_or_else(busy);
         }
         let name = name.into();
         let key = PlaceKey { backend, seat: Seat::Lent(self.number()) };
@@ -49,6 +50,14 @@ impl Gateway {
             place.tenant = Some(name);
         }
         Ok(key)
+    }
+
+    /// Ends a lent link that does nothing, so that another process can be started. False if there is none.
+    pub(super) fn drop_free_loan(&mut self, backend: u32, now: Instant) -> bool {
+        let is_lent = |key: &&PlaceKey| key.backend == backend && matches!(key.seat, Seat::Lent(_));
+        let free = self.places.keys().filter(is_lent).find(|key| self.is_free(**key)).copied();
+        free.into_iter().for_each(|key| self.drop_place(key, &Failure::stopping(""), now));
+        free.is_some()
     }
 
     /// Nobody's call is there, under way or waiting.

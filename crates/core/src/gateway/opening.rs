@@ -51,8 +51,12 @@ impl Gateway {
     pub(super) fn open_link(&mut self, serial: u64, now: Instant) {
         let connection = &self.links[&serial];
         let Some(owner) = self.owners.get(&connection.link.backend) else { return };
-        let is_http = matches!(owner.settings.kind, Kind::Http { is_sse: false, .. });
-        let era = match (owner.settings.era, owner.eras, connection.place.seat) {
+        let (settings, eras) = match owner.trial.as_ref().filter(|trial| trial.serial == serial) {
+            Some(trial) => (&trial.settings, None),
+            None => (&owner.settings, owner.eras),
+        };
+        let is_http = matches!(settings.kind, Kind::Http { is_sse: false, .. });
+        let era = match (settings.era, eras, connection.place.seat) {
             (EraChoice::Handshake, ..) => Era::Handshake,
             (EraChoice::Stateless, ..) => Era::Stateless,
             (_, Some(Eras { handshake: true, .. }), Seat::Second | Seat::Session(_)) => Era::Handshake,
@@ -142,8 +146,11 @@ impl Gateway {
         if !matches!(connection.phase, Phase::Opening { .. }) {
             return;
         }
-        let choice = self.owners.get(&connection.link.backend).map(|owner| owner.settings.era);
-        if choice == Some(EraChoice::Auto) && connection.refused.is_none() {
+        let link = connection.link;
+        let is_first = connection.refused.is_none();
+        let choice = self.settings_of(link).map(|settings| settings.era);
+        let Some(connection) = self.links.get_mut(&serial) else { return };
+        if choice == Some(EraChoice::Auto) && is_first {
             connection.refused = Some(words.to_owned());
             let other = if private == Private::Initialize { Era::Stateless } else { Era::Handshake };
             return self.ask_opening(serial, other, now);
@@ -185,14 +192,19 @@ impl Gateway {
             }
         };
         if let Some(owner) = self.owners.get_mut(&backend) {
+            let trial = owner.trial.as_deref_mut().filter(|trial| trial.serial == serial);
+            let (settings, known) = match trial {
+                Some(trial) => (&trial.settings, &mut trial.eras),
+                None => (&owner.settings, &mut owner.eras),
+            };
             // A second link learns nothing new of what the first one knows.
-            let is_http = matches!(owner.settings.kind, Kind::Http { .. });
-            if place.seat != Seat::Second || owner.eras.is_none() {
+            let is_http = matches!(settings.kind, Kind::Http { .. });
+            if place.seat != Seat::Second || known.is_none() {
                 // A process that speaks both is asked for one of them; only over HTTP are there two links, and only where
                 // nobody chose.
-                let may_be_two = is_http && owner.settings.era == EraChoice::Auto;
+                let may_be_two = is_http && settings.era == EraChoice::Auto;
                 let eras = Eras { handshake: eras.handshake && (may_be_two || !eras.stateless), ..eras };
-                owner.eras = Some(eras);
+                *known = Some(eras);
             }
             let connection = self.links.get_mut(&serial).expect("found above");
             let capabilities = capabilities.map_or(b"{}" as &[u8], |raw| raw.get().as_bytes());
@@ -202,8 +214,11 @@ impl Gateway {
         if private == Private::Initialize {
             self.tell_link(serial, message::line(r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#.into()));
         }
-        self.place_filled(serial, now);
-        self.restore(serial, now);
+        // One that is on trial takes over when its lists are read.
+        if self.trial_of(serial).is_none() {
+            self.place_filled(serial, now);
+            self.restore(serial, now);
+        }
         self.fetch_all(serial, now);
     }
 }

@@ -119,7 +119,10 @@ impl Gateway {
         // A backend without sessions has nothing that could be one client's own.
         let is_stateless = owner.settings.era == EraChoice::Stateless || owner.eras.is_some_and(|eras| eras.stateless);
         let seat = match owner.settings.children {
-            Children::PerSession if era == Era::Handshake => Seat::Session(client),
+            Children::PerSession if era == Era::Handshake => {
+                self.make_room(backend, client, now)?;
+                Seat::Session(client)
+            }
             Children::PerSession if !is_stateless => {
                 let name = self.guests.get(&client).map_or_else(String::new, |guest| guest.who.name.clone());
                 return self.lend(backend, &name, says, now);
@@ -133,6 +136,25 @@ impl Gateway {
         let key = PlaceKey { backend, seat };
         self.make_place(key, State::Idle);
         Ok(key)
+    }
+
+    /// Room for the process of one session, within `children_max`.
+    fn make_room(&mut self, backend: u32, client: Client, now: Instant) -> Result<(), Box<Failure>> {
+        let is_there = |place: &Place| place.state != State::Idle;
+        if self.places.get(&PlaceKey { backend, seat: Seat::Session(client) }).is_some_and(is_there) {
+            return Ok(());
+        }
+        let max = self.owners[&backend].settings.children_max;
+        if self.own_processes(backend) < max || self.drop_free_loan(backend, now) {
+            return Ok(());
+        }
+        Err(Failure::children_max(self.owner_name(backend), max).into())
+    }
+
+    /// How many processes of a backend are for one session or one call each.
+    pub(super) fn own_processes(&self, backend: u32) -> usize {
+        let is_own = |key: &PlaceKey| matches!(key.seat, Seat::Session(_) | Seat::Lent(_)) && key.backend == backend;
+        self.places.iter().filter(|(key, place)| is_own(key) && place.state != State::Idle).count()
     }
 
     pub(super) fn make_place(&mut self, key: PlaceKey, state: State) {
@@ -196,9 +218,36 @@ impl Gateway {
     /// Connects anew.
     fn fill(&mut self, key: PlaceKey, now: Instant) {
         let serial = self.connect(key, now);
+        let is_probe = self.is_probe(key);
+        self.links.get_mut(&serial).expect("just made").is_probe = is_probe;
         let place = self.places.get_mut(&key).expect("only places are filled");
         place.restarts.child_started(now);
         place.state = State::Linked(serial);
+    }
+
+    /// Whether a lazy backend is started although no request needs it, to read what it offers.
+    fn is_probe(&self, key: PlaceKey) -> bool {
+        let is_lazy = self.owners.get(&key.backend).is_some_and(|owner| owner.settings.start == Start::Lazy);
+        let is_needed = |place: &Place| !place.held.is_empty() || !place.tickets.is_empty();
+        is_lazy
+            && !self.places.get(&key).is_some_and(is_needed)
+            && !self.gathering.iter().any(|waiting| waiting.is_for(key.backend))
+    }
+
+    /// What a lazy backend offers was read; no request has needed its process.
+    pub(super) fn end_probe(&mut self, serial: u64, now: Instant) {
+        let Some(connection) = self.links.get(&serial).filter(|connection| connection.is_probe) else { return };
+        if connection.is_ready() && connection.is_idle() {
+            self.part(serial, How::Stopped, false, now);
+        }
+    }
+
+    /// Something needs this place: one that is idle is filled.
+    pub(super) fn wake_place(&mut self, key: PlaceKey, now: Instant) {
+        if let Some(place) = self.places.get_mut(&key).filter(|place| place.state == State::Idle) {
+            place.state = State::Waiting { at: now };
+            self.starts_due = true;
+        }
     }
 
     pub(super) fn connect(&mut self, key: PlaceKey, now: Instant) -> u64 {
@@ -238,6 +287,7 @@ impl Gateway {
             if !is_doubted {
                 owner.breaker.reset();
             }
+            owner.is_proven = true;
             let record = Record {
                 id: Some(owner.settings.name.clone()),
                 kind: Some("backend"),
@@ -299,6 +349,10 @@ impl Gateway {
         let place = self.places.get_mut(&key).expect("found above");
         if place.candidate == Some(serial) {
             place.candidate = None;
+            if self.trial_failed(connection, &how, &stderr, now) {
+                return;
+            }
+            let place = self.places.get_mut(&key).expect("found above");
             let tickets = mem::take(&mut place.tickets);
             self.note(format!("{name}: the new one did not come up ({how}); the old one goes on"));
             for ticket in tickets {

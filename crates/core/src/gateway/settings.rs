@@ -31,6 +31,9 @@ pub struct Backend {
     pub allow: Vec<Pattern>,
     pub deny: Vec<Pattern>,
     pub children: Children,
+    /// How many processes `per_session` may have at a time.
+    pub children_max: usize,
+    pub start: Start,
     pub era: EraChoice,
     pub policy: Policy,
     /// A call that takes longer is cancelled and fails; progress begins it anew, up to `call_max` in all.
@@ -82,6 +85,15 @@ pub enum Children {
     Shared,
     PerSession,
     Pool(u32),
+}
+
+/// When a stdio backend's process starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Start {
+    /// With the gateway.
+    Eager,
+    /// With the first request that needs it. One without a cached catalogue is started once to read it, and stopped again.
+    Lazy,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -134,6 +134,12 @@ impl Gateway {
             "circuit": circuit,
             "links": links,
         });
+        if let Some(refused) = &owner.refused {
+            status["last_reload"] = refused.to_json(now);
+        }
+        if owner.trial.is_some() {
+            status["restart"] = json!({"step": "starting the new process", "reason": trials::CHANGED});
+        }
         put_figures(&mut status, &owner.pace.figures(now));
         status
     }

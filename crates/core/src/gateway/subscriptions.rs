@@ -219,7 +219,20 @@ impl Gateway {
             false => guest.watches.remove(&uri),
         };
         self.answer_result(&asked.whom, "{}");
+        if wanted {
+            self.wake_watcher(owner, &asked.whom, asked.says, now);
+        }
         self.rewatch(now);
+    }
+
+    /// What is to be watched needs a process that watches it.
+    fn wake_watcher(&mut self, owner: u32, whom: &Whom, says: Says, now: Instant) {
+        let is_pool = matches!(self.owners[&owner].settings.children, Children::Pool(_));
+        let place = match is_pool {
+            true => Some(self.first_place(owner)),
+            false => self.place_for(owner, whom, says, now).ok(),
+        };
+        place.into_iter().for_each(|place| self.wake_place(place, now));
     }
 
     fn can_watch(&self, owner: u32) -> bool {

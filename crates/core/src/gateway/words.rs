@@ -146,6 +146,15 @@ impl Failure {
         Failure::new(7008, "all_lent", Outcome::Unavailable, backend, message)
     }
 
+    pub fn children_max(backend: &str, max: usize) -> Failure {
+        let processes = count(max, "process", "processes");
+        let message = format!(
+            "This was not run: the backend `{backend}` has {processes} for other sessions, which is its `children_max`. \
+             Try again when one of those sessions has ended."
+        );
+        Failure::new(7008, "children_max", Outcome::Unavailable, backend, message)
+    }
+
     pub fn stopping(backend: &str) -> Failure {
         Failure::new(
             7006,

@@ -115,8 +115,36 @@ fn a_list_waits_a_little_for_backends_that_have_not_spoken_and_not_for_one_that_
 
     let mut story = Story::new(settings(vec![stdio("a")]), &[("a", maker(&["x"]))]);
     story.auto = false;
-    story.shake(1).ask(1, json!(1), "tools/list", json!({})).pass(secs(6));
+    // However long it has been starting, the first list waits a moment and no longer.
+    story.shake(1).pass(secs(6));
+    story.ask(1, json!(1), "tools/list", json!({})).pass(ms(99)).hears_nothing(1);
+    story.pass(ms(1));
     assert!(names(&story.heard(1).json(), "tools").is_empty());
+    // The next ones do not wait again.
+    story.ask(1, json!(2), "tools/list", json!({}));
+    assert!(names(&story.heard(1).json(), "tools").is_empty());
+    let link = story.link("a");
+    story.up.insert(link.serial, link);
+    story.event(Event::LinkUp { link, pid: None });
+    story.hears(1, json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}));
+}
+
+#[test]
+fn a_client_without_sessions_is_told_not_to_keep_a_list_that_lacks_a_backend() {
+    let mut story = Story::new(settings(vec![stdio("a"), stdio("b")]), &[("a", maker(&["x"])), ("b", maker(&["y"]))]);
+    story.auto = false;
+    story.event(Event::TimePassed);
+    let (a, b) = (story.connected[0], story.connected[1]);
+    story.up.insert(a.serial, a);
+    story.event(Event::LinkUp { link: a, pid: None });
+    story.post(1, json!(1), "tools/list", json!({})).pass(ms(100));
+    let list = story.heard(1).json();
+    assert_eq!((names(&list, "tools"), &list["result"]["ttlMs"]), (vec!["a__x".to_owned()], &json!(0)));
+    story.up.insert(b.serial, b);
+    story.event(Event::LinkUp { link: b, pid: None });
+    story.post(2, json!(1), "tools/list", json!({}));
+    let list = story.heard(2).json();
+    assert_eq!((names(&list, "tools").len(), &list["result"]["ttlMs"]), (2, &json!(5000)));
 }
 
 #[test]

@@ -445,3 +445,141 @@ fn a_client_lists_its_own_tasks_wherever_they_are() {
     assert_eq!(story.heard(10).json()["error"]["code"], -32601);
     assert_eq!(story.gateway.status(story.now)["under_way"]["lists_of_tasks"], 0);
 }
+
+#[test]
+fn sessions_have_a_bounded_number_of_processes() {
+    let backend = Backend { children: Children::PerSession, children_max: 2, idle_stop: Some(secs(60)), ..stdio("a") };
+    let mut story = one(backend, maker(&["x"]));
+    story.shake(1).shake(2).shake(3).call(1, 1, "a__x").call(2, 1, "a__x").call(3, 1, "a__x");
+    let answer = story.heard(3).json();
+    let words = answer["result"]["content"][0]["text"].as_str().unwrap_or_default();
+    assert!(words.contains("`children_max`") && words.contains("2 processes"), "{answer}");
+    assert_eq!(answer["result"]["_meta"]["outlast/failure"]["reason"], "children_max");
+    // Those that have a process keep it.
+    story.call(1, 2, "a__x").hears_nothing(1);
+    // One that ends makes room.
+    story.event(Event::ClientLeft { client: 2 }).call(3, 2, "a__x").hears_nothing(3);
+    let ask = |text: &String| text.contains("tools/call");
+    assert_eq!(story.links.iter().filter(|(_, text)| ask(text)).count(), 4);
+}
+
+#[test]
+fn a_process_that_no_call_needs_makes_room_for_a_session() {
+    let backend = Backend { children: Children::PerSession, children_max: 1, ..stdio("a") };
+    let mut story = one(backend, maker(&["x"]));
+    let (lent, told) = lent_call(&mut story, 7, "somebody", json!({}));
+    story.shake(1).call(1, 1, "a__x");
+    assert_eq!(story.heard(1).json()["result"]["_meta"]["outlast/failure"]["reason"], "children_max");
+    story.answer(lent, &told["id"], json!({})).heard(7);
+    story.call(1, 2, "a__x").hears_nothing(1);
+    assert!(story.disconnected.iter().any(|(link, _)| *link == lent));
+    assert_ne!(story.told("a").0, lent);
+    // And the other way round there is none.
+    story.came(8, Front::Request, local());
+    story.ask_stateless(8, json!(1), "tools/call", json!({"name": "a__x", "arguments": {}}));
+    assert_eq!(story.heard(8).json()["result"]["_meta"]["outlast/failure"]["reason"], "children_max");
+}
+
+fn lazy() -> Backend {
+    Backend { start: Start::Lazy, ..stdio("a") }
+}
+
+/// A catalogue of an earlier run.
+fn kept() -> std::collections::BTreeMap<String, Offer> {
+    let capabilities = json!({"tools": {}, "resources": {"subscribe": true}}).to_string().into();
+    let resources = vec![json!({"uri": "r://a/1", "name": "one"}).to_string().into()];
+    let offer = Offer { tools: vec![tool("x").to_string().into()], resources, capabilities, ..Offer::default() };
+    [("a".to_owned(), offer)].into()
+}
+
+#[test]
+fn a_lazy_child_starts_with_the_first_request_that_needs_it() {
+    type Need = fn(&mut Story);
+    let needs: [(&str, Need); 4] = [
+        ("a call", |story| {
+            story.call(1, 1, "a__x");
+        }),
+        ("a tool that the cache does not have", |story| {
+            story.call(1, 1, "a__y");
+        }),
+        ("a resource", |story| {
+            story.ask(1, json!(1), "resources/read", json!({"uri": "r://a/1"}));
+        }),
+        ("a subscription", |story| {
+            story.ask(1, json!(1), "resources/subscribe", json!({"uri": "r://a/1"}));
+        }),
+    ];
+    for (what, need) in needs {
+        let mut story = Story::with_kept(settings(vec![lazy()]), &[("a", maker(&["x"]))], kept());
+        story.event(Event::TimePassed).shake(1).pass(secs(600));
+        story.ask(1, json!("list"), "tools/list", json!({}));
+        assert_eq!(story.heard(1).json()["result"]["tools"][0]["name"], "a__x", "{what}");
+        assert!(story.connected.is_empty(), "{what}");
+        let status = story.status("a");
+        assert_eq!((&status["state"], &status["catalogue"]), (&json!("idle"), &json!("stale")), "{what}");
+        need(&mut story);
+        assert_eq!(story.connected.len(), 1, "{what}");
+        story.pass(secs(50));
+        assert!(story.disconnected.is_empty(), "{what}: without idle_stop it stays");
+    }
+}
+
+#[test]
+fn a_lazy_child_without_a_cached_catalogue_is_started_once_to_read_it() {
+    let mut story = one(lazy(), maker(&["x"]));
+    let probe = story.link("a");
+    assert_eq!(story.disconnected, [(probe, false)]);
+    assert_eq!(story.kept.len(), 1);
+    story.up.remove(&probe.serial);
+    let stopped =
+        Event::LinkDown { link: probe, how: How::Exited(Exit::Code(0)), stderr_tail: String::new(), unsent: vec![] };
+    story.event(stopped).shake(1).pass(secs(600));
+    let status = story.status("a");
+    assert_eq!((&status["state"], &status["catalogue"]), (&json!("idle"), &json!("confirmed")));
+    assert_eq!((&status["crashes"], &status["last_reload"]), (&json!(0), &json!(null)));
+    assert_eq!(story.connected.len(), 1);
+    story.call(1, 1, "a__x");
+    let (link, told) = story.told("a");
+    assert_ne!(link, probe);
+    story.answer(link, &told["id"], json!({})).heard(1);
+    story.pass(secs(600));
+    assert_eq!(story.disconnected.len(), 1);
+    // A call that comes while it is asked makes it stay.
+    let mut story = Story::new(settings(vec![lazy()]), &[("a", maker(&["x"]))]);
+    story.auto = false;
+    story.event(Event::TimePassed).shake(1).call(1, 1, "a__x");
+    let link = story.link("a");
+    story.up.insert(link.serial, link);
+    story.event(Event::LinkUp { link, pid: None }).told("a");
+    assert!(story.disconnected.is_empty());
+}
+
+#[test]
+fn a_lazy_child_that_is_changed_is_asked_what_it_offers() {
+    let other = |backend: &Backend| {
+        let kind = Kind::Stdio { command: "other".into(), args: vec![], env: Default::default(), cwd: None };
+        Backend { kind, ..backend.clone() }
+    };
+    let mut story = Story::with_kept(settings(vec![lazy()]), &[("a", maker(&["x"]))], kept());
+    story.event(Event::TimePassed).shake(1);
+    // It never ran, so nothing can be broken.
+    story.event(Event::Configured(Box::new(settings(vec![other(&lazy())]))));
+    let probe = story.link("a");
+    assert_eq!(story.disconnected, [(probe, false)]);
+    story.dies(probe);
+    assert_eq!(story.status("a")["state"], "idle");
+    // Now it has run: a bad change is found out before a call meets it.
+    story.auto = false;
+    story.event(Event::Configured(Box::new(settings(vec![lazy()]))));
+    let bad = story.link("a");
+    assert_ne!(bad, probe);
+    story.dies(bad);
+    assert_eq!(story.status("a")["last_reload"]["ok"], false);
+    assert_eq!(story.gateway.backends().next(), Some(&other(&lazy())));
+    // And a good one is stopped again when its lists were read.
+    story.auto = true;
+    story.event(Event::Configured(Box::new(settings(vec![lazy()]))));
+    let good = story.link("a");
+    assert!(story.disconnected.contains(&(good, false)));
+    assert_eq!(story.gateway.backends().next(), Some(&lazy()));
+}

@@ -10,3 +10,4 @@ mod eras;
 mod guards;
 mod names;
 mod story;
+mod trials;

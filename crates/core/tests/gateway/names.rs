@@ -9,7 +9,7 @@ fn bare(name: &str) -> Backend {
 }
 
 fn listed(story: &mut Story) -> Vec<String> {
-    story.ask(1, json!("list"), "tools/list", json!({}));
+    story.ask(1, json!("list"), "tools/list", json!({})).pass(ms(100));
     let list = story.heard(1).json();
     let tools = list["result"]["tools"].as_array().unwrap_or_else(|| panic!("no tools: {list}"));
     tools.iter().map(|tool| tool["name"].as_str().expect("a name").to_owned()).collect()

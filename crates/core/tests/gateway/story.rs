@@ -11,7 +11,7 @@ pub use outlast_core::{
     exit::{Exit, How},
     gateway::{
         Action, Backend, Called, Children, EraChoice, Event, Front, Kind, Limits, Link, Offer, Outcome, Pattern,
-        Profile, Rate, Rates, Role, Settings, Switch, Who,
+        Profile, Rate, Rates, Role, Settings, Start, Switch, Who,
     },
     json::Raw,
     message::Id,
@@ -37,6 +37,8 @@ pub fn stdio(name: &str) -> Backend {
         allow: vec![],
         deny: vec![],
         children: Children::Shared,
+        children_max: 64,
+        start: Start::Eager,
         era: EraChoice::Auto,
         policy: Policy { jitter_percent: 0, ..Policy::exponential() },
         call_timeout: secs(60),

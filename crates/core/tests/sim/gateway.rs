@@ -17,7 +17,7 @@ use outlast_core::{
     exit::{Exit, How},
     gateway::{
         Action, Backend, Called, Children, EraChoice, Event, Front, Gateway, Kind, Limits, Link, Pattern, Profile,
-        Rates, Said, Schemas, Settings, Switch, Who,
+        Rates, Said, Schemas, Settings, Start, Switch, Who,
     },
     json::Raw,
     message::{self, Id, Outline},
@@ -99,6 +99,9 @@ pub struct World {
     over: bool,
     /// Requests that must be answered before the event at hand is over: `(client, id)`.
     due_now: Vec<(u64, String)>,
+    /// Questions that were taken back in the event at hand while their calls were open. A link that the gateway ends takes
+    /// its questions back before its calls fail.
+    taken_back: Vec<(u64, Value)>,
 }
 
 impl World {
@@ -152,6 +155,7 @@ impl World {
             stopping: false,
             over: false,
             due_now: Vec::new(),
+            taken_back: Vec::new(),
         }
     }
 
@@ -227,10 +231,13 @@ impl World {
             }
             17 => {
                 let millis = self.dice.pick(&[1, 1, 20, 20, 300, 300, 2_000, 9_000, 40_000]);
+                self.deliver_before(ms(millis));
                 self.pass(ms(millis));
             }
             18 => self.operator_acts(),
             _ if self.dice.one_in(4) => {
+                let wait = self.gateway.deadline().map(|due| due.saturating_duration_since(self.now));
+                self.deliver_before(wait.unwrap_or_default());
                 if let Some(due) = self.gateway.deadline() {
                     self.now = self.now.max(due);
                     self.handle(Event::TimePassed);
@@ -254,6 +261,13 @@ impl World {
             }
         }
         self.now = end;
+    }
+
+    /// Nothing is on its way for longer than the gateway remembers the calls that were taken back.
+    fn deliver_before(&mut self, time: Duration) {
+        while time >= ms(9_000) && !self.owed.is_empty() {
+            self.pay();
+        }
     }
 
     /// One of the events that the world owes.
@@ -320,6 +334,12 @@ impl World {
         }
         self.settings = settings.clone();
         self.handle(Event::Configured(Box::new(settings)));
+        if self.dice.one_in(2) {
+            let ticket = self.next_ticket;
+            self.next_ticket += 1;
+            self.tickets.insert(ticket);
+            self.handle(Event::OutcomeAsked { ticket });
+        }
     }
 
     fn handle(&mut self, event: Event) {
@@ -342,6 +362,10 @@ impl World {
         for (client, id) in std::mem::take(&mut self.due_now) {
             let open = self.clients.get(&client).is_some_and(|client| client.open.contains_key(&id));
             check!(self, !open, "client {client} still waits for {id}, though its backend is dead");
+        }
+        for (client, question) in std::mem::take(&mut self.taken_back) {
+            let is_wanted = self.clients.contains_key(&client) && self.is_wanted(client, &question);
+            check!(self, !is_wanted, "client {client} need not answer {question}, and the call that it is for goes on");
         }
         if let Some(dead) = dead {
             let asked = self.clients.iter().find(|(_, client)| client.is_asked_by(dead)).map(|(client, _)| *client);
@@ -503,6 +527,8 @@ fn backend(name: &str, dice: &mut Dice) -> Backend {
         allow: vec![],
         deny: vec![],
         children,
+        children_max: 1 + dice.below(20) as usize,
+        start: if dice.one_in(4) { Start::Lazy } else { Start::Eager },
         era: EraChoice::Auto,
         policy: Policy { restarts_max: Some(dice.below(6) as u32), ..Policy::exponential() },
         call_timeout: Duration::from_secs(5 + dice.below(30)),

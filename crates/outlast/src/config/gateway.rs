@@ -13,7 +13,9 @@ use hyper::{
     header::{HeaderName, HeaderValue},
 };
 use outlast_core::{
-    gateway::{Backend, EraChoice, Kind, Limits, Pattern, Profile, Rate, Rates, Role, Settings, Switch},
+    gateway::{
+        Backend, Children, EraChoice, Kind, Limits, Pattern, Profile, Rate, Rates, Role, Settings, Start, Switch,
+    },
     restarts::{Delays, First, Policy},
     secret::Resolved,
 };
@@ -265,6 +267,11 @@ impl Check<'_> {
             allow: section.patterns("allow"),
             deny: section.patterns("deny"),
             children: section.children("children"),
+            children_max: self.children_max(section, path),
+            start: match section.text("start").as_deref() {
+                Some("lazy") => Start::Lazy,
+                _ => Start::Eager,
+            },
             era: match section.text("era").as_deref() {
                 Some("handshake") => EraChoice::Handshake,
                 Some("stateless") => EraChoice::Stateless,
@@ -280,6 +287,16 @@ impl Check<'_> {
             breaker_open: breaker.span("open")?,
             retry_annotated: section.text("retry").as_deref() == Some("annotated"),
         })
+    }
+
+    fn children_max(&mut self, section: &Section, path: &str) -> usize {
+        let max = count(section, "children_max");
+        if let Some(set) = section.set("children_max").filter(|_| section.children("children") != Children::PerSession)
+        {
+            let what = "this is only for `children = \"per_session\"`";
+            self.wrong(Some(set.at.clone()), &format!("{path}.children_max"), what, "leave it out");
+        }
+        max
     }
 
     /// A command or an address, with what goes with it and nothing that goes with the other.

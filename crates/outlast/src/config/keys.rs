@@ -170,6 +170,18 @@ pub const BACKEND: &[Key] = &[
     key("deny", Shape::Patterns, "[]", "These of its tools are not offered."),
     key("children", Shape::Children, "\"shared\"", "One process for all clients, one for each session, or a pool."),
     key(
+        "children_max",
+        SOME,
+        "64",
+        "With `children = \"per_session\"`: how many processes sessions may have at a time. A call that needs one more is refused.",
+    ),
+    key(
+        "start",
+        Shape::Choice(&["eager", "lazy"]),
+        "\"eager\"",
+        "When its process starts: with the gateway, or with the first request that needs it. A lazy one without a cached catalogue is started once to read it, and stopped again.",
+    ),
+    key(
         "era",
         Shape::Choice(&["auto", "handshake", "stateless"]),
         "\"auto\"",
@@ -231,6 +243,8 @@ pub const OF_COMMANDS: &[&str] = &[
     "env",
     "cwd",
     "children",
+    "children_max",
+    "start",
     "policy",
     "max_restarts",
     "first_restart",

@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, fs, time::Duration};
 
 use clap::{CommandFactory, FromArgMatches};
 use outlast_core::{
-    gateway::{Called, Children, EraChoice, Kind, Outcome, Pattern, Rate, Switch, Who},
+    gateway::{Called, Children, EraChoice, Kind, Outcome, Pattern, Rate, Start, Switch, Who},
     restarts::{Delays, First},
 };
 
@@ -144,6 +144,8 @@ fn all_that_can_be_set_is_set() {
         command = "server"
         policy = "watchdog"
         children = "per_session"
+        children_max = 3
+        start = "lazy"
 
         [[backend]]
         name = "off"
@@ -235,6 +237,8 @@ fn all_that_can_be_set_is_set() {
     );
     assert_eq!(docs.prefix, "docs__");
     assert_eq!((bare.children, bare.policy.restarts_max), (Children::PerSession, None));
+    assert_eq!((bare.children_max, bare.start), (3, Start::Lazy));
+    assert_eq!((files.children_max, files.start), (64, Start::Eager));
     assert!(!bare.policy.clean_leaves, "a backend that leaves in peace is missed all the same");
     assert_eq!((bare.call_timeout, bare.call_max, bare.idle_stop), (secs(60), secs(600), None));
 
@@ -276,6 +280,9 @@ fn a_mistake_is_told_with_its_place_its_key_and_the_fix() {
         "[[backend]]\nname = \"a\"\ncommand = \"x\"\ncwd = \"nowhere\"\n",
         "[[backend]]\nname = \"a\"\ncommand = \"x\"\ncwd = \"outlast.toml\"\n",
         "[[backend]]\nname = \"a\"\ncommand = \"x\"\nchildren = \"many\"\n",
+        "[[backend]]\nname = \"a\"\ncommand = \"x\"\nchildren_max = 3\n",
+        "[[backend]]\nname = \"a\"\ncommand = \"x\"\nchildren = \"per_session\"\nchildren_max = 0\n",
+        "[[backend]]\nname = \"a\"\nurl = \"http://x\"\nstart = \"lazy\"\n",
         "[[backend]]\nname = \"a\"\ncommand = \"x\"\ncall_timeout = \"soon\"\n",
         "[[backend]]\nname = \"a\"\ncommand = \"x\"\ncall_timeout = true\n",
         "[[backend]]\nname = \"a\"\ncommand = \"x\"\ncall_timeout = \"20m\"\n",

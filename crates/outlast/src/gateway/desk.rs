@@ -308,6 +308,10 @@ impl Driver {
     }
 
     pub(super) fn answer(&mut self, ticket: u64, result: Result<Value, String>) {
+        // What failed is in the log already, backend by backend.
+        if let Some(answer) = self.reload_outcome(ticket, &result) {
+            return self.answer_asked(ticket, &answer);
+        }
         if let Err(why) = &result {
             self.journal.note(why);
         }

@@ -1,6 +1,7 @@
 //! The configuration of a running gateway: read again when a file of it changes or somebody asks, and taken only whole.
 
 use std::{
+    collections::BTreeMap,
     future::Future,
     net::SocketAddr,
     path::PathBuf,
@@ -9,7 +10,7 @@ use std::{
 };
 
 use outlast_core::gateway::{Backend, Event, Settings};
-use serde_json::json;
+use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
 use super::{Driver, begin};
@@ -42,6 +43,8 @@ pub struct Reload {
     again: bool,
     /// Who wants to know how it went.
     tickets: Vec<u64>,
+    /// Reloads whose changed backends are being tried, each with what changed, in words.
+    outcomes: BTreeMap<u64, String>,
     /// Who asked last; a changed file, if nobody did.
     who: Option<String>,
 }
@@ -64,6 +67,7 @@ impl Reload {
             reading: None,
             again: false,
             tickets: Vec::new(),
+            outcomes: BTreeMap::new(),
             who: None,
         };
         let complaint = reload.watch(&config.watched);
@@ -129,8 +133,15 @@ impl Driver {
         let Poll::Ready(read) = self.reload.poll(cx) else { return false };
         let tickets = std::mem::take(&mut self.reload.tickets);
         let who = self.reload.who.take().unwrap_or_else(|| "a changed file".to_owned());
-        let answer = match read.and_then(|config| self.take_config(config, &who)) {
-            Ok(detail) => Ok(json!({"reloaded": true, "detail": detail})),
+        let answer: Result<Value, Refusal> = match read.and_then(|config| self.take_config(config, &who)) {
+            // Each is answered when the changed backends have taken over, or one of them failed.
+            Ok(detail) => {
+                for ticket in tickets {
+                    self.reload.outcomes.insert(ticket, detail.clone());
+                    self.tell(Event::OutcomeAsked { ticket });
+                }
+                return true;
+            }
             Err(report) => {
                 let words = report.to_string();
                 self.refuse_config(words.trim_end().trim_start_matches("error: "), &who);
@@ -141,6 +152,22 @@ impl Driver {
             self.answer_asked(ticket, &answer);
         }
         true
+    }
+
+    /// The machine says what became of a reload. Nothing if it is not about one.
+    pub(super) fn reload_outcome(
+        &mut self,
+        ticket: u64,
+        result: &Result<Value, String>,
+    ) -> Option<Result<Value, Refusal>> {
+        let detail = self.reload.outcomes.remove(&ticket)?;
+        Some(match result {
+            Ok(_) => Ok(json!({"reloaded": true, "detail": detail})),
+            Err(why) => {
+                let why = self.journal.mask().hide(why).into_owned();
+                Err(Refusal { data: json!({"detail": detail}), ..Refusal::new("not_applied", why) })
+            }
+        })
     }
 
     fn take_config(&mut self, config: Config, who: &str) -> Result<String, Report> {
@@ -167,8 +194,9 @@ impl Driver {
         let before: Vec<Backend> = self.gateway.backends().cloned().collect();
         let detail = changes(&before, &config.settings);
         self.configured(&detail, who);
-        self.shelf.configure(&config.settings.backends, self.now);
         self.tell(Event::Configured(Box::new(config.settings)));
+        let backends: Vec<Backend> = self.gateway.backends().cloned().collect();
+        self.shelf.configure(&backends, self.now);
         self.set_scale();
         self.show_mirrors();
         Ok(detail)

@@ -57,7 +57,7 @@ impl World {
     pub fn server_starts(&mut self, link: Link) {
         check!(self, self.serials.insert(link.serial), "{link:?} was used before");
         check!(self, !self.stopping, "{link:?} was started while stopping");
-        let Some(backend) = self.gateway.backend(link.backend) else { self.fail("a link of no backend") };
+        let Some(backend) = self.gateway.settings_of(link) else { self.fail("a link of no backend") };
         let is_http = matches!(backend.kind, Kind::Http { .. });
         let is_per_session = backend.children == Children::PerSession;
         // The era is the program's, so all lives of one configuration share it.
@@ -404,13 +404,18 @@ impl World {
         servers.flat_map(|server| &server.open).any(|work| work.number == Some(number))
     }
 
-    /// Whether a server still works on the call that it asked this for, and neither took the question back nor is it dead.
+    /// Whether a server still works on the call that it asked this for, and neither took the question back nor is it dead
+    /// or told to go.
     pub fn is_wanted(&self, client: u64, question: &Value) -> bool {
         let Some(server) = question["by"].as_u64().and_then(|serial| self.servers.get(&serial)) else { return false };
         let number = question["for"].as_u64();
         let is_withdrawn = question["q"].as_u64().is_some_and(|asked| server.withdrawn.contains(&asked));
         let is_open = self.clients[&client].open.values().any(|request| Some(request.number) == number);
-        number.is_some() && !is_withdrawn && is_open && server.open.iter().any(|work| work.number == number)
+        number.is_some()
+            && !server.leaving
+            && !is_withdrawn
+            && is_open
+            && server.open.iter().any(|work| work.number == number)
     }
 
     pub fn is_per_session(&self, serial: u64) -> bool {

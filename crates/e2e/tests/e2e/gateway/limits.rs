@@ -32,3 +32,19 @@ fn an_idle_child_is_stopped_and_comes_back_when_it_is_called() {
     assert_eq!(gate.place.audit_of("server_crashed").len(), 0, "it did not crash");
     gate.end();
 }
+
+#[test]
+fn sessions_have_at_most_so_many_processes_of_one_backend() {
+    let more = "children = \"per_session\"\nchildren_max = 1";
+    let gate = Gate::listen(Place::new(), &backend("one", &[], more));
+    let mut first = gate.session();
+    let own = first.call("one__pid", json!({}));
+    let mut second = gate.session();
+    let refused = second.result("one__pid", json!({}));
+    assert_eq!(refused["isError"], true, "{refused}");
+    assert_eq!(refused["_meta"]["outlast/failure"]["reason"], "children_max", "{refused}");
+    let words = crate::mcp::client::text(&refused);
+    assert!(words.contains("`children_max`") && words.contains("1 process "), "{words}");
+    assert_eq!(first.call("one__pid", json!({})), own);
+    gate.end();
+}

@@ -113,3 +113,92 @@ fn the_endpoint_changes_and_whoever_is_connected_stays() {
     assert_eq!(Session::open(address).call("one__pid", json!({})), one);
     gate.end();
 }
+
+/// `outlast reload` fails with these words, and the child stays.
+fn refused(gate: &Gate, config: &str, words: &[&str]) {
+    gate.place.write("outlast.toml", config);
+    let output = gate.outlast(&["reload"]);
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    for words in words {
+        assert!(said.contains(words), "{words} in {said}");
+    }
+}
+
+#[test]
+fn a_bad_change_of_a_backend_leaves_the_old_child_serving_and_is_reported_everywhere() {
+    let place = Place::new();
+    let broken = place.join("broken");
+    let good = backend("one", &[], "");
+    let gate = Gate::listen_with(place, &good, |setup| setup.options(["--no-watch"]));
+    let old = gate.child("one");
+    let mut session = gate.session();
+    let serves = |session: &mut Session, pid: u32| assert_eq!(session.call("one__pid", json!({})), pid.to_string());
+    serves(&mut session, old);
+
+    // No such command.
+    let missing = "[[backend]]\nname = \"one\"\ncommand = \"/nowhere/at/all\"\n";
+    refused(&gate, missing, &["one", "could not be started", "the old one goes on"]);
+    serves(&mut session, old);
+    let failed = gate.place.recorded("reload_failed", 1);
+    assert_eq!((&failed["backend"], &failed["kind"]), (&json!("one"), &json!("backend")), "{failed}");
+    assert!(failed["detail"].as_str().is_some_and(|words| words.contains("could not be started")), "{failed}");
+    let state = gate.backend("one");
+    assert_eq!((&state["state"], &state["last_reload"]["ok"]), (&json!("ready"), &json!(false)), "{state}");
+    assert_ne!(state["command"], "/nowhere/at/all", "what runs is shown");
+    let said = |args: &[&str]| String::from_utf8_lossy(&gate.outlast(args).stdout).into_owned();
+    assert!(said(&["ps"]).contains("ready, reload failed"), "{}", said(&["ps"]));
+    let one = said(&["state", "gateway/one"]);
+    assert!(one.contains("reload     failed ") && one.contains("could not be started"), "{one}");
+
+    // One that ends before it is ready, with its last words; one that is no server; one that cannot be reached.
+    gate.place.write("broken", "no database\n");
+    refused(&gate, &backend("one", &["--fail-if", &broken], ""), &["no database", "the old one goes on"]);
+    let silent = "[[backend]]\nname = \"one\"\ncommand = \"sleep\"\nargs = [\"600\"]\nstart_timeout = \"200ms\"\n";
+    refused(&gate, silent, &["did not finish its handshake in 0.2 s"]);
+    refused(&gate, "[[backend]]\nname = \"one\"\nurl = \"http://127.0.0.1:1/mcp\"\n", &["127.0.0.1:1"]);
+    serves(&mut session, old);
+    gate.place.recorded("reload_failed", 4);
+    assert_eq!(gate.place.audit_of("server_crashed").len(), 0, "the one that serves never crashed");
+
+    // It comes back under the settings that worked.
+    signal(old, Signal::SIGKILL);
+    until("another child", || (gate.child("one") != old).then_some(()));
+    serves(&mut session, gate.child("one"));
+    assert_eq!(gate.backend("one")["last_reload"]["ok"], false);
+
+    // A change that works takes over, and nothing is left of the failure.
+    let old = gate.child("one");
+    gate.place.write("outlast.toml", &backend("one", &["--prompts"], ""));
+    let output = gate.outlast(&["reload"]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("changed one"), "{output:?}");
+    let new = gate.child("one");
+    assert_ne!(new, old);
+    serves(&mut session, new);
+    until("the old one to be gone", || (!is_alive(old)).then_some(()));
+    assert!(gate.backend("one")["last_reload"].is_null());
+    assert!(!said(&["ps"]).contains("reload failed"));
+    gate.end();
+}
+
+#[test]
+fn a_session_and_a_pool_keep_their_children_until_a_change_works() {
+    for children in ["children = \"per_session\"", "children = { pool = 2 }"] {
+        let good = backend("one", &[], children);
+        let gate = Gate::listen_with(Place::new(), &good, |setup| setup.options(["--no-watch"]));
+        let mut session = gate.session();
+        let own = session.call("one__pid", json!({}));
+        let missing = format!("[[backend]]\nname = \"one\"\ncommand = \"/nowhere/at/all\"\n{children}\n");
+        refused(&gate, &missing, &["could not be started"]);
+        assert_eq!(session.call("one__pid", json!({})), own, "{children}");
+        gate.place.write("outlast.toml", &backend("one", &["--prompts"], children));
+        let output = gate.outlast(&["reload"]);
+        assert!(output.status.success(), "{output:?}");
+        let new = session.call("one__pid", json!({}));
+        assert_ne!(new, own, "{children}");
+        let old: u32 = own.parse().expect("a pid");
+        until("the old one to be gone", || (!is_alive(old)).then_some(()));
+        gate.end();
+    }
+}

@@ -223,3 +223,41 @@ fn the_status_page_reads_and_orders() {
     assert_eq!(order("/api/stop", &token, json!({})).status, 404, "a page ends nothing");
     gate.end();
 }
+
+#[test]
+fn a_slow_backend_without_a_cached_catalogue_does_not_delay_the_first_list() {
+    let config = [backend("quick", &[], ""), backend("slow", &["--slow-start", "10000"], "")].concat();
+    let gate = Gate::listen(Place::new(), &config);
+    gate.is("quick", "ready");
+    let tools = gate.session().tools();
+    assert_eq!(gate.backend("slow")["state"], "starting");
+    assert!(tools.iter().any(|tool| tool == "quick__echo") && !tools.iter().any(|tool| tool.starts_with("slow__")));
+    gate.end();
+}
+
+#[test]
+fn a_lazy_backend_starts_with_the_first_request_that_needs_it() {
+    let config = backend("one", &[], "start = \"lazy\"");
+    let mut gate = Gate::listen(Place::new(), &config);
+    // Nothing is cached: it is started once to read its lists, and stopped again.
+    let idle = gate.is("one", "idle");
+    assert_eq!((&idle["catalogue"], &idle["pid"]), (&json!("confirmed"), &json!(null)), "{idle}");
+    assert_eq!(gate.place.recorded("server_stopped", 1)["backend"], "one");
+    crate::mcp::client::signal(gate.client.pid(), nix::sys::signal::Signal::SIGTERM);
+    gate.client.wait();
+
+    // From the cache nothing is started at all.
+    let started = gate.place.audit_of("server_started").len();
+    let gate = Gate::listen(gate.place, &config);
+    let mut session = gate.session();
+    assert!(session.tools().iter().any(|tool| tool == "one__echo"));
+    assert_eq!(
+        (gate.backend("one")["state"].clone(), gate.backend("one")["stale"].clone()),
+        (json!("idle"), json!(true))
+    );
+    assert_eq!(gate.place.audit_of("server_started").len(), started);
+    let pid = session.call("one__pid", json!({}));
+    assert_eq!(gate.child("one").to_string(), pid);
+    assert_eq!(session.call("one__pid", json!({})), pid, "it stays");
+    gate.end();
+}

@@ -1,7 +1,7 @@
 use std::future::poll_fn;
 
 use outlast_core::{
-    gateway::{Children, EraChoice},
+    gateway::{Children, EraChoice, Start},
     restarts::Policy,
 };
 
@@ -16,6 +16,8 @@ fn backend(name: &str, command: &str) -> Backend {
         allow: vec![],
         deny: vec![],
         children: Children::Shared,
+        children_max: 64,
+        start: Start::Eager,
         era: EraChoice::Auto,
         policy: Policy::exponential(),
         call_timeout: Duration::ZERO,
