@@ -4,15 +4,22 @@
 use alacritty_terminal::{
     Term,
     event::{Event, EventListener},
-    term::TermMode,
+    grid::Dimensions,
+    index::{Column, Line},
+    term::{TermMode, cell::Flags},
     vte::ansi::{
         Attr, CharsetIndex, ClearMode, CursorShape, CursorStyle, Handler, Hyperlink, KeyboardModes,
         KeyboardModesApplyBehavior, LineClearMode, Mode, PrivateMode, Rgb, StandardCharset, TabulationClearMode,
     },
 };
-use unicode_width::UnicodeWidthChar;
+use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
 use super::screen::Ears;
+
+/// Makes one emoji of two.
+const JOINER: char = '\u{200d}';
+/// Makes an emoji, which is wide, of a symbol that is not.
+const AS_EMOJI: char = '\u{fe0f}';
 
 /// Marks on one letter; further ones are dropped.
 const MARKS_MAX: usize = 16;
@@ -31,6 +38,8 @@ pub(super) struct Watched {
     pub region: Option<(usize, usize)>,
     pub charset: CharsetIndex,
     marks: usize,
+    /// A joiner was the last that was written.
+    is_joined: bool,
     titles: usize,
     /// On the usual screen and on the alternate one.
     keyboards: [usize; 2],
@@ -38,7 +47,15 @@ pub(super) struct Watched {
 
 impl Default for Watched {
     fn default() -> Watched {
-        Watched { has_effect: false, region: None, charset: CharsetIndex::G0, marks: 0, titles: 0, keyboards: [0; 2] }
+        Watched {
+            has_effect: false,
+            region: None,
+            charset: CharsetIndex::G0,
+            marks: 0,
+            is_joined: false,
+            titles: 0,
+            keyboards: [0; 2],
+        }
     }
 }
 
@@ -52,6 +69,50 @@ impl Guard<'_> {
     fn keyboards(&mut self) -> &mut usize {
         &mut self.watched.keyboards[usize::from(self.term.mode().contains(TermMode::ALT_SCREEN))]
     }
+
+    /// The cell that was written last.
+    fn last_cell(&self) -> (Line, Column) {
+        let grid = self.term.grid();
+        let (line, mut column) = (grid.cursor.point.line, grid.cursor.point.column);
+        if !grid.cursor.input_needs_wrap {
+            column.0 = column.saturating_sub(1);
+        }
+        if grid[line][column].flags.contains(Flags::WIDE_CHAR_SPACER) {
+            column.0 = column.saturating_sub(1);
+        }
+        (line, column)
+    }
+
+    /// The agents count a family or a hand with its colour as one character of two cells, as newer terminals do. The model
+    /// would count each part.
+    fn is_part_of_emoji(&self, letter: char) -> bool {
+        let is_colour = ('\u{1f3fb}'..='\u{1f3ff}').contains(&letter);
+        let is_symbol = matches!(letter, '\u{2190}'..='\u{2bff}' | '\u{1f000}'..);
+        if !(is_colour || self.watched.is_joined && is_symbol) {
+            return false;
+        }
+        let (line, column) = self.last_cell();
+        self.term.grid()[line][column].flags.contains(Flags::WIDE_CHAR)
+    }
+
+    fn add_to_emoji(&mut self, letter: char) {
+        let (line, column) = self.last_cell();
+        self.term.grid_mut()[line][column].push_zerowidth(letter);
+    }
+
+    /// A symbol that was written into one cell gets two, if there is room.
+    fn widen(&mut self) {
+        let (line, column) = self.last_cell();
+        let cell = &self.term.grid()[line][column];
+        let is_wide = [cell.c, AS_EMOJI].iter().collect::<String>().width() == 2;
+        if !is_wide || cell.flags.contains(Flags::WIDE_CHAR) || column.0 + 1 >= self.term.columns() {
+            return;
+        }
+        self.term.grid_mut()[line][column].flags.insert(Flags::WIDE_CHAR);
+        self.term.grid_mut().cursor.template.flags.insert(Flags::WIDE_CHAR_SPACER);
+        self.term.input(' ');
+        self.term.grid_mut().cursor.template.flags.remove(Flags::WIDE_CHAR_SPACER);
+    }
 }
 
 /// Passed on as they are.
@@ -61,6 +122,7 @@ macro_rules! pass {
             #[inline]
             fn $name(&mut self, $($argument: $kind),*) {
                 self.watched.has_effect = true;
+                self.watched.is_joined = false;
                 self.term.$name($($argument),*);
             }
         )*
@@ -71,7 +133,9 @@ impl Handler for Guard<'_> {
     #[inline]
     fn input(&mut self, letter: char) {
         self.watched.has_effect = true;
-        if !letter.is_ascii() && letter.width() == Some(0) {
+        let is_mark = !letter.is_ascii() && letter.width() == Some(0);
+        let is_part = !letter.is_ascii() && !is_mark && self.is_part_of_emoji(letter);
+        if is_mark || is_part {
             self.watched.marks += 1;
             if self.watched.marks > MARKS_MAX {
                 return;
@@ -79,7 +143,14 @@ impl Handler for Guard<'_> {
         } else {
             self.watched.marks = 0;
         }
-        self.term.input(letter);
+        match is_part {
+            true => self.add_to_emoji(letter),
+            false => self.term.input(letter),
+        }
+        self.watched.is_joined = letter == JOINER;
+        if letter == AS_EMOJI {
+            self.widen();
+        }
     }
 
     fn set_title(&mut self, title: Option<String>) {

@@ -496,6 +496,24 @@ mod tests {
     }
 
     #[test]
+    fn an_emoji_of_many_characters_has_two_cells() {
+        for emoji in ["👨‍👩‍👧", "👍🏽", "👩‍⚕️", "❤️", "🏳️‍🌈", "🤷🏽‍♂️", "日"]
+        {
+            let mut screen = screen(12, 2);
+            screen.feed(format!("a{emoji}b").as_bytes(), false);
+            assert_eq!(screen.look().cursor, (0, 4), "{emoji}");
+            assert_eq!(screen.look().lines[0], format!("a{emoji}b"));
+        }
+        // At the edge, and after the cursor was moved.
+        let mut edge = screen(2, 2);
+        edge.feed("❤️👍🏽x".as_bytes(), false);
+        assert_eq!(edge.look().lines, ["👍🏽", "x"].map(str::to_owned), "the first line scrolled away");
+        let mut moved = screen(12, 2);
+        moved.feed("👍\u{200d}\x1b[6G👍".as_bytes(), false);
+        assert_eq!(moved.look().cursor, (0, 7));
+    }
+
+    #[test]
     fn what_is_faint_was_not_typed() {
         let mut screen = screen(20, 2);
         screen.feed("› \x1b[2mAsk anything\x1b[22m\x1b[1;3H\x1b[?2004h\x1b[>8u".as_bytes(), false);
