@@ -1,13 +1,14 @@
 //! Where one types to an agent, as it is to be seen on its screen: whether it is there, and what stands in it.
 
-use crate::agent::Kind;
+use crate::{
+    agent::Kind,
+    same_text::{self, Held, is_blank},
+};
 
 /// A line of at least so many strokes, and of little else, is one.
 const RULE_MIN: usize = 10;
-/// So much of the end of a text is looked for; more may have been scrolled out of a small composer.
-const END_MAX: usize = 12;
-/// A text of more letters than this may have been broken, and only the rest of it stands in the last line.
-const LINE_MIN: usize = 40;
+/// In both, this sign in the place of the usual one says that the line is a shell command.
+const SHELL_SIGN: char = '!';
 /// What both put in the place of a long text.
 const STANDS_FOR_A_PASTE: &str = "[Pasted";
 
@@ -45,17 +46,13 @@ pub fn is_bare(kind: Kind, seen: &Seen) -> bool {
 }
 
 /// Whether a text is in a draft: its end, as its beginning may be out of sight, or what stands for it.
-pub fn holds(draft: &str, text: &str) -> bool {
-    let (draft, text) = (without_blanks(draft), without_blanks(text));
-    let end = text.char_indices().rev().nth(END_MAX - 1).map_or(0, |(at, _)| at);
-    let is_rest = || !draft.is_empty() && text.chars().count() > LINE_MIN && text.ends_with(&draft);
-    draft.contains(STANDS_FOR_A_PASTE) || draft.ends_with(&text[end..]) || is_rest()
+pub fn holds(draft: &str, text: &str) -> Held {
+    if draft.contains(STANDS_FOR_A_PASTE) { Held::Exactly } else { same_text::held_at_end(draft, text) }
 }
 
-/// claude: a line that begins with `❯` under a rule, up to the next rule.
+/// claude: a line that begins with its sign under a rule, up to the next rule.
 fn between_rules(seen: &Seen) -> Option<String> {
-    let is_first =
-        |at: &usize| seen.lines[*at].starts_with('❯') && seen.lines[at - 1..*at].iter().all(|above| is_rule(above));
+    let is_first = |at: &usize| seen.lines[*at].starts_with(['❯', SHELL_SIGN]) && is_rule(&seen.lines[*at - 1]);
     let first = (1..seen.lines.len()).rev().find(is_first)?;
     let length = seen.lines[first..].iter().position(|line| is_rule(line))?;
     // In a dialog with such a line the cursor is elsewhere.
@@ -68,10 +65,10 @@ fn is_rule(line: &str) -> bool {
     strokes >= RULE_MIN && strokes * 2 > line.trim().chars().count()
 }
 
-/// codex: a line that begins with `›`, and those below it down to the cursor and to the next blank one.
+/// codex: a line that begins with its sign, and those below it down to the cursor and to the next blank one.
 fn at_the_cursor(seen: &Seen) -> Option<String> {
     let row = seen.cursor.0.min(seen.lines.len().checked_sub(1)?);
-    let first = (0..=row).rev().find(|at| seen.lines[*at].starts_with('›'))?;
+    let first = (0..=row).rev().find(|at| seen.lines[*at].starts_with(['›', SHELL_SIGN]))?;
     let below = seen.lines[row..].iter().position(|line| line.trim().is_empty()).map_or(row + 1, |blank| row + blank);
     seen.is_cursor_visible.then(|| joined(&seen.lines[first..below.max(row + 1)], '›'))
 }
@@ -81,17 +78,15 @@ fn before_the_cursor(seen: &Seen) -> Option<String> {
     Some(line.chars().take(seen.cursor.1).collect::<String>().trim_end().to_owned())
 }
 
+/// The sign of a shell command is part of what was typed.
 fn joined(lines: &[String], sign: char) -> String {
-    let lines = lines.iter().map(|line| line.trim_start_matches(sign).trim_matches(is_blank));
-    lines.collect::<Vec<_>>().join("\n").trim().to_owned()
-}
-
-fn without_blanks(text: &str) -> String {
-    text.chars().filter(|letter| !is_blank(*letter)).collect()
-}
-
-fn is_blank(letter: char) -> bool {
-    letter.is_whitespace() || letter == '\u{a0}'
+    let is_shell = lines.first().is_some_and(|line| line.starts_with(SHELL_SIGN));
+    let trimmed = |(row, line): (usize, &String)| {
+        let line = if row == 0 { line.strip_prefix([sign, SHELL_SIGN]).unwrap_or(line) } else { line };
+        line.trim_matches(is_blank).to_owned()
+    };
+    let text = lines.iter().enumerate().map(trimmed).collect::<Vec<_>>().join("\n");
+    if is_shell { format!("{SHELL_SIGN}{}", text.trim()) } else { text.trim().to_owned() }
 }
 
 #[cfg(test)]
@@ -113,6 +108,10 @@ mod tests {
             (Kind::Claude, (3, 2),  claude("❯\u{a0}"),                               Some("")),
             (Kind::Claude, (3, 2),  claude("❯ hello"),                               Some("hello")),
             (Kind::Claude, (4, 6),  claude("❯ two\n  lines"),                        Some("two\nlines")),
+            // A shell command, and what it is of.
+            (Kind::Claude, (3, 2),  claude("! echo hi"),                             Some("!echo hi")),
+            (Kind::Claude, (3, 2),  claude("! "),                                    Some("!")),
+            (Kind::Codex,  (3, 2),  "› an old one\n\n• answer\n! ls\n\n  model".to_owned(), Some("!ls")),
             // A choice, not a composer.
             (Kind::Claude, (0, 0),  format!("{RULE}\n Trust this folder?\n ❯ 1. Yes\n   2. No"), None),
             (Kind::Claude, (0, 0),  claude("❯ 1. Yes"),                              None),
@@ -136,24 +135,12 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_known_by_its_end() {
-        let long = format!("{}the very end of it", "x ".repeat(6000));
-        #[rustfmt::skip]
-        let table = [
-            ("hello there",                     "hello there",      true),
-            ("hello\nthere",                    "hello  there\n",   true),
-            ("ready> hello",                    "hello",            true),
-            ("",                                "hello",            false),
-            ("hell",                            "hello",            false),
-            ("… the very end of\u{a0}it",       &long,              true),
-            ("of it",                           &long,              true),
-            ("it",                              "exit",             false),
-            ("[Pasted text #1 +120 lines]",     &long,              true),
-            ("[Pasted Content 12120 chars]",    &long,              true),
-            ("é日本",                            "日本",              true),
-        ];
-        for (draft, text, expected) in table {
-            assert_eq!(holds(draft, text), expected, "{draft:?}");
+    fn what_stands_for_a_long_text_is_that_text() {
+        let long = "words ".repeat(2000);
+        for draft in ["[Pasted text #1 +120 lines]", "[Pasted Content 12120 chars]"] {
+            assert_eq!(holds(draft, &long), Held::Exactly);
         }
+        assert_eq!(holds("words", &long), Held::Exactly);
+        assert_eq!(holds("", &long), Held::No);
     }
 }

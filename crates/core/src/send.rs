@@ -1,8 +1,9 @@
-//! A text for an agent, from whoever sends it until it is proven that the agent has it.
+//! A text for an agent, from the request until the agent has recorded it as a turn.
 //!
 //! Nothing is typed before the composer is there, empty, and has been for a moment. Then the text goes in as one paste, is
-//! waited for until it is to be seen, and is sent with Enter; it has arrived when it has left the composer again. One goes
-//! after the other.
+//! waited for until it is to be seen, and is sent with Enter. The proof is the agent's own record of the turn (a hook, its
+//! transcript); that the text left the composer is none. A text that was not submitted is removed from the composer. One
+//! goes after the other.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -10,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::agent::Kind;
 use crate::composer::{self, Seen};
+use crate::count::count;
+use crate::same_text::{self, Held};
 
 /// So many wait for their turn; the next is refused.
 pub const WAITING_MAX: usize = 16;
@@ -23,6 +26,14 @@ pub const SEEN_MAX: Duration = Duration::from_secs(10);
 pub const ENTER_MAX: Duration = Duration::from_secs(3);
 /// So often Enter is pressed.
 pub const PRESSES_MAX: u32 = 3;
+/// How long the agent may take to record a turn after Enter; then the turn is unproven.
+pub const RECORD_MAX: Duration = Duration::from_secs(10);
+/// How long the keys that empty the composer may take; then they are typed again.
+pub const REMOVE_MAX: Duration = Duration::from_secs(1);
+/// So often they are typed.
+pub const REMOVALS_MAX: u32 = 3;
+/// So many lines are removed at once; the agents show a longer text as one mark.
+const REMOVED_LINES_MAX: usize = 512;
 /// So many of the last texts with a key are remembered, so that they are not sent twice.
 const REMEMBERED_MAX: usize = 64;
 
@@ -30,6 +41,13 @@ const PASTE_BEGINS: &[u8] = b"\x1b[200~";
 const PASTE_ENDS: &[u8] = b"\x1b[201~";
 const ENTER: &[u8] = b"\r";
 const ENTER_AS_SEQUENCE: &[u8] = b"\x1b[13u";
+/// Ctrl-E, Ctrl-U, Backspace: to the end of the line, all before the cursor away, and on to the line above. In an empty
+/// composer they do nothing, but that Backspace leaves the mode for shell commands.
+const REMOVE_LINE: &[u8] = b"\x05\x15\x7f";
+/// A word with one of these at the end of a text opens a menu, in which Enter chooses instead of submitting.
+const OPENS_MENU: [char; 4] = ['@', '$', '/', '#'];
+/// Behind this, Enter is a line break.
+const ESCAPES_ENTER: char = '\\';
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Letter {
@@ -45,14 +63,20 @@ pub struct Letter {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     Type(Vec<u8>),
-    Answer { ticket: u64, result: Result<Sent, Failed> },
+    /// Enter follows: from now on the agent's records count.
+    AwaitRecord,
+    /// Keys that remove a text which was not submitted. The screen as it is now is worth showing.
+    Remove(Vec<u8>),
+    Answer {
+        ticket: u64,
+        result: Result<Sent, Failed>,
+    },
 }
 
-/// It is there, and this is how that is known.
+/// It was typed, and this is how far it is known to have come.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sent {
-    /// It was seen in the composer, and then no more.
-    pub submitted: bool,
+    pub proof: Proof,
     pub presses: u32,
     /// As one paste, not as keys.
     pub as_paste: bool,
@@ -61,6 +85,52 @@ pub struct Sent {
     pub took: Duration,
     /// Under this key it had been sent before.
     pub is_repeated: bool,
+}
+
+impl Sent {
+    pub fn is_submitted(&self) -> bool {
+        matches!(self.proof, Proof::Recorded(_))
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Proof {
+    /// It was to be typed only, and is seen in the composer.
+    Typed,
+    /// Enter was pressed, and the agent recorded no such turn.
+    Unproven { has_left: bool },
+    /// The agent recorded a turn with this text.
+    Recorded(Source),
+}
+
+impl Proof {
+    pub fn word(self) -> &'static str {
+        match self {
+            Proof::Typed => "typed",
+            Proof::Unproven { .. } => "unproven",
+            Proof::Recorded(_) => "submitted",
+        }
+    }
+}
+
+/// Where a turn is recorded.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    Hook,
+    /// claude's file of the conversation.
+    Transcript,
+    /// codex's file of the conversation.
+    Rollout,
+}
+
+impl Source {
+    pub fn word(self) -> &'static str {
+        match self {
+            Source::Hook => "hook",
+            Source::Transcript => "transcript",
+            Source::Rollout => "rollout",
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -77,11 +147,15 @@ pub enum Failed {
     /// Lines would be sent one by one.
     NoPaste,
     /// It was typed, and never seen; this was instead.
-    NotSeen(String),
-    /// It still stands there.
+    NotSeen {
+        draft: String,
+        is_removed: bool,
+    },
+    /// It was not submitted: this was in the composer.
     NotSubmitted {
         draft: String,
         presses: u32,
+        is_removed: bool,
     },
     /// The agent ended; what was typed may have arrived.
     Ended {
@@ -98,10 +172,25 @@ impl Failed {
             Failed::NotReady => "not_ready",
             Failed::Occupied(_) => "occupied",
             Failed::NoPaste => "no_paste",
-            Failed::NotSeen(_) => "not_seen",
+            Failed::NotSeen { .. } => "not_seen",
             Failed::NotSubmitted { .. } => "not_submitted",
             Failed::Ended { .. } => "ended",
         }
+    }
+
+    /// Whether what was typed is no longer in the composer; None if nothing was.
+    pub fn is_removed(&self) -> Option<bool> {
+        match self {
+            Failed::NotSeen { is_removed, .. } | Failed::NotSubmitted { is_removed, .. } => Some(*is_removed),
+            _ => None,
+        }
+    }
+
+    fn removed(mut self, removed: bool) -> Failed {
+        if let Failed::NotSeen { is_removed, .. } | Failed::NotSubmitted { is_removed, .. } = &mut self {
+            *is_removed = removed;
+        }
+        self
     }
 }
 
@@ -119,12 +208,17 @@ impl fmt::Display for Failed {
                 write!(f, "something else stands where one types; nothing was typed. It is: {draft}")
             }
             Failed::NoPaste => f.write_str("the agent takes no pastes, and several lines would be sent one by one"),
-            Failed::NotSeen(draft) if draft.is_empty() => {
+            Failed::NotSeen { draft, .. } if draft.is_empty() => {
                 f.write_str("the text was typed and did not appear; nothing stands where one types")
             }
-            Failed::NotSeen(draft) => write!(f, "the text was typed and did not appear; instead there is: {draft}"),
-            Failed::NotSubmitted { draft, presses } => {
-                write!(f, "Enter was pressed {presses} times and the text still stands where one types: {draft}")
+            Failed::NotSeen { draft, is_removed } => {
+                let after = removal(*is_removed);
+                write!(f, "the text was typed and did not appear; {after}. Instead there was: {draft}")
+            }
+            Failed::NotSubmitted { draft, presses, is_removed } => {
+                let times = count(*presses, "time", "times");
+                let after = removal(*is_removed);
+                write!(f, "Enter was pressed {times} and did not submit the text; {after}. It was: {draft}")
             }
             Failed::Ended { typed: false } => f.write_str("the agent ended before anything was typed"),
             Failed::Ended { typed: true } => f.write_str("the agent ended; what was typed may have arrived"),
@@ -132,10 +226,15 @@ impl fmt::Display for Failed {
     }
 }
 
+fn removal(is_removed: bool) -> &'static str {
+    if is_removed { "it was removed again" } else { "it could not be removed" }
+}
+
 /// All that is to be sent to one agent.
 #[derive(Clone, Debug)]
 pub struct Sends {
     kind: Kind,
+    submit: Option<Vec<u8>>,
     waiting: VecDeque<Job>,
     /// What was sent under a key, the oldest first.
     remembered: VecDeque<(String, Sent)>,
@@ -153,15 +252,29 @@ struct Job {
 enum State {
     /// For its turn, and for a composer that has been empty since then.
     Waiting { empty_since: Option<Instant>, occupied_by: Option<String>, cannot_paste: bool },
-    /// Until it is seen.
-    Typed { at: Instant, as_paste: bool, last: String },
-    /// Until it is gone, or until it is time to press again.
-    Pressed { typed: Instant, at: Instant, until: Instant, as_paste: bool, presses: u32 },
+    /// Until it is seen. Where it is known only loosely, it must have stood there for a moment.
+    Typed { entry: Entry, last: String, loosely_since: Option<Instant> },
+    /// Until it has left the composer, or until it is time to press again.
+    Pressed { entry: Entry, until: Instant },
+    /// Until the agent records it. `back_since`: it stands in the composer once more.
+    Entered { entry: Entry, has_left: bool, until: Instant, back_since: Option<Instant> },
+    /// It failed, and is removed from the composer.
+    Removing { entry: Entry, failed: Failed, was_seen: bool, times: u32, until: Instant },
+}
+
+/// How a text was typed.
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    at: Instant,
+    as_paste: bool,
+    presses: u32,
 }
 
 impl Sends {
-    pub fn new(kind: Kind) -> Sends {
-        Sends { kind, waiting: VecDeque::new(), remembered: VecDeque::new() }
+    /// `submit`: the bytes that submit, for an agent that wants others than Enter.
+    pub fn new(kind: Kind, submit: Option<&str>) -> Sends {
+        let submit = submit.map(|bytes| bytes.as_bytes().to_vec());
+        Sends { kind, submit, waiting: VecDeque::new(), remembered: VecDeque::new() }
     }
 
     /// Somebody looks at the screen for us only while this is so.
@@ -208,6 +321,11 @@ impl Sends {
             match job.look(self.kind, seen, draft, now) {
                 Step::None => {}
                 Step::Type(bytes) => actions.push(Action::Type(bytes)),
+                Step::Press { is_first } => {
+                    actions.extend(is_first.then_some(Action::AwaitRecord));
+                    actions.push(Action::Type(self.submit.clone().unwrap_or_else(|| enter(seen))));
+                }
+                Step::Remove(bytes) => actions.push(Action::Remove(bytes)),
                 Step::End(result) => self.ended(0, result, &mut actions),
             }
         }
@@ -217,6 +335,24 @@ impl Sends {
             self.ended(at, Err(failed), &mut actions);
         }
         actions
+    }
+
+    /// The agent has recorded a turn. `bytes`: the length of the whole text, of which this may be the beginning only.
+    pub fn recorded(&mut self, text: &str, bytes: usize, source: Source, now: Instant) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if let Some(job) = self.waiting.front()
+            && let Some(entry) = job.pressed()
+            && same_text::is_recorded_as(text, bytes > text.len(), &job.letter.text)
+        {
+            let sent = job.sent(entry, Proof::Recorded(source), now);
+            self.ended(0, Ok(sent), &mut actions);
+        }
+        actions
+    }
+
+    /// Whether a record of the agent would be news.
+    pub fn awaits_record(&self) -> bool {
+        keeps_records(self.kind) && self.waiting.front().is_some_and(|job| job.pressed().is_some())
     }
 
     /// The agent is gone. What was not typed yet waits for the next one.
@@ -256,19 +392,26 @@ impl Sends {
 enum Step {
     None,
     Type(Vec<u8>),
+    Press { is_first: bool },
+    Remove(Vec<u8>),
     End(Result<Sent, Failed>),
 }
 
 impl Job {
     fn look(&mut self, kind: Kind, seen: &Seen, draft: Option<String>, now: Instant) -> Step {
         let text = to_be_seen(kind, &self.letter.text);
+        let holds = |draft: &str| composer::holds(draft, text);
+        let has_left = match &draft {
+            Some(draft) if knows_composer(kind) => draft.is_empty(),
+            Some(draft) => holds(draft) == Held::No,
+            None => composer::is_bare(kind, seen),
+        };
         match &mut self.state {
             State::Waiting { empty_since, occupied_by, cannot_paste } => {
                 let is_free = match &draft {
                     None => false,
                     // Without a profile the agent's own prompt stands there, and cannot be told from words.
-                    Some(_) if !matches!(kind, Kind::Claude | Kind::Codex) => true,
-                    Some(draft) => draft.is_empty(),
+                    Some(draft) => !knows_composer(kind) || draft.is_empty(),
                 };
                 *occupied_by = draft.filter(|_| !is_free);
                 *cannot_paste = is_free && !seen.takes_pastes && self.letter.text.contains('\n');
@@ -280,64 +423,134 @@ impl Job {
                 if now < since + SETTLED {
                     return Step::None;
                 }
-                let as_paste = seen.takes_pastes;
-                self.state = State::Typed { at: now, as_paste, last: String::new() };
-                Step::Type(match as_paste {
-                    true => [PASTE_BEGINS, self.letter.text.as_bytes(), PASTE_ENDS].concat(),
-                    false => self.letter.text.clone().into_bytes(),
-                })
+                let entry = Entry { at: now, as_paste: seen.takes_pastes, presses: 0 };
+                self.state = State::Typed { entry, last: String::new(), loosely_since: None };
+                let text = [self.letter.text.as_bytes(), closing(kind, &self.letter)].concat();
+                Step::Type(if entry.as_paste { [PASTE_BEGINS, &text, PASTE_ENDS].concat() } else { text })
             }
-            State::Typed { at, as_paste, last } => {
-                let (at, as_paste) = (*at, *as_paste);
-                if let Some(draft) = draft {
-                    *last = draft;
+            State::Typed { entry, last, loosely_since } => {
+                let mut entry = *entry;
+                let held = draft.as_deref().map_or(Held::No, holds);
+                if let Some(draft) = &draft {
+                    last.clone_from(draft);
                 }
-                match (composer::holds(last, text), self.letter.submit) {
-                    (true, true) => {
-                        self.state =
-                            State::Pressed { typed: at, at: now, until: now + ENTER_MAX, as_paste, presses: 1 };
-                        Step::Type(enter(seen))
+                let is_there = match held {
+                    Held::No => {
+                        *loosely_since = None;
+                        false
                     }
-                    (true, false) => Step::End(Ok(self.sent(at, as_paste, 0, now))),
-                    (false, _) if now >= at + SEEN_MAX => Step::End(Err(Failed::NotSeen(std::mem::take(last)))),
+                    Held::Loosely => *loosely_since.get_or_insert(now) + SETTLED <= now,
+                    Held::Exactly => true,
+                };
+                match (is_there, self.letter.submit) {
+                    (true, true) => {
+                        entry.presses = 1;
+                        self.state = State::Pressed { entry, until: now + ENTER_MAX };
+                        Step::Press { is_first: true }
+                    }
+                    (true, false) => Step::End(Ok(self.sent(entry, Proof::Typed, now))),
+                    (false, _) if now >= entry.at + SEEN_MAX => {
+                        let failed = Failed::NotSeen { draft: std::mem::take(last), is_removed: false };
+                        self.remove(failed, entry, draft, now)
+                    }
                     (false, _) => Step::None,
                 }
             }
-            State::Pressed { typed, at, until, as_paste, presses } => {
-                let (typed_at, was_paste, pressed) = (*typed, *as_paste, *presses);
+            State::Pressed { entry, .. } if has_left => {
+                let entry = *entry;
+                if !keeps_records(kind) {
+                    return Step::End(Ok(self.sent(entry, Proof::Unproven { has_left: true }, now)));
+                }
+                self.state = State::Entered { entry, has_left, until: now + RECORD_MAX, back_since: None };
+                Step::None
+            }
+            State::Pressed { until, .. } if now < *until => Step::None,
+            State::Pressed { entry, until } => {
+                let pressed = *entry;
                 match draft {
-                    Some(draft) if !composer::holds(&draft, text) => {
-                        Step::End(Ok(self.sent(typed_at, was_paste, pressed, now)))
+                    // Only while it is seen to stand there: in another place Enter may do anything.
+                    Some(draft) if holds(&draft) != Held::No && pressed.presses < PRESSES_MAX => {
+                        entry.presses += 1;
+                        *until = now + ENTER_MAX;
+                        Step::Press { is_first: false }
                     }
-                    None if composer::is_bare(kind, seen) => {
-                        Step::End(Ok(self.sent(typed_at, was_paste, pressed, now)))
-                    }
-                    _ if now < *until => Step::None,
-                    // Only while it is seen to stand there: what else Enter would do nobody knows.
-                    Some(_) if pressed < PRESSES_MAX => {
-                        (*at, *until, *presses) = (now, now + ENTER_MAX, pressed + 1);
-                        Step::Type(enter(seen))
-                    }
-                    None if now < *at + SEEN_MAX => {
-                        *until = *at + SEEN_MAX;
+                    Some(draft) => self.not_submitted(pressed, draft, now),
+                    None => {
+                        let entry = pressed;
+                        self.state =
+                            State::Entered { entry, has_left: false, until: now + RECORD_MAX, back_since: None };
                         Step::None
                     }
-                    draft => {
-                        let draft = draft.unwrap_or_default();
-                        Step::End(Err(Failed::NotSubmitted { draft, presses: pressed }))
-                    }
                 }
+            }
+            State::Entered { entry, has_left: left, until, back_since } => {
+                let entry = *entry;
+                *left |= has_left;
+                match draft {
+                    Some(draft) if holds(&draft) != Held::No => {
+                        let since = *back_since.get_or_insert(now);
+                        if since + SETTLED <= now {
+                            return self.not_submitted(entry, draft, now);
+                        }
+                    }
+                    _ => *back_since = None,
+                }
+                if now < *until {
+                    return Step::None;
+                }
+                let proof = Proof::Unproven { has_left: *left };
+                Step::End(Ok(self.sent(entry, proof, now)))
+            }
+            State::Removing { failed, was_seen, times, until, .. } => {
+                if has_left {
+                    return Step::End(Err(failed.clone().removed(*was_seen || knows_composer(kind))));
+                }
+                if now < *until {
+                    return Step::None;
+                }
+                if draft.is_none() || *times == REMOVALS_MAX {
+                    return Step::End(Err(failed.clone().removed(false)));
+                }
+                (*times, *until) = (*times + 1, now + REMOVE_MAX);
+                Step::Remove(removal_keys(&self.letter.text))
             }
         }
     }
 
-    fn sent(&self, typed: Instant, as_paste: bool, presses: u32, now: Instant) -> Sent {
+    fn not_submitted(&mut self, entry: Entry, draft: String, now: Instant) -> Step {
+        let failed = Failed::NotSubmitted { draft: draft.clone(), presses: entry.presses, is_removed: false };
+        self.remove(failed, entry, Some(draft), now)
+    }
+
+    /// Keys go only to a composer that is seen: in a dialog they could be answers.
+    fn remove(&mut self, failed: Failed, entry: Entry, draft: Option<String>, now: Instant) -> Step {
+        match draft {
+            Some(draft) if !draft.is_empty() => {
+                let was_seen = matches!(failed, Failed::NotSubmitted { .. });
+                self.state = State::Removing { entry, failed, was_seen, times: 1, until: now + REMOVE_MAX };
+                Step::Remove(removal_keys(&self.letter.text))
+            }
+            draft => Step::End(Err(failed.removed(draft.is_some()))),
+        }
+    }
+
+    /// How it was typed, once Enter was pressed.
+    fn pressed(&self) -> Option<Entry> {
+        match &self.state {
+            State::Pressed { entry, .. } | State::Entered { entry, .. } | State::Removing { entry, .. } => {
+                (entry.presses > 0).then_some(*entry)
+            }
+            State::Waiting { .. } | State::Typed { .. } => None,
+        }
+    }
+
+    fn sent(&self, entry: Entry, proof: Proof, now: Instant) -> Sent {
         Sent {
-            submitted: presses > 0,
-            presses,
-            as_paste,
-            waited: typed.saturating_duration_since(self.asked),
-            took: now.saturating_duration_since(typed),
+            proof,
+            presses: entry.presses,
+            as_paste: entry.as_paste,
+            waited: entry.at.saturating_duration_since(self.asked),
+            took: now.saturating_duration_since(entry.at),
             is_repeated: false,
         }
     }
@@ -345,8 +558,15 @@ impl Job {
     fn next_step(&self) -> Option<Instant> {
         match &self.state {
             State::Waiting { empty_since, .. } => empty_since.map(|since| since + SETTLED),
-            State::Typed { at, .. } => Some(*at + SEEN_MAX),
-            State::Pressed { until, .. } => Some(*until),
+            State::Typed { entry, loosely_since, .. } => {
+                let loosely = loosely_since.map(|since| since + SETTLED);
+                [loosely, Some(entry.at + SEEN_MAX)].into_iter().flatten().min()
+            }
+            State::Entered { until, back_since, .. } => {
+                let back = back_since.map(|since| since + SETTLED);
+                [back, Some(*until)].into_iter().flatten().min()
+            }
+            State::Pressed { until, .. } | State::Removing { until, .. } => Some(*until),
         }
     }
 
@@ -362,6 +582,27 @@ impl Job {
             _ => Failed::NotReady,
         }
     }
+}
+
+fn knows_composer(kind: Kind) -> bool {
+    matches!(kind, Kind::Claude | Kind::Codex)
+}
+
+/// Whether the agent writes down each turn in a place that is known.
+fn keeps_records(kind: Kind) -> bool {
+    matches!(kind, Kind::Claude | Kind::Codex)
+}
+
+/// A blank behind a text that Enter would not submit as it is. Both agents drop it.
+fn closing(kind: Kind, letter: &Letter) -> &'static [u8] {
+    let last = letter.text.rsplit(char::is_whitespace).next().unwrap_or_default();
+    let is_needed = last.contains(OPENS_MENU) || last.ends_with(ESCAPES_ENTER);
+    if knows_composer(kind) && letter.submit && is_needed { b" " } else { b"" }
+}
+
+fn removal_keys(text: &str) -> Vec<u8> {
+    let lines = text.lines().count().min(REMOVED_LINES_MAX) + 1;
+    REMOVE_LINE.repeat(lines)
 }
 
 /// Without a profile only the line of the cursor is known, and the last of a text stands there.
@@ -417,8 +658,28 @@ mod tests {
         }
     }
 
+    /// An agent without a profile, which has written this before its cursor.
+    fn at_cursor(line: &str) -> Seen {
+        Seen {
+            lines: vec!["before".into(), line.into()],
+            cursor: (1, line.chars().count()),
+            is_cursor_visible: true,
+            takes_pastes: true,
+            ..Seen::default()
+        }
+    }
+
     fn typed(bytes: &[u8]) -> Vec<Action> {
         vec![Action::Type(bytes.to_vec())]
+    }
+
+    /// The first Enter: from then on records count.
+    fn entered(bytes: &[u8]) -> Vec<Action> {
+        vec![Action::AwaitRecord, Action::Type(bytes.to_vec())]
+    }
+
+    fn removed(lines: usize) -> Vec<Action> {
+        vec![Action::Remove(REMOVE_LINE.repeat(lines + 1))]
     }
 
     struct Story {
@@ -430,7 +691,7 @@ mod tests {
 
     impl Story {
         fn new(kind: Kind) -> Story {
-            Story { sends: Sends::new(kind), seen: composer(""), is_ready: true, now: birth() }
+            Story { sends: Sends::new(kind, None), seen: composer(""), is_ready: true, now: birth() }
         }
 
         fn ask(&mut self, ticket: u64, letter: Letter) -> Vec<Action> {
@@ -439,6 +700,10 @@ mod tests {
 
         fn look(&mut self) -> Vec<Action> {
             self.sends.look(&self.seen, self.is_ready, self.now)
+        }
+
+        fn records(&mut self, text: &str) -> Vec<Action> {
+            self.sends.recorded(text, text.len(), Source::Rollout, self.now)
         }
 
         fn shows(&mut self, draft: &str) -> Vec<Action> {
@@ -460,10 +725,10 @@ mod tests {
         }
     }
 
-    fn answer(actions: &[Action]) -> (u64, Result<(bool, u32), &'static str>) {
+    fn answer(actions: &[Action]) -> (u64, Result<(&'static str, u32), &'static str>) {
         match actions {
             [Action::Answer { ticket, result }] => {
-                let result = result.clone().map(|sent| (sent.submitted, sent.presses));
+                let result = result.clone().map(|sent| (sent.proof.word(), sent.presses));
                 (*ticket, result.map_err(|failed| failed.code()))
             }
             actions => panic!("{actions:?}"),
@@ -471,21 +736,139 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_pasted_seen_sent_and_gone() {
+    fn a_text_is_pasted_seen_sent_and_recorded() {
         let mut story = Story::new(Kind::Codex);
         assert_eq!(story.ask(1, letter("two\r\nlines")), []);
         story.type_in("two\nlines");
         assert_eq!(story.shows(""), [], "Enter waits for the text");
         assert_eq!(story.shows("two"), []);
-        assert_eq!(story.shows("two lines"), typed(b"\r"));
+        assert_eq!(story.records("two lines"), [], "not yet entered");
+        assert_eq!(story.shows("two lines"), entered(b"\r"));
         assert_eq!(story.look(), []);
-        assert_eq!(answer(&story.shows("")), (1, Ok((true, 1))));
+        assert_eq!(story.shows(""), [], "that it left the composer is no proof");
+        assert!(story.sends.awaits_record());
+        assert_eq!(story.records("two other lines"), []);
+        assert_eq!(answer(&story.records("two\nlines")), (1, Ok(("submitted", 1))));
         assert!(!story.sends.is_busy() && story.sends.deadline().is_none());
 
         let mut draft = Story::new(Kind::Codex);
         draft.ask(1, Letter { submit: false, ..letter("later") });
         draft.type_in("later");
-        assert_eq!(answer(&draft.shows("later")), (1, Ok((false, 0))));
+        assert_eq!(answer(&draft.shows("later")), (1, Ok(("typed", 0))));
+    }
+
+    #[test]
+    fn a_turn_that_is_not_recorded_is_unproven() {
+        let mut story = Story::new(Kind::Codex);
+        story.ask(1, letter("/help me"));
+        story.type_in("/help me");
+        story.shows("/help me");
+        assert_eq!(story.shows(""), []);
+        assert_eq!(answer(&story.wait()), (1, Ok(("unproven", 1))));
+        // A dialog covers the composer.
+        story.seen = composer("");
+        story.ask(2, letter("hello"));
+        story.type_in("hello");
+        story.shows("hello");
+        story.seen = Seen::default();
+        assert_eq!((story.look(), story.wait()), (vec![], vec![]));
+        let actions = story.wait();
+        let [Action::Answer { result: Ok(sent), .. }] = &actions[..] else { panic!("{actions:?}") };
+        assert_eq!((sent.proof, sent.is_submitted()), (Proof::Unproven { has_left: false }, false));
+    }
+
+    #[test]
+    fn what_enter_would_not_submit_as_it_is_gets_a_blank() {
+        #[rustfmt::skip]
+        let table = [
+            ("hello",           "hello"),
+            ("a/b c",           "a/b c"),
+            ("ends in \\",      "ends in \\ "),
+            ("what is $x",      "what is $x "),
+            ("see @src/a",      "see @src/a "),
+            ("/hel",            "/hel "),
+            ("!cat a/b",        "!cat a/b "),
+            ("it is #1",        "it is #1 "),
+        ];
+        for (text, pasted) in table {
+            let mut story = Story::new(Kind::Codex);
+            story.ask(1, letter(text));
+            story.type_in(pasted);
+            assert_eq!(story.shows(text), entered(b"\r"));
+            assert_eq!(answer(&story.records(text)), (1, Ok(("submitted", 1))));
+            // A draft is for a person to go on with.
+            let mut draft = Story::new(Kind::Codex);
+            draft.ask(1, Letter { submit: false, ..letter(text) });
+            draft.type_in(text);
+        }
+        let mut other = Story { seen: at_cursor("$ "), ..Story::new(Kind::Other) };
+        other.ask(1, letter("ls /tmp"));
+        other.look();
+        assert_eq!(other.wait(), typed(b"\x1b[200~ls /tmp\x1b[201~"));
+    }
+
+    #[test]
+    fn a_text_that_was_not_submitted_is_removed() {
+        // Enter made a line of it.
+        let mut story = Story::new(Kind::Codex);
+        story.ask(1, letter("hello"));
+        story.type_in("hello");
+        story.shows("hello");
+        assert_eq!(story.shows("hello, and what was chosen"), []);
+        assert_eq!(story.wait(), removed(1), "Enter is not pressed on another text");
+        let mut stuck = Story { sends: story.sends.clone(), ..Story::new(Kind::Codex) };
+        (stuck.seen, stuck.now) = (story.seen.clone(), story.now);
+        let actions = story.shows("");
+        let [Action::Answer { result: Err(failed), .. }] = &actions[..] else { panic!("{actions:?}") };
+        assert_eq!((failed.code(), failed.is_removed()), ("not_submitted", Some(true)));
+        for _ in 1..REMOVALS_MAX {
+            assert_eq!(stuck.wait(), removed(1));
+        }
+        let actions = stuck.wait();
+        let [Action::Answer { result: Err(failed), .. }] = &actions[..] else { panic!("{actions:?}") };
+        assert_eq!(failed.is_removed(), Some(false));
+        // The agent put it back, as codex does with a command that it does not know.
+        let mut back = Story::new(Kind::Codex);
+        back.ask(1, letter("/zzz"));
+        back.type_in("/zzz ");
+        back.shows("/zzz");
+        assert_eq!((back.shows(""), back.shows("/zzz")), (vec![], vec![]));
+        assert_eq!(back.wait(), removed(1));
+        assert_eq!(answer(&back.shows("")), (1, Err("not_submitted")));
+        // A record that comes late is proof all the same.
+        let mut late = Story::new(Kind::Codex);
+        late.ask(1, letter("hello"));
+        late.type_in("hello");
+        late.shows("hello");
+        late.shows("x");
+        late.wait();
+        assert_eq!(answer(&late.records("hello")), (1, Ok(("submitted", 1))));
+    }
+
+    #[test]
+    fn a_text_that_looks_different_is_entered_after_a_moment() {
+        for (text, shown) in [("a\u{200b}b", "ab"), ("cafe\u{301}", "caf\u{e9}"), ("👨‍👩‍👧", "👨")] {
+            let mut story = Story::new(Kind::Codex);
+            story.ask(1, letter(text));
+            story.type_in(text);
+            assert_eq!(story.shows(shown), []);
+            assert_eq!(story.wait(), entered(b"\r"), "{text}");
+            story.shows("");
+            assert_eq!(answer(&story.records(text)), (1, Ok(("submitted", 1))));
+        }
+    }
+
+    #[test]
+    fn a_described_agent_is_sent_what_submits() {
+        let sends = Sends::new(Kind::Described, Some("\n\n"));
+        let mut story = Story { sends, seen: at_cursor("ask> "), ..Story::new(Kind::Described) };
+        story.ask(1, letter("hello"));
+        story.look();
+        story.wait();
+        story.seen = at_cursor("ask> hello");
+        assert_eq!(story.look(), entered(b"\n\n"));
+        story.seen = at_cursor("ask> ");
+        assert_eq!(answer(&story.look()), (1, Ok(("unproven", 1))), "it keeps no record that is known");
     }
 
     #[test]
@@ -521,19 +904,22 @@ mod tests {
         let mut story = Story::new(Kind::Codex);
         story.ask(1, letter("hello"));
         story.type_in("hello");
-        assert_eq!(story.shows("hello"), typed(b"\r"));
+        assert_eq!(story.shows("hello"), entered(b"\r"));
         assert_eq!(story.wait(), typed(b"\r"));
         let mut gone = story.sends.clone();
-        assert_eq!(answer(&gone.look(&composer(""), true, story.now)), (1, Ok((true, 2))));
+        assert_eq!(gone.look(&composer(""), true, story.now), []);
+        let recorded = gone.recorded("hello", 5, Source::Rollout, story.now);
+        assert_eq!(answer(&recorded), (1, Ok(("submitted", 2))));
         let mut covered = Story { sends: story.sends.clone(), seen: Seen::default(), ..Story::new(Kind::Codex) };
         covered.now = story.now;
         assert_eq!(covered.wait(), [], "a dialog came up");
-        assert_eq!(answer(&covered.wait()), (1, Err("not_submitted")));
+        assert_eq!(answer(&covered.wait()), (1, Ok(("unproven", 2))));
         assert_eq!(story.wait(), typed(b"\r"));
-        let actions = story.wait();
+        assert_eq!(story.wait(), removed(1));
+        let actions = story.shows("");
         assert_eq!(answer(&actions), (1, Err("not_submitted")));
         let [Action::Answer { result: Err(failed), .. }] = &actions[..] else { panic!("{actions:?}") };
-        let words = "Enter was pressed 3 times and the text still stands where one types: hello";
+        let words = "Enter was pressed 3 times and did not submit the text; it was removed again. It was: hello";
         assert_eq!(failed.to_string(), words);
     }
 
@@ -543,8 +929,16 @@ mod tests {
         story.ask(1, letter("hello"));
         story.type_in("hello");
         story.shows("hel");
-        let actions = story.wait();
-        assert_eq!(actions, [Action::Answer { ticket: 1, result: Err(Failed::NotSeen("hel".into())) }]);
+        assert_eq!(story.wait(), removed(1));
+        let actions = story.shows("");
+        let failed = Failed::NotSeen { draft: "hel".into(), is_removed: true };
+        assert_eq!(actions, [Action::Answer { ticket: 1, result: Err(failed) }]);
+        // No keys for a dialog.
+        let mut story = Story::new(Kind::Codex);
+        story.ask(1, letter("hello"));
+        story.type_in("hello");
+        story.seen = Seen::default();
+        assert_eq!(answer(&story.wait()), (1, Err("not_seen")));
     }
 
     #[test]
@@ -555,8 +949,9 @@ mod tests {
         story.ask(3, letter("three"));
         story.type_in("one");
         assert_eq!(answer(&story.wait()), (2, Err("not_ready")));
-        assert_eq!(story.shows("one"), typed(b"\r"));
-        assert_eq!(answer(&story.shows("")), (1, Ok((true, 1))));
+        assert_eq!(story.shows("one"), entered(b"\r"));
+        assert_eq!(story.shows(""), []);
+        assert_eq!(answer(&story.records("one")), (1, Ok(("submitted", 1))));
         story.type_in("three");
         for ticket in 0..WAITING_MAX as u64 - 1 {
             assert_eq!(story.ask(10 + ticket, letter("more")), []);
@@ -572,10 +967,11 @@ mod tests {
         assert_eq!(story.ask(2, keyed()), []);
         story.type_in("hello");
         story.shows("hello");
-        let actions = story.shows("");
+        story.shows("");
+        let actions = story.records("hello");
         assert_eq!((answer(&actions[..1]).0, answer(&actions[1..]).0), (1, 2));
         let actions = story.ask(3, keyed());
-        assert_eq!(answer(&actions), (3, Ok((true, 1))));
+        assert_eq!(answer(&actions), (3, Ok(("submitted", 1))));
         assert!(matches!(&actions[..], [Action::Answer { result: Ok(sent), .. }] if sent.is_repeated));
         // A failure is not remembered: it may be tried again.
         story.ask(4, Letter { key: Some("l".into()), ..letter("hello") });
@@ -592,6 +988,7 @@ mod tests {
             story.type_in("hello");
             story.shows("hello");
             story.shows("");
+            story.records("hello");
         }
         let again = |number: usize| Letter { key: Some(number.to_string()), ..letter("hello") };
         assert_eq!(story.ask(2, again(REMEMBERED_MAX)).len(), 1);
@@ -624,9 +1021,9 @@ mod tests {
         story.look();
         assert_eq!(story.wait(), typed(b"hello"));
         story.seen = at("ready> hello");
-        assert_eq!(story.look(), typed(b"\x1b[13u"), "it asked for sequences");
+        assert_eq!(story.look(), entered(b"\x1b[13u"), "it asked for sequences");
         story.seen = at("heard hello. ready> ");
-        assert_eq!(answer(&story.look()), (1, Ok((true, 1))));
+        assert_eq!(answer(&story.look()), (1, Ok(("unproven", 1))));
     }
 
     #[test]
@@ -645,9 +1042,9 @@ mod tests {
         story.seen = at(&["$ echo one", "> "]);
         assert_eq!(story.look(), [], "half of it");
         story.seen = at(&["$ echo one", "> echo two"]);
-        assert_eq!(story.look(), typed(b"\r"));
+        assert_eq!(story.look(), entered(b"\r"));
         story.seen = at(&["one", "two", "$ "]);
-        assert_eq!(answer(&story.look()), (1, Ok((true, 1))));
+        assert_eq!(answer(&story.look()), (1, Ok(("unproven", 1))));
     }
 
     #[test]
@@ -664,11 +1061,13 @@ mod tests {
         story.look();
         assert_eq!(story.wait(), typed(b"\x1b[200~hello\x1b[201~"));
         story.seen = at("❯ hello");
-        assert_eq!(story.look(), typed(b"\r"));
+        assert_eq!(story.look(), entered(b"\r"));
         story.seen = at("  hello");
         assert_eq!(story.look(), [], "it still stands there");
         story.seen = at("  ");
-        assert_eq!(answer(&story.look()), (1, Ok((true, 1))));
+        assert_eq!(story.look(), []);
+        assert!(story.sends.awaits_record());
+        assert_eq!(answer(&story.wait()), (1, Ok(("unproven", 1))));
     }
 
     #[test]

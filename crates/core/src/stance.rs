@@ -88,7 +88,7 @@ fn claude(lines: &[&str], is_cursor_visible: bool) -> Stance {
     }
     let above = &lines[..composer.unwrap_or(lines.len())];
     // Between the two stand tips and tasks, which are indented, and messages that wait for their turn.
-    let mut drawn = above.iter().rev().filter(|line| !line.starts_with([' ', '❯', '>']) && !is_rule(line));
+    let mut drawn = above.iter().rev().filter(|line| !line.starts_with([' ', '❯', '>', '!']) && !is_rule(line));
     match (drawn.next().is_some_and(|line| is_progress(line)), composer) {
         (true, _) => Stance::Busy,
         (false, Some(_)) => Stance::Prompt,
@@ -107,11 +107,11 @@ fn is_dialog(lines: &[&str], is_cursor_visible: bool) -> bool {
     below.iter().any(is_choice) || (rule.is_some() && !below.is_empty() && !is_cursor_visible)
 }
 
-/// The first line of a composer: the sign at its beginning, and a rule or a border around it.
+/// The first line of a composer: the sign at its beginning (`!` for a shell command), and a rule or a border around it.
 fn is_composer(lines: &[&str], at: usize) -> bool {
     let is_framed = at > 0 && is_rule(lines[at - 1]);
     let rest = lines[at].trim_start_matches(BORDERS);
-    is_framed && (lines[at].starts_with(['❯', '>']) || (lines[at].starts_with(BORDERS) && rest.starts_with('>')))
+    is_framed && (lines[at].starts_with(['❯', '>', '!']) || (lines[at].starts_with(BORDERS) && rest.starts_with('>')))
 }
 
 /// `✻ Thinking… (3s · ↓ 17 tokens)`, in the first column. When it is done it says `✻ Cooked for 26s`.
@@ -122,7 +122,7 @@ fn is_progress(line: &str) -> bool {
 
 /// codex: its composer, in which the cursor stands, or a choice, for which it hides the cursor.
 fn codex(lines: &[&str], is_cursor_visible: bool) -> Stance {
-    let Some(last) = lines.iter().rev().find_map(|line| line.strip_prefix('›')) else {
+    let Some(last) = lines.iter().rev().find_map(|line| line.strip_prefix(['›', '!'])) else {
         return Stance::Unclear;
     };
     let is_choice = !is_cursor_visible && is_numbered(last.trim());
@@ -172,6 +172,8 @@ mod tests {
             (CLAUDE, "|^✻ Thinking… (esc to interrupt)",                                         Busy),
             (CLAUDE, "|^✶ Working…\n❯ a message that waits\n──────\n❯ \n──────",                  Busy),
             (CLAUDE, "|^✶ A notice…\n● an answer after it\n  more\n──────\n❯ \n──────",          Prompt),
+            (CLAUDE, "|^● done\n──────\n! echo hi\n──────\n  ! for shell mode",                  Prompt),
+            (CLAUDE, "|^✶ Working…\n❯ this waits\n! echo this too\n──────\n❯ \n──────",        Busy),
             (CLAUDE, "|❯ an old question",                                                       Unclear),
             (CLAUDE, "|^✻ Cooked for 26s · done 7:53 PM\n──────\n❯ \n──────\n  my-status 42%",   Prompt),
             // The conversation speaks of the agent's own words, and shows what looks like them.
@@ -190,6 +192,8 @@ mod tests {
             (CODEX,  "p|• press esc to interrupt\n\n› Ask Codex to do anything",                 Prompt),
             (CODEX,  "⠴ p|• words\n\n› Ask Codex to do anything",                                Busy),
             (CODEX,  "p|› 1. a question\n• answer\n› Ask Codex to do anything",                  Prompt),
+            (CODEX,  "p|› old\n• answer\n! echo hi",                                            Prompt),
+            (CODEX,  "p|^› 1. old\n• answer\n! echo hi",                                        Prompt),
             (CODEX,  "p|^Allow command?\n› 1. Yes\n  2. No\nPress Enter to confirm",             Dialog),
             (CODEX,  "p|^› an old question\n• answer\nAllow?\n› 2. No",                          Dialog),
             (CODEX,  "|> You are in /tmp",                                                       Unclear),

@@ -1,5 +1,6 @@
-//! An agent that has claude's composer and nothing else. What is sent to it is appended to `sent.log`, with a zero after
-//! each. It does as its options say:
+//! An agent that has claude's composer and transcript, and nothing else. What is sent to it is appended to `sent.log`, with a
+//! zero after each, and to the file of its conversation. Enter behind a backslash is a line break, and behind a word with
+//! `@` it chooses a file. It does as its options say:
 //!
 //! - `late=MS`: draws no composer before so long
 //! - `swallow=N`: does not hear the first N Enters
@@ -7,9 +8,10 @@
 //! - `dialog`: asks something instead
 //! - `draft`: has something typed already
 //! - `leave`: ends when something was pasted
+//! - `forgetful`: writes no transcript
 
 use std::{
-    fs::OpenOptions,
+    fs::{self, OpenOptions},
     io::{Read, Write, stdin, stdout},
     thread,
     time::Duration,
@@ -55,10 +57,25 @@ pub fn run(words: &[String]) {
                 _ if has("deaf") || has("dialog") => {}
                 Key::Paste(text) => draft.push_str(&text),
                 Key::Enter if swallow > 0 => swallow -= 1,
-                Key::Enter => {
-                    let mut log = OpenOptions::new().create(true).append(true).open("sent.log").expect("a log");
-                    log.write_all(format!("{}\0", std::mem::take(&mut draft)).as_bytes()).expect("a log");
+                Key::Enter if draft.ends_with('\\') => {
+                    draft.pop();
+                    draft.push('\n');
                 }
+                Key::Enter if draft.rsplit(char::is_whitespace).next().is_some_and(|word| word.contains('@')) => {
+                    draft.truncate(draft.rfind('@').unwrap_or(0));
+                    draft.push_str("chosen-file ");
+                }
+                Key::Enter => {
+                    let text = std::mem::take(&mut draft).trim().to_owned();
+                    let mut log = OpenOptions::new().create(true).append(true).open("sent.log").expect("a log");
+                    log.write_all(format!("{text}\0").as_bytes()).expect("a log");
+                    if !has("forgetful") {
+                        record(words, &text);
+                    }
+                }
+                Key::Letter(END_OF_LINE) => {}
+                Key::Letter(KILL_LINE) => draft.truncate(draft.rfind('\n').map_or(0, |at| at + 1)),
+                Key::Letter(BACKSPACE) => drop(draft.pop()),
                 Key::Letter(letter) => draft.push(letter.into()),
             }
             if !has("deaf") && !has("dialog") {
@@ -66,6 +83,21 @@ pub fn run(words: &[String]) {
             }
         }
     }
+}
+
+const END_OF_LINE: u8 = 0x05;
+const KILL_LINE: u8 = 0x15;
+const BACKSPACE: u8 = 0x7f;
+
+/// As claude does, in the file of the conversation that it was started with.
+fn record(words: &[String], text: &str) {
+    let id = words.iter().skip_while(|word| !matches!(word.as_str(), "--session-id" | "--resume")).nth(1);
+    let (Some(id), Some(home)) = (id, std::env::home_dir()) else { return };
+    let folder = home.join(".claude/projects/p");
+    fs::create_dir_all(&folder).expect("a folder");
+    let file = OpenOptions::new().create(true).append(true).open(folder.join(format!("{id}.jsonl")));
+    let line = serde_json::json!({"type": "user", "message": {"role": "user", "content": text}});
+    file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())).expect("a transcript");
 }
 
 enum Key {

@@ -407,7 +407,8 @@ pub struct Inject {
 /// Send an agent a text, and see that it arrives.
 ///
 /// Waits until the agent shows an empty place to type, pastes the text there, and waits until it is to be seen. With
-/// `--submit` Enter is pressed, and the text has arrived when it has left that place again. The exit code is 0 only then.
+/// `--submit` Enter is pressed, and the text is submitted when the agent has recorded the turn; without such a record the
+/// result is `unproven`. A text that was not submitted is removed again.
 #[derive(Debug, Args)]
 pub struct Send {
     /// The session's id, the beginning of it, or its name.

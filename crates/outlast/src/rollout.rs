@@ -39,6 +39,16 @@ pub fn current(open: &[PathBuf]) -> Option<String> {
     locked.or_else(written).map(|(_, id)| id)
 }
 
+/// The files to which a codex writes its turns: those it has open. Where that cannot be seen, those of this directory that
+/// were made since it was started.
+pub fn files(codex_home: &Path, cwd: &Path, open: &[PathBuf], since: SystemTime) -> Vec<PathBuf> {
+    if cfg!(target_os = "linux") {
+        return open.iter().filter(|file| is_rollout(file)).cloned().collect();
+    }
+    let Some(since) = since.checked_sub(SLACK) else { return Vec::new() };
+    newest(codex_home).filter(|file| is_newer(file, since) && conversation_of(file, cwd).is_some()).collect()
+}
+
 /// What codex has written of a conversation. Nothing is written before the first turn.
 pub fn look(codex_home: &Path, id: &str) -> Kept {
     let sessions = codex_home.join("sessions");
@@ -61,16 +71,21 @@ pub fn look(codex_home: &Path, id: &str) -> Kept {
 /// ours, and somebody else's is worse than none.
 pub fn find(codex_home: &Path, cwd: &Path, since: SystemTime) -> Option<String> {
     let since = since.checked_sub(SLACK)?;
+    let mut found =
+        newest(codex_home).filter(|file| is_newer(file, since)).filter_map(|file| conversation_of(&file, cwd));
+    let first = found.next()?;
+    found.next().is_none().then_some(first)
+}
+
+/// The newest files.
+fn newest(codex_home: &Path) -> impl Iterator<Item = PathBuf> {
     let mut days = vec![codex_home.join("sessions")];
     // Year, month, day.
     for _ in 0..3 {
         days = days.iter().flat_map(|dir| newest_first(dir)).collect();
         days.truncate(DAYS_MAX);
     }
-    let files = days.iter().flat_map(|day| newest_first(day)).filter(|file| is_rollout(file)).take(FILES_MAX);
-    let mut found = files.filter(|file| is_newer(file, since)).filter_map(|file| conversation_of(&file, cwd));
-    let first = found.next()?;
-    found.next().is_none().then_some(first)
+    days.into_iter().flat_map(|day| newest_first(&day)).filter(|file| is_rollout(file)).take(FILES_MAX)
 }
 
 /// Their names begin with their dates.

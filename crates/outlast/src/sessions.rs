@@ -51,7 +51,8 @@ pub fn send(arguments: &cli::Send) -> Result<ExitCode, Report> {
     let answer = match answer {
         Ok(answer) => answer,
         Err(AskError::Refused(refusal)) if arguments.json => {
-            let error = json!({"code": refusal.code, "message": refusal.message, "screen": refusal.data["screen"]});
+            let error = json!({"code": refusal.code, "message": refusal.message, "screen": refusal.data["screen"],
+                "removed": refusal.data["removed"]});
             print(&format!("{}\n", pretty(&json!({"error": error}))))?;
             return Ok(ExitCode::from(code_of(&refusal)));
         }
@@ -73,10 +74,11 @@ pub fn send(arguments: &cli::Send) -> Result<ExitCode, Report> {
     if arguments.json {
         return print(&format!("{}\n", pretty(&answer)));
     }
-    let what = match (answer["submitted"] == true, answer["repeated"] == true) {
+    let what = match (answer["result"].as_str(), answer["repeated"] == true) {
         (_, true) => "Had sent it before to",
-        (true, false) => "Sent to",
-        (false, false) => "Typed into",
+        (Some("submitted"), false) => "Sent to",
+        (Some("unproven"), false) => "Entered, without proof, into",
+        (_, false) => "Typed into",
     };
     print(&format!("{what} {}: {} bytes in {} ms\n", entry.id, text.len(), answer["took_ms"]))
 }

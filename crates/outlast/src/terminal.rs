@@ -13,6 +13,7 @@ mod people;
 mod plan;
 mod screen;
 mod sending;
+mod turn_log;
 mod unfinished;
 mod viewers;
 
@@ -41,7 +42,10 @@ use outlast_core::{
 use serde_json::json;
 use tokio::time::{Sleep, sleep_until};
 
-use self::{agent_hooks::AgentHooks, bytes::Pipe, child::Child, hooks::Hooks, people::Tally, viewers::Viewers};
+use self::{
+    agent_hooks::AgentHooks, bytes::Pipe, child::Child, hooks::Hooks, people::Tally, turn_log::TurnLog,
+    viewers::Viewers,
+};
 pub use self::{
     alternate::Alternate,
     paint::Extent,
@@ -68,6 +72,10 @@ pub struct Terminal {
     agent: Agent,
     typing: Typing,
     sends: Sends,
+    /// While `send` waits for the agent's record of a turn.
+    turn_log: Option<TurnLog>,
+    /// What was shown before a text that was not submitted was removed.
+    screen_before: Option<String>,
     waiting: Waiting,
     household: Household,
     hooks: Hooks,
@@ -146,7 +154,9 @@ impl Terminal {
         let reads_screen = parts.keeps_screen && parts.agent.is_readable();
         Terminal {
             typing: Typing::new(parts.agent.farewells()),
-            sends: Sends::new(parts.agent.kind()),
+            sends: Sends::new(parts.agent.kind(), parts.agent.submit()),
+            turn_log: None,
+            screen_before: None,
             waiting: Waiting::new(reads_screen, parts.plan.hang_timeout, now),
             agent_hooks: AgentHooks::default(),
             hooks: Hooks::new(parts.plan.notify.clone()),
@@ -325,7 +335,7 @@ impl Terminal {
         let machines = [self.session.deadline(), self.viewers.deadline(), self.waiting.deadline()];
         let own =
             [self.ending.map(|(_, until)| until), self.hooks.deadline(), self.catches_up_at(), self.sends.deadline()];
-        let own = own.into_iter().chain([self.learns_at]);
+        let own = own.into_iter().chain([self.learns_at, self.reads_turns_at()]);
         let Some(at) = lives.chain(machines.into_iter().chain(own).flatten()).min() else {
             self.timer = None;
             return false;
@@ -343,6 +353,9 @@ impl Terminal {
             }
             if self.learns_at.is_some_and(|at| at <= self.now) {
                 self.learn();
+            }
+            if self.reads_turns_at().is_some_and(|at| at <= self.now) {
+                self.read_turns();
             }
             self.tell(Event::TimePassed);
             self.see(terminal::Event::TimePassed);

@@ -4,7 +4,7 @@
 use std::{
     fs::{self, File},
     io::{ErrorKind, Read},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use outlast_core::agent::Kept;
@@ -18,6 +18,13 @@ const BEGINNING_MAX: u64 = 1 << 20;
 const SESSION_MAX: u64 = 256 << 10;
 /// In the line of a turn.
 const TURN: &[u8] = b"\"type\":\"user\"";
+
+/// The file of a conversation, if there is one.
+pub fn file(claude_home: &Path, id: &str) -> Option<PathBuf> {
+    let name = format!("{id}.jsonl");
+    let folders = fs::read_dir(claude_home.join("projects")).ok()?;
+    folders.flatten().take(FOLDERS_MAX).map(|folder| folder.path().join(&name)).find(|file| file.is_file())
+}
 
 /// In any folder: how a directory becomes its name is claude's own affair. Where nothing can be looked up, there may be
 /// turns.

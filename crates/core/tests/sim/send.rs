@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use outlast_core::agent::Kind;
 use outlast_core::composer::Seen;
-use outlast_core::send::{Action, Letter, Sends};
+use outlast_core::send::{Action, Letter, Sends, Source};
 
 use crate::{Dice, birth, ms};
 
@@ -27,6 +27,8 @@ struct World {
     /// What a person typed is in the draft.
     is_persons: bool,
     received: Vec<String>,
+    /// Turns that the agent has yet to write down.
+    unrecorded: Vec<String>,
     waiting: BTreeSet<u64>,
     tickets: u64,
 }
@@ -37,12 +39,13 @@ impl World {
             seed,
             dice: Dice::new(seed),
             now: birth(),
-            sends: Sends::new(Kind::Codex),
+            sends: Sends::new(Kind::Codex, None),
             is_up: true,
             is_covered: false,
             draft: String::new(),
             is_persons: false,
             received: Vec::new(),
+            unrecorded: Vec::new(),
             waiting: BTreeSet::new(),
             tickets: 0,
         }
@@ -89,6 +92,11 @@ impl World {
             4 => self.is_covered = self.dice.one_in(3),
             5 if self.is_up && self.draft.is_empty() => (self.draft, self.is_persons) = ("a thought".into(), true),
             6 | 7 if self.is_persons => (self.draft, self.is_persons) = (String::new(), false),
+            9 | 10 if !self.unrecorded.is_empty() => {
+                let text = self.unrecorded.remove(0);
+                let actions = self.sends.recorded(&text, text.len(), Source::Rollout, self.now);
+                self.act(actions);
+            }
             8 => self.now = self.sends.deadline().unwrap_or(self.now).max(self.now),
             _ => self.now += ms(self.dice.below(1_500)),
         }
@@ -111,12 +119,19 @@ impl World {
         for action in actions {
             match action {
                 Action::Type(bytes) => self.typed(&String::from_utf8(bytes).unwrap()),
+                Action::AwaitRecord => {}
+                Action::Remove(_) => {
+                    assert!(self.is_up && !self.is_covered, "seed {}: keys for a dialog", self.seed);
+                    if !self.dice.one_in(4) {
+                        (self.draft, self.is_persons) = (String::new(), false);
+                    }
+                }
                 Action::Answer { ticket, result } => {
                     assert!(self.waiting.remove(&ticket), "seed {}: {ticket} was answered twice", self.seed);
                     let text = format!("text number {ticket} of this world");
                     let times = self.received.iter().filter(|received| **received == text).count();
                     match result {
-                        Ok(sent) if sent.submitted => assert_eq!(times, 1, "seed {}: {text}", self.seed),
+                        Ok(sent) if sent.is_submitted() => assert_eq!(times, 1, "seed {}: {text}", self.seed),
                         _ => assert!(times <= 1, "seed {}: {text} was received {times} times", self.seed),
                     }
                 }
@@ -137,8 +152,17 @@ impl World {
             None => {
                 assert_eq!(keys, "\r");
                 assert!(!self.is_covered, "seed {}: Enter for a dialog", self.seed);
-                if !self.dice.one_in(3) && !self.draft.is_empty() {
-                    self.received.push(std::mem::take(&mut self.draft));
+                match self.dice.below(9) {
+                    _ if self.draft.is_empty() => {}
+                    // It does not hear it, or takes it for a choice, or for something else than a turn.
+                    0 | 1 => {}
+                    2 => self.draft = "what was chosen instead".into(),
+                    3 => self.draft = String::new(),
+                    _ => {
+                        let text = std::mem::take(&mut self.draft);
+                        self.received.push(text.clone());
+                        self.unrecorded.extend((!self.dice.one_in(6)).then_some(text));
+                    }
                 }
             }
         }

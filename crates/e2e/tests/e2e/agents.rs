@@ -717,6 +717,62 @@ fn a_text_reaches_codex() {
     prove_sending(Agent::Codex, "a_text_reaches_codex");
 }
 
+/// Texts in which Enter, a menu or a form of Unicode has a meaning of its own. Each is submitted as it is, or it is not said
+/// to be; and none stands in the way of the next.
+fn prove_odd_texts(agent: Agent, test: &str) {
+    let Some(world) = World::new(agent, test) else { return };
+    fs::write(world.place().join("xfile.txt"), "").unwrap();
+    world.start();
+    let send = |words: &str| -> Value {
+        let output = world.outlast(&["send", "s", words, "--submit", "--json", "--timeout", "60"]);
+        serde_json::from_slice(&output.stdout).unwrap_or_default()
+    };
+    #[rustfmt::skip]
+    let turns = [
+        // sent                         as it may be heard
+        ("ends in a backslash \\",      "ends in a backslash \\"),
+        ("what is $x",                  "what is $x"),
+        ("what is @x",                  "what is @x"),
+        ("a family 👨‍👩‍👧 of one",         "a family 👨‍👩‍👧 of one"),
+        ("👍🏽",                         "👍🏽"),
+        ("zero\u{200b}width",           "zerowidth"),
+        ("cafe\u{301} decomposed",      "caf\u{e9} decomposed"),
+        ("!echo a shell command",       ""),
+        ("and at last words",           "and at last words"),
+    ];
+    for (sent, heard) in turns {
+        let answer = send(sent);
+        assert_eq!(answer["result"], "submitted", "{agent:?} {sent}: {answer}\n{}", world.screen());
+        assert!(answer["proof"]["recorded_by"].is_string(), "{answer}");
+        // codex tells the service of a shell command with the next turn.
+        if !sent.starts_with('!') {
+            world.until("heard", || world.service.has_heard(heard) || world.service.has_heard(sent));
+        }
+    }
+    // Commands of the agent's own, whole and in part: no turns.
+    for sent in ["/zzz", "/stat", "/hel"] {
+        let answer = send(sent);
+        assert_ne!(answer["submitted"], true, "{agent:?} {sent}: {answer}");
+        assert!(!world.service.has_heard(sent));
+        // Whatever was opened.
+        world.press(&["Escape"]);
+        world.until("waiting", || world.state()["stance"] == "prompt");
+        let words = format!("after {sent} this");
+        assert_eq!(send(&words)["result"], "submitted", "{agent:?} after {sent}: {}", world.screen());
+    }
+    assert!(world.outlast(&["stop", "s"]).status.success());
+}
+
+#[test]
+fn odd_texts_reach_claude() {
+    prove_odd_texts(Agent::Claude, "odd_texts_reach_claude");
+}
+
+#[test]
+fn odd_texts_reach_codex() {
+    prove_odd_texts(Agent::Codex, "odd_texts_reach_codex");
+}
+
 /// With a status line, which takes the place of claude's own hints, and in a narrow window.
 #[test]
 fn claude_is_seen_to_work_and_to_wait() {

@@ -82,7 +82,9 @@ fn a_text_arrives_once_and_whole() {
             (&answer["submitted"], &answer["presses"], &answer["as_paste"]),
             (&json!(true), &json!(1), &json!(true))
         );
-        assert_eq!(answer["proof"], json!({"seen_in_composer": true, "left_composer": true}));
+        assert_eq!(answer["result"], "submitted");
+        let proof = json!({"seen_in_composer": true, "left_composer": true, "recorded_by": "transcript"});
+        assert_eq!(answer["proof"], proof);
     }
     assert_eq!(world.sent(), ["hello", "two\nlines", long.trim_end()]);
 
@@ -109,9 +111,42 @@ fn an_enter_that_is_swallowed_is_pressed_again_but_not_for_ever() {
     let answer = world.send(&["hello", "--submit"]);
     assert_eq!(answer["error"]["code"], "not_submitted");
     let message = answer["error"]["message"].as_str().unwrap();
-    assert_eq!(message, "Enter was pressed 3 times and the text still stands where one types: hello");
-    assert!(answer["error"]["screen"].as_str().unwrap().contains("❯\u{a0}hello"));
+    assert_eq!(message, "Enter was pressed 3 times and did not submit the text; it was removed again. It was: hello");
+    assert!(answer["error"]["screen"].as_str().unwrap().contains("❯\u{a0}hello"), "as it was");
+    assert_eq!(answer["error"]["removed"], true);
     assert!(world.sent().is_empty());
+}
+
+#[test]
+fn a_text_that_was_not_submitted_does_not_stand_in_the_way() {
+    let world = World::start(&["swallow=3"]);
+    assert_eq!(world.send(&["two\nlines", "--submit"])["error"]["code"], "not_submitted");
+    assert_eq!(world.send(&["again", "--submit"])["result"], "submitted");
+    assert_eq!(world.sent(), ["again"]);
+}
+
+#[test]
+fn a_turn_that_the_agent_does_not_record_is_unproven() {
+    let world = World::start(&["forgetful"]);
+    let answer = world.send(&["hello", "--submit"]);
+    assert_eq!((&answer["result"], &answer["submitted"]), (&json!("unproven"), &json!(false)));
+    let proof = json!({"seen_in_composer": true, "left_composer": true, "recorded_by": null});
+    assert_eq!(answer["proof"], proof);
+    assert_eq!(world.sent(), ["hello"]);
+    let words = text(&world.outlast(&["send", "s", "again", "--submit"]).stdout);
+    assert!(words.starts_with("Entered, without proof, into s: 5 bytes in "), "{words}");
+}
+
+/// Enter alone would make a line of the first, and choose a file for the second.
+#[test]
+fn a_text_is_submitted_as_it_is() {
+    let world = World::start(&[]);
+    let texts = ["ends in \\", "see @x", "what is $x", "👨‍👩‍👧 and 👍🏽", "a\u{200b}b", "cafe\u{301}"];
+    for words in texts {
+        let answer = world.send(&[words, "--submit"]);
+        assert_eq!((&answer["result"], &answer["presses"]), (&json!("submitted"), &json!(1)), "{words}: {answer}");
+    }
+    assert_eq!(world.sent(), texts);
 }
 
 #[test]
@@ -204,7 +239,7 @@ fn an_agent_without_a_profile_is_sent_to_as_well() {
     assert!(world.outlast(&["run", "-d", "--session", "s", "--", "sh", "-c", script]).status.success());
     for words in ["hello", &"a long text that does not fit into one line of its terminal ".repeat(3)] {
         let answer = world.send(&[words.trim_end(), "--submit"]);
-        assert_eq!((&answer["submitted"], &answer["as_paste"]), (&json!(true), &json!(false)));
+        assert_eq!((&answer["result"], &answer["as_paste"]), (&json!("unproven"), &json!(false)));
     }
     let answer = world.send(&["two\nlines", "--submit", "--timeout", "1"]);
     assert_eq!(answer["error"]["code"], "no_paste");

@@ -8,6 +8,7 @@ use std::{
 
 use outlast_core::{
     agent_event::{self, Report, What},
+    send::Source,
     waiting,
 };
 use serde_json::{Value, json};
@@ -89,8 +90,9 @@ impl Terminal {
         if let Some(child) = &mut self.child {
             child.has_reported = true;
         }
-        if let What::Prompt { text, .. } = &report.what {
+        if let What::Prompt { text, bytes } = &report.what {
             self.agent.took_turn(text);
+            self.recorded(text, *bytes, Source::Hook);
         }
         match &report.what {
             What::Prompt { .. } => self.watch(waiting::Event::TurnBegan),

@@ -292,7 +292,7 @@ impl Terminal {
     }
 
     /// Where the agent keeps its conversations, as it sees it itself.
-    fn agents_home(&self) -> Option<PathBuf> {
+    pub(super) fn agents_home(&self) -> Option<PathBuf> {
         let (variable, by_default) = match self.agent.kind() {
             Kind::Claude => ("CLAUDE_CONFIG_DIR", ".claude"),
             Kind::Codex => ("CODEX_HOME", ".codex"),

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use outlast_core::{
-    send::{Action, Failed, Letter, Sent},
+    send::{Action, Failed, Letter, Proof, Sent, Source},
     waiting,
 };
 use serde_json::{Value, json};
@@ -58,33 +58,52 @@ impl Terminal {
         self.act_on_sends(actions);
     }
 
+    /// The agent has recorded a turn.
+    pub(super) fn recorded(&mut self, text: &str, bytes: usize, source: Source) {
+        let actions = self.sends.recorded(text, bytes, source, Instant::now());
+        self.act_on_sends(actions);
+    }
+
     fn act_on_sends(&mut self, actions: Vec<Action>) {
+        let mut is_answered = false;
         for action in actions {
             match action {
-                Action::Type(bytes) => {
-                    if let Some(child) = &mut self.child {
-                        child.typed.extend_from_slice(&bytes);
-                    }
-                    self.typing.interrupted();
-                    self.watch(waiting::Event::Input { enter: bytes.contains(&b'\r') });
+                Action::Type(bytes) => self.type_keys(&bytes),
+                Action::AwaitRecord => self.await_record(),
+                Action::Remove(bytes) => {
+                    self.catch_up();
+                    self.screen_before = self.screen_before.take().or(self.screen.as_ref().map(Screen::text));
+                    self.type_keys(&bytes);
                 }
                 Action::Answer { ticket, result } => {
-                    let word = result.as_ref().map_or_else(Failed::code, |sent| match sent.submitted {
-                        true => "submitted",
-                        false => "typed",
-                    });
+                    let word = result.as_ref().map_or_else(Failed::code, |sent| sent.proof.word());
                     self.journal.event("send_ended", &[("result", &word)]);
                     self.catch_up();
                     let result = result.map(|sent| in_json(&sent)).map_err(|failed| self.refusal(&failed));
                     self.control.answer(ticket, &result);
+                    is_answered = true;
                 }
             }
         }
+        if is_answered {
+            self.screen_before = None;
+        }
     }
 
-    fn refusal(&self, failed: &Failed) -> Refusal {
+    fn type_keys(&mut self, bytes: &[u8]) {
+        if let Some(child) = &mut self.child {
+            child.typed.extend_from_slice(bytes);
+        }
+        self.typing.interrupted();
+        self.watch(waiting::Event::Input { enter: bytes.contains(&b'\r') });
+    }
+
+    /// With the screen as it was when the text failed.
+    fn refusal(&mut self, failed: &Failed) -> Refusal {
+        let before = self.screen_before.as_ref().filter(|_| failed.is_removed().is_some()).cloned();
+        let screen = before.or_else(|| self.screen.as_ref().map(Screen::text));
         Refusal {
-            data: json!({"screen": self.screen.as_ref().map(Screen::text)}),
+            data: json!({"screen": screen, "removed": failed.is_removed()}),
             ..Refusal::new(failed.code(), failed.to_string())
         }
     }
@@ -110,9 +129,15 @@ fn letter(params: &Value) -> Result<Letter, Refusal> {
 
 fn in_json(sent: &Sent) -> Value {
     let millis = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    let source = match sent.proof {
+        Proof::Recorded(source) => Some(source.word()),
+        Proof::Typed | Proof::Unproven { .. } => None,
+    };
+    let has_left = sent.is_submitted() || sent.proof == Proof::Unproven { has_left: true };
     json!({
-        "submitted": sent.submitted,
-        "proof": {"seen_in_composer": true, "left_composer": sent.submitted},
+        "result": sent.proof.word(),
+        "submitted": sent.is_submitted(),
+        "proof": {"seen_in_composer": true, "left_composer": has_left, "recorded_by": source},
         "presses": sent.presses,
         "as_paste": sent.as_paste,
         "repeated": sent.is_repeated,
