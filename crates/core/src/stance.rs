@@ -135,8 +135,10 @@ fn is_numbered(text: &str) -> bool {
 }
 
 fn is_rule(line: &str) -> bool {
-    let strokes = line.chars().filter(|letter| matches!(letter, '─' | '━')).count();
-    strokes >= RULE_MIN && strokes * 2 > line.trim().chars().count()
+    let strokes = line.chars().filter(|letter| matches!(letter, '─' | '━' | '▔')).count();
+    // Above a dialog the rule is of another stroke, and in a narrow window a label takes up half of it.
+    let is_mostly = strokes * 2 > line.trim().chars().count() || line.starts_with('▔');
+    strokes >= RULE_MIN && is_mostly
 }
 
 #[cfg(test)]
@@ -185,6 +187,8 @@ mod tests {
             (CLAUDE, "|Do you want to proceed?\n❯ 1. Yes\n  2. No",                              Dialog),
             (CLAUDE, "|^──────\n  Auto mode can't check actions\n  Enter to stay · Esc to cancel", Dialog),
             (CLAUDE, "|│ Do you trust this folder? │\n│ ❯ 1. Yes, proceed │\n│   2. No │",       Dialog),
+            (CLAUDE, "✳ p|^● done\n▔▔▔▔▔▔▔▔▔▔\n   Settings  Status   Config\n   Version: 2\n   Esc to cancel", Dialog),
+            (CLAUDE, "✳ p|^● done\n▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔▔ ◐ medium · /effort ▔\n   Help  General",    Dialog),
             (CLAUDE, "⠐ Fix it|^──────\n❯ \n──────",                                             Busy),
             (CLAUDE, "✳ Fix it|^──────\n❯ \n──────",                                             Prompt),
             // codex

@@ -170,9 +170,13 @@ impl Waiting {
             Event::TurnBegan => {
                 self.is_in_turn = true;
                 self.has_reports = true;
-                if self.is_running && self.reads_screen {
-                    self.doubt(Some(now + LOOK_AFTER));
-                    self.believe(Stance::Busy, false, &mut actions);
+                if self.is_running {
+                    let (after, stance) = match self.reads_screen {
+                        true => (LOOK_AFTER, Stance::Busy),
+                        false => (QUIET, Stance::Unclear),
+                    };
+                    self.doubt(Some(now + after));
+                    self.believe(stance, false, &mut actions);
                 }
             }
             Event::TurnEnded => {

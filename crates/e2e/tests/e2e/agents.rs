@@ -142,8 +142,9 @@ impl World {
         let arguments = self.arguments();
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let begin = ["new-session", "-d", "-x", columns, "-y", "40", OUTLAST, "run", "--session", "s"];
-        let output = self.tmux(&[&begin, options, &["--"], command, &arguments, last].concat());
-        assert!(output.status.success(), "{}", text(&output.stderr));
+        // A tmux that was told to end may not have ended yet.
+        let words = [&begin, options, &["--"], command, &arguments, last].concat();
+        self.until("in tmux", || self.tmux(&words).status.success());
         self.until("there", || self.outlast(&["state", "s"]).status.success());
     }
 
