@@ -14,6 +14,7 @@ pub mod keys;
 pub mod life;
 pub mod message;
 pub mod pace;
+pub mod patience;
 pub mod reason;
 pub mod record;
 pub mod refusals;

@@ -49,10 +49,14 @@ pub enum Event {
     RequestRefused,
     /// An operator asked for something: over the control socket, by the status page, or by a signal.
     OperatorRequested,
+    /// A server hung and is replaced.
+    ServerHung,
+    /// A server uses more memory than it may and is replaced.
+    ServerTooLarge,
 }
 
 impl Event {
-    pub const ALL: [Event; 23] = [
+    pub const ALL: [Event; 25] = [
         Event::InstanceStarted,
         Event::InstanceEnded,
         Event::ServerRestartRequested,
@@ -76,6 +80,8 @@ impl Event {
         Event::Configured,
         Event::RequestRefused,
         Event::OperatorRequested,
+        Event::ServerHung,
+        Event::ServerTooLarge,
     ];
 
     /// The `event_type` that queries look for.
@@ -117,6 +123,8 @@ impl Event {
             Event::Configured             => ("configured",               "INFO",    "Configuration in force"),
             Event::RequestRefused         => ("request_refused",          "WARNING", "Request refused"),
             Event::OperatorRequested      => ("operator_requested",       "INFO",    "Operator request"),
+            Event::ServerHung             => ("server_hung",              "ERROR",   "Server hung"),
+            Event::ServerTooLarge         => ("server_too_large",         "WARNING", "Server uses too much memory"),
         }
     }
 }

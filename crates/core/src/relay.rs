@@ -31,9 +31,12 @@ mod cache;
 mod client;
 mod compare;
 mod ends;
+mod hang;
 mod heartbeat;
 mod listens;
 pub(crate) mod lists;
+mod memory;
+mod own_restart;
 mod restart;
 mod server;
 mod tools;
@@ -66,6 +69,14 @@ pub struct Settings {
     pub cache: bool,
     /// How often a call without progress of its server's is reported to be alive.
     pub heartbeat: Option<Duration>,
+    /// The server's own tool that makes it exit with 42: only a call of this one is answered as a success then.
+    pub restart_tool: String,
+    /// How long a tool call may take without progress; then it is cancelled and fails.
+    pub call_timeout: Option<Duration>,
+    /// The same for single tools, by name; zero is no limit.
+    pub call_timeouts: BTreeMap<String, Duration>,
+    /// How many bytes of memory the server may use; then it is replaced.
+    pub memory_max: Option<u64>,
     pub policy: Policy,
     /// For the jitter of the policy.
     pub seed: u64,
@@ -158,6 +169,18 @@ pub struct Limits {
     pub unread_max: Duration,
     /// How many bytes may wait for a child that takes nothing; then the client is not read any more.
     pub queued_bytes_stop: usize,
+    /// How long the server may take to exit after it answered a call of its own restart tool; then it gets a ping.
+    pub restart_answered_wait: Duration,
+    /// The same after the call, without an answer.
+    pub restart_called_wait: Duration,
+    /// How long it may take to exit or to answer that ping; then its stdin is closed and it is replaced.
+    pub restart_ping_max: Duration,
+    /// How long a suspected server may leave a ping unanswered; then it counts as hung and is replaced.
+    pub ping_max: Duration,
+    /// How long a request that needs no work may be unanswered while no other is open; then the server gets a ping.
+    pub quiet_max: Duration,
+    /// A server that uses too much memory is not replaced again within this time.
+    pub memory_gap: Duration,
 }
 
 impl Default for Limits {
@@ -192,6 +215,12 @@ impl Default for Limits {
             queued_bytes_max: 8 << 20,
             unread_max: Duration::from_secs(1),
             queued_bytes_stop: 32 << 20,
+            restart_answered_wait: Duration::from_millis(700),
+            restart_called_wait: Duration::from_secs(1),
+            restart_ping_max: Duration::from_secs(1),
+            ping_max: Duration::from_secs(5),
+            quiet_max: Duration::from_secs(30),
+            memory_gap: Duration::from_secs(60),
         }
     }
 }
@@ -238,6 +267,13 @@ pub enum Event {
         ticket: u64,
         origin: Origin,
         reason: String,
+        /// The calls of the old server are not waited for.
+        at_once: bool,
+    },
+    /// How many bytes of memory a child uses, with all processes below it.
+    ServerMeasured {
+        generation: u32,
+        bytes: u64,
     },
     /// Watched files changed since the newest server was started, or may have. `prints` belong to the named paths, in
     /// their order.
@@ -274,6 +310,12 @@ pub enum Origin {
     Tool,
     Control,
     Watch,
+    /// The server's own restart tool was called, and the server could not exit.
+    Server,
+    /// The server hung.
+    Hang,
+    /// The server used too much memory.
+    Memory,
 }
 
 impl Origin {
@@ -282,7 +324,15 @@ impl Origin {
             Origin::Tool => "tool",
             Origin::Control => "control",
             Origin::Watch => "watch",
+            Origin::Server => "server",
+            Origin::Hang => "hang",
+            Origin::Memory => "memory",
         }
+    }
+
+    /// A person, an agent or a program asked for it.
+    fn is_request(self) -> bool {
+        matches!(self, Origin::Tool | Origin::Control)
     }
 }
 
@@ -316,6 +366,8 @@ pub enum Action {
     /// Take the lines out of a replaced child's queue that its pipe has not begun to take. Answered at once, before
     /// anything else is told.
     TakeBack(u32),
+    /// Close a child's stdin at once, whatever waits for it: a server that is blocked in reading it goes on.
+    CloseStdin(u32),
     /// Read what this command's last run saved for this protocol revision.
     ReadCache(String),
     /// Save this for the next run, or remove what was saved.
@@ -457,6 +509,14 @@ struct Child {
     /// We stopped it; whatever it still says is not for the client.
     stopping: bool,
     backlog: Option<backlog::Backlog>,
+    /// We closed its stdin, and it has to exit.
+    is_stdin_closed: bool,
+    /// Why it counts as hung.
+    hung: Option<String>,
+    /// When it last said anything.
+    heard: Option<Instant>,
+    /// When it last answered anything.
+    answered: Option<Instant>,
 }
 
 /// A request of ours to a child.
@@ -465,8 +525,14 @@ enum Private {
     Handshake,
     Restore(&'static str),
     Fetch(Kind),
+    /// A list that was not fetched in time.
+    LateFetch,
     /// A request of the client's that was answered without this child.
     Answered,
+    /// Whether it can still answer after a call of its own restart tool.
+    RestartPing,
+    /// Whether it hangs.
+    HangPing,
 }
 
 /// A list on its way from a new child, to be compared.
@@ -634,6 +700,8 @@ struct Draining {
     until: Instant,
     /// Of the restart that replaced it.
     reason: String,
+    /// That restart does not wait for calls: it is over as soon as the lines are taken back that it has not read.
+    at_once: bool,
 }
 
 /// The last end of a serving child.
@@ -644,6 +712,8 @@ struct LastEnd {
     generation: u32,
     pid: u32,
     stderr: Vec<String>,
+    /// Why it counted as hung, if it did.
+    hung: Option<String>,
 }
 
 /// What a modern child did with the client's probe.
@@ -697,6 +767,10 @@ pub struct Relay {
     early: answer_early::AnswerEarly,
     memory: cache::Memory,
     heartbeats: heartbeat::Heartbeats,
+    own_restart: Option<own_restart::OwnRestart>,
+    hang: hang::Hang,
+    /// When a server was last replaced because of its memory.
+    memory_replaced: Option<Instant>,
     ever_ready: bool,
     ends_before_ready: u32,
 
@@ -768,6 +842,9 @@ impl Relay {
             early: answer_early::AnswerEarly::default(),
             memory: cache::Memory::default(),
             heartbeats: heartbeat::Heartbeats::default(),
+            own_restart: None,
+            hang: hang::Hang::default(),
+            memory_replaced: None,
             ever_ready: false,
             ends_before_ready: 0,
             current: Current::None,
@@ -823,9 +900,10 @@ impl Relay {
             Event::ServerQueue { generation, bytes } => self.queue_changed(generation, bytes, now),
             Event::TakenBack { generation, unsent } => self.taken_back(generation, unsent, now),
             Event::CacheRead { revision, entry } => self.cache_read(&revision, entry.as_deref()),
-            Event::RestartAsked { ticket, origin, reason } => {
-                self.restart_asked(Ticket::Outside(ticket), origin, reason, now);
+            Event::RestartAsked { ticket, origin, reason, at_once } => {
+                self.restart_asked(Ticket::Outside(ticket), origin, reason, at_once, now);
             }
+            Event::ServerMeasured { generation, bytes } => self.server_measured(generation, bytes, now),
             Event::FilesChanged { changed, prints } => self.files_changed(changed, &prints, now),
             Event::Forgiven => self.restarts.resumed(),
             Event::BuildEnded(result) => self.build_ended(result, now),
@@ -859,6 +937,10 @@ impl Relay {
         consider(self.early_deadline());
         consider(self.memory_deadline());
         consider(self.heartbeat_deadline());
+        if !self.is_leaving() {
+            consider(self.own_restart_deadline());
+            consider(self.hang_deadline());
+        }
         for open in self.timed() {
             consider(open.deadline);
             consider(self.hold_ends(open));
@@ -900,7 +982,7 @@ impl Relay {
             .map(|draining| draining.generation)
             .collect();
         for generation in over {
-            self.drain_over(generation, now);
+            self.drain_over(generation, ends::DRAIN_OVER, now);
             self.begin_queued(now);
         }
         let seqs: Vec<u64> = self
@@ -921,6 +1003,10 @@ impl Relay {
         self.early_time_passed(now);
         self.memory_time_passed(now);
         self.heartbeats_time_passed(now);
+        if !self.is_leaving() {
+            self.own_restart_time_passed(now);
+            self.hang_time_passed(now);
+        }
         self.begin_queued(now);
     }
 
@@ -1092,6 +1178,7 @@ impl Relay {
         }
         self.kept_bytes -= open.kept.as_ref().map_or(0, Bytes::len);
         self.bounded.remove(&seq);
+        self.call_timeout_ends(seq);
         if let Some(held) = self.held.remove(&seq) {
             self.held_bytes -= held.line.len();
         }
@@ -1221,7 +1308,24 @@ impl Relay {
             self.probe = Probe::Unanswered;
         }
         let seq = open.seq;
-        self.insert(open);
+        match open.class {
+            Class::Call { .. } => {
+                if self.calls_own_restart(&open) {
+                    self.own_restart_called(generation, &line, now);
+                }
+                let is_timed = self.settings.call_timeout.is_some() || !self.settings.call_timeouts.is_empty();
+                self.insert(open);
+                if is_timed {
+                    self.call_timeout_begins(seq, now);
+                }
+            }
+            _ => {
+                if hang::needs_no_work(&open.class) {
+                    self.quiet_begins(generation, now);
+                }
+                self.insert(open);
+            }
+        }
         self.tell_server(generation, line, Some(seq));
     }
 

@@ -1,6 +1,6 @@
 //! Arguments → checked values. Nobody downstream sees raw text.
 
-use std::{ffi::OsString, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, ffi::OsString, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
@@ -130,6 +130,24 @@ pub struct Mcp {
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, help_heading = "Slow servers")]
     pub answer_after: Option<Duration>,
 
+    /// How long a tool call may take without progress; then it is cancelled and fails, and a server that hangs is replaced.
+    /// The file may set it for each tool [default: no limit]
+    #[arg(long, value_name = "DURATION", value_parser = duration::argument, help_heading = "Slow servers")]
+    pub call_timeout: Option<Duration>,
+
+    /// The same for single tools, from the file.
+    #[arg(skip)]
+    pub call_timeouts: BTreeMap<String, Duration>,
+
+    /// Replace a server that uses more memory than this, with all processes below it, such as 512MB (Linux)
+    /// [default: no limit]
+    #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Crashes")]
+    pub memory_max: Option<u64>,
+
+    /// The server's own tool that makes it exit with code 42: only a call of this one is answered as a success then.
+    #[arg(long, value_name = "NAME", default_value = "restart_server", help_heading = "Crashes")]
+    pub restart_tool: String,
+
     /// How often outlast reports progress of a call whose client sent a progress token and whose server reports none
     /// [default: never]
     #[arg(long, value_name = "DURATION", value_parser = heartbeat, help_heading = "Slow servers")]
@@ -162,7 +180,7 @@ pub struct Mcp {
     /// Hand our own stdin and stdout to the server and only restart it: nothing is read, replayed or answered. Only
     /// for servers that need no handshake.
     #[arg(long, conflicts_with_all = ["watch", "build", "reload", "drain", "retry", "hold", "start_timeout", "no_tools",
-        "marker", "on_clean_exit", "answer_after", "heartbeat"])]
+        "marker", "on_clean_exit", "answer_after", "heartbeat", "call_timeout", "memory_max", "restart_tool"])]
     pub inherit: bool,
 }
 
@@ -348,6 +366,11 @@ pub struct Restart {
     /// What stands in the audit log and in the restart marker.
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
+
+    /// Of a server under `outlast mcp`: do not wait for its calls. They fail when the new server is ready, except those
+    /// that may be asked twice: these go to it.
+    #[arg(long)]
+    pub now: bool,
 
     /// Of an agent: begin a new conversation.
     #[arg(long, conflicts_with = "continue")]
@@ -724,6 +747,11 @@ pub enum OnCleanExit {
 
 fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| "a whole number is wanted, and not too large a one".to_owned())
+}
+
+fn size(text: &str) -> Result<u64, String> {
+    let size = config::read::size(text).filter(|size| *size > 0);
+    size.ok_or_else(|| "write `512MB`, `1.5GB` or `64KiB`, or a number of bytes".to_owned())
 }
 
 fn listen_address(text: &str) -> Result<SocketAddr, String> {

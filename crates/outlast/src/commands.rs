@@ -97,6 +97,7 @@ async fn serve(arguments: cli::Mcp, keeper: Keeper, cwd: &Path) -> Result<u8, Re
         build: arguments.build.clone(),
         grace,
         id: id.clone(),
+        watches_memory: arguments.memory_max.is_some(),
         cache: env::home_dir()
             .filter(|home| home.is_absolute() && !arguments.inherit)
             .map(|home| StartCache::of(&home, arguments.command.iter().map(|word| word.as_os_str()), cwd)),
@@ -376,6 +377,10 @@ fn settings(arguments: &cli::Mcp, id: String, name: String) -> Settings {
         answer_after: arguments.answer_after,
         cache: false,
         heartbeat: arguments.heartbeat,
+        restart_tool: arguments.restart_tool.clone(),
+        call_timeout: arguments.call_timeout,
+        call_timeouts: arguments.call_timeouts.clone(),
+        memory_max: arguments.memory_max,
         policy: policy(arguments),
         seed: home::random(),
         random: format!("{:08x}", home::random() >> 32),

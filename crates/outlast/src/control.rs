@@ -181,6 +181,23 @@ pub fn restart_mode(params: &Value) -> Result<Mode, Refusal> {
     }
 }
 
+/// Whether a restart is not to wait for calls that run.
+pub fn restart_now(params: &Value) -> Result<bool, Refusal> {
+    match &params["now"] {
+        Value::Null => Ok(false),
+        Value::Bool(now) => Ok(*now),
+        _ => Err(Refusal::new("bad_request", "`now` must be true or false")),
+    }
+}
+
+/// For kinds of instances that know no such restart: what is asked for is refused, not left out.
+pub fn refuse_restart_now(params: &Value) -> Result<(), Refusal> {
+    match restart_now(params)? {
+        true => Err(Refusal::new("bad_request", "`now` is only for servers under `outlast mcp`")),
+        false => Ok(()),
+    }
+}
+
 /// What every kind of instance says to a method it does not have.
 pub fn unknown_method(method: &str, methods: &[&str]) -> Refusal {
     Refusal::new("unknown_method", format!("there is no method `{method}`; there are {}", methods.join(", ")))

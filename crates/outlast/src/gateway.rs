@@ -28,6 +28,7 @@ use tokio::{
 use crate::{
     control::Control,
     journal::{Journal, Origin, SessionLabel},
+    memory_watch::MemoryWatch,
     os::{self, Household, News},
     report,
 };
@@ -45,7 +46,6 @@ pub mod mirrors;
 pub mod pages;
 pub mod recent;
 pub mod reload;
-pub mod scale;
 pub mod schemas;
 pub mod shelf;
 pub mod stdio;
@@ -61,7 +61,6 @@ use self::{
     mirrors::MirrorsByBackend,
     recent::Recent,
     reload::Reload,
-    scale::Scale,
     shelf::Shelf,
     stdio::StdioFront,
 };
@@ -128,7 +127,7 @@ pub struct Driver {
     mirrored: u64,
     metrics: Metrics,
     recent: Recent,
-    scale: Scale,
+    memory: MemoryWatch,
     /// Restarts that somebody waits for, by ticket.
     errands: BTreeMap<u64, Errand>,
     /// Which refusals are written.
@@ -247,7 +246,7 @@ impl Driver {
             mirrored: 0,
             metrics: Metrics::new(),
             recent: Recent::default(),
-            scale: Scale::default(),
+            memory: MemoryWatch::default(),
             errands: BTreeMap::new(),
             refusals: Refusals::default(),
             operator: None,
@@ -283,7 +282,7 @@ impl Driver {
             self.now = Instant::now();
             // Mostly one look finds all there is and another one nothing; the rest need not be asked in between.
             let mut moved = self.poll_talk(cx) && self.poll_talk(cx);
-            moved |= self.poll_scale(cx);
+            moved |= self.poll_memory(cx);
             moved |= self.poll_shelf(cx);
             moved |= self.poll_control(cx);
             moved |= self.flush(cx);
@@ -626,7 +625,7 @@ impl Driver {
                     if let Some(link) = self.links.get(&serial).map(|wire| wire.link) {
                         self.tell(Event::LinkUp { link, pid: Some(pid) });
                     }
-                    self.set_scale();
+                    self.set_memory_watch();
                 }
                 life::Action::Report(gone) => self.report_gone(serial, gone),
             }
@@ -903,7 +902,7 @@ impl Driver {
         };
         let lives = self.restless.iter().filter_map(|serial| self.links.get(serial)?.child()?.life.deadline());
         let files = [self.calls.deadline(), self.shelf.deadline(), self.refusals.deadline()];
-        let others = [self.gateway.deadline(), self.scale.deadline(), stopping].into_iter().chain(files);
+        let others = [self.gateway.deadline(), self.memory.deadline(), stopping].into_iter().chain(files);
         let Some(at) = lives.chain(others.flatten()).min() else {
             self.timer = None;
             return false;
@@ -936,9 +935,9 @@ impl Driver {
         for (kind, count) in self.refusals.due(self.now) {
             self.suppressed(kind, count);
         }
-        if self.scale.deadline().is_some_and(|due| due <= self.now) {
+        if self.memory.deadline().is_some_and(|due| due <= self.now) {
             let children = self.weighed();
-            self.scale.weigh(children, self.now);
+            self.memory.measure(children, self.now);
         }
         if let Stopping::Asked { until } = self.stopping
             && until <= self.now
@@ -968,18 +967,18 @@ impl Driver {
         weighed
     }
 
-    fn set_scale(&mut self) {
-        self.scale.set(!self.weighed().is_empty(), self.now);
+    fn set_memory_watch(&mut self) {
+        self.memory.set(!self.weighed().is_empty(), self.now);
     }
 
-    fn poll_scale(&mut self, cx: &mut Context<'_>) -> bool {
-        let Poll::Ready(found) = self.scale.poll(cx) else { return false };
+    fn poll_memory(&mut self, cx: &mut Context<'_>) -> bool {
+        let Poll::Ready(found) = self.memory.poll(cx) else { return false };
         for (serial, rss) in found {
             if let Some(link) = self.links.get(&serial).map(|wire| wire.link) {
                 self.tell(Event::Measured { link, rss });
             }
         }
-        self.set_scale();
+        self.set_memory_watch();
         true
     }
 

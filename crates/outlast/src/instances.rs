@@ -70,8 +70,13 @@ pub fn restart(arguments: &cli::Restart) -> Result<ExitCode, Report> {
         return Err(Report::new(report::USAGE, format!("`{}` is a server and has no conversation", target.id()))
             .hint("`--fresh` and `--continue` are for agents under `outlast run`"));
     }
+    if arguments.now && target.entry.kind != "mcp" {
+        return Err(Report::new(report::USAGE, format!("`{}` is no server under `outlast mcp`", target.id()))
+            .hint("`--now` is for these: leave it out"));
+    }
     // As long as it takes: a build and a handshake have limits of their own, and whoever waits can stop waiting.
-    let result = target.ask_plainly("restart", json!({"reason": reason, "mode": mode}), None);
+    let params = json!({"reason": reason, "mode": mode, "now": arguments.now});
+    let result = target.ask_plainly("restart", params, None);
     say_restarted(&target, "restart", result, arguments.which.json)
 }
 
@@ -274,6 +279,8 @@ fn backend_in_json(gateway: &Value, backend: &Value) -> Value {
         "next_try_s",
         "generation",
         "in_flight",
+        "stalled",
+        "oldest_request_s",
         "calls",
         "calls_per_s",
         "p50_ms",
@@ -300,6 +307,8 @@ fn row_in_json(found: &Found) -> Value {
         "next_try_s": state["next_try_s"],
         "generation": state["generation"],
         "in_flight": state["in_flight"],
+        "stalled": state["stalled"],
+        "oldest_request_s": state["oldest_request_s"],
         "calls": state["calls"],
         "calls_per_s": state["calls_per_s"],
         "p50_ms": state["p50_ms"],
@@ -355,7 +364,7 @@ fn ps_in_words(found: &[Found], home: Option<&Path>, width: Option<usize>, paint
             vec![
                 text("id"),
                 text("kind"),
-                text("state") + failed_reload(&row).map_or("", |_| RELOAD_FAILED),
+                text("state") + state_suffix(&row),
                 number("pid"),
                 number("child_pid"),
                 time("uptime_s"),
@@ -368,7 +377,7 @@ fn ps_in_words(found: &[Found], home: Option<&Path>, width: Option<usize>, paint
         .collect();
     let dress = |title: &str, cell: &str| match (title, cell) {
         ("STATE", "given_up" | "halted") => paint.red(cell),
-        ("STATE", cell) if cell.ends_with(RELOAD_FAILED) => paint.yellow(cell),
+        ("STATE", cell) if cell.ends_with(RELOAD_FAILED) || cell.ends_with(STALLED) => paint.yellow(cell),
         ("STATE", "backoff" | "unresponsive") | ("NEXT", _) if cell != table::NOTHING => paint.yellow(cell),
         ("STATE", "starting" | "started" | "reloading" | "stopping") => paint.cyan(cell),
         ("STATE", "stopped") | (_, table::NOTHING) => paint.dim(cell),
@@ -423,7 +432,14 @@ fn state_in_words(state: &Value, width: Option<usize>) -> String {
         .filter(|(member, _)| count(member) > 0)
         .map(|(member, words)| format!("{} {words}", count(member)))
         .collect();
-    say("requests", busy.join(", "));
+    let oldest = state["oldest_request_s"].as_f64().map(|age| format!(", the oldest for {}", in_short(age)));
+    say("requests", busy.join(", ") + oldest.filter(|_| !busy.is_empty()).as_deref().unwrap_or_default());
+    if state["stalled"] == true {
+        say(
+            "stalled",
+            "the server does not answer: `outlast restart --now` replaces it and fails its calls".to_owned(),
+        );
+    }
     let muted: Vec<&str> = state["muted"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
     if !muted.is_empty() {
         say("muted", format!("{} (changed right after each start; no reload for now)", muted.join(", ")));
@@ -484,6 +500,17 @@ pub fn collisions_in_words(collisions: &Value) -> Vec<String> {
 
 /// What `ps` and `top` add to the state of a server whose last reload failed.
 pub const RELOAD_FAILED: &str = ", reload failed";
+/// What stands behind the state of a server that does not answer.
+pub const STALLED: &str = ", stalled";
+
+/// What else is wrong with a server, behind its state.
+fn state_suffix(state: &Value) -> &'static str {
+    match failed_reload(state) {
+        _ if state["stalled"] == true => STALLED,
+        Some(_) => RELOAD_FAILED,
+        None => "",
+    }
+}
 
 /// The last reload, if it failed and its server still runs the old code: one that was started since has tried the new.
 pub fn failed_reload(state: &Value) -> Option<&Value> {
@@ -523,7 +550,7 @@ fn backends_in_words(backends: &[Value], width: Option<usize>) -> String {
             let stale = if backend["stale"] == true { " (stale)" } else { "" };
             vec![
                 text("name"),
-                text("state") + failed_reload(backend).map_or("", |_| RELOAD_FAILED),
+                text("state") + state_suffix(backend),
                 number("pid"),
                 time("uptime_s"),
                 number("tools") + stale,

@@ -489,6 +489,8 @@ fn sentence(record: &Record) -> String {
              list it in .gitignore if the server writes it"
         ),
         Event::WatchUnmuted => format!("`{detail}` causes reloads again"),
+        Event::ServerHung => format!("ERROR: MCP server hung{pid}: {detail}; it is replaced"),
+        Event::ServerTooLarge => format!("WARNING: MCP server uses too much memory{pid}: {detail}; it is replaced"),
         Event::CallEnded => {
             let outcome = record.gateway.as_ref().and_then(|of| of.outcome);
             format!("Call ended: {}", outcome.unwrap_or_default())

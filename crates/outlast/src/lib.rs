@@ -30,6 +30,7 @@ pub mod lines;
 pub mod logs;
 pub mod marker;
 pub mod mcp;
+pub mod memory_watch;
 pub mod os;
 pub mod outbox;
 pub mod paint;

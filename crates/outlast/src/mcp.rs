@@ -31,6 +31,7 @@ use crate::{
     journal::Journal,
     lines::{Line, Lines},
     marker::{self, Marker, Markers},
+    memory_watch::MemoryWatch,
     os::{self, Household, News, Order, Sink, Source, Stdio},
     outbox::{BYTES_HIGH, Outbox},
     report,
@@ -63,6 +64,8 @@ pub struct Plan {
     pub id: String,
     /// Where the last run of this command left what it told its client; none without a home directory.
     pub cache: Option<StartCache>,
+    /// The server has a limit of memory.
+    pub watches_memory: bool,
 }
 
 /// The entry of the cache if there is one, or why it cannot be read.
@@ -109,6 +112,7 @@ pub struct Driver {
     /// When the newest server was started, or the build before it: what was changed earlier, it has seen.
     loaded_at: Option<SystemTime>,
     control: Control,
+    memory: MemoryWatch,
 
     /// When this turn of the loop began; a turn is short.
     now: Instant,
@@ -166,6 +170,8 @@ impl Driver {
         watch: Option<Watch>,
         control: Control,
     ) -> Driver {
+        let mut memory = MemoryWatch::default();
+        memory.set(plan.watches_memory, Instant::now());
         Driver {
             queued_bytes_max: relay.queued_bytes_max(),
             take_back: Vec::new(),
@@ -195,6 +201,7 @@ impl Driver {
             looking: None,
             loaded_at: None,
             control,
+            memory,
             now: Instant::now(),
             timer: None,
             has_started: false,
@@ -225,6 +232,7 @@ impl Driver {
             moved |= self.poll_client(cx);
             moved |= self.poll_files(cx);
             moved |= self.poll_control(cx);
+            moved |= self.poll_memory(cx);
             moved |= self.flush(cx);
             if let Some((code, until)) = self.ending {
                 let quiet = self.to_client.is_empty() && self.kids.is_empty() && self.cache_saving.is_none();
@@ -280,6 +288,11 @@ impl Driver {
                 self.save_cache();
             }
             Action::TakeBack(generation) => self.take_back.push(generation),
+            Action::CloseStdin(generation) => {
+                if let Some(kid) = self.kids.get_mut(&generation) {
+                    kid.stdin = None;
+                }
+            }
             Action::Start => self.start(),
             Action::Stop { generation, how } => self.live(generation, life::Event::StopAsked(how)),
             Action::Build => self.start_build(),
@@ -699,14 +712,15 @@ impl Driver {
                     refused.push(*generation);
                     continue;
                 }
-                let queued = Some(kid.outbox.bytes()).filter(|bytes| *bytes >= self.queued_bytes_max);
-                if queued != kid.queued {
-                    kid.queued = queued;
-                    queues.push((*generation, kid.outbox.bytes()));
-                }
                 if kid.close_stdin && kid.outbox.is_empty() {
                     kid.stdin = None;
                 }
+            }
+            // Of a child whose stdin is closed, too: what waits for it goes to the next one.
+            let queued = Some(kid.outbox.bytes()).filter(|bytes| *bytes >= self.queued_bytes_max);
+            if queued != kid.queued {
+                kid.queued = queued;
+                queues.push((*generation, kid.outbox.bytes()));
             }
         }
         for (generation, bytes) in queues {
@@ -752,19 +766,22 @@ impl Driver {
                 Ok(state)
             }
             "pid" => Ok(json!({"pid": self.relay.status(Instant::now())["pid"]})),
-            "restart" if control::restart_mode(&params).is_err() => control::restart_mode(&params).map(|_| Value::Null),
-            "restart" => {
-                let reason = params["reason"].as_str().unwrap_or("asked for from outside").to_owned();
-                // Answered when it is done.
-                self.tell(Event::RestartAsked { ticket, origin: Origin::Control, reason });
-                return true;
-            }
+            "restart" => match control::restart_mode(&params).and_then(|_| control::restart_now(&params)) {
+                Ok(at_once) => {
+                    let reason = params["reason"].as_str().unwrap_or("asked for from outside").to_owned();
+                    // Answered when it is done.
+                    self.tell(Event::RestartAsked { ticket, origin: Origin::Control, reason, at_once });
+                    return true;
+                }
+                Err(refusal) => Err(refusal),
+            },
             "resume" => {
                 let state = self.relay.status(Instant::now())["state"].take();
                 if matches!(state.as_str(), Some("given_up" | "stopped" | "backoff")) {
                     let reason = "resumed".to_owned();
                     self.tell(Event::Forgiven);
-                    self.tell(Event::RestartAsked { ticket, origin: Origin::Control, reason });
+                    let origin = Origin::Control;
+                    self.tell(Event::RestartAsked { ticket, origin, reason, at_once: false });
                     return true;
                 }
                 Ok(json!({"resumed": false, "state": state}))
@@ -928,9 +945,18 @@ impl Driver {
         self.tell(Event::FilesChanged { changed, prints });
     }
 
+    fn poll_memory(&mut self, cx: &mut Context<'_>) -> bool {
+        let Poll::Ready(found) = self.memory.poll(cx) else { return false };
+        for (key, bytes) in found {
+            self.tell(Event::ServerMeasured { generation: generation_of(key), bytes });
+        }
+        true
+    }
+
     fn poll_time(&mut self, cx: &mut Context<'_>) -> bool {
         let mut soonest = self.relay.deadline();
-        for at in self.kids.values().filter_map(|kid| kid.life.deadline()).chain(self.ending.map(|(_, at)| at)) {
+        let others = [self.ending.map(|(_, at)| at), self.memory.deadline()].into_iter().flatten();
+        for at in self.kids.values().filter_map(|kid| kid.life.deadline()).chain(others) {
             soonest = Some(soonest.map_or(at, |soonest| soonest.min(at)));
         }
         let Some(at) = soonest else {
@@ -939,6 +965,11 @@ impl Driver {
         };
         self.now = Instant::now();
         if at <= self.now {
+            if self.memory.deadline().is_some_and(|due| due <= self.now) {
+                let children = self.kids.iter().filter(|(_, kid)| kid.pid != 0 && !kid.is_ending);
+                let children = children.map(|(generation, kid)| (u64::from(*generation), kid.pid)).collect();
+                self.memory.measure(children, self.now);
+            }
             self.tell(Event::TimePassed);
             for generation in self.kids.keys().copied().collect::<Vec<_>>() {
                 let Some(due) = self.kids.get(&generation).map(|kid| kid.life.due(os::is_exiting)) else { continue };

@@ -319,11 +319,11 @@ fn in_words(found: &[Found], width: Option<usize>) -> String {
     let rows: Vec<Vec<String>> = Row::all(found)
         .into_iter()
         .map(|row| {
-            let words = last_words(&row);
+            let (words, state) = (last_words(&row), row.shown_state());
             let or_nothing = |text: Option<String>| text.unwrap_or_else(|| table::NOTHING.to_owned());
             vec![
                 row.id,
-                row.state + row.reload_failure.map_or("", |_| instances::RELOAD_FAILED),
+                state,
                 or_nothing(row.uptime_s.map(instances::in_short)),
                 or_nothing(row.generation.map(|generation| generation.to_string())),
                 or_nothing(row.restarts.map(|restarts| restarts.to_string())),

@@ -1,11 +1,11 @@
 //! The lines that wait in front of a child's pipe: when the client is still read, and which requests are refused. A
 //! server that reads slows the client down (backpressure); one that reads nothing at all does not stop the conversation.
 
-use std::time::Instant;
+use std::{collections::BTreeMap, time::Instant};
 
 use bytes::Bytes;
 
-use super::{Current, Open, Place, Relay};
+use super::{Class, Current, Open, Place, Relay, ends::AT_ONCE};
 
 /// A queue that has reached `queued_bytes_max`, as the driver last reported it.
 #[derive(Debug)]
@@ -132,26 +132,43 @@ impl Relay {
 
     /// Lines that the pipe of a replaced child has not begun to take: they go to the server that replaced it, in
     /// client order, as if never sent.
-    pub(super) fn taken_back(&mut self, generation: u32, mut unsent: Vec<(u64, Bytes)>, now: Instant) {
-        unsent.sort_by_key(|(seq, _)| *seq);
-        for (seq, line) in unsent {
-            match self.opens.get(&seq) {
-                Some(open) if open.place == Place::On(generation) => {
-                    let open = self.close(seq);
-                    if open.cancelled {
-                        self.forget(&open);
-                    } else {
-                        self.again(open, line, now);
-                    }
+    pub(super) fn taken_back(&mut self, generation: u32, unsent: Vec<(u64, Bytes)>, now: Instant) {
+        let unsent: BTreeMap<u64, Bytes> = unsent.into_iter().collect();
+        let draining = self.draining.iter().find(|draining| draining.generation == generation);
+        match draining.map(|draining| draining.at_once) {
+            Some(true) => self.drain_over_but(generation, AT_ONCE, unsent, now),
+            is_draining => {
+                for (seq, line) in unsent {
+                    self.give_back(generation, seq, line, now);
                 }
-                Some(_) => {}
-                None => self.untracked_again(seq, &line, now),
+                if is_draining.is_some() {
+                    self.drained(generation);
+                }
             }
         }
-        if self.draining.iter().any(|draining| draining.generation == generation) {
-            self.drained(generation);
-        }
         self.begin_queued(now);
+    }
+
+    /// One such line.
+    pub(super) fn give_back(&mut self, generation: u32, seq: u64, line: Bytes, now: Instant) {
+        match self.opens.get_mut(&seq) {
+            Some(open) if open.place == Place::On(generation) => {
+                let open = self.close(seq);
+                if open.cancelled {
+                    self.forget(&open);
+                } else if open.class == Class::Ping && self.live().is_none() {
+                    self.answer_result(&open, "{}");
+                } else {
+                    self.again(open, line, now);
+                }
+            }
+            Some(open) => {
+                // It was asked again when this child was replaced, which shows now not to have heard it.
+                open.resent = open.resent.saturating_sub(1);
+                open.taken = open.resent > 0;
+            }
+            None => self.untracked_again(seq, &line, now),
+        }
     }
 }
 

@@ -606,14 +606,18 @@ impl Relay {
         let open = self.opens.get_mut(&seq).expect("found above");
         match open.place {
             Place::On(generation) => {
+                let mut suspect = None;
                 if open.class == Class::Listen {
                     let open = self.close(seq);
                     self.forget(&open);
                 } else {
                     open.cancelled = true;
+                    let (id, what) = (open.id.clone(), open.what.clone());
                     self.heartbeats.cancelled(seq);
+                    self.call_timeout_ends(seq);
                     let open = self.opens.get_mut(&seq).expect("found above");
                     let (batch, is_probe) = (open.batch.take(), open.class == Class::Discover);
+                    suspect = Some((id, what));
                     // The rest of its batch waits no longer for it.
                     if let Some(batch) = batch {
                         self.batch_answered(batch, None);
@@ -623,6 +627,9 @@ impl Relay {
                     }
                 }
                 self.tell_server(generation, line.clone(), None);
+                if let Some((id, what)) = suspect {
+                    self.suspect_after_cancel(generation, id, &what, now);
+                }
                 self.opening_may_be_over(generation, now);
                 self.begin_queued(now);
             }

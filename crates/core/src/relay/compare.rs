@@ -143,7 +143,7 @@ impl Relay {
         for (generation, child) in self.children.iter_mut().filter(|(_, child)| !child.stopping) {
             child.fetches.retain(|kind, fetch| {
                 if fetch.by <= now {
-                    child.private.remove(&fetch.id);
+                    child.private.insert(fetch.id.clone(), Private::LateFetch);
                     late.push((*generation, *kind));
                 }
                 fetch.by > now

@@ -1,6 +1,6 @@
 //! The end of a child, and what it means for everybody who waits for it.
 
-use super::*;
+use super::{hang::SERVER_HUNG, *};
 use crate::{
     count::count,
     exit::{Cause, Exit, RESTART_CODE, classify},
@@ -16,10 +16,12 @@ impl Relay {
         let reason = drained.map(|draining| draining.reason.clone());
         self.draining.retain(|draining| draining.generation != generation);
         self.cancel_asked(generation);
+        self.forget_hang(generation);
 
         let mut left = false;
         if self.current_generation() == Some(generation) {
-            self.last_end = Some(LastEnd { how: how.clone(), generation, pid: child.pid, stderr: stderr.clone() });
+            self.last_end =
+                Some(LastEnd { how: how.clone(), generation, pid: child.pid, stderr: stderr.clone(), hung: None });
             left = self.current_ended(generation, &child, &how, now);
         } else {
             let event = if reason.is_some() { record::Event::ServerExiting } else { record::Event::ServerStopped };
@@ -32,7 +34,8 @@ impl Relay {
         if let Some(restart) = &mut self.restart {
             restart.child_ended(generation, &how);
         }
-        self.settle(generation, &how, &stderr, unsent, now);
+        let end = LastEnd { how: how.clone(), generation, pid: child.pid, stderr, hung: child.hung };
+        self.settle(end, unsent, now);
         if left {
             self.leave(now);
         }
@@ -138,7 +141,7 @@ impl Relay {
             return;
         }
         let (generation, pid) = self.last_end.as_ref().map_or((0, 0), |end| (end.generation, end.pid));
-        self.last_end = Some(LastEnd { how: how.clone(), generation, pid, stderr: Vec::new() });
+        self.last_end = Some(LastEnd { how: how.clone(), generation, pid, stderr: Vec::new(), hung: None });
         self.ends_before_ready += 1;
         let verdict = self.restarts.child_ended(Cause::NeverReady, how.clone(), now);
         let crashes = self.restarts.crashes(now);
@@ -222,11 +225,11 @@ impl Relay {
     }
 
     /// Every request that was on the ended child finds its next place, in client order.
-    fn settle(&mut self, generation: u32, how: &How, stderr: &[String], unsent: Vec<(u64, Bytes)>, now: Instant) {
+    fn settle(&mut self, end: LastEnd, unsent: Vec<(u64, Bytes)>, now: Instant) {
+        let generation = end.generation;
         let mut unsent: BTreeMap<u64, Bytes> = unsent.into_iter().collect();
         let seqs = self.open_on(generation);
-        let due = self.cause_of_restart(&seqs, how, &unsent);
-        let end = LastEnd { how: how.clone(), generation, pid: 0, stderr: stderr.to_vec() };
+        let due = self.cause_of_restart(&seqs, &end.how, &unsent);
         if let Some((seq, line)) = &self.initialized
             && self.opening.is_none()
             && self.client == Client::Ready
@@ -261,13 +264,7 @@ impl Relay {
                 continue;
             }
             if due == Some(seq) {
-                let open = self.opens.get_mut(&seq).expect("listed above");
-                open.place = Place::Due;
-                open.waiting_since = Some(now);
-                self.bounded.insert(seq);
-                if let Current::Serving(serving) = self.current {
-                    self.due_is_back(seq, serving);
-                }
+                self.make_due(seq, now);
                 continue;
             }
             let mut open = self.close(seq);
@@ -290,8 +287,11 @@ impl Relay {
                 self.broken |= !self.ever_ready;
                 self.answer_without_server(open, now);
             } else {
-                let reason = if open.resent > 0 { "ended_again" } else { "server_ended" };
-                let failure = self.failure_of(&end, 7001, reason, &open, now);
+                let failure = match &end.hung {
+                    Some(_) => self.failure_of(&end, SERVER_HUNG, "server_hung", &open, now),
+                    None if open.resent > 0 => self.failure_of(&end, 7001, "ended_again", &open, now),
+                    None => self.failure_of(&end, 7001, "server_ended", &open, now),
+                };
                 self.fail(&open, &failure);
             }
         }
@@ -331,21 +331,8 @@ impl Relay {
         if how.exit() != Some(&Exit::Code(RESTART_CODE)) || self.is_leaving() {
             return None;
         }
-        let calls: Vec<&Open> = seqs
-            .iter()
-            .map(|seq| &*self.opens[seq])
-            .filter(|open| matches!(open.class, Class::Call { .. }) && !open.cancelled)
-            .filter(|open| !unsent.contains_key(&open.seq))
-            .collect();
-        let mut asked = calls.iter().filter(|open| open.what == Tool::Restart.name());
-        let cause = match (asked.next(), asked.next(), calls.as_slice()) {
-            (Some(open), None, _) => open,
-            (None, None, [open]) => open,
-            _ => return None,
-        };
-        // A legacy task is answered with another type of result, which is the server's to make.
-        let is_task = matches!(cause.class, Class::Call { task: true, .. }) && !self.is_modern();
-        (!is_task).then_some(cause.seq)
+        let seqs: Vec<u64> = seqs.iter().copied().filter(|seq| !unsent.contains_key(seq)).collect();
+        self.restart_call_among(&seqs)
     }
 
     pub(super) fn due_is_back(&mut self, seq: u64, generation: u32) {
@@ -394,8 +381,8 @@ impl Relay {
     }
 
     pub(super) fn failure(&self, code: i32, reason: &'static str, open: &Open, now: Instant) -> Failure {
-        let nobody = LastEnd { how: How::Stopped, generation: 0, pid: 0, stderr: Vec::new() };
-        let end = self.last_end.clone().unwrap_or(nobody);
+        let none = LastEnd { how: How::Stopped, generation: 0, pid: 0, stderr: Vec::new(), hung: None };
+        let end = self.last_end.clone().unwrap_or(none);
         self.failure_of(&end, code, reason, open, now)
     }
 
@@ -413,7 +400,7 @@ impl Relay {
         let restart_tool = self.settings.tools.then(|| self.listed_name(Tool::Restart));
         let sentence = next.sentence(restart_tool.as_deref());
         let outcome = match code {
-            7001 | 7005 => Outcome::Unknown,
+            7001 | 7005 | SERVER_HUNG => Outcome::Unknown,
             7004 => Outcome::NotSent,
             _ if open.taken => Outcome::Unknown,
             _ => Outcome::NotSent,
@@ -452,6 +439,16 @@ impl Relay {
                 let space = if sentence.is_empty() { "" } else { " " };
                 format!("{was_not_run}: {}.{space}{sentence}", self.full_in_words())
             }
+            SERVER_HUNG => {
+                let why = end.hung.as_deref().unwrap_or("it did not answer");
+                let effect =
+                    if has_effect { "; it may or may not have taken effect: check before repeating it" } else { "" };
+                format!("The server hung ({why}) and was replaced before it answered `{what}`{effect}.")
+            }
+            7005 if reason == AT_ONCE => {
+                let effect = if has_effect { "; it may or may not have taken effect" } else { "" };
+                format!("The server was restarted at once, as asked, with `{what}` unfinished{effect}.")
+            }
             7005 => {
                 // Less than it may take, if later reloads pushed it out.
                 let drain_max = self.settings.limits.drain_max;
@@ -472,7 +469,8 @@ impl Relay {
             outcome,
             message,
             generation: end.generation,
-            how: (end.generation > 0 || matches!(how, How::CouldNotStart(_))).then(|| how.clone()),
+            how: (end.generation > 0 && end.hung.is_none() || matches!(how, How::CouldNotStart(_)))
+                .then(|| how.clone()),
             stderr: end.stderr.clone(),
             next: if code == 7006 { Next::Asked } else { next },
             limit: (code == 7004).then(|| self.full().limit()),
@@ -540,9 +538,14 @@ impl Relay {
         let limits = &self.settings.limits;
         let (until, draining_max) = (now + limits.drain_max, limits.draining_max);
         let reason = self.restart.as_ref().map_or_else(|| "replaced by a new server".into(), Restart::reason);
-        self.draining.push(Draining { generation, until, reason });
+        let at_once = self.restart.as_ref().is_some_and(Restart::is_at_once);
+        self.draining.push(Draining { generation, until, reason, at_once });
         if let Some(child) = self.children.get_mut(&generation) {
             child.fetches.clear();
+        }
+        self.forget_hang(generation);
+        if self.hung(generation).is_some() {
+            self.leave_hung(generation, now);
         }
         let finishing: Vec<u32> = self
             .draining
@@ -552,13 +555,13 @@ impl Relay {
             .collect();
         if finishing.len() > draining_max {
             let unawaited = finishing.iter().find(|generation| !self.is_awaited(**generation));
-            self.drain_over(*unawaited.unwrap_or(&finishing[0]), now);
+            self.drain_over(*unawaited.unwrap_or(&finishing[0]), DRAIN_OVER, now);
         }
         self.drained(generation);
         // What it has not read goes to the server that replaces it. While there is none, only a child that has stopped
         // reading gives its queue back: one that reads may still answer.
         let replaced = matches!(self.current, Current::Serving(_));
-        if !self.is_stopping(generation) && (replaced || self.is_stalled(generation)) {
+        if !self.is_stopping(generation) && (replaced || at_once || self.is_stalled(generation)) {
             self.act(Action::TakeBack(generation));
         }
     }
@@ -582,9 +585,28 @@ impl Relay {
         }
     }
 
-    pub(super) fn drain_over(&mut self, generation: u32, now: Instant) {
+    pub(super) fn drain_over(&mut self, generation: u32, reason: &'static str, now: Instant) {
+        self.drain_over_but(generation, reason, BTreeMap::new(), now);
+    }
+
+    /// The same, but for lines that the child has not read: these go to the server that replaced it, in client order with
+    /// what may be asked twice.
+    pub(super) fn drain_over_but(
+        &mut self,
+        generation: u32,
+        reason: &'static str,
+        mut unsent: BTreeMap<u64, Bytes>,
+        now: Instant,
+    ) {
         let (how, stderr) = (How::Stopped, self.stderr_of(generation));
-        for seq in self.open_on(generation) {
+        let hung = self.hung(generation).map(str::to_owned);
+        let end = LastEnd { how, generation, pid: 0, stderr, hung };
+        let seqs: BTreeSet<u64> = self.open_on(generation).into_iter().chain(unsent.keys().copied()).collect();
+        for seq in seqs {
+            if let Some(line) = unsent.remove(&seq) {
+                self.give_back(generation, seq, line, now);
+                continue;
+            }
             let mut open = self.close(seq);
             open.taken = true;
             if open.cancelled {
@@ -599,8 +621,10 @@ impl Relay {
                 open.resent += 1;
                 self.again(open, kept, now);
             } else {
-                let end = LastEnd { how: how.clone(), generation, pid: 0, stderr: stderr.clone() };
-                let failure = self.failure_of(&end, 7005, "drain_over", &open, now);
+                let failure = match &end.hung {
+                    Some(_) => self.failure_of(&end, SERVER_HUNG, "server_hung", &open, now),
+                    None => self.failure_of(&end, 7005, reason, &open, now),
+                };
                 self.fail(&open, &failure);
             }
         }
@@ -623,6 +647,10 @@ impl Relay {
         self.children.get(&generation).map(|child| child.stderr.to_vec()).unwrap_or_default()
     }
 }
+
+/// Why a request fails that a replaced server has not finished (7005): its time was up, or the restart was not to wait.
+pub(super) const DRAIN_OVER: &str = "drain_over";
+pub(super) const AT_ONCE: &str = "at_once";
 
 /// The schema of a tool that returns a string, as the Python SDKs write it.
 fn is_one_string(schema: &Value) -> bool {

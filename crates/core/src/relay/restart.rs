@@ -42,6 +42,8 @@ pub(super) struct Restart {
     marker_error: Option<String>,
     ended: Option<How>,
     diff: Option<Diff>,
+    /// The calls of the old server are not waited for.
+    at_once: bool,
 }
 
 /// A restart that is over.
@@ -82,6 +84,8 @@ pub(super) struct Queued {
     reasons: Vec<String>,
     /// Somebody other than a changed file asked.
     urgent: bool,
+    /// The calls of the old server are not waited for.
+    at_once: bool,
     origin: Origin,
     /// When the first of them asked.
     since: Instant,
@@ -110,6 +114,10 @@ impl Restart {
         }
     }
 
+    pub(super) fn is_at_once(&self) -> bool {
+        self.at_once
+    }
+
     pub(super) fn reason(&self) -> String {
         one_line(&self.reasons.join("; "))
     }
@@ -126,7 +134,14 @@ impl Restart {
 }
 
 impl Relay {
-    pub(super) fn restart_asked(&mut self, ticket: Ticket, origin: Origin, reason: String, now: Instant) {
+    pub(super) fn restart_asked(
+        &mut self,
+        ticket: Ticket,
+        origin: Origin,
+        reason: String,
+        at_once: bool,
+        now: Instant,
+    ) {
         if self.is_leaving() {
             return self.refuse_ticket(ticket, "outlast is stopping", &[], None);
         }
@@ -134,9 +149,11 @@ impl Relay {
             tickets: Vec::new(),
             reasons: Vec::new(),
             urgent: false,
+            at_once: false,
             origin,
             since: now,
         });
+        queued.at_once |= at_once;
         queued.tickets.push(ticket);
         let reason = one_line(&reason);
         // More would be cut when they are joined.
@@ -145,10 +162,33 @@ impl Relay {
             queued.reasons.push(reason);
         }
         queued.urgent |= origin != Origin::Watch;
-        if origin != Origin::Watch {
+        if origin.is_request() {
             self.unmute_files();
         }
+        if at_once {
+            self.end_drains(now);
+        }
         self.begin_queued(now);
+    }
+
+    /// A restart runs that brings up another child in place of this one.
+    pub(super) fn is_being_replaced(&self, generation: u32) -> bool {
+        let old = self.restart.as_ref().and_then(|restart| restart.old);
+        old.is_some_and(|(old, _)| old == generation)
+    }
+
+    /// A restart is not to wait for calls: servers that were replaced earlier stop now, and the one that a running restart
+    /// replaces stops when the new one is ready.
+    fn end_drains(&mut self, now: Instant) {
+        if let Some(restart) = &mut self.restart {
+            restart.at_once = true;
+        }
+        let draining: Vec<u32> = self.draining.iter().map(|draining| draining.generation).collect();
+        for generation in draining {
+            if !self.is_stopping(generation) {
+                self.drain_over(generation, ends::AT_ONCE, now);
+            }
+        }
     }
 
     /// Restarts in a row wait for calls to finish rather than cost them, but not for ever: until then.
@@ -190,6 +230,7 @@ impl Relay {
             marker_error: None,
             ended: None,
             diff: None,
+            at_once: queued.at_once,
         };
         let reason = restart.reason();
         let record = Record::new(record::Event::ServerRestartRequested);
@@ -356,7 +397,7 @@ impl Relay {
             "tools": restart.diff.clone().unwrap_or_default().to_json(),
             "stderr_tail": self.stderr_of(generation).join("\n"),
         });
-        if draining > 0 {
+        if draining > 0 && !restart.at_once {
             report["draining"] = json!(format!("{} left on the old server", count(draining, "call", "calls")));
         }
         if let Some(why) = &restart.marker_error {
@@ -402,6 +443,9 @@ impl Relay {
             failure: result.as_ref().err().map(|(why, stderr)| (why.clone(), stderr.clone())),
             marker_error: restart.marker_error.clone(),
         });
+        if result.is_err() {
+            self.stop_closed();
+        }
         for ticket in restart.tickets {
             match &result {
                 Ok(report) => self.answer_ticket(ticket, report),

@@ -15,6 +15,9 @@ impl Relay {
             return;
         }
         let line = if line.starts_with(BYTE_ORDER_MARK) { line.slice(BYTE_ORDER_MARK.len()..) } else { line };
+        if let Some(child) = self.children.get_mut(&generation) {
+            child.heard = Some(now);
+        }
         let parsed = match message::parse(&line) {
             Ok(parsed) => parsed,
             Err(unreadable) => {
@@ -96,16 +99,22 @@ impl Relay {
             }
             return;
         };
-        if let Some(child) = self.children.get_mut(&generation)
-            && !child.private.is_empty()
-            && let Some(private) = child.private.remove(&id)
-        {
-            return self.private_answered(generation, private, result, error, now);
+        if let Some(child) = self.children.get_mut(&generation) {
+            child.answered = Some(now);
+            child.hung = None;
+            if !child.private.is_empty()
+                && let Some(private) = child.private.remove(&id)
+            {
+                return self.private_answered(generation, private, result, error, now);
+            }
+        }
+        if self.is_suspected() {
+            self.suspect_answered(generation, &id, now);
         }
         let seq = match role {
             ServerRole::Retired => None,
             // One whose handshake was answered early may have been asked more before that.
-            _ => self.oldest(&id, |open| open.place == Place::On(generation)),
+            _ => self.oldest(&id, |open| open.place == Place::On(generation) || self.is_due_of(generation, open)),
         };
         let Some(seq) = seq else {
             match message::has_version(line) {
@@ -119,6 +128,9 @@ impl Relay {
         }
         let open = self.close(seq);
         self.pace.note(open.asked.unwrap_or(now), now);
+        if self.calls_own_restart(&open) {
+            self.own_restart_answered(generation, now);
+        }
         let ours_before = matches!(open.class, Class::Page(Kind::Tools, _)).then(|| self.our_names());
         let line = self.edited(generation, &open, result, error, line);
         self.answer(&open, line);
@@ -412,7 +424,7 @@ impl Relay {
             ("notifications/subscriptions/acknowledged", _) => {
                 return self.acknowledged(generation, role == ServerRole::Serving, params, line);
             }
-            ("notifications/progress", _) => self.progress_passes(generation, role, params),
+            ("notifications/progress", _) => self.progress_passes(generation, role, params, now),
             (_, ServerRole::Waiting) => false,
             ("notifications/resources/updated", ServerRole::Draining) => false,
             _ => match (Family::of(method), role) {
@@ -428,16 +440,18 @@ impl Relay {
         }
     }
 
-    fn progress_passes(&mut self, generation: u32, role: ServerRole, params: &Params<'_>) -> bool {
+    fn progress_passes(&mut self, generation: u32, role: ServerRole, params: &Params<'_>, now: Instant) -> bool {
         let token = params.progress_token().and_then(|token| Id::parse(token.get()));
         let seq = token.and_then(|token| self.tokens.get(&token).copied());
         let told = seq.and_then(|seq| self.heartbeat_value(seq));
-        let Some(open) = seq.and_then(|seq| self.opens.get_mut(&seq)) else {
+        let Some((seq, open)) = seq.and_then(|seq| Some((seq, self.opens.get(&seq)?))) else {
             return role == ServerRole::Serving;
         };
-        if open.place != Place::On(generation) {
+        if open.place != Place::On(generation) && !self.is_due_of(generation, open) {
             return false;
         }
+        self.call_progresses(seq, now);
+        let Some(open) = self.opens.get_mut(&seq) else { return false };
         let value = params.progress().and_then(|value| value.get().parse::<f64>().ok());
         match value {
             // Progress must rise, and the first child may have come further.
@@ -525,6 +539,10 @@ impl Relay {
                 fetches: BTreeMap::new(),
                 stopping: false,
                 backlog: None,
+                is_stdin_closed: false,
+                hung: None,
+                heard: None,
+                answered: None,
             },
         );
         self.record(Record {
@@ -612,7 +630,9 @@ impl Relay {
                 }
             }
             Private::Fetch(kind) => self.fetched(generation, kind, result, now),
-            Private::Answered => {}
+            Private::Answered | Private::LateFetch => {}
+            Private::RestartPing => self.own_restart_pinged_back(generation),
+            Private::HangPing => self.suspicion_ends(generation, now),
         }
     }
 
@@ -683,6 +703,9 @@ impl Relay {
         self.served(generation, now);
         self.release(generation, now);
         self.compare(generation, now);
+        if self.children.get(&generation).is_some_and(|child| !child.private.is_empty()) {
+            self.quiet_begins(generation, now);
+        }
         self.restart_is_ready(generation, now);
     }
 

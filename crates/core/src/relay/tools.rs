@@ -48,20 +48,26 @@ impl Relay {
         }
         match tool {
             Tool::Restart => {
-                let reason =
-                    match arguments.and_then(|arguments| pick(arguments, ["reason"])).and_then(|[reason]| reason) {
-                        None => "code changes".to_owned(),
-                        Some(reason) => match text(reason) {
-                            Some(reason) => reason,
-                            None => return self.answer_result(&open, &refuse("`reason` must be a string.")),
-                        },
-                    };
+                let [reason, force] =
+                    arguments.and_then(|arguments| pick(arguments, ["reason", "force"])).unwrap_or_default();
+                let reason = match reason {
+                    None => "code changes".to_owned(),
+                    Some(reason) => match text(reason) {
+                        Some(reason) => reason,
+                        None => return self.answer_result(&open, &refuse("`reason` must be a string.")),
+                    },
+                };
+                let force = match force.map(|force| force.get()) {
+                    None | Some("false") => false,
+                    Some("true") => true,
+                    Some(_) => return self.answer_result(&open, &refuse("`force` must be true or false.")),
+                };
                 let seq = open.seq;
                 open.place = Place::Ours;
                 open.deadline = Some(now + self.settings.limits.restart_wait);
                 self.insert(open);
                 self.bounded.insert(seq);
-                self.restart_asked(Ticket::Call(seq), Origin::Tool, reason, now);
+                self.restart_asked(Ticket::Call(seq), Origin::Tool, reason, force, now);
             }
             Tool::Verify => {
                 let since =
@@ -177,6 +183,8 @@ impl Relay {
             "calls_per_s": pace.per_second,
             "p50_ms": in_ms(pace.p50),
             "p99_ms": in_ms(pace.p99),
+            "stalled": self.is_stalling(now),
+            "oldest_request_s": self.oldest_request(now).map(|age| age.as_secs_f64()),
             "held": self.held.len(),
             "draining": self.draining.len(),
             "next_try_s": next_try,

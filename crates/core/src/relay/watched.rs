@@ -38,7 +38,7 @@ impl Relay {
         self.record_paths(record::Event::WatchUnmuted, judged.unmuted);
         self.record_paths(record::Event::WatchMuted, judged.muted);
         if let Some(changed) = judged.changed {
-            self.restart_asked(Ticket::Outside(0), Origin::Watch, reason(&changed), now);
+            self.restart_asked(Ticket::Outside(0), Origin::Watch, reason(&changed), false, now);
         }
     }
 

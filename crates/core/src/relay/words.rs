@@ -35,8 +35,10 @@ impl Tool {
                      in its tools; if the new one does not come up, says why with its stderr, and the old one keeps \
                      serving."
                 ),
-                json!({"type": "object", "properties": {"reason": {"type": "string", "default": "code changes",
-                    "description": "Why, for the audit log"}}}),
+                json!({"type": "object", "properties": {
+                    "reason": {"type": "string", "default": "code changes", "description": "Why, for the audit log"},
+                    "force": {"type": "boolean", "default": false,
+                        "description": "Do not wait for running calls: they fail when the new server is ready"}}}),
                 false,
             ),
             Tool::Verify => (

@@ -50,7 +50,7 @@ fn u2_requests_for_a_server_that_reads_nothing_are_refused_and_the_client_is_rea
     assert_eq!(status["result"]["structuredContent"]["queued_bytes"], 8 * MIB);
     story.forget();
     story.client(&cancel(1));
-    story.child_hears(1, &[&cancel(1)]);
+    story.child_hears(1, &[&cancel(1), &ask(private(1), "ping")]);
 
     story.queue_is(1, 32 * MIB);
     assert!(!story.reads_client(), "the second bound");

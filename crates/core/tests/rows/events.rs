@@ -101,7 +101,7 @@ fn x3_what_is_asked_again_calls_it_back_too() {
 fn x4_the_call_that_made_it_exit_is_answered_when_it_is_back() {
     for (calls, due) in [
         (&["restart_server", "other"][..], Some("restart_server")),
-        (&["reload"][..], Some("reload")),
+        (&["transfer"][..], None),
         (&["a", "b"][..], None),
         (&["restart_server", "restart_server"][..], None),
     ] {
@@ -149,8 +149,8 @@ fn x4_the_answer_fits_the_schema_that_the_tool_promised() {
     ] {
         let mut story = Story::legacy();
         story.client(&ask(1, "tools/list"));
-        story.child(1, &result(1, &format!(r#"{{"tools":[{{"name":"reload","outputSchema":{schema}}}]}}"#)));
-        story.client(&call(2, "reload"));
+        story.child(1, &result(1, &format!(r#"{{"tools":[{{"name":"restart_server","outputSchema":{schema}}}]}}"#)));
+        story.client(&call(2, "restart_server"));
         story.dies(1, code(42));
         story.forget();
         story.comes_up(2);
@@ -160,8 +160,8 @@ fn x4_the_answer_fits_the_schema_that_the_tool_promised() {
 
 #[test]
 fn x4_a_server_that_does_not_come_back_is_said_not_to() {
-    let mut story = Story::legacy();
-    story.client(&call(1, "reload"));
+    let mut story = Story::legacy_with(ALL, |settings| settings.tools = false);
+    story.client(&call(1, "restart_server"));
     story.dies(1, code(42));
     story.started(2);
     story.dies(2, code(3));
@@ -177,13 +177,13 @@ fn x4_a_server_that_does_not_come_back_is_said_not_to() {
 
 #[test]
 fn x4_a_task_cannot_be_answered_for_and_a_draining_child_is_back_already() {
-    let mut story = Story::legacy();
-    story.client(&ask_with(1, "tools/call", r#"{"name":"reload","task":{}}"#));
+    let mut story = Story::legacy_with(ALL, |settings| settings.tools = false);
+    story.client(&ask_with(1, "tools/call", r#"{"name":"restart_server","task":{}}"#));
     story.dies(1, code(42));
     story.client_hears_error(1, 7001, "server_ended", "unknown");
 
-    let mut story = Story::legacy();
-    story.client(&call(1, "reload"));
+    let mut story = Story::legacy_with(ALL, |settings| settings.tools = false);
+    story.client(&call(1, "restart_server"));
     story.reloads();
     story.comes_up(2);
     story.forget();

@@ -6,6 +6,7 @@ mod edits;
 mod errors;
 mod events;
 mod handshake;
+mod hang;
 mod lists;
 mod modern;
 mod notes;

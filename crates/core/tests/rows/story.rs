@@ -140,6 +140,10 @@ impl Story {
             answer_after: None,
             cache: false,
             heartbeat: None,
+            restart_tool: "restart_server".into(),
+            call_timeout: None,
+            call_timeouts: BTreeMap::new(),
+            memory_max: None,
             policy: Policy::watchdog(),
             seed: 1,
             random: "r".into(),
@@ -232,6 +236,7 @@ impl Story {
                     self.take_backs.push(generation);
                     continue;
                 }
+                Action::CloseStdin(generation) => format!("close stdin {generation}"),
                 Action::Build => {
                     assert!(!self.client_left, "nothing is built for a client that is gone");
                     "build".to_owned()
@@ -385,7 +390,23 @@ impl Story {
     }
 
     pub fn asks_restart(&mut self, ticket: u64, origin: Origin, reason: &str) {
-        self.happens(Event::RestartAsked { ticket, origin, reason: reason.into() });
+        self.happens(Event::RestartAsked { ticket, origin, reason: reason.into(), at_once: false });
+    }
+
+    /// As by `outlast restart --now`.
+    pub fn asks_restart_now(&mut self, ticket: u64) {
+        let reason = "now".into();
+        self.happens(Event::RestartAsked { ticket, origin: Origin::Control, reason, at_once: true });
+    }
+
+    pub fn measured(&mut self, generation: u32, bytes: u64) {
+        self.happens(Event::ServerMeasured { generation, bytes });
+    }
+
+    /// Time passes without the relay being told of it, as when outlast was stopped; then it is told.
+    pub fn is_stopped_for(&mut self, time: Duration) {
+        self.now += time;
+        self.happens(Event::TimePassed);
     }
 
     pub fn marker_is_written(&mut self) {

@@ -16,6 +16,7 @@ use std::{
 use bytes::Bytes;
 use outlast_core::{
     exit::{Exit, How},
+    record,
     relay::{
         Action, Event, Farewell, Limits, NotWritten, OnCleanExit, Origin, Reading, Relay, Reload, Retry, Settings,
     },
@@ -99,6 +100,8 @@ fn what_went_wrong_once_goes_well() {
 }
 
 const RANDOM: &str = "x7q";
+/// The servers' own tool that makes them exit with 42.
+const RESTART_TOOL: &str = "restart_here";
 const STORY_MAX: usize = 400;
 const REST_MAX: u32 = 5_000;
 
@@ -149,7 +152,10 @@ struct World {
     /// Revisions whose cache the relay asked for, and the lists of the entry that it was given.
     caching: Vec<String>,
     cached: [Option<Vec<Value>>; 4],
+    has_entry: bool,
     ever_ready: bool,
+    /// Servers that counted as hung.
+    hung: Vec<u32>,
     more: Dice,
     /// Servers may have tools named like ours.
     clash: bool,
@@ -207,7 +213,7 @@ impl World {
         let mut policy = dice.pick(&[Policy::watchdog(), Policy::watchdog(), Policy::exponential(), Policy::session()]);
         policy.first_ready_min = ms(500);
         policy.healthy = ms(8_000);
-        let settings = Settings {
+        let mut settings = Settings {
             id: "s1".into(),
             name: "sim".into(),
             tools: !dice.one_in(4),
@@ -218,6 +224,10 @@ impl World {
             answer_after: None,
             cache: more.one_in(2),
             heartbeat: more.one_in(3).then_some(ms(400)),
+            restart_tool: RESTART_TOOL.into(),
+            call_timeout: None,
+            call_timeouts: BTreeMap::new(),
+            memory_max: Some(1 << 20),
             policy,
             seed,
             random: RANDOM.into(),
@@ -248,6 +258,20 @@ impl World {
             },
         };
         let clash = dice.one_in(6);
+        let peaceful = dice.one_in(6);
+        if peaceful {
+            settings.limits.ping_max = ms(1 << 30);
+            settings.limits.restart_ping_max = ms(1 << 30);
+        } else {
+            settings.call_timeout = more.one_in(3).then_some(ms(1_500));
+            settings.call_timeouts = [("t1".to_owned(), ms(300)), ("t2".to_owned(), ms(0))].into();
+            settings.limits.restart_answered_wait = ms(70);
+            settings.limits.restart_called_wait = ms(100);
+            settings.limits.restart_ping_max = ms(100);
+            settings.limits.ping_max = ms(500);
+            settings.limits.quiet_max = ms(3_000);
+            settings.limits.memory_gap = ms(2_000);
+        }
         World {
             seed,
             born: now,
@@ -257,14 +281,16 @@ impl World {
             story: VecDeque::new(),
             next_number: 1,
             calm: false,
-            peaceful: dice.one_in(6),
+            peaceful,
             hasty: false,
             take_back: Vec::new(),
             queues: BTreeMap::new(),
             refused: Vec::new(),
             caching: Vec::new(),
             cached: [None, None, None, None],
+            has_entry: false,
             ever_ready: false,
+            hung: Vec::new(),
             more,
             clash,
             start_due: true,
@@ -335,6 +361,7 @@ impl World {
             89..=93 if !self.peaceful => self.server_ends(),
             94..=96 if !self.peaceful => self.restart_is_asked(),
             97 if self.dice.one_in(8) && self.gone.is_none() => self.client_ends(),
+            98 if !self.peaceful && self.more.one_in(3) && !self.ended => self.server_grows(),
             _ => self.server_logs(),
         }
     }
@@ -370,8 +397,8 @@ impl World {
                 self.report_queues();
                 continue;
             }
-            if let Some(generation) = self.servers.values().find(|s| s.alive && s.stop.is_some()).map(|s| s.generation)
-            {
+            let must_end = |server: &&Server| server.alive && (server.stop.is_some() || server.stdin_closed);
+            if let Some(generation) = self.servers.values().find(must_end).map(|server| server.generation) {
                 self.end_server(generation);
                 continue;
             }
@@ -467,7 +494,15 @@ impl World {
         self.next_ticket += 1;
         self.tickets_waiting.push(ticket);
         self.any_end = true;
-        self.happen(Event::RestartAsked { ticket, origin, reason: format!("r{}", ticket % 3) }, Told::Other);
+        let (reason, at_once) = (format!("r{}", ticket % 3), self.more.one_in(4));
+        self.happen(Event::RestartAsked { ticket, origin, reason, at_once }, Told::Other);
+    }
+
+    fn server_grows(&mut self) {
+        if let Some(generation) = self.any_server(|server| server.alive) {
+            let bytes = self.more.below(3) << 19;
+            self.happen(Event::ServerMeasured { generation, bytes }, Told::Other);
+        }
     }
 
     fn client_ends(&mut self) {
@@ -561,6 +596,7 @@ impl World {
             _ if self.more.one_in(5) => r#""protocolVersion":"2025-03-26""#.to_owned(),
             _ => format!(r#""protocolVersion":"{revision}""#),
         };
+        self.has_entry = true;
         let mut lists = Vec::new();
         for kind in 0..4 {
             if self.more.one_in(4) {
@@ -628,6 +664,11 @@ impl World {
             Action::TellClient(line) => self.client_hears(&line),
             Action::TellServer { generation, line, mark } => self.server_is_told(generation, line, mark, last_told),
             Action::TakeBack(generation) => self.take_back.push(generation),
+            Action::CloseStdin(generation) => {
+                let server = self.servers.get_mut(&generation).expect("it was started");
+                let twice = std::mem::replace(&mut server.stdin_closed, true);
+                check!(self, !twice && self.servers[&generation].alive, "x4b: the stdin of {generation} is closed");
+            }
             Action::ReadCache(revision) => {
                 check!(self, self.settings.cache && !self.ever_ready, "k1: the cache is read without need");
                 self.caching.push(revision);
@@ -666,7 +707,13 @@ impl World {
                 self.any_end = true;
             }
             Action::ReadMarker(key) => self.reading.push(key),
-            Action::Record(_) | Action::Divert { .. } => {}
+            Action::Record(record) => {
+                let generation = record.generation.and_then(|generation| u32::try_from(generation).ok());
+                self.hung.extend(generation.filter(|_| record.event == record::Event::ServerHung));
+            }
+            Action::Divert { .. } => {}
+            // A restart that the relay asked for itself.
+            Action::Answer { ticket: 0, .. } => {}
             Action::Answer { ticket, .. } => {
                 if let Some(index) = self.tickets_running.iter().position(|running| *running == ticket) {
                     self.tickets_running.swap_remove(index);

@@ -262,7 +262,8 @@ fn same_era(peer: &Peer, era: Era) -> Result<(), String> {
 }
 
 /// With more time than anybody needs: on a busy machine a server in Python may take half a minute to start.
-const PATIENT: [&str; 8] = ["mcp", "--start-timeout", "170", "--hold", "170", "--answer-after", "170", "--"];
+const PATIENT: [&str; 10] =
+    ["mcp", "--start-timeout", "170", "--hold", "170", "--answer-after", "170", "--restart-tool", "exit42", "--"];
 
 fn through_outlast(project: &Project) -> Vec<String> {
     let before = [text(&outlast())].into_iter().chain(PATIENT.map(str::to_owned));

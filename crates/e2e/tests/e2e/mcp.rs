@@ -5,6 +5,7 @@ mod bytes;
 pub mod client;
 mod crash;
 mod ending;
+mod hang;
 mod inherit;
 mod many;
 mod places;

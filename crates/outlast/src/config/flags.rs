@@ -85,10 +85,26 @@ pub fn fill_mcp(arguments: &mut cli::Mcp, given: &ArgMatches, around: &Surroundi
     if let Some(span) = filler.is_new("start_timeout").then(|| filler.file.span("start_timeout")).flatten() {
         arguments.start_timeout = Some(span);
     }
-    for (name, argument) in [("answer_after", &mut arguments.answer_after), ("heartbeat", &mut arguments.heartbeat)] {
+    let spans = [
+        ("answer_after", &mut arguments.answer_after),
+        ("heartbeat", &mut arguments.heartbeat),
+        ("call_timeout", &mut arguments.call_timeout),
+    ];
+    for (name, argument) in spans {
         if let Some(span) = filler.is_new(name).then(|| filler.file.span(name)).flatten() {
             *argument = Some(span);
         }
+    }
+    for (tool, _, section) in filler.file.named("tool") {
+        if let Some(limit) = section.span("call_timeout") {
+            arguments.call_timeouts.insert(tool.clone(), limit);
+        }
+    }
+    if let Some(size) = filler.is_new("memory_max").then(|| filler.file.size("memory_max")).flatten() {
+        arguments.memory_max = Some(size);
+    }
+    if let Some(name) = filler.is_new("restart_tool").then(|| filler.file.text("restart_tool")).flatten() {
+        arguments.restart_tool = name;
     }
     filler.span("hold", &mut arguments.hold);
     filler.truth("no_tools", &mut arguments.no_tools);
@@ -143,7 +159,7 @@ fn named(config: Option<&PathBuf>) -> Vec<PathBuf> {
 
 /// What the command line refuses by itself.
 pub fn check_mcp(file: &Section) -> Result<(), Mistakes> {
-    const ABOUT_MESSAGES: [&str; 12] = [
+    const ABOUT_MESSAGES: [&str; 16] = [
         "watch",
         "build",
         "reload",
@@ -156,6 +172,10 @@ pub fn check_mcp(file: &Section) -> Result<(), Mistakes> {
         "on_clean_exit",
         "answer_after",
         "heartbeat",
+        "call_timeout",
+        "tool",
+        "memory_max",
+        "restart_tool",
     ];
     let mut mistakes = Mistakes::default();
     if file.span("heartbeat").is_some_and(|every| every < cli::HEARTBEAT_MIN)
@@ -299,6 +319,10 @@ pub fn lay_over(section: &mut Section, given: &ArgMatches) {
             (super::keys::Shape::Truth, _) => Got::Truth(true),
             (super::keys::Shape::Span, [only]) => match duration::parse(&only.value) {
                 Some(span) => Got::Span(span),
+                None => Got::Text(only.clone()),
+            },
+            (super::keys::Shape::Size, [only]) => match super::read::size(&only.value) {
+                Some(size) => Got::Size(size),
                 None => Got::Text(only.clone()),
             },
             (super::keys::Shape::Texts | super::keys::Shape::Paths, _) => Got::Texts(texts),

@@ -414,6 +414,25 @@ pub const MCP: &[Key] = &[
         "",
         "How often outlast reports progress of a call whose server reports none. Otherwise never.",
     ),
+    key(
+        "call_timeout",
+        Shape::Span,
+        "",
+        "How long a tool call may take without progress; then it is cancelled and fails. Otherwise there is no limit.",
+    ),
+    key("tool", Shape::Named(MCP_TOOL), "", "What is different for one of the server's tools."),
+    key(
+        "memory_max",
+        Shape::Size,
+        "",
+        "A server that uses more memory, with all processes below it, is replaced (Linux). Otherwise there is no limit.",
+    ),
+    key(
+        "restart_tool",
+        Shape::Text,
+        "\"restart_server\"",
+        "The server's own tool that makes it exit with code 42: only a call of this one is answered as a success then.",
+    ),
     key("hold", Shape::Span, "\"30s\"", "How long a request waits for a server that is down."),
     key("stdin_grace", Shape::Span, "\"1s\"", "How long a server may take to end after its stdin is closed."),
     key("term_grace", Shape::Span, "\"2s\"", "How long it may take after SIGTERM."),
@@ -431,6 +450,9 @@ pub const MCP: &[Key] = &[
         "The server gets our own stdin and stdout, and is only restarted. None of the keys that are about messages goes with it.",
     ),
 ];
+
+pub const MCP_TOOL: &[Key] =
+    &[key("call_timeout", Shape::Span, "", "How long a call of this tool may take; `0s` is no limit.")];
 
 pub const AGENT: &[Key] = &[
     key(

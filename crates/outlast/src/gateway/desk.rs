@@ -85,6 +85,9 @@ impl Driver {
                 };
                 Some(Ok(json!({"pid": pid})))
             }
+            "restart" if control::refuse_restart_now(params).is_err() => {
+                Some(control::refuse_restart_now(params).map(|()| Value::Null))
+            }
             "restart" if control::restart_mode(params).is_err() => {
                 Some(control::restart_mode(params).map(|_| Value::Null))
             }

@@ -197,7 +197,7 @@ impl Driver {
         self.tell(Event::Configured(Box::new(config.settings)));
         let backends: Vec<Backend> = self.gateway.backends().cloned().collect();
         self.shelf.configure(&backends, self.now);
-        self.set_scale();
+        self.set_memory_watch();
         self.show_mirrors();
         Ok(detail)
     }

@@ -39,7 +39,7 @@ impl Terminal {
         let answer = match method.as_str() {
             "state" => Ok(self.state()),
             "pid" => Ok(json!({"pid": self.session.pid()})),
-            "restart" => match control::restart_mode(&params) {
+            "restart" => match control::refuse_restart_now(&params).and_then(|()| control::restart_mode(&params)) {
                 Ok(mode) => return self.restart(ticket, mode, &params),
                 Err(refusal) => Err(refusal),
             },

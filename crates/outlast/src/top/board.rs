@@ -33,6 +33,9 @@ pub struct Row {
     pub calls_per_s: Option<f64>,
     pub p50_ms: Option<f64>,
     pub in_flight: Option<u64>,
+    /// The server does not answer, and for how long its oldest request has waited.
+    pub stalled: bool,
+    pub oldest_request_s: Option<f64>,
     pub next_try_s: Option<f64>,
     pub last_exit: Option<String>,
     /// Why the last reload failed, if the server still runs the old code.
@@ -94,6 +97,8 @@ impl Row {
             calls_per_s: state["calls_per_s"].as_f64(),
             p50_ms: state["p50_ms"].as_f64(),
             in_flight: state["in_flight"].as_u64(),
+            stalled: state["stalled"] == true,
+            oldest_request_s: state["oldest_request_s"].as_f64(),
             next_try_s: state["next_try_s"].as_f64(),
             last_exit: instances::last_exit_in_words(state),
             reload_failure: failed_reload(state).map(|last| last["error"].as_str().unwrap_or_default().to_owned()),
@@ -112,6 +117,21 @@ impl Row {
                 .collect(),
             ..Row::default()
         }
+    }
+
+    /// The state in one word; a server that does not answer is `stalled`.
+    pub fn short_state(&self) -> &str {
+        if self.stalled { "stalled" } else { &self.state }
+    }
+
+    /// The state, and what else is wrong.
+    pub fn shown_state(&self) -> String {
+        let suffix = match (&self.reload_failure, self.stalled) {
+            (_, true) => instances::STALLED,
+            (Some(_), _) => instances::RELOAD_FAILED,
+            (None, false) => "",
+        };
+        format!("{}{suffix}", self.state)
     }
 
     /// Whether somebody who types this means this one.

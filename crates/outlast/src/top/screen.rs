@@ -197,11 +197,12 @@ fn columns(board: &Board) -> Vec<Column> {
         },
         Column {
             title: "STATE",
-            width: longest(|row| row.state.len(), 7, 12),
+            width: longest(|row| row.short_state().len(), 7, 12),
             is_number: false,
             goes: 0,
             cell: |board, row, look, _| match board.busy.get(&row.id) {
                 Some(busy) => vec![Span::styled(format!("{busy}…"), look.colour(Color::Cyan))],
+                None if row.stalled => vec![Span::styled(row.short_state().to_owned(), look.colour(Color::Yellow))],
                 None => vec![Span::styled(row.state.replace('_', " "), state_style(&row.state, look))],
             },
         },
@@ -356,6 +357,8 @@ fn about_one(row: &Row, look: Look, area: Rect) -> Vec<Line<'static>> {
         row.generation.map(|generation| format!("generation {generation}")),
         row.uptime_s.map(|uptime| format!("up {}", in_short(uptime))),
         row.in_flight.filter(|count| *count > 0).map(|count| format!("{count} in flight")),
+        row.oldest_request_s.map(|age| format!("oldest request {}", in_short(age))),
+        row.stalled.then(|| "stalled".to_owned()),
         row.last_exit.as_ref().map(|exit| format!("last ended by {exit}")),
     ];
     let known: Vec<String> = known.into_iter().flatten().collect();

@@ -16,6 +16,9 @@ use super::{
     servers::{Line, SUBSCRIPTION_ID, Server, Word, line_number},
 };
 
+/// Reasons of failures of requests that a server holds which is not waited for any longer.
+const CUT_SHORT: [&str; 4] = ["drain_over", "at_once", "server_hung", "call_timeout"];
+
 impl World {
     // ---- around an event ------------------------------------------------------------------------------
 
@@ -131,9 +134,11 @@ impl World {
             Word::Answer(Some(to)) => {
                 let ask = &self.asks[to];
                 let holds = self.sent[to].writes.last().is_some_and(|(on, _)| *on == generation);
+                // What may be asked twice has been taken from a server that hung, and what was cancelled is forgotten.
+                let moved = self.hung.contains(&generation) && (self.is_safe(ask) || ask.cancelled);
                 check!(
                     self,
-                    !holds || ask.answers == 1 || ask.batch.is_some() || self.has_twin(ask),
+                    !holds || ask.answers == 1 || ask.batch.is_some() || self.has_twin(ask) || moved,
                     "1: the answer {number} of generation {generation} was dropped"
                 );
                 false
@@ -151,7 +156,8 @@ impl World {
             }
             Word::Progress { to, .. } => {
                 let ask = &self.asks[to];
-                ask.answers == 0 && !matches!(ask.class, Class::Listen { .. }) && !self.was_resent(*to)
+                let moved = self.hung.contains(&generation) && (self.is_safe(ask) || ask.cancelled);
+                ask.answers == 0 && !matches!(ask.class, Class::Listen { .. }) && !self.was_resent(*to) && !moved
             }
             _ => false,
         };
@@ -191,9 +197,10 @@ impl World {
                 lost.extend((owed && over).then_some(ask.number));
             }
         }
-        // One call may be what made it exit to be started again.
-        let forgiven = usize::from(how == &How::Exited(Exit::Code(42)));
-        let calls = lost.iter().filter(|number| matches!(self.asks[number].class, Class::Call { .. })).count();
+        // One call of its own restart tool may be what made it exit to be started again.
+        let was_unblocked = self.servers[&generation].stdin_closed;
+        let forgiven = usize::from(how == &How::Exited(Exit::Code(42)) || was_unblocked);
+        let calls = lost.iter().filter(|number| self.asks[number].is_restart()).count();
         check!(
             self,
             lost.is_empty() || (lost.len() == calls && calls <= forgiven),
@@ -204,7 +211,7 @@ impl World {
             let last = self.sent.get(number).and_then(|sent| sent.writes.last());
             if last.is_some_and(|(on, _)| *on == generation) {
                 ask.first_end.get_or_insert(now);
-                if how == &How::Exited(Exit::Code(42)) && ask.answers == 0 && matches!(ask.class, Class::Call { .. }) {
+                if ask.answers == 0 && ask.is_restart() {
                     // It may be what the server exited for, and waits for the next one from now on.
                     ask.first_end = Some(now);
                 }
@@ -263,8 +270,9 @@ impl World {
         } else if let Some(number) = number {
             self.told_by_client(generation, &line, number, last);
         } else {
-            let moved =
-                method == Some("notifications/cancelled") && message["params"]["reason"] == "moved to a new server";
+            let reason = message["params"]["reason"].as_str().unwrap_or_default();
+            let is_ours = reason == "moved to a new server" || reason.starts_with("no answer within");
+            let moved = method == Some("notifications/cancelled") && is_ours;
             check!(self, moved || is_ping && message["result"] == json!({}), "6: said to a server: {message}");
             if is_ping {
                 let own = id_text(&message["id"]);
@@ -298,11 +306,15 @@ impl World {
             check!(self, fine, "h4: {message}");
             return;
         }
+        if method == "ping" {
+            check!(self, self.servers[&generation].ready, "x4b, y1: a ping to one that does not serve");
+            return;
+        }
         let first = !server.told_initialize;
         let original = number_of(line).and_then(|number| self.sent.get(&number)).map(|sent| sent.line.clone());
         let Some(original) = original else { self.fail(&format!("6: a replay of nothing: {message}")) };
         // A server is asked for the version that the client was told from the cache.
-        let same = without_id(line) == without_id(&original) || self.cached.iter().any(Option::is_some);
+        let same = without_id(line) == without_id(&original) || self.has_entry;
         check!(self, same, "6: replayed other bytes: {message}");
         match method {
             "initialize" => check!(self, first, "3: a second private `initialize`"),
@@ -747,7 +759,7 @@ impl World {
         let age = |ask: &Ask| if full { (!came_back(ask), u64::MAX - ask.number) } else { (false, ask.number) };
         let words = message.to_string();
         // Only who is with a server can have been there for too long.
-        let drained = words.contains("drain_over");
+        let drained = CUT_SHORT.iter().any(|reason| words.contains(reason));
         let named = |ask: &Ask| words.contains(&format!("`{}`", ask.method));
         let Some(ask) = open.iter().min_by_key(|ask| (ask.cancelled, !named(ask), held(ask) != drained, age(ask)))
         else {
@@ -781,15 +793,31 @@ impl World {
             .map(|server| server.generation);
         let holder = if stood_in.is_some() { None } else { holder };
         // Only where a drain is over, or a probe is, do we speak for one that could.
-        let speaks_for = reason == Some("drain_over")
+        let is_cut_short = reason.is_some_and(|reason| CUT_SHORT.contains(&reason));
+        // A call of the server's own restart tool is answered when a new server is ready, whether the old one is gone or
+        // not; no other call is answered as a success (x4).
+        let is_success = matches!(ask.class, Class::Call { .. }) && message["result"]["isError"] == false;
+        let is_ours = |tool: &str| self.clash && OURS.iter().any(|ours| tool.ends_with(ours));
+        let is_ours = matches!(&ask.class, Class::Call { tool, .. } if is_ours(tool));
+        check!(self, !is_success || ask.is_restart() || is_ours, "x4: {number} is answered as a success: {message}");
+        let is_due = ask.is_restart() && (is_success || holder.is_some_and(|server| server.stdin_closed));
+        let speaks_for = is_cut_short
+            || is_due
             || matches!(ask.class, Class::Discover | Class::Listen { .. } | Class::Ping | Class::List(0));
         // A request that moves on when a drain is over may turn out to be ours to answer; its server stops at once.
-        let leaves = holder.filter(|_| !speaks_for && self.is_safe(ask)).map(|server| server.generation);
-        check!(self, holder.is_none() || speaks_for || leaves.is_some(), "1: we answer {number}, which a server holds");
+        let moves = holder.filter(|_| !speaks_for && self.is_safe(ask));
+        check!(self, holder.is_none() || speaks_for || moves.is_some(), "1: we answer {number}, which a server holds");
+        // One that hangs has other calls to finish.
+        let leaves = moves.filter(|server| !self.hung.contains(&server.generation)).map(|server| server.generation);
         if data["limit"] == "queued_bytes_max" {
             let bytes = self.serving().and_then(|serving| self.queues.get(&serving)).copied().unwrap_or(0);
             let max = self.settings.limits.queued_bytes_max;
-            check!(self, bytes >= max, "u2: {number} was refused with {bytes} bytes in the queue");
+            // One that was refused in a batch is heard of with the rest of it.
+            check!(
+                self,
+                bytes >= max || ask.batch.is_some(),
+                "u2: {number} was refused with {bytes} bytes in the queue"
+            );
             self.refused.push(number);
         }
         match data["outcome"].as_str() {
@@ -800,7 +828,7 @@ impl World {
             Some("unknown") => {
                 // A drain that is over is told before its pipe can be asked.
                 let took = writes.iter().any(|(_, fate)| match reason {
-                    Some("drain_over") => true,
+                    Some(reason) if CUT_SHORT.contains(&reason) => true,
                     _ => *fate == Fate::Taken,
                 });
                 let again = writes.iter().any(|(on, fate)| *fate == Fate::Unknown && self.servers[on].alive);

@@ -116,6 +116,13 @@ pub struct Ask {
     pub acknowledged: bool,
 }
 
+impl Ask {
+    /// A call of the server's own restart tool that is answered with an ordinary result.
+    pub fn is_restart(&self) -> bool {
+        matches!(&self.class, Class::Call { tool, .. } if tool == super::RESTART_TOOL)
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Fate {
     Unknown,

@@ -152,6 +152,8 @@ pub struct Server {
     pub early: usize,
     /// Its opening was answered without it; its handshake is with the relay.
     pub stood_in: bool,
+    /// The relay closed its stdin: its pipe takes nothing more, and it exits.
+    pub stdin_closed: bool,
 }
 
 impl Server {
@@ -226,6 +228,7 @@ impl World {
             replied_version: None,
             early: 0,
             stood_in: false,
+            stdin_closed: false,
         }
     }
 
@@ -236,7 +239,9 @@ impl World {
         // The pipe may be slow, and the server slower.
         let (takes, reads) = (self.dice.below(4), self.dice.below(4));
         let server = self.servers.get_mut(&generation).expect("found above");
-        server.taken = server.inbox.len().min(server.taken + takes as usize);
+        if !server.stdin_closed {
+            server.taken = server.inbox.len().min(server.taken + takes as usize);
+        }
         for _ in 0..reads {
             self.server_reads_one(generation);
         }
@@ -319,7 +324,8 @@ impl World {
 
     /// One thing that a server has begun; false if there is nothing left.
     pub fn server_moves(&mut self) -> bool {
-        if let Some(generation) = self.any_server(|server| server.alive && !server.inbox.is_empty()) {
+        let reads = |server: &Server| server.alive && !server.inbox.is_empty() && !server.stdin_closed;
+        if let Some(generation) = self.any_server(reads) {
             let server = self.servers.get_mut(&generation).expect("found above");
             server.taken = server.inbox.len();
             self.server_reads_one(generation);
@@ -515,7 +521,9 @@ impl World {
     /// It reads all that it was told, and answers something.
     pub fn server_hurries(&mut self, generation: u32) {
         let server = self.servers.get_mut(&generation).expect("it is alive");
-        server.taken = server.inbox.len();
+        if !server.stdin_closed {
+            server.taken = server.inbox.len();
+        }
         for _ in 0..server.taken {
             self.server_reads_one(generation);
         }

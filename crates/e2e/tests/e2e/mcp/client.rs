@@ -395,6 +395,12 @@ impl Client {
         *self.open.entry(id.to_owned()).or_default() += 1;
     }
 
+    /// Cancels a request, which is owed nothing from then on.
+    pub fn cancel(&mut self, id: u64) {
+        self.open.remove(&id.to_string());
+        self.notify("notifications/cancelled", json!({"requestId": id}));
+    }
+
     pub fn send_call(&mut self, tool: &str, arguments: Value) -> u64 {
         self.request("tools/call", json!({"name": tool, "arguments": arguments}))
     }

@@ -1,0 +1,61 @@
+//! How much memory children use, measured from time to time and only where there is a limit. What happens above the limit
+//! is decided elsewhere.
+
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use tokio::task::JoinHandle;
+
+use crate::os;
+
+/// Between two measurements. Each reads the process table, which takes about a millisecond, in another thread.
+const EVERY: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Default)]
+pub struct MemoryWatch {
+    due: Option<Instant>,
+    running: Option<Measurement>,
+}
+
+/// A measurement that runs.
+#[derive(Debug)]
+struct Measurement {
+    keys: Vec<u64>,
+    found: JoinHandle<Option<Vec<u64>>>,
+}
+
+impl MemoryWatch {
+    /// There are children to be measured, or there are none.
+    pub fn set(&mut self, is_needed: bool, now: Instant) {
+        match is_needed {
+            true => {
+                self.due.get_or_insert(now + EVERY);
+            }
+            false => self.due = None,
+        }
+    }
+
+    pub fn deadline(&self) -> Option<Instant> {
+        self.due.filter(|_| self.running.is_none())
+    }
+
+    /// Begins a measurement of children, by their keys and process ids.
+    pub fn measure(&mut self, children: Vec<(u64, u32)>, now: Instant) {
+        self.due = Some(now + EVERY);
+        let (keys, pids): (Vec<u64>, Vec<u32>) = children.into_iter().unzip();
+        self.running = Some(Measurement { keys, found: tokio::task::spawn_blocking(move || os::weigh(&pids)) });
+    }
+
+    /// The bytes that each child uses, by key. Empty where the system does not tell.
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Vec<(u64, u64)>> {
+        let Some(running) = &mut self.running else { return Poll::Pending };
+        let Poll::Ready(found) = Pin::new(&mut running.found).poll(cx) else { return Poll::Pending };
+        let keys = std::mem::take(&mut running.keys);
+        self.running = None;
+        Poll::Ready(keys.into_iter().zip(found.ok().flatten().unwrap_or_default()).collect())
+    }
+}
