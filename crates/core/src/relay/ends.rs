@@ -1,6 +1,6 @@
 //! The end of a child, and what it means for everybody who waits for it.
 
-use super::{hang::SERVER_HUNG, *};
+use super::{backlog::Full, hang::SERVER_HUNG, *};
 use crate::{
     count::count,
     exit::{Cause, Exit, RESTART_CODE, classify},
@@ -381,9 +381,19 @@ impl Relay {
     }
 
     pub(super) fn failure(&self, code: i32, reason: &'static str, open: &Open, now: Instant) -> Failure {
-        let none = LastEnd { how: How::Stopped, generation: 0, pid: 0, stderr: Vec::new(), hung: None };
-        let end = self.last_end.clone().unwrap_or(none);
-        self.failure_of(&end, code, reason, open, now)
+        let live = self.live().filter(|_| code == 7004 && self.full() == Full::Queued);
+        let none = |generation, stderr| LastEnd { how: How::Stopped, generation, pid: 0, stderr, hung: None };
+        let end = match (live, &self.last_end) {
+            // The server that is meant runs, whatever happened to those before it.
+            (Some(generation), _) => none(generation, self.stderr_of(generation)),
+            (None, Some(end)) => end.clone(),
+            (None, None) => none(0, Vec::new()),
+        };
+        let mut failure = self.failure_of(&end, code, reason, open, now);
+        if live.is_some() {
+            failure.how = None;
+        }
+        failure
     }
 
     pub(super) fn failure_of(
@@ -437,7 +447,12 @@ impl Relay {
             }
             7004 => {
                 let space = if sentence.is_empty() { "" } else { " " };
-                format!("{was_not_run}: {}.{space}{sentence}", self.full_in_words())
+                let advice = match (self.full(), &restart_tool) {
+                    (Full::Queued, Some(tool)) => format!(" Call `{tool}` to replace it."),
+                    (Full::Queued, None) => " `outlast restart` replaces it.".to_owned(),
+                    _ => String::new(),
+                };
+                format!("{was_not_run}: {}.{advice}{space}{sentence}", self.full_in_words())
             }
             SERVER_HUNG => {
                 let why = end.hung.as_deref().unwrap_or("it did not answer");

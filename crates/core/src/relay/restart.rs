@@ -397,7 +397,10 @@ impl Relay {
             "tools": restart.diff.clone().unwrap_or_default().to_json(),
             "stderr_tail": self.stderr_of(generation).join("\n"),
         });
-        if draining > 0 && !restart.at_once {
+        if restart.old.is_some_and(|(old, _)| self.is_stalled(old)) {
+            // How many of them it has read is known only when its queue has been taken back.
+            report["draining"] = json!("what the old server has not read goes to the new one");
+        } else if draining > 0 && !restart.at_once {
             report["draining"] = json!(format!("{} left on the old server", count(draining, "call", "calls")));
         }
         if let Some(why) = &restart.marker_error {

@@ -1,5 +1,7 @@
 //! Lines that wait for a server that does not read (u1 to u3), and the limit that e4 names.
 
+use serde_json::Value;
+
 use crate::story::*;
 
 const MIB: usize = 1 << 20;
@@ -40,9 +42,11 @@ fn u2_requests_for_a_server_that_reads_nothing_are_refused_and_the_client_is_rea
     let error = story.client_hears_error(2, 7004, "hold_full", "not_sent");
     assert_eq!(
         error["message"],
-        "`acme/do` was not run: 8 MiB already wait for the server, which does not read its input."
+        "`acme/do` was not run: 8 MiB already wait for the server, which does not read its input. Call \
+         `restart_server` to replace it."
     );
     assert_eq!(error["data"]["limit"], "queued_bytes_max");
+    assert_eq!((&error["data"]["generation"], &error["data"]["exit"]), (&1.into(), &Value::Null), "it runs");
     story.client(&call(3, "t"));
     assert_eq!(parsed(&story.answer())["result"]["_meta"]["outlast/failure"]["limit"], "queued_bytes_max");
     story.client(&call(4, "server_status"));
@@ -61,6 +65,20 @@ fn u2_requests_for_a_server_that_reads_nothing_are_refused_and_the_client_is_rea
     story.queue_is(1, MIB);
     story.client(&ask(6, "acme/do"));
     story.child_hears(1, &[&ask(6, "acme/do")]);
+}
+
+#[test]
+fn u2_the_error_is_about_the_server_that_runs() {
+    let mut story = Story::legacy();
+    story.dies(1, code(3));
+    story.comes_up(2);
+    story.client(&call(1, "t"));
+    story.queue_is(2, 8 * MIB);
+    story.passes(secs(1));
+    story.forget();
+    story.client(&ask(2, "acme/do"));
+    let data = story.client_hears_error(2, 7004, "hold_full", "not_sent")["data"].take();
+    assert_eq!((&data["generation"], &data["exit"]), (&2.into(), &Value::Null), "{data}");
 }
 
 #[test]
