@@ -141,13 +141,13 @@ pub fn meaning(exit: &Exit) -> Option<String> {
             signal => return Some(format!("a shell's word for {signal}")),
         },
         Exit::Signal(signal) => match signal_name(signal)? {
-            "SIGKILL" => "killed by force: by somebody, or by the system when memory ran out",
-            "SIGTERM" => "somebody asked it to end",
+            "SIGKILL" => "killed by force, by a user or by the system when memory ran out",
+            "SIGTERM" => "it was asked to end",
             "SIGINT" => "interrupted, as by Ctrl-C",
             "SIGHUP" => "its terminal or its parent went away",
             "SIGSEGV" | "SIGBUS" => "it touched memory that it does not have",
             "SIGABRT" => "it gave itself up: a failed assertion or a fatal error of its runtime",
-            "SIGPIPE" => "it wrote to somebody who no longer reads",
+            "SIGPIPE" => "it wrote to a pipe that is no longer read",
             _ => return None,
         },
     };
@@ -274,7 +274,7 @@ mod tests {
             (Exit::Code(137),      Some("a shell's word for signal 9 (SIGKILL)")),
             (Exit::Code(255),      None),
             (Exit::Code(i32::MIN), None),
-            (Exit::Signal(9),      Some("killed by force: by somebody, or by the system when memory ran out")),
+            (Exit::Signal(9),      Some("killed by force, by a user or by the system when memory ran out")),
             (Exit::Signal(11),     Some("it touched memory that it does not have")),
             (Exit::Signal(64),     None),
         ];

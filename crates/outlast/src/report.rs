@@ -159,6 +159,19 @@ fn quote(word: &str) -> String {
     if !word.is_empty() && word.chars().all(plain) {
         return word.to_owned();
     }
+    if word.chars().any(char::is_control) {
+        // As `$'…'`, which bash and zsh read: the command stays one line.
+        let escaped = word.chars().map(|letter| match letter {
+            '\n' => r"\n".to_owned(),
+            '\t' => r"\t".to_owned(),
+            '\r' => r"\r".to_owned(),
+            '\\' | '\'' => format!("\\{letter}"),
+            letter if letter.is_ascii_control() => format!("\\x{:02x}", u32::from(letter)),
+            letter if letter.is_control() => format!("\\u{:04x}", u32::from(letter)),
+            letter => letter.to_string(),
+        });
+        return format!("$'{}'", escaped.collect::<String>());
+    }
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
@@ -191,12 +204,13 @@ impl Mistake<'_> {
         let argument = || self.context(ContextKind::InvalidArg).unwrap_or_else(|| "an argument".to_owned());
         let value = || self.context(ContextKind::InvalidValue).unwrap_or_default();
         let sentence = match self.error.kind() {
-            ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => {
+            // `outlast` without arguments is a question of a new user, and the help answers it.
+            ErrorKind::DisplayHelp
+            | ErrorKind::DisplayVersion
+            | ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
                 return Report::new(0, self.error.render().to_string());
             }
-            ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand | ErrorKind::MissingSubcommand => {
-                "no command is given".to_owned()
-            }
+            ErrorKind::MissingSubcommand => "no command is given".to_owned(),
             ErrorKind::UnknownArgument if argument().starts_with('-') => format!("there is no option `{}`", argument()),
             ErrorKind::UnknownArgument => format!("`{}` is one argument too many", argument()),
             ErrorKind::InvalidSubcommand => {
@@ -433,6 +447,24 @@ mod tests {
     fn ask(line: &str) -> Report {
         let typed: Vec<OsString> = line.split(' ').map(OsString::from).collect();
         Report::of_arguments(cli().try_get_matches_from(&typed).expect_err("a mistake"), &cli(), &typed)
+    }
+
+    #[test]
+    fn a_command_is_quoted_as_one_line() {
+        let words = ["python", "-c", "print('a')\nprint(\"b\")\u{7}", "it's", "", "a b"];
+        assert_eq!(shell_quote(words), r#"python -c $'print(\'a\')\nprint("b")\x07' 'it'\''s' '' 'a b'"#);
+    }
+
+    #[test]
+    fn without_arguments_the_help_is_printed() {
+        let command = <crate::cli::Cli as clap::CommandFactory>::command();
+        let error = command.clone().try_get_matches_from(["outlast"]).expect_err("there is no command");
+        let report = Report::of_arguments(error, &command, &["outlast".into()]);
+        assert_eq!(report.code, 0);
+        let said = report.to_string();
+        for title in ["Keep a process alive:", "Adopt it:", "See and steer what runs:", "Learn more:"] {
+            assert!(said.contains(title), "{title}\n{said}");
+        }
     }
 
     #[test]

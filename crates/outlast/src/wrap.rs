@@ -165,6 +165,7 @@ fn foreign_format(path: &Path, text: &str) -> Option<&'static str> {
         "xml" | "plist" => Some("XML"),
         "js" | "mjs" | "cjs" | "ts" | "mts" => Some("a program (JavaScript or TypeScript)"),
         "lua" => Some("a program (Lua)"),
+        "ini" => Some("INI"),
         _ if first.starts_with('<') => Some("XML"),
         _ if is_yaml => Some("YAML"),
         _ => None,

@@ -33,7 +33,8 @@ fn said(output: &Output) -> String {
 fn help_explains_commands_and_topics() {
     let world = World::new();
     let table = [
-        (&["help"][..], 0, "Usage: outlast <COMMAND>"),
+        (&[][..], 0, "Keep a process alive:\n  mcp "),
+        (&["help"], 0, "Usage: outlast <COMMAND>"),
         (&["help", "mcp"], 0, "Usage: outlast mcp [OPTIONS] -- <CMD>..."),
         (&["help", "--help"], 0, " help [COMMAND|TOPIC]..."),
         (&["help", "topics"], 0, "exit-codes"),

@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::story::{Call, Fate, Mood, Outcome, Story, millis};
+use crate::wrap::on_path;
 
 /// Narrower than this the three boxes have no room.
 const WIDE: usize = 72;
@@ -126,7 +127,7 @@ impl Screen {
 
     /// The whole picture and the sums, to stay.
     pub fn finish(&mut self, story: &Story, now: Instant, (columns, rows): (usize, usize)) -> io::Result<()> {
-        let table = table(story, columns);
+        let table = table(story, columns, on_path("outlast").is_some());
         let mut lines = picture(story, now, columns, true, 0);
         if rows < lines.len() + table.len() + 2 {
             lines = picture(story, now, columns, false, 0);
@@ -193,7 +194,7 @@ impl Lines {
 
     /// The sums, without a style.
     pub fn finish(&mut self, story: &Story) -> String {
-        let lines = table(story, WIDTH_MAX);
+        let lines = table(story, WIDTH_MAX, on_path("outlast").is_some());
         lines.iter().map(|line| line.paint(usize::MAX, false) + "\n").collect()
     }
 }
@@ -360,7 +361,7 @@ fn lives(story: &Story, width: usize) -> Line {
 }
 
 /// The sums: what each scene cost, and all of them.
-pub fn table(story: &Story, columns: usize) -> Vec<Line> {
+pub fn table(story: &Story, columns: usize, is_installed: bool) -> Vec<Line> {
     let width = columns.clamp(WIDTH_MIN, WIDTH_MAX);
     let mut lines = Vec::new();
     let rows = story.scenes.iter().map(|scene| (scene.title, scene.sum())).chain([("all", story.sum())]);
@@ -400,14 +401,24 @@ pub fn table(story: &Story, columns: usize) -> Vec<Line> {
     let rows = wrap(&words, width - 2, usize::MAX);
     lines.extend(rows.into_iter().map(|row| Line::of(Style::Plain, " ").and(style, row)));
     lines.push(Line::default());
-    let rows = wrap(NEXT_STEP, width - 2, usize::MAX);
+    let rows = wrap(next_step(is_installed), width - 2, usize::MAX);
     lines.extend(rows.into_iter().map(|row| Line::of(Style::Plain, " ").and(Style::Plain, row)));
     lines
 }
 
 /// What a person does after the demo.
-const NEXT_STEP: &str =
-    "Next: `outlast wrap` puts outlast in front of the servers that your clients have. It shows a diff and asks first.";
+fn next_step(is_installed: bool) -> &'static str {
+    match is_installed {
+        true => {
+            "Next: `outlast wrap` puts outlast in front of the servers that your clients have. It shows a diff and asks \
+             first."
+        }
+        false => {
+            "Next: install outlast (in a clone: `cargo install --path crates/outlast`). Then `outlast wrap` puts it in \
+             front of the servers that your clients have. It shows a diff and asks first."
+        }
+    }
+}
 
 fn restarts(count: u64) -> String {
     if count == 1 { "1 restart".to_owned() } else { format!("{count} restarts") }
@@ -546,7 +557,7 @@ mod tests {
 
     #[test]
     fn wide_sums() {
-        insta::assert_snapshot!(text(&table(&play(Flaw::None).0, 80)), @"
+        insta::assert_snapshot!(text(&table(&play(Flaw::None).0, 80, true)), @"
         what happened           calls  answered  failed  lost  restarts  longest pause
         calls flow                 50        50       0     0         0         0.4 ms
         reload, a tool changed     69        69       0     0         1         0.4 ms
@@ -565,7 +576,7 @@ mod tests {
 
     #[test]
     fn narrow_sums() {
-        insta::assert_snapshot!(text(&table(&play(Flaw::None).0, 50)), @"
+        insta::assert_snapshot!(text(&table(&play(Flaw::None).0, 50, false)), @"
         calls flow
           50 calls: 50 answered, 0 failed, 0 lost
           0 restarts, longest pause 0.4 ms
@@ -586,15 +597,16 @@ mod tests {
         one was answered, one of them with the news that
         its server had died and its outcome is unknown.
 
-        Next: `outlast wrap` puts outlast in front of
-        the servers that your clients have. It shows a
-        diff and asks first.
+        Next: install outlast (in a clone: `cargo
+        install --path crates/outlast`). Then `outlast
+        wrap` puts it in front of the servers that your
+        clients have. It shows a diff and asks first.
         ");
     }
 
     #[test]
     fn sums_with_a_loss() {
-        insta::assert_snapshot!(text(&table(&play(Flaw::LosesACall).0, 80)), @"
+        insta::assert_snapshot!(text(&table(&play(Flaw::LosesACall).0, 80, true)), @"
         what happened           calls  answered  failed  lost  restarts  longest pause
         calls flow                 50        49       0     1         0         0.4 ms
         reload, a tool changed     69        69       0     0         1         0.4 ms
@@ -635,7 +647,7 @@ mod tests {
     fn no_line_is_wider_than_the_terminal() {
         let (story, end) = play(Flaw::None);
         for columns in WIDTH_MIN..130 {
-            for line in picture(&story, end, columns, true, 0).into_iter().chain(table(&story, columns)) {
+            for line in picture(&story, end, columns, true, 0).into_iter().chain(table(&story, columns, false)) {
                 let painted = line.paint(columns, false);
                 assert!(painted.chars().count() <= columns, "{columns}: {painted}");
                 // On less than this the title, the lives and the legend lose their ends.
