@@ -417,6 +417,7 @@ impl Visit {
 
 /// A server that was not started is not called fine.
 fn not_tested(finding: &mut Finding, why: &str) {
+    finding.is_untested = true;
     finding.says.push_str("; not tested");
     if !why.is_empty() {
         finding.says.push_str(&format!(": {why}"));
@@ -510,10 +511,10 @@ fn judge(finding: &mut Finding, trial: &Trial, outcome: &Outcome) {
             finding.says.push_str(&format!("; answers in {} ms ({about})", took.as_millis()));
             if answer.noise > 0 {
                 finding.level = finding.level.max(Level::Remark);
-                let lines = if answer.noise == 1 { "1 line".to_owned() } else { format!("{} lines", answer.noise) };
+                let lines = outlast_core::count::count(answer.noise, "line", "lines");
                 finding
                     .details
-                    .push(format!("writes {lines} of something else than messages to stdout: a log belongs on stderr"));
+                    .push(format!("stdout has {lines} that no MCP client understands: logs belong on stderr"));
             }
         }
         Outcome::Broken { stage, why, stderr } => {
@@ -530,7 +531,7 @@ fn judge(finding: &mut Finding, trial: &Trial, outcome: &Outcome) {
             finding.mend = Some(match stage {
                 Stage::Start => "install it, or name it by its whole path".to_owned(),
                 Stage::Late => {
-                    format!("`--timeout 120` waits longer; or see what it says in {}: {command}", trial.cwd.display())
+                    format!("`--timeout 120s` waits longer; or see what it says in {}: {command}", trial.cwd.display())
                 }
                 Stage::Talk => format!("see what it says in {}: {command}", trial.cwd.display()),
             });

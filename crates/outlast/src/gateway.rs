@@ -998,6 +998,7 @@ impl Driver {
     }
 
     fn configured(&mut self, detail: &str, who: &str) {
+        self.reload.failed = None;
         let of = OfGateway { who: Some(who.to_owned()), ..OfGateway::default() };
         let record = Record::new(record::Event::Configured);
         self.record(Record { detail: Some(detail.to_owned()), gateway: Some(Box::new(of)), ..record });
@@ -1008,6 +1009,7 @@ impl Driver {
         let of = OfGateway { who: Some(who.to_owned()), ..OfGateway::default() };
         let record = Record { gateway: Some(Box::new(of)), ..Record::new(record::Event::ReloadFailed) };
         self.record(Record { reason: Some(reason), detail: Some(why.to_owned()), ..record });
+        self.reload.failed = Some((self.now, why.to_owned()));
     }
 }
 

@@ -298,16 +298,19 @@ pub fn audit(arguments: &cli::Audit) -> Result<ExitCode, Report> {
     let since = arguments.since.map(|since| since.from(SystemTime::now()));
     let entries = registry().map(|registry| registry.read()).unwrap_or_default();
     let cwd = env::current_dir().unwrap_or_default();
-    let running = match arguments.id.as_deref() {
-        Some(wanted) => target(Some(wanted), &entries, &cwd).ok(),
-        None => None,
+    let (running, missing) = match arguments.id.as_deref().map(|wanted| target(Some(wanted), &entries, &cwd)) {
+        Some(Ok(target)) => (Some(target), None),
+        Some(Err(report)) => (None, Some(report)),
+        None => (None, None),
     };
     let path = match running.as_ref().and_then(|target| target.entry.audit.clone()) {
         Some(path) => path,
         None => state_dirs(&cwd).into_iter().map(|dir| dir.join("audit.jsonl")).find(|path| path.exists()).ok_or_else(
             || {
-                Report::new(report::FAILURE, "there is no audit log for this directory")
-                    .hint("outlast writes one where it is started; `outlast ps` shows where that was")
+                missing.clone().unwrap_or_else(|| {
+                    Report::new(report::FAILURE, "there is no audit log for this directory")
+                        .hint("outlast writes one where it is started; `outlast ps` shows where that was")
+                })
             },
         )?,
     };
@@ -348,8 +351,13 @@ pub fn audit(arguments: &cli::Audit) -> Result<ExitCode, Report> {
         && event.is_none()
         && since.is_none()
     {
-        return Err(Report::new(report::FAILURE, format!("nothing is recorded here of `{wanted}`"))
-            .hint("`outlast audit` shows all that happened in this directory, `outlast ps` all that runs"));
+        // If the name is that of several instances elsewhere, the list of them helps more.
+        return Err(missing
+            .filter(|report| entries.iter().any(|entry| entry.name == wanted) && report.because.is_some())
+            .unwrap_or_else(|| {
+                Report::new(report::FAILURE, format!("nothing is recorded here of `{wanted}`"))
+                    .hint("`outlast audit` shows all that happened in this directory, `outlast ps` all that runs")
+            }));
     }
     if !rows.is_empty() {
         text = in_words(&rows, table::room());
@@ -412,10 +420,10 @@ fn row(record: &Value) -> Vec<String> {
 fn in_words(rows: &[Vec<String>], width: Option<usize>) -> String {
     let column = |title, yields| Column { title, is_number: false, yields };
     let columns = [
-        column("TIME (UTC)", Yield::Never),
+        column("TIME (UTC)", Yield::Last(19)),
         column("ID", Yield::Soon(1)),
-        column("EVENT", Yield::Never),
-        column("DETAIL", Yield::End(40, 20)),
+        column("EVENT", Yield::Last(12)),
+        column("DETAIL", Yield::End(40, 14)),
     ];
     table::lines(&columns, rows, width).into_iter().map(|line| line + "\n").collect()
 }

@@ -342,12 +342,12 @@ fn ps_in_words(found: &[Found], home: Option<&Path>, width: Option<usize>, paint
     }
     let column = |title, is_number, yields| Column { title, is_number, yields };
     let columns = [
-        column("ID", false, Yield::Never),
+        column("ID", false, Yield::Last(12)),
         column("KIND", false, Yield::Soon(1)),
-        column("STATE", false, Yield::Never),
+        column("STATE", false, Yield::End(12, 12)),
         column("PID", true, Yield::Soon(2)),
-        column("CHILD", true, Yield::Never),
-        column("UPTIME", true, Yield::Never),
+        column("CHILD", true, Yield::Last(6)),
+        column("UPTIME", true, Yield::Last(6)),
         column("RESTARTS", true, Yield::Late(2)),
         column("NEXT", true, Yield::Late(1)),
         column("LAST-EXIT", false, Yield::End(12, 9)),
@@ -406,7 +406,12 @@ fn state_in_words(state: &Value, width: Option<usize>) -> String {
     if let Some(failure) = failed_reload(state) {
         let ago = failure["seconds_ago"].as_f64().map(in_short).unwrap_or_default();
         let why = failure["error"].as_str().unwrap_or_default();
-        say("reload", format!("failed {ago} ago, the old server keeps serving: {why}"));
+        let serves = match (state["kind"].as_str(), state["pid"].is_u64()) {
+            (Some("gateway"), _) => ", the configuration before it stays in force",
+            (_, true) => ", the old server keeps serving",
+            (_, false) => "",
+        };
+        say("reload", format!("failed {ago} ago{serves}: {}", why.replace('\n', " ")));
     }
     if let Some(step) = state["restart"]["step"].as_str() {
         say("restart", format!("{step} ({})", state["restart"]["reason"].as_str().unwrap_or_default()));
@@ -530,14 +535,14 @@ fn backends_in_words(backends: &[Value], width: Option<usize>) -> String {
     }
     let column = |title, is_number, yields| Column { title, is_number, yields };
     let columns = [
-        column("BACKEND", false, Yield::Never),
-        column("STATE", false, Yield::Never),
+        column("BACKEND", false, Yield::Last(10)),
+        column("STATE", false, Yield::End(12, 12)),
         column("PID", true, Yield::Soon(2)),
         column("UPTIME", true, Yield::Soon(1)),
         column("TOOLS", true, Yield::Late(1)),
         column("FLIGHT", true, Yield::Soon(3)),
         column("RESTARTS", true, Yield::Late(2)),
-        column("NEXT", true, Yield::Never),
+        column("NEXT", true, Yield::Last(4)),
         column("LAST-EXIT", false, Yield::End(12, 9)),
     ];
     let rows: Vec<Vec<String>> = backends
@@ -756,6 +761,37 @@ mod tests {
             let said =
                 state_in_words(&json!({"id": "s", "kind": "session", "state": "halted", "health": health}), None);
             assert!(said.contains(words), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_failed_reload_says_what_serves_now() {
+        let last = json!({"ok": false, "error": "the new server ended (exit code 1)", "seconds_ago": 4.0});
+        let table = [
+            (
+                json!({"kind": "mcp", "state": "ready", "pid": 7, "uptime_s": 9.0}),
+                "ago, the old server keeps serving: the",
+            ),
+            (json!({"kind": "mcp", "state": "backoff", "next_try_s": 1.0}), "ago: the new server ended"),
+            (json!({"kind": "gateway", "state": "running", "uptime_s": 9.0}), "ago, the configuration before it stays"),
+        ];
+        for (mut state, words) in table {
+            state["last_reload"] = last.clone();
+            let said = state_in_words(&state, None);
+            assert!(said.contains(&format!("reload     failed 4.0s {words}")), "{said}");
+        }
+    }
+
+    #[test]
+    fn a_table_fits_a_narrow_terminal() {
+        let state = json!({"state": "backoff", "uptime_s": null, "restarts": 3, "crashes": 3, "next_try_s": 4.2,
+            "last_exit": "could not be started: no program named `./nosuch`",
+            "last_reload": {"ok": false, "error": "no", "seconds_ago": 1.0}});
+        let all = [found(entry("weather-forecast-service-61pkp", "weather", "/srv/a project/with a long name"), state)];
+        for width in [40, 60, 80, 120] {
+            let said = ps_in_words(&all, None, Some(width), Paint::plain());
+            assert!(said.lines().all(|line| line.chars().count() <= width), "{width}\n{said}");
+            assert!(said.contains("weather-for") && said.contains("backoff"), "{width}\n{said}");
         }
     }
 

@@ -6,7 +6,9 @@ pub const NOTHING: &str = "-";
 /// What becomes of a column when there is not room for all.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Yield {
-    Never,
+    /// It stays whole as long as the others can make room. In a very narrow terminal it loses its end, down to this
+    /// width: the beginning of an id is enough to name an instance.
+    Last(usize),
     /// It goes on in further lines, between words: at the first width as soon as room is short, at the second when it is
     /// very short.
     End(usize, usize),
@@ -40,6 +42,8 @@ struct Layout {
     gap: usize,
     /// Texts may be as short as when room is very short.
     is_tight: bool,
+    /// Even columns that are otherwise left whole lose their end.
+    is_cut: bool,
 }
 
 /// The width of the terminal that stdout is, if it is one.
@@ -67,7 +71,7 @@ pub fn dressed(
             rows.iter().map(|row| length(&row[at])).chain([column.title.len()]).max().unwrap_or_default()
         })
         .collect();
-    let mut layout = Layout { shown: (0..columns.len()).collect(), gap: 2, is_tight: false };
+    let mut layout = Layout { shown: (0..columns.len()).collect(), gap: 2, is_tight: false, is_cut: false };
     if let Some(width) = width {
         layout = choose(columns, &rows, &widths, layout, width);
         shrink(columns, &mut widths, &layout, width);
@@ -101,14 +105,14 @@ pub fn dressed(
 /// The most generous layout that fits. First go the columns in which nothing stands, then those that are missed least.
 fn choose(columns: &[Column], rows: &[Vec<String>], widths: &[usize], mut layout: Layout, width: usize) -> Layout {
     let fits = |layout: &Layout| {
-        let least = layout.shown.iter().map(|&at| least(&columns[at], widths[at], layout.is_tight));
+        let least = layout.shown.iter().map(|&at| least(&columns[at], widths[at], layout));
         least.sum::<usize>() + layout.gap * layout.shown.len().saturating_sub(1) <= width
     };
     if fits(&layout) {
         return layout;
     }
     let is_empty = |at: usize| rows.iter().all(|row| row[at] == NOTHING);
-    layout.shown.retain(|&at| columns[at].yields == Yield::Never || !is_empty(at));
+    layout.shown.retain(|&at| matches!(columns[at].yields, Yield::Last(_)) || !is_empty(at));
     while !fits(&layout)
         && leave_out(&mut layout, columns, |yields| if let Yield::Soon(n) = yields { Some(n) } else { None })
     {}
@@ -119,6 +123,11 @@ fn choose(columns: &[Column], rows: &[Vec<String>], widths: &[usize], mut layout
     while !fits(&layout)
         && leave_out(&mut layout, columns, |yields| if let Yield::Late(n) = yields { Some(n) } else { None })
     {}
+    layout.is_cut = !fits(&layout);
+    // A line that is too long would be broken inside its words by the terminal, so the last columns go.
+    while !fits(&layout) && layout.shown.len() > 1 {
+        layout.shown.pop();
+    }
     layout
 }
 
@@ -130,11 +139,12 @@ fn leave_out(layout: &mut Layout, columns: &[Column], order: impl Fn(Yield) -> O
     next.is_some()
 }
 
-fn least(column: &Column, width: usize, is_tight: bool) -> usize {
+fn least(column: &Column, width: usize, layout: &Layout) -> usize {
     match column.yields {
         Yield::End(soon, late) | Yield::Cut(soon, late) | Yield::Beginning(soon, late) => {
-            width.min(if is_tight { late } else { soon }.max(column.title.len()))
+            width.min(if layout.is_tight { late } else { soon }.max(column.title.len()))
         }
+        Yield::Last(least) if layout.is_cut => width.min(least.max(column.title.len())),
         _ => width,
     }
 }
@@ -144,8 +154,7 @@ fn shrink(columns: &[Column], widths: &mut [usize], layout: &Layout, width: usiz
     let gaps = layout.gap * layout.shown.len().saturating_sub(1);
     loop {
         let taken = layout.shown.iter().map(|&at| widths[at]).sum::<usize>() + gaps;
-        let giver =
-            layout.shown.iter().copied().filter(|&at| widths[at] > least(&columns[at], widths[at], layout.is_tight));
+        let giver = layout.shown.iter().copied().filter(|&at| widths[at] > least(&columns[at], widths[at], layout));
         match giver.max_by_key(|&at| widths[at]) {
             Some(at) if taken > width => widths[at] -= 1,
             _ => return,
@@ -163,7 +172,7 @@ fn fit(cell: &str, width: usize, yields: Yield) -> Vec<String> {
             let skipped = length(cell) - kept;
             vec![format!("…{}", cell.chars().skip(skipped).collect::<String>())]
         }
-        Yield::Cut(..) => vec![format!("{}…", cell.chars().take(kept).collect::<String>())],
+        Yield::Cut(..) | Yield::Last(_) => vec![format!("{}…", cell.chars().take(kept).collect::<String>())],
         _ => {
             let mut lines = wrapped(cell, width);
             if lines.len() > CELL_LINES_MAX {
@@ -232,7 +241,7 @@ mod tests {
     fn a_table_makes_do_with_the_room_there_is() {
         let column = |title, is_number, yields| Column { title, is_number, yields };
         let columns = [
-            column("ID", false, Yield::Never),
+            column("ID", false, Yield::Last(8)),
             column("KIND", false, Yield::Soon(1)),
             column("PID", true, Yield::Late(1)),
             column("LAST-EXIT", false, Yield::End(12, 9)),
@@ -247,6 +256,10 @@ mod tests {
         let mut shown = String::new();
         for width in [None, Some(70), Some(60), Some(50), Some(40), Some(10)] {
             shown.push_str(&format!("{width:?}\n{}\n", lines(&columns, &rows, width).join("\n")));
+        }
+        for width in 8..120 {
+            let shown = lines(&columns, &rows, Some(width));
+            assert!(shown.iter().all(|line| length(line) <= width), "{width}: {shown:#?}");
         }
         insta::assert_snapshot!(shown, @"
         None
@@ -274,10 +287,9 @@ mod tests {
                          (SIGKILL)
         github-mcp-2bcde -           …v/a?[31mb?
         Some(10)
-        ID               LAST-EXIT CWD
-        py-1abcd         signal 9  …/server
-                         (SIGKILL)
-        github-mcp-2bcde -         …?[31mb?
+        ID
+        py-1abcd
+        github-mc…
         ");
     }
 

@@ -12,6 +12,7 @@ use std::{
 };
 
 use clap::CommandFactory;
+use outlast_core::count::count;
 use ratatui::{
     Terminal,
     backend::CrosstermBackend,
@@ -304,13 +305,13 @@ fn in_words(found: &[Found], width: Option<usize>) -> String {
     }
     let column = |title, is_number, yields| Column { title, is_number, yields };
     let columns = [
-        column("ID", false, Yield::Never),
-        column("STATE", false, Yield::Never),
+        column("ID", false, Yield::Last(12)),
+        column("STATE", false, Yield::End(12, 12)),
         column("UPTIME", true, Yield::Late(3)),
         column("GEN", true, Yield::Soon(1)),
         column("RESTARTS", true, Yield::Late(4)),
-        column("CALLS/S", true, Yield::Never),
-        column("P50", true, Yield::Never),
+        column("CALLS/S", true, Yield::Last(7)),
+        column("P50", true, Yield::Last(5)),
         column("FLIGHT", true, Yield::Late(2)),
         column("NEXT", true, Yield::Late(1)),
         column("LAST-EXIT", false, Yield::End(12, 9)),
@@ -323,7 +324,11 @@ fn in_words(found: &[Found], width: Option<usize>) -> String {
             let or_nothing = |text: Option<String>| text.unwrap_or_else(|| table::NOTHING.to_owned());
             vec![
                 row.id,
-                state,
+                state
+                    + &match row.muted.len() {
+                        0 => String::new(),
+                        muted => format!(", {} muted", count(muted, "file", "files")),
+                    },
                 or_nothing(row.uptime_s.map(instances::in_short)),
                 or_nothing(row.generation.map(|generation| generation.to_string())),
                 or_nothing(row.restarts.map(|restarts| restarts.to_string())),

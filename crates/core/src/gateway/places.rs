@@ -38,6 +38,8 @@ pub(super) struct Place {
     /// Calls that wait for a link, in the order they came.
     pub held: VecDeque<u64>,
     pub last_end: Option<LastEnd>,
+    /// The end of the last link that was to replace the one in place, and did not become ready.
+    pub failed_reload: Option<LastEnd>,
     /// Who asked for the restart that is under way.
     pub tickets: Vec<Ticket>,
     /// Counts the links it had.
@@ -80,6 +82,7 @@ impl Place {
             candidate: None,
             held: VecDeque::new(),
             last_end: None,
+            failed_reload: None,
             tickets: Vec::new(),
             generation: 0,
             replaced_at: None,
@@ -354,7 +357,15 @@ impl Gateway {
             }
             let place = self.places.get_mut(&key).expect("found above");
             let tickets = mem::take(&mut place.tickets);
-            self.note(format!("{name}: the new one did not come up ({how}); the old one goes on"));
+            place.failed_reload = Some(LastEnd { how: how.clone(), stderr, at: now });
+            self.out.push(Action::Record(Record {
+                id: Some(name.clone()),
+                kind: Some("backend"),
+                pid: connection.pid,
+                generation: Some(connection.generation),
+                detail: Some(format!("the new server did not start ({how}); the old one keeps serving")),
+                ..Record::new(record::Event::ReloadFailed)
+            }));
             for ticket in tickets {
                 self.ticket_done(
                     ticket,

@@ -134,8 +134,17 @@ impl Gateway {
             "circuit": circuit,
             "links": links,
         });
+        let failed = self.places.iter().filter(|(key, _)| key.backend == number);
+        let failed = failed.filter_map(|(_, place)| place.failed_reload.as_ref()).max_by_key(|end| end.at);
         if let Some(refused) = &owner.refused {
             status["last_reload"] = refused.to_json(now);
+        } else if let Some(end) = failed {
+            status["last_reload"] = json!({
+                "ok": false,
+                "error": format!("the new server did not start ({})", end.how),
+                "seconds_ago": now.saturating_duration_since(end.at).as_secs_f64(),
+                "stderr_tail": end.stderr,
+            });
         }
         if owner.trial.is_some() {
             status["restart"] = json!({"step": "starting the new process", "reason": trials::CHANGED});

@@ -323,6 +323,13 @@ fn a_restart_takes_over_when_it_is_ready_and_says_so() {
         story.answers
     );
     assert_eq!(story.status("a")["state"], "ready");
+    // It is not only the requester who learns of it.
+    let last_reload = story.status("a")["last_reload"].take();
+    assert_eq!(last_reload["ok"], false, "{last_reload}");
+    assert!(last_reload["error"].as_str().is_some_and(|error| error.contains("did not start")), "{last_reload}");
+    let failed = |record: &&outlast_core::record::Record| record.event == outlast_core::record::Event::ReloadFailed;
+    let recorded: Vec<_> = story.records.iter().filter(failed).map(|record| record.id.clone()).collect();
+    assert_eq!(recorded, [Some("a".to_owned())]);
     story.event(Event::RestartAsked { ticket: 7, backend: Some("b".into()), reason: "test".into() });
     assert!(matches!(&story.answers[2], (7, Err(words)) if words.contains("`b`")));
 }

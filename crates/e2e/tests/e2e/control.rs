@@ -678,4 +678,8 @@ fn a_name_means_the_instance_of_this_directory_first() {
         assert!(said.contains(dir.path().canonicalize().unwrap().to_str().unwrap()), "{said}");
     }
     assert_eq!(world.ps().len(), 2, "both still run");
+    // Also a command that reads a file of this directory.
+    let output = world.outlast_in(dirs[2].path(), &["audit", "weather"]);
+    let said = text(&output.stderr);
+    assert!(said.starts_with("error: `weather` means 2 instances, none of them in this directory\n"), "{said}");
 }

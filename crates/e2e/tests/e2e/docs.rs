@@ -169,16 +169,110 @@ fn every_event_of_the_audit_log_is_in_the_book() {
     }
 }
 
-/// Every exit code that outlast has of its own stands in the table, also in `outlast help exit-codes`.
+/// Every field that a record can have is in the table of its page. The record names all fields, so that one more does not
+/// compile here before it is known.
+#[test]
+fn every_field_of_the_audit_log_is_in_the_book() {
+    use outlast_core::record::{Event, OfGateway, Record};
+    let text = || Some("x".to_owned());
+    let gateway = OfGateway {
+        backend: text(),
+        who: text(),
+        role: text(),
+        method: text(),
+        tool: text(),
+        outcome: Some("x"),
+        peer: text(),
+        session: text(),
+        suppressed: Some(1),
+    };
+    let second = Some(std::time::Duration::from_secs(1));
+    let record = Record {
+        event: Event::ServerCrashed,
+        id: text(),
+        kind: Some("mcp"),
+        reason: text(),
+        pid: Some(1),
+        previous_pid: Some(1),
+        generation: Some(1),
+        exit_code: Some(1),
+        signal: Some(1),
+        detail: text(),
+        crashes: Some(1),
+        restarts: Some(1),
+        delay: second,
+        uptime: second,
+        took: second,
+        lost: Some(1),
+        gateway: Some(Box::new(gateway)),
+    };
+    let line: serde_json::Value = serde_json::from_str(&record.to_line("2026-01-13T14:32:45.123Z", "outlast")).unwrap();
+    let fields: BTreeSet<String> = line["props"].as_object().unwrap().keys().cloned().collect();
+    let page = fs::read_to_string(root().join("docs/files.md")).unwrap();
+    let (_, table) = page.split_once("| field | |\n").expect("the table is there");
+    let (table, _) = table.split_once("\n\n").expect("the table ends");
+    let cells = table.lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next());
+    let named: BTreeSet<String> =
+        cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect();
+    assert_eq!(fields, named);
+}
+
+/// Every exit code that outlast has of its own stands in the table, also in `outlast help exit-codes`. They all have
+/// names in `report.rs`, and no other file has a number.
 #[test]
 fn every_exit_code_is_in_the_book() {
     let topic = TOPICS.iter().find(|topic| topic.name == "exit-codes").unwrap();
     let rows = topic.page.lines().filter_map(|line| line.strip_prefix("| ")?.split_once(" |"));
     let codes: BTreeSet<u8> =
         rows.flat_map(|(codes, _)| codes.split(", ")).filter_map(|code| code.parse().ok()).collect();
-    use outlast::report::{FAILURE, NOT_EXECUTABLE, NOT_FOUND, TIMED_OUT, USAGE};
-    assert_eq!(codes, BTreeSet::from([0, FAILURE, USAGE, TIMED_OUT, NOT_EXECUTABLE, NOT_FOUND]));
+    let source = root().join("crates/outlast/src");
+    let names = fs::read_to_string(source.join("report.rs")).unwrap();
+    let named = names.lines().filter_map(|line| {
+        let (_, value) = line.strip_prefix("pub const ")?.split_once(": u8 = ")?;
+        value.trim_end_matches(';').parse().ok()
+    });
+    assert_eq!(codes, named.chain([0]).collect());
     assert!(topic.page.contains("128 + n"), "signals");
+    let mut left = vec![source];
+    while let Some(next) = left.pop() {
+        for entry in fs::read_dir(next).unwrap().flatten() {
+            if entry.file_type().unwrap().is_dir() {
+                left.push(entry.path());
+                continue;
+            }
+            let text = fs::read_to_string(entry.path()).unwrap_or_default();
+            for start in ["ExitCode::from(", "Report::new("] {
+                let after = text.split(start).skip(1).filter_map(|rest| rest.trim_start().chars().next());
+                let numbers = after.filter(|letter| ('1'..='9').contains(letter)).count();
+                assert_eq!(numbers, 0, "{}: a code without a name after {start}", entry.path().display());
+            }
+        }
+    }
+}
+
+/// A newcomer in a fresh clone types two commands; what follows is the first use of the program.
+#[test]
+fn the_quick_start_has_two_commands_and_then_the_first_use() {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    let (_, section) = readme.split_once("## Quick start\n").expect("there is a quick start");
+    let (section, _) = section.split_once("\n## ").expect("it ends");
+    let blocks = blocks(section);
+    let shells: Vec<Vec<String>> = blocks
+        .iter()
+        .filter(|(language, _, _)| language == "sh")
+        .map(|(_, _, block)| block.lines().map(|line| words(line).join(" ")).collect())
+        .collect();
+    assert_eq!(shells[0], ["cargo run --release -- demo", "cargo xtask test"]);
+    assert!(shells[1].contains(&"outlast wrap".to_owned()), "{shells:?}");
+}
+
+/// What exit code 0 means is stated where a newcomer reads, with what `outlast wrap` makes of it (H4).
+#[test]
+fn what_exit_code_0_means_is_stated_in_readme_and_book() {
+    for page in ["README.md", "docs/mcp.md", "docs/wrap.md"] {
+        let text = fs::read_to_string(root().join(page)).unwrap();
+        assert!(text.contains("`--on-clean-exit restart`"), "{page}");
+    }
 }
 
 #[test]

@@ -36,18 +36,110 @@ fn promised() -> BTreeMap<String, Fields> {
     all
 }
 
-/// Adds the fields of a value, or of all that are in a list, and of what stands under one of these names in it.
-fn gather(value: &Value, name: &str, wanted: &Fields, found: &mut Fields) {
+/// Fields that the page promises only at times: the list below the table, and `props` of the audit log.
+fn promised_at_times() -> Fields {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let names = |text: &str| text.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<String>>();
+    let page = fs::read_to_string(docs.join("programs.md")).unwrap();
+    let (_, list) = page.split_once("only while they say something:\n\n").expect("the list is there");
+    let (list, _) = list.split_once("\n\n").expect("the list ends");
+    let mut fields = Fields::from([(String::new(), BTreeSet::new())]);
+    for item in list.split("\n- ") {
+        let (name, inside) = item.trim_start_matches("- ").split_once(':').expect("a name and what it is");
+        let name = name.trim_matches('`').to_owned();
+        fields.get_mut("").expect("made above").insert(name.clone());
+        fields.insert(name, names(inside));
+    }
+    let page = fs::read_to_string(docs.join("files.md")).unwrap();
+    let (_, table) = page.split_once("| field | |\n").expect("the table is there");
+    let (table, _) = table.split_once("\n\n").expect("the table ends");
+    let cells = table.lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next());
+    fields.insert("props".to_owned(), cells.flat_map(names).collect());
+    fields
+}
+
+/// Adds the fields of a value, or of all that are in a list, and of every object in it under its name.
+fn gather(value: &Value, name: &str, found: &mut Fields) {
     match value {
-        Value::Array(all) => all.iter().for_each(|one| gather(one, name, wanted, found)),
+        Value::Array(all) => all.iter().for_each(|one| gather(one, name, found)),
         Value::Object(members) => {
             let fields = found.entry(name.to_owned()).or_default();
             fields.extend(members.keys().cloned());
-            for (inner, value) in members.iter().filter(|(inner, _)| wanted.contains_key(*inner)) {
-                gather(value, inner, wanted, found);
-            }
+            // What is configured may be any value.
+            members
+                .iter()
+                .filter(|(inner, _)| *inner != "value")
+                .for_each(|(inner, value)| gather(value, inner, found));
         }
         _ => {}
+    }
+}
+
+/// The first cells of the table of `docs/files.md` that is about this directory.
+fn promised_files(directory: &str) -> Vec<String> {
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/files.md")).unwrap();
+    let (_, table) = page.split_once(&format!("| in `{directory}` | |\n")).expect("the table is there");
+    let (table, _) = table.split_once("\n\n").expect("the table ends");
+    let cells = table.lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next());
+    cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect()
+}
+
+/// Whether a path is of this form, in which `<id>` stands for any name.
+fn is_of_form(path: &str, form: &str) -> bool {
+    let mut parts = form.split('<').map(|part| part.split_once('>').map_or(part, |(_, rest)| rest));
+    let Some(mut rest) = parts.next().and_then(|first| path.strip_prefix(first)) else { return false };
+    let parts: Vec<&str> = parts.collect();
+    for (at, part) in parts.iter().enumerate() {
+        let is_last = at + 1 == parts.len();
+        let found = if is_last { rest.strip_suffix(part).map(|_| rest.len() - part.len()) } else { rest.find(part) };
+        match found {
+            Some(at) if at > 0 && !rest[..at].contains('/') => rest = &rest[at + part.len()..],
+            _ => return false,
+        }
+    }
+    rest.is_empty()
+}
+
+/// Every file below a directory, as paths from there.
+fn files_below(directory: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut left = vec![directory.to_owned()];
+    while let Some(next) = left.pop() {
+        for entry in fs::read_dir(&next).into_iter().flatten().flatten() {
+            match entry.file_type() {
+                Ok(kind) if kind.is_dir() => left.push(entry.path()),
+                _ => found.push(entry.path().strip_prefix(directory).unwrap().to_str().unwrap().to_owned()),
+            }
+        }
+    }
+    found
+}
+
+/// What instances keep on disk while they run is named by the book, too.
+fn every_file_is_in_the_book(place: &Place) {
+    for (directory, below) in [(".outlast/", ".outlast"), ("~/.local/state/outlast/", ".local/state/outlast")] {
+        let forms = promised_files(directory);
+        let found = files_below(&place.path().join(below));
+        assert!(found.len() >= 3, "{found:?}");
+        for file in found {
+            assert!(forms.iter().any(|form| is_of_form(&file, form)), "docs/files.md does not name {directory}{file}");
+        }
+    }
+}
+
+#[test]
+fn forms_of_files_are_told_apart() {
+    let table = [
+        ("logs/a-1.log", "logs/<id>.log", true),
+        ("logs/a-1.log.1", "logs/<id>.log", false),
+        ("logs/.log", "logs/<id>.log", false),
+        ("wrapped/ab/original", "wrapped/<hash>/original", true),
+        ("wrapped/ab/cd/original", "wrapped/<hash>/original", false),
+        ("audit.jsonl", "audit.jsonl", true),
+        ("audit.jsonl2", "audit.jsonl", false),
+    ];
+    for (path, form, expected) in table {
+        assert_eq!(is_of_form(path, form), expected, "{path} {form}");
     }
 }
 
@@ -86,7 +178,7 @@ fn every_command_gives_programs_what_the_book_promises() {
         (state["state"] == "ready").then_some(())
     });
     place.write("clients.json", r#"{"mcpServers": {"a": {"command": "python"}, "b": {"url": "http://x/"}}}"#);
-    let lines: [(&str, &[&str]); 31] = [
+    let lines: [(&str, &[&str]); 33] = [
         ("ps", &["ps"]),
         ("top", &["top"]),
         ("state", &["state", "weather"]),
@@ -97,6 +189,8 @@ fn every_command_gives_programs_what_the_book_promises() {
         ("pid", &["pid", "night"]),
         ("pid", &["pid", "gateway/one"]),
         ("restart", &["restart", "weather"]),
+        ("state", &["state", "weather"]),
+        ("ps", &["ps"]),
         ("restart", &["restart", "gateway/one"]),
         ("restart", &["restart", "gateway"]),
         ("restart", &["restart", "night"]),
@@ -138,19 +232,26 @@ fn every_command_gives_programs_what_the_book_promises() {
             assert_eq!((&file["written"], &file["servers"][0]["outcome"]), (&true.into(), &done.into()), "{file}");
             assert_eq!(file["servers"][1]["outcome"], "left", "{file}");
         }
-        let wanted = &promised[command];
-        values.iter().for_each(|value| gather(value, "", wanted, found.entry(command).or_default()));
+        values.iter().for_each(|value| gather(value, "", found.entry(command).or_default()));
+        if matches!(command, "wrap" | "demo") {
+            every_file_is_in_the_book(place);
+        }
     }
     weather.end();
+    let at_times = promised_at_times();
     for (command, wanted) in &promised {
         let found = &found[command.as_str()];
+        let nothing = BTreeSet::new();
         for (name, fields) in wanted {
-            let missing: Vec<&String> = fields.difference(&found[name]).collect();
+            let missing: Vec<&String> = fields.difference(found.get(name).unwrap_or(&nothing)).collect();
             assert!(missing.is_empty(), "outlast {command} --json has no {missing:?} in {name:?}");
-            let more: Vec<&String> = found[name].difference(fields).collect();
-            // These tell all that is known of a moment, which the book does not list.
-            let may_have_more = matches!(command.as_str(), "state" | "audit");
-            assert!(more.is_empty() || may_have_more, "outlast {command} --json also has {more:?} in {name:?}");
+        }
+        for (name, fields) in found {
+            let known = |field: &&String| {
+                [wanted, &at_times].into_iter().any(|known| known.get(name).unwrap_or(&nothing).contains(*field))
+            };
+            let more: Vec<&String> = fields.iter().filter(|field| !known(field)).collect();
+            assert!(more.is_empty(), "docs/programs.md does not name {more:?} in {name:?} of outlast {command} --json");
         }
     }
     gate.end();

@@ -230,10 +230,10 @@ fn words(gateway: &Gateway, config: &Config, collisions: &serde_json::Value) -> 
     }
     let column = |title, yields| Column { title, is_number: false, yields };
     let columns = [
-        column("BACKEND", Yield::Never),
-        column("TYPE", Yield::Never),
+        column("BACKEND", Yield::Last(10)),
+        column("TYPE", Yield::Last(5)),
         column("TARGET", Yield::Cut(40, 16)),
-        column("TOOLS", Yield::Never),
+        column("TOOLS", Yield::Last(10)),
         column("CHILDREN", Yield::Soon(1)),
         column("NOTE", Yield::End(30, 12)),
     ];

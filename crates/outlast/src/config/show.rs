@@ -148,7 +148,7 @@ fn shown(got: &Got) -> Json {
 pub fn table(all: &[Line]) -> String {
     let column = |title, yields| Column { title, is_number: false, yields };
     let columns =
-        [column("KEY", Yield::Never), column("VALUE", Yield::End(40, 16)), column("FROM", Yield::End(40, 12))];
+        [column("KEY", Yield::Last(16)), column("VALUE", Yield::End(40, 16)), column("FROM", Yield::End(40, 12))];
     let rows: Vec<Vec<String>> = all
         .iter()
         .filter_map(|line| {

@@ -85,12 +85,15 @@ pub struct Finding {
     pub says: String,
     pub details: Vec<String>,
     pub mend: Option<String>,
+    /// A server that was not started, whatever else is known of it.
+    pub is_untested: bool,
 }
 
 impl Finding {
     pub fn new(level: Level, area: Area, subject: impl Into<String>, says: impl Into<String>) -> Finding {
         let (place, details, mend) = (String::new(), Vec::new(), None);
-        Finding { level, area, place, subject: subject.into(), says: says.into(), details, mend }
+        let is_untested = level == Level::Untested;
+        Finding { level, area, place, subject: subject.into(), says: says.into(), details, mend, is_untested }
     }
 
     pub fn mend(self, mend: impl Into<String>) -> Finding {
@@ -114,6 +117,7 @@ pub fn in_json(findings: &[Finding]) -> Value {
                 "says": finding.says,
                 "details": finding.details,
                 "mend": finding.mend,
+                "untested": finding.is_untested,
             })
         })
         .collect();
@@ -149,7 +153,7 @@ pub fn in_words(findings: &[Finding], paint: Paint, width: Option<usize>) -> Str
     }
     let (problems, remarks) = (count(findings, Level::Problem), count(findings, Level::Remark));
     let counted = |count: usize, what: &str| format!("{count} {what}{}", if count == 1 { "" } else { "s" });
-    let untested = match count(findings, Level::Untested) {
+    let untested = match findings.iter().filter(|finding| finding.is_untested).count() {
         0 => String::new(),
         count => format!(", {} not tested", counted(count, "server")),
     };
@@ -179,7 +183,13 @@ fn one_in_words(finding: &Finding, mend: Option<&str>, column: usize, paint: Pai
     let says = table::hanging(&tame(&finding.says), below.len(), width);
     let mut words = format!("{margin}{mark} {subject}  {says}\n");
     for detail in &finding.details {
-        words.push_str(&format!("{below}{}\n", paint.dim(&format!("│ {}", tame(detail)))));
+        let room = width.map(|width| width.saturating_sub(below.len() + "│ ".chars().count()));
+        // The indentation of a quoted line is part of it, and so are its further lines' bars.
+        let detail = tame(detail);
+        let text = detail.trim_start();
+        let indent = &detail[..detail.len() - text.len()];
+        let text = table::hanging(text, indent.chars().count(), room).replace('\n', &format!("\n{below}│ "));
+        words.push_str(&format!("{below}{}\n", paint.dim(&format!("│ {indent}{text}"))));
     }
     if let Some(mend) = mend {
         let mend = table::hanging(mend, below.len() + "mend: ".len(), width);
@@ -231,6 +241,19 @@ mod tests {
                        1.2, 2025-11-25, 5 tools
 
         All is well.
+        ");
+        let line = "    a line that a server wrote, and that is longer than the terminal is wide";
+        let quoted = [Finding { details: vec![line.into()], mend: None, ..findings()[4].clone() }];
+        insta::assert_snapshot!(in_words(&quoted, Paint::plain(), Some(50)), @"
+        Servers
+          Claude Code  ~/.claude.json
+            ✗ github  wrapped; it ended with exit code 1
+                      before it answered
+                      │     a line that a server wrote,
+                      │     and that is longer than the
+                      │     terminal is wide
+
+        1 problem.
         ");
         insta::assert_snapshot!(in_words(&findings()[..4], Paint::plain(), None).lines().last().unwrap(), @"No problem, 1 remark.");
     }

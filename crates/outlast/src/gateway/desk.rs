@@ -220,6 +220,14 @@ impl Driver {
         self.put_clients(&mut state);
         state["page"] = self.listen.as_ref().map(Listen::page_with_token).into();
         state["stdio"] = self.stdio.is_some().into();
+        state["last_reload"] = match &self.reload.failed {
+            Some((at, why)) => json!({
+                "ok": false,
+                "error": why,
+                "seconds_ago": self.now.saturating_duration_since(*at).as_secs_f64(),
+            }),
+            None => Value::Null,
+        };
         state["backends"] = backends.into();
         self.control.complete(&mut state);
         self.journal.mask().hide_in(&mut state);

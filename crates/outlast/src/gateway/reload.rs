@@ -7,6 +7,7 @@ use std::{
     path::PathBuf,
     pin::Pin,
     task::{Context, Poll},
+    time::Instant,
 };
 
 use outlast_core::gateway::{Backend, Event, Settings};
@@ -45,8 +46,10 @@ pub struct Reload {
     tickets: Vec<u64>,
     /// Reloads whose changed backends are being tried, each with what changed, in words.
     outcomes: BTreeMap<u64, String>,
-    /// Who asked last; a changed file, if nobody did.
+    /// Who asked last, or none after a change of the files.
     who: Option<String>,
+    /// When and why the configuration on disk was last refused; none once one is in force that was read after it.
+    pub(super) failed: Option<(Instant, String)>,
 }
 
 impl Reload {
@@ -69,6 +72,7 @@ impl Reload {
             tickets: Vec::new(),
             outcomes: BTreeMap::new(),
             who: None,
+            failed: None,
         };
         let complaint = reload.watch(&config.watched);
         (reload, complaint)

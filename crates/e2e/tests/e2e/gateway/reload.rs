@@ -42,6 +42,14 @@ fn a_broken_file_is_reported_and_the_old_settings_stay() {
     }
     assert_eq!(gate.child("one"), one);
     assert_eq!(gate.session().call("one__pid", json!({})), one.to_string());
+    // Also an operator who was not there when the file changed learns of it.
+    let said = |args: &[&str]| String::from_utf8(gate.outlast(args).stdout).expect("text");
+    for args in [&["ps"][..], &["top", "--once"]] {
+        let said = said(args);
+        assert!(said.contains("running, reload failed"), "{args:?}: {said}");
+    }
+    let state = said(&["state", "gateway"]);
+    assert!(state.contains("the configuration before it stays in force: outlast.toml:3"), "{state}");
     // Asked by hand, the same is said to whoever asks.
     let output = gate.outlast(&["reload"]);
     assert_eq!(output.status.code(), Some(1));

@@ -229,6 +229,10 @@ fn a_muted_file_is_shown_until_a_restart_is_asked_for() {
     place.write("src/server.py", "1");
     place.recorded("watch_muted", 1);
     assert_eq!(client.status()["muted"], json!(["src/heard.txt"]));
+    for (args, words) in [(&["state", "weather"][..], "src/heard.txt"), (&["top", "--once"], ", 1 file muted")] {
+        let said = String::from_utf8(outlast(&place, args).stdout).expect("text");
+        assert!(said.contains(words), "{args:?}: {said}");
+    }
     client.restart();
     place.recorded("watch_unmuted", 1);
     client.end();
