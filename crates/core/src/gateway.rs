@@ -36,6 +36,7 @@ mod links;
 mod lists;
 mod loans;
 mod losses;
+mod methods;
 mod names;
 mod opening;
 mod places;
@@ -224,6 +225,8 @@ pub enum Action {
     },
     /// For the log and for people.
     Note(String),
+    /// A notification was not forwarded.
+    NotificationRefused(Box<RefusedNotification>),
     /// One call left the house, one way or another.
     Called(Called),
     /// What a backend offers is now this; to be kept on disk.
@@ -237,6 +240,21 @@ pub enum Action {
     },
     /// All links are down after a stop.
     Over,
+}
+
+/// A notification that MCP does not have for its sender, or that two readers may understand differently. A backend might
+/// take it for a request that no guard has checked.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RefusedNotification {
+    pub from: Sender,
+    /// At most [`METHOD_SHOWN_MAX`] characters.
+    pub method: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Sender {
+    Client { client: Client, who: Rc<Who> },
+    Backend(Rc<str>),
 }
 
 /// Whether a message ends the request that it is about. An array of answers is none of them.
@@ -354,6 +372,8 @@ const ASKS_MAX: usize = 64;
 const KEPT_BYTES_MAX: usize = 1 << 20;
 /// How many resources one client may be subscribed to; one more is refused.
 const SUBSCRIPTIONS_MAX: usize = 1024;
+/// How much of a method's name is recorded where the sender chose it.
+const METHOD_SHOWN_MAX: usize = 100;
 /// How much of a dead backend's stderr is kept.
 const STDERR_BYTES_MAX: usize = 64 << 10;
 

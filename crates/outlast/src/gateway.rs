@@ -15,7 +15,7 @@ use std::{
 use bytes::Bytes;
 use outlast_core::{
     exit::{self, How},
-    gateway::{Action, Backend, Called, Event, Front, Gateway, Kind, Link, Outcome, Who},
+    gateway::{Action, Backend, Called, Event, Front, Gateway, Kind, Link, Outcome, RefusedNotification, Sender, Who},
     life::{self, Grace},
     record::{self, OfGateway, Record},
     refusals::Refusals,
@@ -355,6 +355,7 @@ impl Driver {
                 }
             }
             Action::Note(text) => self.journal.note(&text),
+            Action::NotificationRefused(refused) => self.notification_refused(*refused),
             Action::Called(called) => self.called(&called),
             Action::Keep { backend, catalogue } => {
                 if self.mirrors.learn(&backend, &catalogue) {
@@ -379,11 +380,7 @@ impl Driver {
                 Some(suppressed) => self.suppressed(called.outcome.name(), suppressed),
             }
         }
-        let origin = match (called.client, &self.listen) {
-            (STDIO_CLIENT, _) => Origin { peer: None, session: Some(SessionLabel::Stdio) },
-            (client, Some(listen)) => listen.origin(client),
-            (_, None) => Origin::default(),
-        };
+        let origin = self.origin(called.client);
         let line = self.calls.add(called, &origin, &mut self.journal, self.now);
         self.control.record(line);
         Driver::publish_to(&mut self.listen, "record", line);
@@ -412,6 +409,39 @@ impl Driver {
             ..OfGateway::default()
         };
         self.record(Record { reason, gateway: Some(Box::new(of)), ..Record::new(record::Event::RequestRefused) });
+    }
+
+    fn notification_refused(&mut self, refused: RefusedNotification) {
+        const KIND: &str = "unknown_notification";
+        self.metrics.refused(KIND);
+        let Some(suppressed) = self.refusals.add(KIND, self.now) else { return };
+        let mut of = OfGateway {
+            method: Some(report::plain(&refused.method)),
+            outcome: Some(KIND),
+            suppressed: Some(suppressed).filter(|count| *count > 0),
+            ..OfGateway::default()
+        };
+        match refused.from {
+            Sender::Client { client, who } => {
+                let origin = self.origin(client);
+                of.who = Some(who.name.clone());
+                of.role = who.role.clone();
+                of.peer = origin.peer.map(|peer| peer.to_string());
+                of.session = origin.session.map(|session| session.to_string());
+            }
+            Sender::Backend(name) => of.backend = Some(name.to_string()),
+        }
+        let reason = Some("only notifications of MCP are forwarded".to_owned());
+        self.record(Record { reason, gateway: Some(Box::new(of)), ..Record::new(record::Event::RequestRefused) });
+    }
+
+    /// Where a client is, and its session.
+    fn origin(&self, client: u64) -> Origin {
+        match (client, &self.listen) {
+            (STDIO_CLIENT, _) => Origin { peer: None, session: Some(SessionLabel::Stdio) },
+            (client, Some(listen)) => listen.origin(client),
+            (_, None) => Origin::default(),
+        }
     }
 
     fn record(&mut self, mut record: Record) {

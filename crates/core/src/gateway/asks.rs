@@ -164,6 +164,10 @@ impl Gateway {
         {
             return self.park(key, serial, raw, method, params, now);
         }
+        if !methods::is_asked_of_clients(method) && !self.forwards_unknown(client) {
+            let words = format!("`{}` is not part of MCP and is not forwarded to this client", words::cut(method, 60));
+            return self.tell_link(serial, message::error_line(&raw, -32601, &words, None));
+        }
         let Some(guest) = self.guests.get_mut(&client) else { return };
         let words = match guests::capability_for(method).filter(|capability| !guest.can(capability)) {
             Some(capability) => Some(format!("the client that this is for does not support {capability}")),
@@ -302,8 +306,13 @@ impl Gateway {
         match ask.back {
             Back::Link { raw, .. } => {
                 self.delay_calls(ask.serial, client, ask.cause, None, now);
-                let at = id.place(said).expect("it has one");
-                self.tell_link(ask.serial, patch(said, &mut [(at, &*raw)]));
+                // Only these members: others might make it a request to a lenient backend.
+                let Ok(Message::Response { result, error, .. }) = message::parse(said) else { return };
+                let members = [("result", result), ("error", error)];
+                let members: String =
+                    members.iter().filter_map(|(name, raw)| Some(format!(r#","{name}":{}"#, (*raw)?.get()))).collect();
+                let line = format!(r#"{{"jsonrpc":"2.0","id":{raw}{members}}}"#);
+                self.tell_link(ask.serial, patch(line.as_bytes(), &mut []));
             }
             Back::Input { name, is_elicitation } => {
                 let Ok(Message::Response { result, error, .. }) = message::parse(said) else { return };

@@ -380,9 +380,24 @@ impl Gateway {
         !self.links[&serial].has.completions
     }
 
-    /// A method that we know nothing of can only be for a backend that is alone.
+    /// A method that MCP does not have can only be for a backend that is alone, and no guard of tools applies to it: it is
+    /// forwarded for clients that may call everything, or if that is configured.
     fn other_asked(&mut self, asked: Asked<'_>, now: Instant) {
+        let client = asked.whom.client;
         match self.order[..] {
+            [_] if methods::resembles_known(asked.method) => {
+                let words = format!("`{}` is spelled unlike the method it resembles", words::cut(asked.method, 100));
+                self.refused(&asked, None, &Failure::method_unknown(words));
+            }
+            [owner] if !is_of_other_era(asked.method) && !self.forwards_unknown(client) => {
+                let what = format!(
+                    "the method `{}`, which is not part of MCP (`forward_unknown` in [gateway] allows it)",
+                    words::cut(asked.method, 100)
+                );
+                let role = self.guests[&client].who.role.clone();
+                let failure = Failure::denied(self.owner_name(owner), role.as_deref(), &what);
+                self.refused(&asked, None, &failure);
+            }
             [owner] if !self.switches.is_backend_off(self.owner_name(owner)) && !is_of_other_era(asked.method) => {
                 let target =
                     Target { owner, place: None, what: What::Other, shown: None, own: None, repeatable: false };

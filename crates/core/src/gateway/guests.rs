@@ -333,6 +333,10 @@ impl Gateway {
     }
 
     fn client_noted(&mut self, client: Client, said: &[u8], method: &str, params: &Params<'_>, now: Instant) {
+        // A backend that reads it otherwise may take it for a request that no guard has checked.
+        if params.may_be_ambiguous() && message::ambiguous(said).is_some() {
+            return self.refuse_note_of_client(client, method);
+        }
         let guest = self.guests.get_mut(&client).expect("seen by the caller");
         match method {
             "notifications/initialized" => {
@@ -352,10 +356,10 @@ impl Gateway {
                 self.client_cancelled(client, &id, reason, now);
             }
             "notifications/progress" => self.ask_progressed(client, said, params),
-            // To some readers it would be a request, and no guard has seen it.
-            _ if message::ambiguous(said).is_some() => {}
-            // The rest can only be meant for a backend that nobody else speaks to.
-            _ => self.tell_own_links(client, &message::patch(said, &mut [])),
+            method if methods::is_for_own_backends(method) => {
+                self.tell_own_links(client, &message::patch(said, &mut []));
+            }
+            method => self.refuse_note_of_client(client, method),
         }
     }
 

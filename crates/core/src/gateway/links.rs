@@ -241,7 +241,8 @@ impl Gateway {
             "notifications/subscriptions/acknowledged" => {}
             _ => match Family::of(method) {
                 Some(family) => self.refetch(serial, family, now),
-                None => self.pass_note(serial, said, now),
+                None if methods::is_for_caller(method) => self.pass_note(serial, said, now),
+                None => self.refuse_note_of_link(serial, method),
             },
         }
     }

@@ -19,6 +19,9 @@ pub struct Settings {
     pub roles: BTreeMap<String, Role>,
     pub rates: Rates,
     pub switched_off: Vec<Switch>,
+    /// Requests with a method that MCP does not have are forwarded whatever the client's role; otherwise only for clients
+    /// that may call every tool.
+    pub forward_unknown: bool,
     pub limits: Limits,
 }
 

@@ -169,7 +169,7 @@ impl Gateway {
         }
     }
 
-    /// A notification that we know nothing of goes to the client it can only be for, if there is one.
+    /// A notification that belongs to a call goes to the client it can only be for, if there is one.
     pub(super) fn pass_note(&mut self, serial: u64, said: &[u8], now: Instant) {
         let client = match self.links[&serial].place.seat {
             Seat::Session(client) => Some(client),

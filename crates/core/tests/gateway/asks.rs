@@ -92,9 +92,9 @@ fn over_http_the_stream_of_a_call_says_whose_question_it_is() {
     says(&mut story, 2, elicit(json!("q2")));
     story.pass(ms(20)).hears_nothing(1).hears_nothing(2);
     assert_eq!(story.heard(10).json()["result"]["resultType"], "input_required");
-    // So do logs, and what we know nothing of.
+    // So do logs, and what belongs to a question.
     let log = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "error", "data": "d"}});
-    for note in [log, json!({"jsonrpc": "2.0", "method": "notifications/strange"})] {
+    for note in [log, json!({"jsonrpc": "2.0", "method": "notifications/elicitation/complete"})] {
         says(&mut story, 0, note.clone());
         story.hears_nothing(2).hears(1, note);
     }
@@ -473,7 +473,7 @@ fn logs_go_to_those_who_want_them() {
 #[test]
 fn a_log_message_of_a_shared_backend_reaches_only_clients_that_may_have_caused_it() {
     let log = json!({"jsonrpc": "2.0", "method": "notifications/message", "params": {"level": "error", "data": "d"}});
-    let strange = json!({"jsonrpc": "2.0", "method": "notifications/strange"});
+    let strange = json!({"jsonrpc": "2.0", "method": "notifications/elicitation/complete"});
     let as_role = |role: &str| Who { name: role.into(), role: Some(role.into()), profile: None };
     let mut configured = settings(vec![stdio("a")]);
     let pattern = |text: &str| Pattern(text.into());

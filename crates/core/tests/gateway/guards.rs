@@ -250,6 +250,112 @@ fn what_a_backend_may_read_otherwise_does_not_reach_it() {
     story.call(1, 3, "a__read").told("a");
 }
 
+/// A lenient backend takes a notification for a request, or one method for another.
+#[test]
+fn only_notifications_of_mcp_reach_a_backend() {
+    let mut configured = settings(vec![Backend { children: Children::PerSession, ..stdio("a") }]);
+    configured.roles.insert("reader".into(), Role { allow: vec![pattern("a__read")], deny: vec![] });
+    configured.rates.default = Some(Rate { per_minute: 60, burst: 9 });
+    let mut story = Story::new(configured, &[("a", maker(&["read", "write"]))]);
+    story.shake_as(1, as_role("reader"), json!({}));
+    story.call(1, 1, "a__read").told("a");
+    let table = [
+        r#"{"jsonrpc":"2.0","method":"tools/call","params":{"name":"write","arguments":{}}}"#,
+        r#"{"jsonrpc":"2.0","method":"notifications/strange"}"#,
+        r#"{"jsonrpc":"2.0","method":"Notifications/roots/list_changed"}"#,
+        r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"error","data":"d"}}"#,
+        r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed","Method":"tools/call","params":{"name":"write"}}"#,
+        r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed","params":{"name":"a","name":"b"}}"#,
+        r#"{"jsonrpc":"2.0","method":"notifications/progress","Id":7,"params":{"progressToken":1}}"#,
+    ];
+    for note in table {
+        story.say(1, note).told_nothing("a").hears_nothing(1);
+        let refused = story.refused_notes.pop().unwrap_or_else(|| panic!("counted: {note}"));
+        assert!(note.contains(&refused.method), "{note}");
+        assert!(matches!(refused.from, Sender::Client { client: 1, .. }), "{refused:?}");
+    }
+    story.say(1, r#"{"jsonrpc":"2.0","method":"notifications/roots/list_changed"}"#);
+    assert_eq!(story.told("a").1["method"], "notifications/roots/list_changed");
+    assert!(story.refused_notes.is_empty());
+}
+
+#[test]
+fn only_notifications_of_mcp_reach_a_client() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.call(1, 1, "a__x");
+    let (link, _) = story.told("a");
+    for method in ["notifications/strange", "sampling/createMessage", "notifications/initialized"] {
+        story.link_says(link, json!({"jsonrpc": "2.0", "method": method, "params": {}})).hears_nothing(1);
+        let refused = story.refused_notes.pop().expect("counted");
+        assert_eq!((refused.from, refused.method.as_str()), (Sender::Backend("a".into()), method));
+    }
+    story.link_says(link, json!({"jsonrpc": "2.0", "method": "notifications/strange".repeat(100)}));
+    assert!(story.refused_notes.pop().is_some_and(|refused| refused.method.chars().count() <= 101));
+    let complete =
+        json!({"jsonrpc": "2.0", "method": "notifications/elicitation/complete", "params": {"elicitationId": "e"}});
+    story.link_says(link, complete.clone()).hears(1, complete);
+}
+
+#[test]
+fn methods_that_mcp_does_not_have_need_all_rights_or_the_configuration() {
+    let roles = |configured: &mut Settings| {
+        configured.roles.insert("reader".into(), Role { allow: vec![pattern("a__x")], deny: vec![] });
+        configured.roles.insert("admin".into(), Role { allow: vec![pattern("*")], deny: vec![] });
+        configured.roles.insert("almost".into(), Role { allow: vec![pattern("*")], deny: vec![pattern("z")] });
+    };
+    for (role, configured, passes) in [
+        (Some("reader"), false, false),
+        (Some("almost"), false, false),
+        (Some("admin"), false, true),
+        (Some("reader"), true, true),
+        (None, false, true),
+    ] {
+        let mut given = Settings { forward_unknown: configured, ..settings(vec![stdio("a")]) };
+        if role.is_some() {
+            roles(&mut given);
+        }
+        let mut story = Story::new(given, &[("a", maker(&["x"]))]);
+        story.shake_as(1, role.map_or_else(local, as_role), json!({}));
+        story.ask(1, json!(1), "my/method", json!({}));
+        match passes {
+            true => assert_eq!(story.told("a").1["method"], "my/method"),
+            false => {
+                assert_eq!(code(&mut story, 1), 7014, "{role:?}");
+                assert_eq!(story.called.pop().map(|called| called.outcome), Some(Outcome::Denied));
+            }
+        }
+        // What a lenient backend takes for a tool call is refused in any case.
+        for method in ["Tools/Call", "tools/call ", "tools/call\u{0}", "TOOLS/CALL/"] {
+            story.ask(1, json!(2), method, json!({"name": "x"})).told_nothing("a");
+            assert_eq!(code(&mut story, 1), -32601, "{method:?}");
+        }
+        // The other way round it is the same.
+        story.call(1, 3, "a__x");
+        let (link, _) = story.told("a");
+        story.link_says(link, json!({"jsonrpc": "2.0", "id": "q", "method": "my/question"}));
+        match passes {
+            true => assert_eq!(story.heard(1).json()["method"], "my/question"),
+            false => assert_eq!(story.told("a").1["error"]["code"], -32601),
+        }
+    }
+}
+
+#[test]
+fn an_answer_of_a_client_reaches_its_backend_without_other_members() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.call(1, 1, "a__x");
+    let (link, _) = story.told("a");
+    story.link_says(link, json!({"jsonrpc": "2.0", "id": "q", "method": "roots/list"}));
+    let asked = story.heard(1).json()["id"].clone();
+    story.say(
+        1,
+        &format!(
+            r#"{{"jsonrpc":"2.0","id":{asked},"result":{{"roots":[]}},"Method":"tools/call","params":{{"name":"x"}}}}"#
+        ),
+    );
+    assert_eq!(story.told("a").1, json!({"jsonrpc": "2.0", "id": "q", "result": {"roots": []}}));
+}
+
 #[test]
 fn only_what_is_there_or_may_be_is_switched() {
     let mut story = Story::simple(&[("a", maker(&["x"])), ("b", Maker { mute: true, ..maker(&["y"]) })]);

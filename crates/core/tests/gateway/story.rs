@@ -11,7 +11,7 @@ pub use outlast_core::{
     exit::{Exit, How},
     gateway::{
         Action, Backend, Called, Children, EraChoice, Event, Front, Kind, Limits, Link, Offer, Outcome, Pattern,
-        Profile, Rate, Rates, Role, Settings, Start, Switch, Who,
+        Profile, Rate, Rates, RefusedNotification, Role, Sender, Settings, Start, Switch, Who,
     },
     json::Raw,
     message::Id,
@@ -65,6 +65,7 @@ pub fn settings(backends: Vec<Backend>) -> Settings {
         roles: BTreeMap::new(),
         rates: Rates::default(),
         switched_off: vec![],
+        forward_unknown: false,
         limits: Limits { hold: secs(30), held_max: 100, in_flight_max: 1000, page: 100, retry_given_up: secs(300) },
     }
 }
@@ -149,6 +150,7 @@ pub struct Story {
     pub disconnected: Vec<(Link, bool)>,
     pub connected: Vec<Link>,
     pub notes: Vec<String>,
+    pub refused_notes: Vec<RefusedNotification>,
     /// What links said that is no JSON.
     pub diverted: Vec<(Link, String)>,
     pub records: Vec<Record>,
@@ -183,6 +185,7 @@ impl Story {
             disconnected: vec![],
             connected: vec![],
             notes: vec![],
+            refused_notes: vec![],
             diverted: vec![],
             records: vec![],
             called: vec![],
@@ -248,6 +251,7 @@ impl Story {
             Action::DropClient { .. } => {}
             Action::Record(record) => self.records.push(record),
             Action::Note(words) => self.notes.push(words),
+            Action::NotificationRefused(refused) => self.refused_notes.push(*refused),
             Action::Divert { link, message } => {
                 self.diverted.push((link, String::from_utf8_lossy(&message).into_owned()));
             }

@@ -121,6 +121,7 @@ impl World {
             roles: BTreeMap::new(),
             rates: Rates::default(),
             switched_off: vec![],
+            forward_unknown: false,
             limits: Limits {
                 hold: Duration::from_secs(1 + dice.below(30)),
                 held_max: 1 + dice.below(20) as usize,
@@ -409,6 +410,7 @@ impl World {
                 let is_message = outlast_core::message::is_json_rpc(&message);
                 check!(self, !is_message, "what {link:?} said was taken for no message");
             }
+            Action::NotificationRefused(refused) => self.fail(&format!("{refused:?}: only known ones are sent here")),
             Action::Record(_) | Action::Note(_) => {}
         }
     }

@@ -140,6 +140,7 @@ impl Gateway {
             default_profile: check.known("gateway.profile", front.the_text("profile"), "profile", profiles.keys()),
             rates: check.rates(&root.section("rates")),
             switched_off: check.switches(&root.section("switch"), &names),
+            forward_unknown: front.truth("forward_unknown"),
             limits: Limits {
                 hold: limits.span("hold").unwrap_or_default(),
                 held_max: count(&limits, "held_max"),

@@ -132,6 +132,12 @@ pub const GATEWAY: &[Key] = &[
         "false",
         "The file is not read again when it changes, but on SIGHUP and by `outlast reload`.",
     ),
+    key(
+        "forward_unknown",
+        Shape::Truth,
+        "false",
+        "Requests with a method that MCP does not have are forwarded for every role, not only for roles that may call everything. They are only forwarded where there is one backend.",
+    ),
     key("stdin_grace", Shape::Span, "\"1s\"", "How long a backend may take to end after its stdin is closed."),
     key("term_grace", Shape::Span, "\"2s\"", "How long it may take after SIGTERM."),
 ];

@@ -97,7 +97,7 @@ impl Metrics {
         let refused = Family::default();
         registry.register(
             "requests_refused",
-            "HTTP requests that were refused before any guard of calls",
+            "Requests and notifications that were refused before any guard of calls",
             refused.clone(),
         );
         let (tools, at_hand) = (BTreeSet::new(), FxHashMap::default());

@@ -308,6 +308,35 @@ fn another_key_counts_as_soon_as_the_file_says_so() {
     gate.end();
 }
 
+/// A backend that does not look for an id would run it, and no guard had seen it.
+#[test]
+fn a_tool_call_without_an_id_reaches_no_backend() {
+    let place = Place::new();
+    let log = place.join("heard.log");
+    let config = backend("one", &["--log", &log], "children = \"per_session\"\n") + &auth();
+    let gate = Gate::listen_with(place, &config, |setup| setup.env("SIGNING", SECRET));
+    let mut ci = Session::open_as(&gate.address, Some(CI));
+    ci.call("one__pid", json!({}));
+    for method in ["tools/call", "notifications/strange"] {
+        let note = json!({"jsonrpc": "2.0", "method": method, "params": {"name": "crash", "arguments": {}}});
+        assert_eq!(ci.post(&note).status, 202);
+    }
+    let second = gate.place.recorded("request_refused", 2);
+    let first = gate.place.recorded("request_refused", 1);
+    let shown = |props: &Value| (props["who"].clone(), props["method"].clone(), props["outcome"].clone());
+    assert_eq!(shown(&first), (json!("ci"), json!("tools/call"), json!("unknown_notification")));
+    assert_eq!(shown(&second), (json!("ci"), json!("notifications/strange"), json!("unknown_notification")));
+    assert!(first["session"].is_string() && first["peer"].is_string(), "{first}");
+    let answer = ci.ask("my/method", json!({}));
+    assert_eq!(answer["error"]["code"], 7014, "{answer}");
+    ci.call("one__echo", json!({"text": "after it"}));
+    let heard = std::fs::read_to_string(&log).expect("the backend's log");
+    assert!(!heard.contains("crash") && !heard.contains("strange") && !heard.contains("my/method"), "{heard}");
+    let metrics = Web::connect(&gate.address).ask("GET", "/metrics", &[("x-api-key", ANN)], b"").text();
+    assert!(metrics.contains("outlast_requests_refused_total{reason=\"unknown_notification\"} 2"), "{metrics}");
+    gate.end();
+}
+
 #[test]
 fn the_catalogue_is_there_before_the_backends_are() {
     let place = Place::new();
