@@ -357,6 +357,8 @@ impl Gateway {
             }
             let place = self.places.get_mut(&key).expect("found above");
             let tickets = mem::take(&mut place.tickets);
+            let last_line = stderr.lines().rev().find(|line| !line.trim().is_empty());
+            let quoted = last_line.map(|line| format!(" Last stderr line: {}", line.trim())).unwrap_or_default();
             place.failed_reload = Some(LastEnd { how: how.clone(), stderr, at: now });
             self.out.push(Action::Record(Record {
                 id: Some(name.clone()),
@@ -369,7 +371,7 @@ impl Gateway {
             for ticket in tickets {
                 self.ticket_done(
                     ticket,
-                    Err(format!("{name} was not restarted: the new one {how}; the old one goes on")),
+                    Err(format!("{name}: the new server did not start ({how}); the old one keeps serving.{quoted}")),
                 );
             }
             return;

@@ -318,7 +318,7 @@ fn a_restart_takes_over_when_it_is_ready_and_says_so() {
     assert_ne!(broken, serving);
     story.dies(broken);
     assert!(
-        matches!(&story.answers[1], (6, Err(words)) if words.contains("the old one goes on")),
+        matches!(&story.answers[1], (6, Err(words)) if words.contains("the old one keeps serving")),
         "{:?}",
         story.answers
     );
