@@ -100,8 +100,10 @@ impl Mask {
         for (name, value) in text.secrets() {
             let shown = format!("${{{name}}}");
             let quoted = serde_json::to_string(value).unwrap_or_default();
-            // A log is read by lines, and a value may be printed as JSON.
+            let encoded = percent_encoded(value);
+            // A log is read by lines, and a value may be printed as JSON or as part of an address.
             let forms = [value, quoted.trim_matches('"')].into_iter().chain(value.lines().map(str::trim));
+            let forms = forms.chain(encoded.iter().map(String::as_str));
             for form in forms.filter(|form| form.len() >= SEARCHED_MIN) {
                 if !self.known.iter().any(|(known, _)| known == form) {
                     self.known.push((form.to_owned(), shown.clone()));
@@ -143,6 +145,31 @@ impl Mask {
             Value::Null | Value::Bool(_) | Value::Number(_) => {}
         }
     }
+}
+
+/// The ways in which programs write a value into an address: in a path or in a query, with either case of hexadecimal
+/// digits. Nothing where it stays as it is.
+fn percent_encoded(value: &str) -> Vec<String> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    if value.bytes().all(is_plain) {
+        return Vec::new();
+    }
+    let mut forms = Vec::new();
+    for (kept, space) in [("", "%20"), ("/", "%20"), ("", "+"), ("/", "+")] {
+        for is_lower in [false, true] {
+            let mut form = String::new();
+            for byte in value.bytes() {
+                match byte {
+                    byte if is_plain(byte) || kept.as_bytes().contains(&byte) => form.push(char::from(byte)),
+                    b' ' => form.push_str(space),
+                    byte if is_lower => form.push_str(&format!("%{byte:02x}")),
+                    byte => form.push_str(&format!("%{byte:02X}")),
+                }
+            }
+            forms.push(form);
+        }
+    }
+    forms
 }
 
 impl fmt::Debug for Mask {
@@ -195,8 +222,12 @@ mod tests {
         mask.learn(&resolved(&[("short", Some("SHORT"))]));
         mask.learn(&resolved(&[("-----BEGIN\nline one of it\nab\n", Some("PEM"))]));
         mask.learn(&resolved(&[("quo\"ted-value", Some("QUOTED"))]));
+        mask.learn(&resolved(&[("p@ss/wörd & more", Some("ENCODED"))]));
         let table = [
             ("nothing in it", "nothing in it"),
+            ("GET /?key=p%40ss%2Fw%C3%B6rd%20%26%20more failed", "GET /?key=${ENCODED} failed"),
+            ("GET /p%40ss/w%C3%B6rd%20%26%20more failed", "GET /${ENCODED} failed"),
+            ("GET /?key=p%40ss%2fw%c3%b6rd+%26+more failed", "GET /?key=${ENCODED} failed"),
             ("401 for s3cret-token at s3cret-token", "401 for ${TOKEN} at ${TOKEN}"),
             ("x=s3cret-token-and-more", "x=${LONG}"),
             ("a short word", "a short word"),
@@ -210,6 +241,6 @@ mod tests {
         let mut value = json!({"a": ["s3cret-token", 1, null], "s3cret-token": {"b": "x s3cret-token"}});
         mask.hide_in(&mut value);
         assert_eq!(value, json!({"a": ["${TOKEN}", 1, null], "${TOKEN}": {"b": "x ${TOKEN}"}}));
-        assert_eq!(format!("{mask:?}"), "Mask of 8 values");
+        assert_eq!(format!("{mask:?}"), "Mask of 22 values");
     }
 }

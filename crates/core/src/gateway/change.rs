@@ -242,6 +242,7 @@ impl Gateway {
             self.drain(serial, now);
         }
         if let Some(place) = self.take_place(key) {
+            self.keep_restarts(key.backend, &place.restarts);
             for ticket in place.tickets {
                 let words = format!("{}: its configuration changed meanwhile", self.owner_name(key.backend));
                 self.ticket_done(ticket, Err(words));

@@ -524,16 +524,20 @@ impl Gateway {
         Some(place)
     }
 
-    /// A place that nobody can come back to.
-    pub(super) fn drop_place(&mut self, key: PlaceKey, failure: &Failure, now: Instant) {
-        let Some(place) = self.take_place(key) else { return };
-        // Who counts restarts never sees fewer.
-        if let Some(owner) = self.owners.get_mut(&key.backend) {
-            owner.restarts_gone += u64::from(place.restarts.restarts());
-            owner.past_gone.extend(place.restarts.recent().cloned());
+    /// The count of restarts never falls, whatever becomes of the place where they were.
+    pub(super) fn keep_restarts(&mut self, backend: u32, restarts: &Restarts) {
+        if let Some(owner) = self.owners.get_mut(&backend) {
+            owner.restarts_gone += u64::from(restarts.restarts());
+            owner.past_gone.extend(restarts.recent().cloned());
             owner.past_gone.sort_by_key(|past| past.at);
             owner.past_gone.drain(..owner.past_gone.len().saturating_sub(RECENT_MAX));
         }
+    }
+
+    /// A place that nobody can come back to.
+    pub(super) fn drop_place(&mut self, key: PlaceKey, failure: &Failure, now: Instant) {
+        let Some(place) = self.take_place(key) else { return };
+        self.keep_restarts(key.backend, &place.restarts);
         for ticket in place.tickets {
             let words = format!("{} is no longer there", self.owner_name(key.backend));
             self.ticket_done(ticket, Err(words));

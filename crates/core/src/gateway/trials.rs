@@ -258,15 +258,16 @@ impl Gateway {
         let policy = self.owners[&number].settings.policy.clone();
         let keys: Vec<PlaceKey> = self.places.keys().filter(|key| key.backend == number).copied().collect();
         for key in keys {
-            let seed = self.chance();
+            let new = Restarts::new(policy.clone(), self.chance());
             let place = self.places.get_mut(&key).expect("listed above");
-            place.restarts = Restarts::new(policy.clone(), seed);
+            let old = mem::replace(&mut place.restarts, new);
             if let Some(serial) = place.current() {
                 place.restarts.child_started(now);
                 if self.links.get(&serial).is_some_and(Connection::is_ready) {
                     place.restarts.child_ready(now);
                 }
             }
+            self.keep_restarts(number, &old);
         }
     }
 }

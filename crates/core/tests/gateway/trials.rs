@@ -401,6 +401,28 @@ fn the_one_that_serves_may_crash_while_the_next_is_tried() {
 }
 
 #[test]
+fn restarts_are_never_fewer_after_a_change() {
+    let policy = Policy { restarts_max: Some(2), jitter_percent: 0, ..Policy::exponential() };
+    let backend = Backend { policy, ..stdio("a") };
+    let mut story = serving(&backend);
+    story.auto = true;
+    for _ in 0..3 {
+        let link = story.link("a");
+        story.dies(link).pass(secs(10));
+    }
+    let status = story.status("a");
+    assert_eq!((&status["state"], &status["restarts"]), (&json!("given_up"), &json!(2)));
+    let exits = status["last_exits"].as_array().map(Vec::len);
+    story.event(configured(vec![other(&backend)]));
+    let status = story.status("a");
+    assert_eq!((&status["state"], &status["restarts"]), (&json!("ready"), &json!(2)));
+    assert_eq!(status["last_exits"].as_array().map(Vec::len), exits);
+    // The same with another policy, for a process that runs.
+    story.event(configured(vec![Backend { policy: Policy::watchdog(), ..other(&backend) }]));
+    assert_eq!(story.status("a")["restarts"], 2);
+}
+
+#[test]
 fn one_that_never_worked_is_changed_at_once() {
     let backend = stdio("a");
     let mut story = Story::new(settings(vec![backend.clone()]), &[("a", maker(&["x"]))]);

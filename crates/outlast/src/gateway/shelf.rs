@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
     pin::Pin,
     task::{Context, Poll},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use bytes::Bytes;
@@ -28,6 +28,8 @@ use crate::{home::Home, report::plain};
 const VERSION: u32 = 1;
 /// A larger catalogue is neither written nor read: the next start waits for its backends instead.
 const FILE_MAX: usize = 32 << 20;
+/// Files of other gateways in one directory that are looked at; older ones are not read.
+const PEEKED_MAX: usize = 32;
 /// Backends come up together, so their catalogues are written together.
 const WAIT: Duration = Duration::from_millis(500);
 
@@ -92,13 +94,20 @@ impl Shelf {
         (shelf, offers, note)
     }
 
-    /// Reads what is cached of these backends, for a command that changes nothing. `dirs` are the places where it may be.
+    /// Reads what is cached of these backends, for a command that changes nothing. `dirs` are the places where it may be. The
+    /// gateway of this identity comes first, then the others there: what they cached of the same commands holds as well.
     pub fn peek(dirs: &[PathBuf], identity: &str, backends: &[Backend]) -> BTreeMap<String, Offer> {
         let name = file_name(identity);
-        let found = dirs.iter().find_map(|dir| read(&dir.join(&name)).ok().flatten());
+        let own = dirs.iter().map(|dir| dir.join(&name));
+        let paths = own.chain(dirs.iter().flat_map(|dir| catalogues(dir)));
         let marks = marks(backends);
-        let kept = found.unwrap_or_default().into_iter().filter(|(name, kept)| marks.get(name) == Some(&kept.mark));
-        kept.map(|(name, kept)| (name, kept.offer)).collect()
+        let mut offers = BTreeMap::new();
+        for (name, kept) in paths.filter_map(|path| read(&path).ok().flatten()).flatten() {
+            if marks.get(&name) == Some(&kept.mark) {
+                offers.entry(name).or_insert(kept.offer);
+            }
+        }
+        offers
     }
 
     /// Other backends from here on.
@@ -180,6 +189,24 @@ impl Shelf {
         self.kept.retain(|name, kept| marks.get(name) == Some(&kept.mark));
         self.kept.len() < before
     }
+}
+
+/// All cached catalogues in a directory, newest first.
+fn catalogues(dir: &Path) -> Vec<PathBuf> {
+    let is_one = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        name.starts_with("catalogue.") && name.ends_with(".json")
+    };
+    let mut found: Vec<(SystemTime, PathBuf)> = fs::read_dir(dir)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| Some(entry.ok()?.path()))
+        .filter(is_one)
+        .map(|path| (fs::metadata(&path).and_then(|about| about.modified()).unwrap_or(SystemTime::UNIX_EPOCH), path))
+        .collect();
+    found.sort_by(|a, b| b.cmp(a));
+    found.truncate(PEEKED_MAX);
+    found.into_iter().map(|(_, path)| path).collect()
 }
 
 fn file_name(identity: &str) -> String {

@@ -94,6 +94,24 @@ async fn what_is_kept_comes_back_byte_for_byte() {
 }
 
 #[tokio::test]
+async fn a_catalogue_is_found_whatever_the_gateway_that_cached_it_was_called() {
+    let (_dir, home) = home();
+    let backends = [backend("files", "a"), backend("docs", "b")];
+    let (mut shelf, ..) = Shelf::open(&home, "a name of its own", &backends);
+    shelf.keep("files", offer("read"), Instant::now());
+    shelf.keep("docs", offer("search"), Instant::now());
+    write_all(&mut shelf).await;
+    let (mut shelf, ..) = Shelf::open(&home, "outlast.toml", &backends);
+    shelf.keep("files", offer("newer"), Instant::now());
+    write_all(&mut shelf).await;
+    let dirs = [home.dir().expect("a directory").to_owned()];
+    let found = Shelf::peek(&dirs, "outlast.toml", &[backend("files", "a"), backend("docs", "b")]);
+    assert_eq!(found, [("files".to_owned(), offer("newer")), ("docs".to_owned(), offer("search"))].into());
+    let found = Shelf::peek(&dirs, "outlast.toml", &[backend("docs", "another command")]);
+    assert!(found.is_empty());
+}
+
+#[tokio::test]
 async fn another_backend_of_the_same_name_is_another_one() {
     let (_dir, home) = home();
     let (mut shelf, ..) = Shelf::open(&home, "one", &[backend("files", "a"), backend("docs", "b")]);
