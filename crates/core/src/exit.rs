@@ -54,10 +54,51 @@ pub enum How {
     Lost(String),
     /// Of a server that is no child: it is there, and does not know us any more.
     Forgot(String),
+    /// Of a server that is no child: it does not accept our credentials, or wants some.
+    Unauthorized(Denied),
     /// By us, because it was to say something, by its own account or because it was asked, and said nothing for so long.
     Hung(Duration),
     /// By us, because somebody asked for it.
     Stopped,
+}
+
+/// The answer 401 or 403 of a server over HTTP. `Display` says what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Denied {
+    pub status: u16,
+    /// What the server answered, with its address, as one sentence without its full stop.
+    pub words: String,
+    /// The value of `WWW-Authenticate`.
+    pub challenge: Option<String>,
+    /// Whether the configuration names an `Authorization` header for it.
+    pub has_credentials: bool,
+}
+
+impl Denied {
+    /// What the user should configure.
+    pub fn hint(&self) -> &'static str {
+        match (self.status, self.has_credentials) {
+            (403, _) => {
+                "its credentials are not allowed to do this: check their scope with the server, then `outlast reload`"
+            }
+            (_, true) => {
+                "it did not accept the `Authorization` header in `headers` of this backend: renew it, then `outlast reload`"
+            }
+            (_, false) => {
+                "it wants credentials: add an `Authorization` header to `headers` of this backend, then `outlast reload`"
+            }
+        }
+    }
+}
+
+impl fmt::Display for Denied {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.words)?;
+        if let Some(challenge) = &self.challenge {
+            write!(f, " (WWW-Authenticate: {challenge})")?;
+        }
+        write!(f, "; {}", self.hint())
+    }
 }
 
 impl How {
@@ -91,6 +132,7 @@ impl fmt::Display for How {
             How::StoppedReading => f.write_str("stopped reading its stdin"),
             How::Lost(why) => write!(f, "was lost: {why}"),
             How::Forgot(why) => write!(f, "has to be met anew: {why}"),
+            How::Unauthorized(denied) => denied.fmt(f),
             How::Hung(silence) => write!(f, "hung: silent for {} s", silence.as_secs_f64()),
             How::Stopped => f.write_str("was stopped"),
         }
@@ -125,7 +167,7 @@ pub fn classify(how: &How, asked: bool, was_ready: bool) -> Cause {
         How::Exited(Exit::Code(0)) => Cause::Clean,
         How::Forgot(_) => Cause::Forgot,
         How::Exited(_) | How::ClosedStdout | How::ClosedStdin | How::LineTooLong => Cause::Crashed,
-        How::StoppedReading | How::Lost(_) | How::Hung(_) => Cause::Crashed,
+        How::StoppedReading | How::Lost(_) | How::Unauthorized(_) | How::Hung(_) => Cause::Crashed,
     }
 }
 

@@ -32,6 +32,7 @@ mod change;
 mod dispatch;
 pub mod guard;
 mod guests;
+mod http_refusals;
 mod links;
 mod lists;
 mod loans;
@@ -53,6 +54,7 @@ use calls::{Call, Whom};
 use catalogue::{Catalogue, View};
 use guard::{Breaker, Buckets, Roles, Switches};
 use guests::{Guest, Says};
+pub use http_refusals::Refused;
 use links::Connection;
 use lists::Gathering;
 use places::{Place, PlaceKey, Seat};
@@ -140,6 +142,23 @@ pub enum Event {
         /// Whether any of it may have reached the backend.
         was_sent: bool,
         why: String,
+    },
+    /// Of an HTTP backend: this request, as we numbered it, was answered with a status that says no. The link lives on.
+    RequestRefused {
+        link: Link,
+        id: Id,
+        refused: Box<Refused>,
+    },
+    /// The same for what is no request: a notification, or the stream of a session, was answered with 401 or 403.
+    LinkDenied {
+        link: Link,
+        refused: Box<Refused>,
+    },
+    /// Of an HTTP backend: it takes no more requests. Each request that is open there is still reported, as answered or as
+    /// lost; [`Event::LinkDown`] follows.
+    LinkFailing {
+        link: Link,
+        how: How,
     },
     /// All that it said has been told, and nothing is left of it.
     LinkDown {
@@ -401,6 +420,8 @@ struct Owner {
     /// The next pool place to be used, where several are equally busy.
     turn: u32,
     pace: Pace,
+    /// When a request was last lost on a link that lives on.
+    lost_at: Option<Instant>,
     /// Of places that are no more: how often they were filled again, and the last endings there.
     restarts_gone: u64,
     past_gone: Vec<Past>,
@@ -446,6 +467,8 @@ pub struct Gateway {
     asks: FxHashMap<u64, Ask>,
     batches: FxHashMap<u64, calls::Batch>,
     gathering: Vec<Gathering>,
+    /// Requests that busy HTTP backends asked to get later, by the number of the call.
+    resends: http_refusals::Resends,
     tasks: tasks::Tasks,
     /// Lists of tasks that are being put together, by a number of their own.
     task_lists: FxHashMap<u64, tasks::Listing>,
@@ -501,6 +524,7 @@ impl Gateway {
             asks: FxHashMap::default(),
             batches: FxHashMap::default(),
             gathering: Vec::new(),
+            resends: http_refusals::Resends::default(),
             tasks: tasks::Tasks::default(),
             task_lists: FxHashMap::default(),
             errands: FxHashMap::default(),
@@ -554,6 +578,9 @@ impl Gateway {
             }
             Event::LinkSaidFor { link, id, message } => self.link_said_for(link, &id, &message, now),
             Event::RequestLost { link, id, was_sent, why } => self.request_lost(link, &id, was_sent, &why, now),
+            Event::RequestRefused { link, id, refused } => self.request_refused(link, &id, *refused, now),
+            Event::LinkDenied { link, refused } => self.link_denied(link, &refused, now),
+            Event::LinkFailing { link, how } => self.link_failing(link, how, now),
             Event::LinkDown { link, how, stderr_tail, unsent } => self.link_down(link, how, stderr_tail, unsent, now),
             Event::Measured { link, rss } => self.measured(link, rss, now),
             Event::RestartAsked { ticket, backend, reason } => self.restart_asked(ticket, backend, &reason, now),
@@ -643,6 +670,7 @@ impl Gateway {
         self.wake = None;
         self.starts_due = true;
         self.calls_late(now);
+        self.resend_due(now);
         self.links_late(now);
         self.gather(now);
         if self.stopping.is_some_and(|by| by <= now) {
@@ -657,7 +685,8 @@ impl Gateway {
         let links = self.links.values().filter_map(|connection| connection.due(&self.owners));
         let places = self.places.values().filter_map(Place::due);
         let gathering = self.gathering.iter().map(|waiting| waiting.until);
-        let dues = calls.chain(links).chain(places).chain(gathering).chain(self.stopping);
+        let resends = self.resends.due();
+        let dues = calls.chain(resends).chain(links).chain(places).chain(gathering).chain(self.stopping);
         // What is due already was done just now, or waits for something other than time.
         self.wake = dues.filter(|at| *at > now).min();
     }

@@ -299,6 +299,11 @@ impl Restarts {
         }
     }
 
+    /// The child was stopped because it was not needed: starting the next one is no restart.
+    pub fn rested(&mut self) {
+        self.any_started = false;
+    }
+
     /// Somebody forgives all crashes.
     pub fn resumed(&mut self) {
         self.count = Count::CLEAR;

@@ -15,7 +15,9 @@ use std::{
 use bytes::Bytes;
 use outlast_core::{
     exit::{self, How},
-    gateway::{Action, Backend, Called, Event, Front, Gateway, Kind, Link, Outcome, RefusedNotification, Sender, Who},
+    gateway::{
+        Action, Backend, Called, Event, Front, Gateway, Kind, Link, Outcome, Refused, RefusedNotification, Sender, Who,
+    },
     life::{self, Grace},
     record::{self, OfGateway, Record},
     refusals::Refusals,
@@ -681,6 +683,9 @@ impl Driver {
         let stderr_tail = child.tail.text();
         let stderr_tail = self.journal.mask().hide(&stderr_tail).into_owned();
         let how = self.masked(gone.how);
+        if let Some(backend) = self.gateway.backend(link.backend) {
+            self.errands.values_mut().for_each(|errand| errand.note_end(&backend.name, &stderr_tail));
+        }
         self.tell(Event::LinkDown { link, how, stderr_tail, unsent });
     }
 
@@ -693,6 +698,13 @@ impl Driver {
             How::Forgot(why) => How::Forgot(hide(why)),
             how => how,
         }
+    }
+
+    fn mask_refusal(&self, refused: &mut Refused) {
+        let hide = |text: &mut String| *text = self.journal.mask().hide(text).into_owned();
+        hide(&mut refused.words);
+        refused.challenge.as_mut().map(hide);
+        refused.body.as_mut().map(hide);
     }
 
     /// What backends and clients say.
@@ -768,6 +780,18 @@ impl Driver {
                 http::Heard::Lost { id, was_sent, why } => {
                     let why = self.journal.mask().hide(&why).into_owned();
                     self.tell(Event::RequestLost { link, id, was_sent, why });
+                }
+                http::Heard::Refused { id, mut refused } => {
+                    self.mask_refusal(&mut refused);
+                    self.tell(Event::RequestRefused { link, id, refused });
+                }
+                http::Heard::Denied(mut refused) => {
+                    self.mask_refusal(&mut refused);
+                    self.tell(Event::LinkDenied { link, refused });
+                }
+                http::Heard::Failing(how) => {
+                    let how = self.masked(how);
+                    self.tell(Event::LinkFailing { link, how });
                 }
                 http::Heard::Note(text) => {
                     if let Some(backend) = self.gateway.backend(link.backend) {

@@ -219,12 +219,14 @@ fn restarted_in_words(id: &str, report: &Value) -> String {
     if let Some(error) = report["error"].as_str() {
         return format!("{id} is not back yet: {error}\n");
     }
-    let new = &report["new_pid"];
-    let pids = match report["old_pid"].as_u64() {
-        Some(old) => format!("pid {old} → {new}"),
-        None => format!("pid {new}"),
+    // A server that is spoken to over HTTP has no process here.
+    let pids = match (report["old_pid"].as_u64(), report["new_pid"].as_u64()) {
+        (Some(old), Some(new)) => format!(": pid {old} → {new}"),
+        (None, Some(new)) => format!(": pid {new}"),
+        (Some(old), None) => format!(": pid {old} has ended"),
+        (None, None) => String::new(),
     };
-    let mut words = format!("Restarted {id} in {} ms: {pids}\n", report["took_ms"]);
+    let mut words = format!("Restarted {id} in {} ms{pids}\n", report["took_ms"]);
     let tools = &report["tools"];
     if tools.is_null() || tools["compared"] == false {
         return words;
@@ -461,7 +463,9 @@ fn state_in_words(state: &Value, width: Option<usize>) -> String {
     if !left_out.is_empty() {
         say("not passed", format!("{left_out}; {}", environment::HOW_TO_PASS));
     }
-    say("outlast", format!("pid {}", state["outlast_pid"]));
+    if let Some(pid) = state["outlast_pid"].as_u64() {
+        say("outlast", format!("pid {pid}"));
+    }
     say("listen", text("listen"));
     say("page", text("status_page"));
     say("log", text("log"));
@@ -812,6 +816,8 @@ mod tests {
         Restarted weather-1abcd in 87 ms: pid 4250
           its tools are the same
         ");
+        let report = json!({"old_pid": null, "new_pid": null, "took_ms": 87});
+        insta::assert_snapshot!(restarted_in_words("tools-1abcd/far", &report), @"Restarted tools-1abcd/far in 87 ms");
         let report = json!({"old_pid": 1, "new_pid": 2, "took_ms": 3, "tools": {"compared": false}});
         insta::assert_snapshot!(restarted_in_words("weather-1abcd", &report), @"Restarted weather-1abcd in 3 ms: pid 1 → 2");
     }

@@ -463,7 +463,11 @@ fn sentence(record: &Record) -> String {
         Event::InstanceEnded => format!("Ended (code: {})", record.exit_code.unwrap_or_default()),
         // A restart that failed had a number, too, and no other one has it again.
         Event::ServerStarted => {
-            let restart = generation.saturating_sub(1);
+            // A backend that was stopped for want of calls has another generation, and was not restarted.
+            let restart = match record.restarts.filter(|_| record.kind == Some("backend")) {
+                Some(restarts) => u64::from(restarts),
+                None => generation.saturating_sub(1),
+            };
             format!("MCP server running{pid} (restart #{restart}, generation {generation})")
         }
         // What its code means is of interest only where nobody asked it to go, and the policy had to judge.

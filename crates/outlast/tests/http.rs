@@ -9,7 +9,7 @@ use std::{
 
 use bytes::Bytes;
 use outlast::gateway::http::{Heard, HttpClient, HttpLink, HttpSettings, Patience};
-use outlast_core::message::Id;
+use outlast_core::{exit::How, gateway::Refused, message::Id};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
@@ -175,8 +175,25 @@ fn run(story: impl Future<Output = ()>) {
     LocalSet::new().block_on(&runtime, story);
 }
 
+/// The next thing, but for the announcement that the link fails, which precedes its end.
 async fn hear(link: &mut HttpLink) -> Heard {
+    loop {
+        match hear_all(link).await {
+            Heard::Failing(_) => {}
+            heard => return heard,
+        }
+    }
+}
+
+async fn hear_all(link: &mut HttpLink) -> Heard {
     within(poll_fn(|cx| link.poll(cx))).await
+}
+
+async fn hear_refused(link: &mut HttpLink) -> Refused {
+    match hear(link).await {
+        Heard::Refused { refused, .. } => *refused,
+        other => panic!("{other:?}"),
+    }
 }
 
 async fn hear_said(link: &mut HttpLink) -> String {
@@ -394,14 +411,97 @@ fn a_forgotten_session_ends_the_link_and_everything_on_it() {
             open(&mut link).await;
             link.send(request(1, "tools/call"));
             link.send(request(2, "tools/call"));
+            let failing = hear_all(&mut link).await;
+            assert!(
+                matches!(failing, Heard::Failing(How::Forgot(_))),
+                "before what is to be sent elsewhere: {failing:?}"
+            );
+            let (id, was_sent, why) = hear_lost(&mut link).await;
+            assert_eq!((id, was_sent), (Id::Integer(2), false), "refused, so not acted on: {why}");
+            // Nothing is sent on it any more, and what is open goes on.
+            link.send(request(3, "tools/call"));
             let (id, was_sent, _) = hear_lost(&mut link).await;
-            assert_eq!((id, was_sent), (Id::Integer(2), false), "refused, so not acted on");
+            assert_eq!((id, was_sent), (Id::Integer(3), false));
+            link.send(r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#.into());
             let (id, was_sent, _) = hear_lost(&mut link).await;
             assert_eq!((id, was_sent), (Id::Integer(1), true));
             let (why, is_forgotten) = hear_down(&mut link).await;
             assert!(is_forgotten && why.contains("forgotten our session"), "{why}");
         });
     }
+}
+
+#[test]
+fn an_answer_that_cannot_be_gone_on_with_is_not_taken_for_a_refused_call() {
+    run(async {
+        let server = Server::start(|asked, _| {
+            opening(asked).filter(|_| asked.header("last-event-id").is_none()).unwrap_or_else(|| {
+                match asked.header("last-event-id") {
+                    Some(_) => respond("404 Not Found", "", "Session not found"),
+                    None => vec![stream("", "id: 7\nretry: 1\ndata:\n\n"), Act::Close],
+                }
+            })
+        })
+        .await;
+        let mut link = connect(&settings(&server.url));
+        open(&mut link).await;
+        link.send(request(1, "tools/call"));
+        let (_, was_sent, why) = hear_lost(&mut link).await;
+        assert!(was_sent && why.contains("broke off its answer"), "{why}");
+        assert!(hear_down(&mut link).await.1);
+    });
+}
+
+#[test]
+fn what_comes_after_the_end_of_a_link_is_lost_before_the_end_is_told() {
+    run(async {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}/mcp", listener.local_addr().unwrap());
+        drop(listener);
+        let mut link = connect(&settings(&url));
+        link.send(request(1, "tools/call"));
+        assert!(matches!(hear_all(&mut link).await, Heard::Failing(How::Lost(_))));
+        link.send(request(2, "tools/call"));
+        for id in [1, 2] {
+            let (lost, was_sent, _) = hear_lost(&mut link).await;
+            assert_eq!((lost, was_sent), (Id::Integer(id), false));
+        }
+        hear_down(&mut link).await;
+    });
+}
+
+#[test]
+fn credentials_that_are_wanted_are_told_with_the_challenge() {
+    const CHALLENGE: &str = "www-authenticate: Bearer realm=\"a\"\r\ncontent-type: application/json\r\n";
+    run(async {
+        // To a request, whatever its body.
+        let bodies =
+            [r#"{"error":"invalid_token"}"#, r#"{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"no"}}"#, ""];
+        for body in bodies {
+            let server = Server::start(move |_, _| respond("401 Unauthorized", CHALLENGE, body)).await;
+            let mut link = connect(&settings(&server.url));
+            link.send(stateless(1, "tools/call", ""));
+            let refused = hear_refused(&mut link).await;
+            assert_eq!((refused.status, refused.challenge.as_deref()), (401, Some("Bearer realm=\"a\"")), "{body}");
+            assert!(refused.words.ends_with("answered 401 Unauthorized"), "{}", refused.words);
+        }
+        // To a notification, to the stream of a session, and to that of the old transport.
+        for refuses in ["POST", "GET"] {
+            let server = Server::start(move |asked, _| {
+                let is_it = asked.method == refuses && !asked.body.contains("\"initialize\"");
+                if is_it { respond("401 Unauthorized", CHALLENGE, "") } else { opening(asked).unwrap() }
+            })
+            .await;
+            let mut link = connect(&settings(&server.url));
+            open(&mut link).await;
+            let heard = hear(&mut link).await;
+            assert!(matches!(&heard, Heard::Denied(refused) if refused.challenge.is_some()), "{refuses}: {heard:?}");
+        }
+        let server = Server::start(|_, _| respond("401 Unauthorized", CHALLENGE, "")).await;
+        let mut link = connect(&HttpSettings { is_sse: true, ..settings(&server.url) });
+        assert!(matches!(hear_all(&mut link).await, Heard::Denied(refused) if refused.status == 401));
+        hear_down(&mut link).await;
+    });
 }
 
 #[test]
@@ -430,49 +530,55 @@ fn refusals_are_answers_and_failures_are_not() {
         .await;
         let mut link = connect(&settings(&server.url));
         let url = server.url.strip_suffix("/mcp").unwrap();
-        let table = [
-            (
-                1,
-                format!(
-                    "{{\"jsonrpc\":\"2.0\",\"id\":1,\"error\":{{\"code\":401,\"message\":\"{url} answered 401 Unauthorized\",\"data\":{{\"body\":\"no token\"}}}}}}\n"
-                ),
-            ),
-            (2, r#"{"id":2,"error":{"code":-32020,"message":"m"}}"#.into()),
-            (3, "{\"jsonrpc\":\"2.0\",\"id\":3,\"error\":{\"code\":-32022,\"message\":\"v\"}}\n".into()),
-            (4, r#"{"id":4,"error":{"code":-32601,"message":"u"}}"#.into()),
-        ];
-        for (id, expected) in table {
-            link.send(stateless(id, "tools/call", ""));
-            assert_eq!(hear_said(&mut link).await, expected);
+        for (id, status, words, body) in
+            [(1, 401, "401 Unauthorized", "no token"), (5, 500, "500 Internal Server Error", "<h1>oops</h1>")]
+        {
+            let line = stateless(id, "tools/call", "");
+            link.send(line.clone());
+            let refused = hear_refused(&mut link).await;
+            assert_eq!((refused.status, refused.words), (status, format!("{url} answered {words}")));
+            assert_eq!((refused.body.as_deref(), refused.line), (Some(body), line));
         }
-        link.send(stateless(5, "tools/call", ""));
-        let (_, was_sent, why) = hear_lost(&mut link).await;
-        assert!(was_sent);
-        assert_eq!(why, format!("{url} answered 500 Internal Server Error: <h1>oops</h1>"));
+        for (id, code, words) in [(2, -32020, "m"), (3, -32022, "v"), (4, -32601, "u")] {
+            link.send(stateless(id, "tools/call", ""));
+            let expected = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":{code},"message":"{words}"}}}}"#);
+            assert_eq!(hear_said(&mut link).await.trim_end(), expected);
+        }
         link.send(stateless(6, "tools/call", ""));
         assert_eq!(hear_lost(&mut link).await.2, "it was taken without an answer");
     });
 }
 
 #[test]
-fn a_busy_server_is_asked_again_when_it_wants_to_be() {
+fn a_busy_server_says_when_to_come_back() {
     run(async {
-        let server = Server::start(|asked, before| match before {
+        let server = Server::start(|_, before| match before {
             0 => respond("503 Service Unavailable", "retry-after: 0\r\n", ""),
-            1 => respond("429 Too Many Requests", "retry-after: 1\r\n", ""),
-            2 => json(&answer(1)),
-            3 => respond("429 Too Many Requests", "retry-after: 3600\r\n", ""),
-            _ if asked.body.contains("tools/call") => respond("503 Service Unavailable", "retry-after: 0\r\n", ""),
-            _ => unreachable!("{asked:?}"),
+            _ => respond("429 Too Many Requests", "retry-after: 3600\r\n", ""),
         })
         .await;
         let mut link = connect(&settings(&server.url));
-        link.send(request(1, "tools/list"));
-        assert_eq!(hear_said(&mut link).await, answer(1));
-        link.send(request(2, "tools/list"));
-        assert!(hear_said(&mut link).await.contains("429"), "an hour is a no");
-        link.send(request(3, "tools/call"));
-        assert!(hear_lost(&mut link).await.1, "a call is not repeated");
+        for (id, status, seconds) in [(1, 503, 0), (2, 429, 3600)] {
+            link.send(request(id, "tools/list"));
+            let refused = hear_refused(&mut link).await;
+            assert_eq!((refused.status, refused.retry_after), (status, Some(Duration::from_secs(seconds))));
+        }
+    });
+}
+
+#[test]
+fn a_response_without_its_version_gets_it() {
+    run(async {
+        let server = Server::start(|asked, _| match asked.body.contains("\"id\":1,") {
+            true => json("\n{\"id\":1,\"result\":{\"jsonrpc\":\"2.0\"}}"),
+            false => json(&format!(r#"{{"result":{{"text":"{}"}},"id":2}}"#, "x".repeat(100))),
+        })
+        .await;
+        let mut link = connect(&settings(&server.url));
+        link.send(request(1, "tools/call"));
+        assert_eq!(hear_said(&mut link).await, r#"{"jsonrpc":"2.0","id":1,"result":{"jsonrpc":"2.0"}}"#);
+        link.send(request(2, "tools/call"));
+        assert!(hear_said(&mut link).await.starts_with(r#"{"jsonrpc":"2.0","result":"#));
     });
 }
 
@@ -833,7 +939,7 @@ mod old {
             let server = Server::start(|_, _| respond("404 Not Found", "", "")).await;
             let mut link = connect(&old(&server));
             let (why, is_forgotten) = hear_down(&mut link).await;
-            assert!(!is_forgotten && why.ends_with("answered 404 Not Found"), "{why}");
+            assert!(!is_forgotten && why.contains("answered 404 Not Found"), "{why}");
         });
     }
 }

@@ -57,6 +57,8 @@ pub(super) struct Call {
     /// Whether its backend may be asked twice.
     pub repeatable: bool,
     pub resent: bool,
+    /// How often it was sent again because it had not reached its backend, or because the backend asked for that.
+    pub unsent_tries: u32,
     /// `message` is not the client's, but what a link of that era was told in vain.
     pub told_in: Option<Era>,
     pub pass: Option<Pass>,
@@ -139,7 +141,7 @@ impl Gateway {
             return self.fail(*call, failure, now);
         };
         let full = place.held.len() >= held_max;
-        if let places::State::GivenUp { .. } = place.state {
+        if matches!(place.state, places::State::GivenUp { .. }) || place.is_unauthorized(now) {
             let failure = self.failure_of_place(call.place, now);
             return self.fail(*call, failure, now);
         }
@@ -284,6 +286,16 @@ impl Gateway {
         let Some(key) = key.filter(is_its_own) else {
             return self.lay(serial, key);
         };
+        // `"error": null` beside a result means no error to most readers.
+        let is_regular = error.is_none() || result.is_none() && error.is_some_and(words::is_error_object);
+        let (result, error) = match (result, error) {
+            (Some(result), Some(error)) if error.get() == "null" => (Some(result), None),
+            (None, Some(error)) if !is_regular => {
+                let what = words::cut(error.get(), 100);
+                return self.lose_request(serial, key, true, &format!("its error is not one of JSON-RPC: {what}"), now);
+            }
+            parts => parts,
+        };
         let call = &self.calls[&key];
         if let What::Private(private) = call.what {
             self.calls.remove(&key);
@@ -323,6 +335,18 @@ impl Gateway {
             let data = format!(r#"{{"requiredCapabilities":{{"{capability}":{{}}}}}}"#);
             self.answer_error(whom, -32021, &words, Some(&data));
             return self.called(&call, Outcome::Failed, now);
+        }
+        if !is_regular {
+            // Both a result and an error: the client gets one of them.
+            match (error, result) {
+                (Some(error), _) => {
+                    let line = format!(r#"{{"jsonrpc":"2.0","id":{},"error":{}}}"#, whom.raw, error.get());
+                    self.answer(whom, message::line(line), Said::Error);
+                }
+                (None, result) => self.answer_result(whom, result.map_or("{}", Raw::get)),
+            }
+            let outcome = if failed { Outcome::Failed } else { Outcome::Answered };
+            return self.called(&call, outcome, now);
         }
         let mut edits = Edits::default();
         if let Some(at) = id.place(message) {
@@ -428,8 +452,17 @@ impl Gateway {
     /// For audit and metrics, on every way out; and for the breaker.
     pub(super) fn called(&mut self, call: &Call, outcome: Outcome, now: Instant) {
         // A backend that went away is not ill but gone: that is for its restarts, and who comes meanwhile waits for it.
-        let is_gone = call.link.is_some_and(|serial| !self.links.contains_key(&serial));
+        let is_there = |serial: u64| self.links.get(&serial).is_some_and(|connection| !connection.is_recorded);
+        let is_gone = call.link.is_some_and(|serial| !is_there(serial));
+        // Calls that break off together, as when the server behind HTTP is restarted, are one failure and not many in a row.
+        let is_same_failure = outcome == Outcome::Lost
+            && self.owners.get_mut(&call.place.backend).is_some_and(|owner| {
+                let last = owner.lost_at.filter(|last| call.began <= *last);
+                owner.lost_at = Some(now);
+                last.is_some()
+            });
         let health = match outcome {
+            Outcome::Lost if is_same_failure => Health::Unknown,
             Outcome::Answered | Outcome::Failed => Health::Well,
             Outcome::Lost if is_gone => Health::Unknown,
             Outcome::Lost | Outcome::TimedOut => Health::Ill,

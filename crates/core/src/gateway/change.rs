@@ -47,6 +47,7 @@ impl Gateway {
                             refused: None,
                             turn: 0,
                             pace: Pace::default(),
+                            lost_at: None,
                             restarts_gone: 0,
                             past_gone: Vec::new(),
                             name: settings.name.as_str().into(),

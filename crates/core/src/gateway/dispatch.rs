@@ -460,6 +460,7 @@ impl Gateway {
             due_max: now,
             repeatable: target.repeatable,
             resent: false,
+            unsent_tries: 0,
             told_in: None,
             pass,
             task: params.task().is_some(),

@@ -33,6 +33,8 @@ pub(super) struct Connection {
     pub answered: u64,
     /// A call was late, and nothing was answered since it was sent.
     pub is_doubted: bool,
+    /// Its end is in the audit log already.
+    pub is_recorded: bool,
     /// Lines that were no JSON.
     pub garbage: u64,
     /// The resources that it was asked to watch.
@@ -110,6 +112,7 @@ impl Connection {
             suspected: None,
             answered: 0,
             is_doubted: false,
+            is_recorded: false,
             garbage: 0,
             watched: BTreeSet::new(),
             listen: None,
@@ -270,6 +273,22 @@ impl Gateway {
         }
     }
 
+    /// The link takes nothing more: its place is filled again, and what is open there may still be answered.
+    pub(super) fn link_failing(&mut self, link: Link, how: How, now: Instant) {
+        let Some(mut connection) = self.links.remove(&link.serial) else { return };
+        if !matches!(connection.phase, Phase::Draining { .. } | Phase::Stopping { .. }) {
+            connection.phase = Phase::Draining { until: now + DRAIN_MAX };
+            self.place_emptied(&connection, how, String::new(), now);
+            connection.is_recorded = true;
+            self.wake_by(now + DRAIN_MAX);
+        }
+        let is_quiet = connection.in_flight == 0;
+        self.links.insert(link.serial, connection);
+        if is_quiet {
+            self.part(link.serial, How::Stopped, false, now);
+        }
+    }
+
     /// Links that are late with their handshake, that drained long enough, hang, or that nobody needs.
     pub(super) fn links_late(&mut self, now: Instant) {
         let due = |connection: &Connection| connection.due(&self.owners).is_some_and(|due| due <= now);
@@ -426,6 +445,7 @@ impl Gateway {
                 due_max: now,
                 repeatable: false,
                 resent: false,
+                unsent_tries: 0,
                 told_in: None,
                 pass: None,
                 task: false,

@@ -7,6 +7,9 @@ use calls::What;
 use opening::Private;
 use words::Failure;
 
+/// How often a request that did not reach its backend is sent again, each time on another link; then it fails as not run.
+const UNSENT_TRIES_MAX: u32 = 3;
+
 /// What a link was told and never got, in the terms of its era.
 #[derive(Debug)]
 pub(super) struct Unsent {
@@ -102,19 +105,34 @@ impl Gateway {
 
     /// An HTTP backend will never answer this one.
     pub(super) fn request_lost(&mut self, link: Link, id: &Id, was_sent: bool, why: &str, now: Instant) {
-        let Id::Integer(number) = *id else { return };
-        let Ok(key) = u64::try_from(number) else { return };
-        if self.calls.get(&key).is_none_or(|call| call.link != Some(link.serial)) {
-            return;
+        if let Some(key) = self.key_on(link.serial, id) {
+            self.lose_request(link.serial, key, was_sent, why, now);
         }
-        let mut call = self.calls.remove(&key).expect("found above");
+    }
+
+    /// The number of the call that a link was told under this id, if that is open there.
+    pub(super) fn key_on(&self, serial: u64, id: &Id) -> Option<u64> {
+        let Id::Integer(number) = *id else { return None };
+        let key = u64::try_from(number).ok()?;
+        self.calls.get(&key).is_some_and(|call| call.link == Some(serial)).then_some(key)
+    }
+
+    pub(super) fn lose_request(&mut self, serial: u64, key: u64, was_sent: bool, why: &str, now: Instant) {
+        let Some(mut call) = self.calls.remove(&key) else { return };
         if let What::Private(private) = call.what {
-            return self.private_failed(link.serial, private, key, why, now);
+            return self.private_failed(serial, private, key, why, now);
         }
         self.drop_asks_of(key, &call, "the call that this was for was lost");
-        self.call_over(link.serial, now);
-        if (call.repeatable || !was_sent) && !call.resent && !call.is_parked() && call.message.is_some() {
-            call.resent = true;
+        self.call_over(serial, now);
+        // What never arrived on a link that failed goes to the next one, a few times if need be.
+        let is_failing = self.links.get(&serial).is_none_or(|connection| connection.is_recorded);
+        let may_repeat = match was_sent {
+            true => call.repeatable && !call.resent,
+            false => call.unsent_tries < if is_failing { UNSENT_TRIES_MAX } else { 1 },
+        };
+        if may_repeat && !call.is_parked() && self.stopping.is_none() && call.message.is_some() {
+            call.resent |= was_sent;
+            call.unsent_tries += u32::from(!was_sent);
             call.due = None;
             let message = call.message.clone().expect("seen above");
             if let Ok(message::Message::Request { id, params, .. }) = message::parse(&message) {

@@ -141,7 +141,7 @@ impl Gateway {
         }
     }
 
-    fn opening_refused(&mut self, serial: u64, private: Private, words: &str, now: Instant) {
+    pub(super) fn opening_refused(&mut self, serial: u64, private: Private, words: &str, now: Instant) {
         let Some(connection) = self.links.get_mut(&serial) else { return };
         if !matches!(connection.phase, Phase::Opening { .. }) {
             return;

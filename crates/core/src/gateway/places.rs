@@ -99,6 +99,19 @@ impl Place {
         }
     }
 
+    /// It waits for another try after its backend did not accept our credentials: there is no use in waiting for that.
+    pub fn is_unauthorized(&self, now: Instant) -> bool {
+        matches!(self.state, State::Waiting { at } if at > now) && self.denied().is_some()
+    }
+
+    /// Why its backend did not let us in the last time.
+    pub fn denied(&self) -> Option<&exit::Denied> {
+        match self.last_end.as_ref().map(|end| &end.how) {
+            Some(How::Unauthorized(denied)) => Some(denied),
+            _ => None,
+        }
+    }
+
     pub fn due(&self) -> Option<Instant> {
         match self.state {
             State::Waiting { at } => Some(at),
@@ -394,6 +407,10 @@ impl Gateway {
             })
         };
         let mut record = record.ended(&how);
+        if cause == Cause::Asked {
+            // What stopped for want of calls is started by the next one: that is no restart.
+            place.restarts.rested();
+        }
         place.last_end = Some(LastEnd { how: how.clone(), stderr, at: now });
         let words = match verdict {
             Verdict::StartAt { at, delay, .. } => {
@@ -406,7 +423,8 @@ impl Gateway {
             }
             Verdict::GiveUp { crashes, within } => {
                 let within = within.map_or_else(String::new, |within| format!(" within {:.0} s", within.as_secs_f64()));
-                let why = format!("{crashes} {}{within}", if crashes == 1 { "crash" } else { "crashes" });
+                let crashes = format!("{crashes} {}{within}", if crashes == 1 { "crash" } else { "crashes" });
+                let why = format!("{crashes}, the last one: {how}");
                 let retry = now + limits.retry_given_up;
                 let words = format!("given up after {why}; tried again in {} s", limits.retry_given_up.as_secs());
                 place.state = State::GivenUp { retry, why };
@@ -421,7 +439,8 @@ impl Gateway {
             }
         };
         let (due, given_up) = (place.due(), matches!(place.state, State::GivenUp { .. }));
-        let held = if given_up { mem::take(&mut place.held) } else { VecDeque::new() };
+        let is_hopeless = given_up || place.is_unauthorized(now);
+        let held = if is_hopeless { mem::take(&mut place.held) } else { VecDeque::new() };
         // Calls wait for the next try, but whoever asked for this one hears at once that it failed.
         let is_failed_try = !was_ready && cause != Cause::Asked && place.candidate.is_none();
         let tickets = if given_up || is_failed_try { mem::take(&mut place.tickets) } else { Vec::new() };
@@ -440,7 +459,8 @@ impl Gateway {
             self.starts_due |= due <= now;
         }
         for ticket in tickets {
-            self.ticket_done(ticket, Err(format!("{name} did not come up: {how}; {words}")));
+            let cause = if given_up { String::new() } else { format!("{how}; ") };
+            self.ticket_done(ticket, Err(format!("{name} did not come up: {cause}{words}")));
         }
         for call in held {
             let Some(call) = self.calls.remove(&call) else { continue };
@@ -456,7 +476,7 @@ impl Gateway {
 
     /// The end of a link that had served, and whose place was another's already or is no more.
     fn record_parted(&mut self, connection: &Connection, how: &How, now: Instant) {
-        let Some(ready) = connection.ready else { return };
+        let Some(ready) = connection.ready.filter(|_| !connection.is_recorded) else { return };
         let event = match exit::classify(how, false, true) {
             Cause::Asked => record::Event::ServerStopped,
             Cause::Forgot => record::Event::ServerExiting,
@@ -508,6 +528,9 @@ impl Gateway {
             None => (None, ""),
         };
         let next = self.next_try(key, now);
+        if let Some(denied) = place.denied().filter(|_| self.serving(key).is_none()) {
+            return Failure::denied_by(name, denied, None, next);
+        }
         match &place.state {
             State::GivenUp { why, .. } => Failure::gave_up(name, why, how, stderr, next),
             _ if self.serving(key).is_some() => Failure::all_lent(name, loans::LOANS_MAX),

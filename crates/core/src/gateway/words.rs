@@ -5,10 +5,10 @@ use std::{ops::Range, time::Duration};
 
 use serde_json::{Value, json};
 
-use super::{Era, Outcome, STATELESS_VERSION, calls::What, guests::Guest, subscriptions::Level};
+use super::{Era, Outcome, Refused, STATELESS_VERSION, calls::What, guests::Guest, subscriptions::Level};
 use crate::{
     count::count,
-    exit::How,
+    exit::{Denied, How},
     message::{self, Params, Raw, pick, quote},
 };
 
@@ -63,6 +63,8 @@ pub(super) struct Failure {
     /// Whether the backend may have acted on it.
     may_have_run: bool,
     next: Next,
+    /// Further members of the data.
+    more: Vec<(&'static str, Value)>,
     exit: Option<Value>,
     stderr: Vec<String>,
 }
@@ -78,6 +80,7 @@ impl Failure {
             backend: (!backend.is_empty()).then(|| backend.to_owned()),
             may_have_run: false,
             next: Next::Nothing,
+            more: Vec::new(),
             exit: None,
             stderr: Vec::new(),
         }
@@ -108,6 +111,38 @@ impl Failure {
             if was_sent { "Whether it was done is not known: check before you ask again." } else { "It was not run." };
         let message = format!("The backend `{backend}` did not answer this: {why}. {known}");
         Failure { may_have_run: was_sent, ..Failure::new(7001, "backend_ended", Outcome::Lost, backend, message) }
+    }
+
+    /// The backend answered 401 or 403, now or when it was last tried.
+    pub fn denied_by(backend: &str, denied: &Denied, body: Option<&str>, next: Next) -> Failure {
+        let message =
+            format!("This was not run: the backend `{backend}` is not open to us: {denied}.{}", next.sentence());
+        let (reason, outcome) = match denied.status {
+            401 => ("unauthorized", Outcome::Unavailable),
+            _ => ("forbidden", Outcome::Failed),
+        };
+        let mut more = vec![("status", json!(denied.status)), ("hint", json!(denied.hint()))];
+        more.extend(denied.challenge.as_ref().map(|challenge| ("www_authenticate", json!(challenge))));
+        more.extend(body.map(|body| ("body", json!(body))));
+        Failure { next, more, ..Failure::refusal(denied.status.into(), reason, outcome, backend, message) }
+    }
+
+    /// The backend answered with another status that says no, and did not act on it.
+    pub fn refused_by(backend: &str, refused: &Refused) -> Failure {
+        let next = refused.retry_after.map_or(Next::Nothing, Next::In);
+        let when = match next {
+            Next::In(delay) => format!(" It asks to be asked again in {:.0} s.", delay.as_secs_f64()),
+            _ => String::new(),
+        };
+        let words = &refused.words;
+        let message = format!("This was not run: the backend `{backend}` refused it: {words}.{when}");
+        let (reason, outcome) = match refused.is_busy() {
+            true => ("busy", Outcome::Unavailable),
+            false => ("refused", Outcome::Failed),
+        };
+        let mut more = vec![("status", json!(refused.status))];
+        more.extend(refused.body.as_ref().map(|body| ("body", json!(body))));
+        Failure { next, more, ..Failure::refusal(refused.status.into(), reason, outcome, backend, message) }
     }
 
     pub fn down(backend: &str, how: Option<&How>, stderr: &str, next: Next) -> Failure {
@@ -240,6 +275,10 @@ impl Failure {
         }
         if let Some(seconds) = self.next.seconds() {
             data["retryAfter"] = json!(seconds);
+            data["retry_after_ms"] = json!((seconds * 1000.0).round() as u64);
+        }
+        for (name, value) in &self.more {
+            data[*name] = value.clone();
         }
         if let Some(exit) = &self.exit {
             data["exit"] = exit.clone();
@@ -269,6 +308,13 @@ pub(super) fn tool_result(text: &str, is_error: bool, era: Era, failure: Option<
         result["resultType"] = json!("complete");
     }
     result.to_string()
+}
+
+/// Whether an error is what JSON-RPC says it is: an object with a whole number as its code, and a message.
+pub(super) fn is_error_object(error: Raw<'_>) -> bool {
+    let Some([code, message]) = pick(error, ["code", "message"]) else { return false };
+    code.is_some_and(|code| code.get().parse::<i64>().is_ok())
+        && message.is_some_and(|text| text.get().starts_with('"'))
 }
 
 fn last_lines(text: &str) -> Vec<String> {

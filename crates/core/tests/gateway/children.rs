@@ -212,6 +212,12 @@ fn a_child_that_nobody_calls_is_stopped_and_started_by_the_next_call() {
     assert_eq!(story.status("a")["crashes"], 0);
     story.call(1, 3, "a__x");
     assert_eq!(story.told("a").0, story.link("a"));
+    // Neither start was a restart. A crash is followed by one.
+    assert_eq!(story.status("a")["restarts"], 0);
+    assert!(story.records.iter().all(|record| record.restarts.unwrap_or(0) == 0), "{:#?}", story.records);
+    let link = story.link("a");
+    story.pass(secs(6)).dies(link);
+    assert_eq!(story.status("a")["restarts"], 1);
 }
 
 #[test]

@@ -110,7 +110,17 @@ fn after_too_many_crashes_calls_fail_at_once_until_it_is_tried_again() {
     story.call(1, 2, "a__x");
     let answer = story.heard(1).json();
     assert_eq!(answer["result"]["_meta"]["outlast/failure"]["reason"], "gave_up", "{answer}");
-    assert!(story.records.iter().any(|record| record.event == outlast_core::record::Event::GaveUp));
+    // The last cause is named wherever the give-up is.
+    let gave_up = story.records.iter().find(|record| record.event == outlast_core::record::Event::GaveUp);
+    let said = [
+        gave_up.and_then(|record| record.detail.clone()).expect("a record"),
+        answer["result"]["content"][0]["text"].as_str().expect("words").to_owned(),
+        story.status("a")["reason"].as_str().expect("words").to_owned(),
+        story.status("a")["last_exit"]["words"].as_str().expect("words").to_owned(),
+    ];
+    for words in said {
+        assert!(words.contains("signal 9"), "{words}");
+    }
     let before = story.connected.len();
     story.pass(secs(301));
     assert_eq!(story.connected.len(), before + 1);

@@ -9,5 +9,6 @@ mod crash;
 mod eras;
 mod guards;
 mod names;
+mod remote;
 mod story;
 mod trials;

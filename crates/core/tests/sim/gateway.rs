@@ -17,7 +17,7 @@ use outlast_core::{
     exit::{Exit, How},
     gateway::{
         Action, Backend, Called, Children, EraChoice, Event, Front, Gateway, Kind, Limits, Link, Pattern, Profile,
-        Rates, Said, Schemas, Settings, Start, Switch, Who,
+        Rates, Refused, Said, Schemas, Settings, Start, Switch, Who,
     },
     json::Raw,
     message::{self, Id, Outline},
@@ -84,7 +84,6 @@ pub struct World {
     next_number: u64,
     /// How often servers heard each request, and which of them never left.
     heard: BTreeMap<u64, u32>,
-    unsent: BTreeSet<u64>,
     /// The link that each request was last sent to.
     heard_on: BTreeMap<u64, u64>,
     /// Whose request each was.
@@ -145,7 +144,6 @@ impl World {
             owed: VecDeque::new(),
             next_number: 1,
             heard: BTreeMap::new(),
-            unsent: BTreeSet::new(),
             heard_on: BTreeMap::new(),
             asked_by: BTreeMap::new(),
             next_ticket: 1,

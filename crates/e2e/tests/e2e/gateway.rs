@@ -13,6 +13,7 @@ mod peers;
 mod questions;
 mod refusals;
 mod reload;
+mod remote;
 mod secrets;
 #[cfg(target_os = "linux")]
 mod secure;

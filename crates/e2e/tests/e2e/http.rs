@@ -105,6 +105,7 @@ impl Link {
                     }
                 }
                 Heard::Note(note) => eprintln!("note: {note}"),
+                Heard::Failing(_) => {}
                 other => panic!("{method}: {other:?}"),
             }
         }
@@ -126,9 +127,8 @@ impl Link {
     /// To the end, which is the whole rest of what it says.
     async fn end(&mut self) -> (String, bool) {
         loop {
-            match self.hear().await {
-                Heard::Down { why, is_forgotten } => return (why, is_forgotten),
-                Heard::Lost { .. } | Heard::Said(_) | Heard::SaidFor { .. } | Heard::Note(_) => {}
+            if let Heard::Down { why, is_forgotten } = self.hear().await {
+                return (why, is_forgotten);
             }
         }
     }

@@ -35,6 +35,26 @@ pub(super) struct Errand {
     is_one: bool,
     since: Instant,
     before: Vec<(String, Value)>,
+    /// What processes of these backends that ended since then last wrote to stderr, by backend.
+    stderr: Vec<(String, String)>,
+}
+
+impl Errand {
+    /// A process of one of its backends ended.
+    pub(super) fn note_end(&mut self, backend: &str, stderr: &str) {
+        if !stderr.is_empty() && self.before.iter().any(|(name, _)| name == backend) {
+            self.stderr.retain(|(name, _)| name != backend);
+            self.stderr.push((backend.to_owned(), stderr.to_owned()));
+        }
+    }
+
+    /// What those that did not come up wrote, by the sentence that says so.
+    fn stderr_of(&self, why: &str) -> String {
+        let is_named =
+            |name: &str| why.contains(&format!("{name} did not")) || why.contains(&format!("{name} was not"));
+        let failed = self.stderr.iter().filter(|(name, _)| is_named(name));
+        failed.map(|(_, stderr)| stderr.as_str()).collect::<Vec<_>>().join("\n")
+    }
 }
 
 impl Driver {
@@ -291,7 +311,7 @@ impl Driver {
     /// Notes how things are, so that whoever asked can be told what became of it.
     fn begin_errand(&mut self, ticket: u64, backend: Option<String>) {
         let before = self.pids(backend.as_deref());
-        self.errands.insert(ticket, Errand { is_one: backend.is_some(), since: self.now, before });
+        self.errands.insert(ticket, Errand { is_one: backend.is_some(), since: self.now, before, stderr: Vec::new() });
     }
 
     /// The process of each backend, or of one.
@@ -326,11 +346,22 @@ impl Driver {
         if let Err(why) = &result {
             self.journal.note(why);
         }
-        let result = match self.errands.remove(&ticket) {
-            Some(errand) => result.map(|_| self.end_errand(errand)),
-            None => result,
+        let mut stderr_tail = String::new();
+        let result = match (self.errands.remove(&ticket), result) {
+            (Some(errand), Ok(_)) => Ok(self.end_errand(errand)),
+            (Some(errand), Err(why)) => {
+                stderr_tail = errand.stderr_of(&why);
+                Err(why)
+            }
+            (None, result) => result,
         };
-        let result = result.map_err(|why| self.journal.mask().hide(&why).into_owned());
-        self.answer_asked(ticket, &result.map_err(|why| Refusal::new("failed", why)));
+        let result = result.map_err(|why| {
+            let mut refusal = Refusal::new("failed", self.journal.mask().hide(&why).into_owned());
+            if !stderr_tail.is_empty() {
+                refusal.data = json!({"stderr_tail": stderr_tail});
+            }
+            refusal
+        });
+        self.answer_asked(ticket, &result);
     }
 }

@@ -6,13 +6,15 @@
 //! ```
 //!
 //! Each message travels in a task of its own and reports here; the link alone knows the session, who waits for an answer
-//! and when it is over. Every request that was sent ends in its answer or in [`Heard::Lost`], before [`Heard::Down`] if the
-//! link ends.
+//! and when it is over. Every request that was sent ends in its answer, in [`Heard::Refused`] or in [`Heard::Lost`], before
+//! [`Heard::Down`] if the link ends. A link that can take no more requests says so first ([`Heard::Failing`]), so that what
+//! did not reach the server is not sent on it again.
 
 mod client;
 mod events;
 mod exchange;
 mod headers;
+mod refusal;
 mod stream;
 #[cfg(not(any(windows, target_os = "macos")))]
 mod trust;
@@ -29,7 +31,11 @@ use std::{
 
 use bytes::Bytes;
 use hyper::{HeaderMap, Method, Uri, header::HeaderValue};
-use outlast_core::message::{self, Id, Message};
+use outlast_core::{
+    exit::How,
+    gateway::Refused,
+    message::{self, Id, Message},
+};
 use tokio::{
     sync::mpsc::{Receiver, Sender, channel},
     task::AbortHandle,
@@ -102,8 +108,14 @@ pub enum Heard {
         was_sent: bool,
         why: String,
     },
+    /// This request was answered with a status that says no.
+    Refused { id: Id, refused: Box<Refused> },
     /// For the log.
     Note(String),
+    /// The server answered 401 or 403 where no request waits for an answer.
+    Denied(Box<Refused>),
+    /// No further request is sent. What is open may still be answered.
+    Failing(How),
     /// The link is over: nothing is heard after it.
     Down {
         why: String,
@@ -134,6 +146,7 @@ enum News {
     },
     /// A call that was cancelled has had its time.
     Overdue(Id),
+    Denied(Box<Refused>),
     Forgotten,
     Unreachable(String),
     SaidGoodbye,
@@ -149,8 +162,14 @@ enum End {
         was_sent: bool,
         why: String,
     },
-    /// The server does not know our session any more, so it has not acted on this.
-    Forgotten,
+    /// A status that says no.
+    Refused(Box<Refused>),
+    /// The server does not know our session any more. A request that it refused for that was not acted on; one whose
+    /// answer was to be gone on with may have been.
+    Forgotten {
+        was_sent: bool,
+        why: String,
+    },
     /// There is no server.
     Unreachable(String),
 }
@@ -180,6 +199,8 @@ enum State {
     Open,
     /// `notifications/initialized` is on its way. On another connection a request could overtake it, and would be refused.
     Settling(u64),
+    /// The session is gone, or the server is: what is open may still be answered, and nothing more is sent.
+    Failing,
     Closing,
     Down,
 }
@@ -201,6 +222,10 @@ pub struct HttpLink {
     tell: Sender<News>,
     /// Known and not told yet.
     ready: VecDeque<Heard>,
+    /// The end, told after everything else.
+    down: Option<Heard>,
+    /// Why nothing more is sent, and whether only the session is gone.
+    failed: Option<(String, bool)>,
     stream: Option<AbortHandle>,
     waker: Option<Waker>,
 }
@@ -224,11 +249,13 @@ impl HttpLink {
             news,
             tell,
             ready: VecDeque::new(),
+            down: None,
+            failed: None,
             stream: None,
             waker: None,
         };
         match Target::new(client.clone(), &settings.url, &settings.headers) {
-            Err(why) => link.go_down(why, false),
+            Err(why) => link.go_down(why),
             Ok(target) => {
                 let target = Arc::new(target);
                 link.target = Some(target.clone());
@@ -246,14 +273,14 @@ impl HttpLink {
         match self.state {
             State::Open if !matches!(self.post, Post::Unknown) => self.dispatch(line),
             State::Open | State::Settling(_) => self.held.push_back(line),
-            State::Closing | State::Down => self.lose(&line, "the link is over"),
+            State::Failing | State::Closing | State::Down => self.refuse(&line),
         }
     }
 
     /// The next thing heard. `Pending` wakes when there is more.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
         loop {
-            if let Some(heard) = self.ready.pop_front() {
+            if let Some(heard) = self.ready.pop_front().or_else(|| self.down.take()) {
                 return Poll::Ready(heard);
             }
             if self.waker.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
@@ -274,7 +301,7 @@ impl HttpLink {
             return;
         }
         match (&self.session, &self.target) {
-            (Some(_), Some(target)) if !at_once => {
+            (Some(_), Some(target)) if !at_once && self.state != State::Failing => {
                 let (target, headers) = (target.clone(), self.session_headers());
                 let (tell, goodbye) = (self.tell.clone(), self.patience.goodbye);
                 self.lose_all("the link was closed");
@@ -290,7 +317,7 @@ impl HttpLink {
                 );
                 self.wake();
             }
-            _ => self.go_down("the link was closed".into(), false),
+            _ => self.go_down("the link was closed".into()),
         }
     }
 
@@ -307,6 +334,7 @@ impl HttpLink {
                         Some(id) => Heard::SaidFor { id, message },
                         None => Heard::Said(message),
                     });
+                    self.end_if_done();
                 }
             }
             News::Note(what) => self.ready.push_back(Heard::Note(what)),
@@ -316,9 +344,46 @@ impl HttpLink {
             }
             News::Ended { key, end } => self.ended(key, end),
             News::Overdue(id) => self.abort(&id, "it was cancelled"),
-            News::Forgotten => self.go_down(self.forgotten(), true),
-            News::Unreachable(why) => self.go_down(why, false),
-            News::SaidGoodbye => self.go_down("the link was closed".into(), false),
+            News::Denied(refused) => self.ready.push_back(Heard::Denied(refused)),
+            News::Forgotten => {
+                self.fail(How::Forgot(self.forgotten()));
+                self.end_if_done();
+            }
+            // Without its stream the old transport hears no answers.
+            News::Unreachable(why) if !matches!(self.post, Post::Here) => self.go_down(why),
+            News::Unreachable(why) => {
+                self.fail(How::Lost(why));
+                self.end_if_done();
+            }
+            News::SaidGoodbye => self.go_down("the link was closed".into()),
+        }
+    }
+
+    /// Nothing more is sent; what is open goes on.
+    fn fail(&mut self, how: How) {
+        if matches!(self.state, State::Failing | State::Closing | State::Down) {
+            return;
+        }
+        self.state = State::Failing;
+        self.failed = match &how {
+            How::Forgot(why) => Some((why.clone(), true)),
+            How::Lost(why) => Some((why.clone(), false)),
+            how => Some((how.to_string(), false)),
+        };
+        self.ready.push_back(Heard::Failing(how));
+        if let Some(stream) = self.stream.take_if(|_| matches!(self.post, Post::Here)) {
+            stream.abort();
+        }
+        for line in std::mem::take(&mut self.held) {
+            self.refuse(&line);
+        }
+        self.wake();
+    }
+
+    /// A link that failed is over when nothing is open any more.
+    fn end_if_done(&mut self) {
+        if self.state == State::Failing && self.flights.values().all(|flight| flight.waits.is_none()) {
+            self.go_down("the link was closed".into());
         }
     }
 
@@ -356,23 +421,30 @@ impl HttpLink {
         let waits = flight.waits.take();
         self.flights.remove(&key);
         let lost = match end {
-            End::Answered | End::Taken => waits.map(|id| (id, true, "it was taken without an answer".to_owned())),
-            End::Lost { was_sent, ref why } => waits.map(|id| (id, was_sent, why.clone())),
-            End::Forgotten => waits.map(|id| (id, false, self.forgotten())),
-            End::Unreachable(ref why) => waits.map(|id| (id, false, why.clone())),
+            End::Answered | End::Taken => Some((true, "it was taken without an answer".to_owned())),
+            End::Lost { was_sent, why } => Some((was_sent, why)),
+            End::Refused(refused) => {
+                self.ready.extend(waits.clone().map(|id| Heard::Refused { id, refused }));
+                None
+            }
+            // First that the link failed, so that this request is sent on another one.
+            End::Forgotten { was_sent, why } => {
+                self.fail(How::Forgot(self.forgotten()));
+                Some((was_sent, why))
+            }
+            End::Unreachable(why) => {
+                self.fail(How::Lost(why.clone()));
+                Some((false, why))
+            }
         };
-        if let Some((id, was_sent, why)) = lost {
+        if let (Some((was_sent, why)), Some(id)) = (lost, waits) {
             self.ready.push_back(Heard::Lost { id, was_sent, why });
         }
-        match end {
-            End::Forgotten => self.go_down(self.forgotten(), true),
-            End::Unreachable(why) => self.go_down(why, false),
-            _ if is_settling => {
-                self.listen();
-                self.release();
-            }
-            _ => {}
+        if is_settling && self.state == State::Open {
+            self.listen();
+            self.release();
         }
+        self.end_if_done();
     }
 
     /// Opens the stream of a session for what the server says unasked.
@@ -498,12 +570,23 @@ impl HttpLink {
         }
     }
 
-    fn lose(&mut self, line: &[u8], why: &str) {
-        if let Ok(Message::Request { id, .. }) = message::parse(line)
-            && let Some(id) = id.parse()
-        {
-            self.ready.push_back(Heard::Lost { id, was_sent: false, why: why.into() });
-            self.wake();
+    /// A line that is not sent any more: a request is lost, a cancellation still ends the wait for an answer.
+    fn refuse(&mut self, line: &[u8]) {
+        match message::parse(line) {
+            Ok(Message::Request { id, .. }) => {
+                if let Some(id) = id.parse() {
+                    let why = self.failed.as_ref().map_or_else(|| "the link is over".into(), |(why, _)| why.clone());
+                    self.ready.push_back(Heard::Lost { id, was_sent: false, why });
+                    self.wake();
+                }
+            }
+            Ok(Message::Notification { method, params }) if method == "notifications/cancelled" => {
+                if let Some(id) = params.request_id().and_then(|id| Id::parse(id.get())) {
+                    self.abort(&id, "it was cancelled");
+                    self.end_if_done();
+                }
+            }
+            _ => {}
         }
     }
 
@@ -520,17 +603,19 @@ impl HttpLink {
             stream.abort();
         }
         for line in std::mem::take(&mut self.held) {
-            self.lose(&line, why);
+            self.refuse(&line);
         }
     }
 
-    fn go_down(&mut self, why: String, is_forgotten: bool) {
+    fn go_down(&mut self, why: String) {
         if self.state == State::Down {
             return;
         }
+        self.fail(How::Lost(why.clone()));
         self.lose_all(&why);
         self.state = State::Down;
-        self.ready.push_back(Heard::Down { why, is_forgotten });
+        let (why, is_forgotten) = self.failed.clone().unwrap_or((why, false));
+        self.down = Some(Heard::Down { why, is_forgotten });
         self.wake();
     }
 

@@ -13,6 +13,8 @@ pub struct Server {
     is_per_session: bool,
     handshake: bool,
     stateless: bool,
+    /// Takes no more requests; what is open may still be answered.
+    is_failing: bool,
     /// Answers nothing at all.
     hangs: bool,
     /// Goes on with what was taken back, for a while.
@@ -78,6 +80,7 @@ impl World {
             is_per_session,
             handshake,
             stateless,
+            is_failing: false,
             hangs: !self.resting && self.dice.one_in(12),
             is_stubborn: self.dice.one_in(3),
             tools: self.dice.below(3),
@@ -152,16 +155,21 @@ impl World {
             let name = params["name"].as_str().unwrap_or_default();
             check!(self, name.starts_with('t'), "{name} is not the backend's own name");
         }
+        if let Some(number) = number {
+            self.heard_on.insert(number, link.serial);
+        }
+        if self.servers[&link.serial].is_failing {
+            let id = Id::parse(&id.to_string()).expect("our ids are numbers");
+            self.owed.push_back(Event::RequestLost { link, id, was_sent: false, why: "gone".into() });
+            return;
+        }
         // What is not known to be safe is asked once, and what is safe twice, unless it never left.
         if let Some(number) = number.filter(|_| params.get("inputResponses").is_none()) {
-            let is_safe = method == "resources/read" || params["name"] == "t0" || self.unsent.contains(&number);
+            let is_safe = method == "resources/read" || params["name"] == "t0";
             let heard = self.heard.entry(number).or_insert(0);
             *heard += 1;
             let heard = *heard;
             check!(self, heard <= 1 + u32::from(is_safe), "{number} was asked {heard} times: {said}");
-        }
-        if let Some(number) = number {
-            self.heard_on.insert(number, link.serial);
         }
         let token = params["_meta"].get("progressToken").cloned();
         let server = self.servers.get_mut(&link.serial).expect("seen above");
@@ -228,12 +236,37 @@ impl World {
                     let was_sent = self.dice.one_in(2);
                     let server = self.servers.get_mut(&serial).expect("seen above");
                     let work = server.open.remove(index);
+                    let link = server.link;
                     let id = Id::parse(&work.id.to_string()).expect("our ids are numbers");
-                    if !was_sent {
-                        self.unsent.extend(work.number);
+                    if self.dice.one_in(2) {
+                        return self.server_refuses(link, id, &work);
                     }
-                    self.owed.push_back(Event::RequestLost { link: server.link, id, was_sent, why: "reset".into() });
+                    if !was_sent {
+                        self.unhear(&work);
+                    }
+                    self.owed.push_back(Event::RequestLost { link, id, was_sent, why: "reset".into() });
                 }
+            }
+            8 if server.is_http && !server.leaving && self.dice.one_in(4) => {
+                // Its session is gone, or it is: some of what is open was refused for that.
+                let server = self.servers.get_mut(&serial).expect("seen above");
+                let link = server.link;
+                if !std::mem::replace(&mut server.is_failing, true) {
+                    let why = "it is gone".to_owned();
+                    let how = if self.dice.one_in(2) { How::Forgot(why) } else { How::Lost(why) };
+                    self.owed.push_back(Event::LinkFailing { link, how });
+                }
+                while self.dice.one_in(2) {
+                    let server = self.servers.get_mut(&serial).expect("seen above");
+                    let Some(work) = server.open.pop() else { return };
+                    self.unhear(&work);
+                    let id = Id::parse(&work.id.to_string()).expect("our ids are numbers");
+                    self.owed.push_back(Event::RequestLost { link, id, was_sent: false, why: "refused".into() });
+                }
+            }
+            9 if server.is_http && self.dice.one_in(8) => {
+                let refused = refused(self.dice.pick(&[401, 403]), None, Bytes::new());
+                self.owed.push_back(Event::LinkDenied { link: server.link, refused });
             }
             7 => {
                 // A question about one of its questions.
@@ -253,6 +286,25 @@ impl World {
                 }
             }
         }
+    }
+
+    /// The request did not reach it after all, or was refused before it acted on it.
+    fn unhear(&mut self, work: &Work) {
+        if let Some(number) = work.number.filter(|_| work.params.get("inputResponses").is_none()) {
+            *self.heard.entry(number).or_insert(1) -= 1;
+        }
+    }
+
+    /// Says no in words of HTTP.
+    fn server_refuses(&mut self, link: Link, id: Id, work: &Work) {
+        let status = self.dice.pick(&[401, 403, 404, 413, 429, 500, 503]);
+        let retry_after = self.dice.one_in(2).then(|| Duration::from_secs(self.dice.below(90)));
+        if status < 500 || status == 503 && retry_after.is_some() {
+            self.unhear(work);
+        }
+        let line = json!({"jsonrpc": "2.0", "id": work.id, "method": work.method, "params": work.params});
+        let refused = refused(status, retry_after, Bytes::from(format!("{line}\n")));
+        self.owed.push_back(Event::RequestRefused { link, id, refused });
     }
 
     fn server_says(&mut self, serial: u64, message: Value) {
@@ -322,7 +374,7 @@ impl World {
     fn server_dies(&mut self, serial: u64) {
         // What it said before came before.
         let (mine, rest): (Vec<Event>, Vec<Event>) = std::mem::take(&mut self.owed).into_iter().partition(|event| {
-            matches!(event, Event::LinkSaid { link, .. } | Event::LinkSaidFor { link, .. } | Event::LinkUp { link, .. } | Event::RequestLost { link, .. } | Event::LinkDown { link, .. } if link.serial == serial)
+            matches!(event, Event::LinkSaid { link, .. } | Event::LinkSaidFor { link, .. } | Event::LinkUp { link, .. } | Event::RequestLost { link, .. } | Event::RequestRefused { link, .. } | Event::LinkDenied { link, .. } | Event::LinkFailing { link, .. } | Event::LinkDown { link, .. } if link.serial == serial)
         });
         self.owed.extend(rest);
         for event in mine {
@@ -441,4 +493,9 @@ impl World {
 
 fn capabilities() -> Value {
     json!({"tools": {"listChanged": true}, "resources": {}, "logging": {}})
+}
+
+fn refused(status: u16, retry_after: Option<Duration>, line: Bytes) -> Box<Refused> {
+    let words = format!("http://a answered {status}");
+    Box::new(Refused { status, words, challenge: Some("Bearer".into()), body: None, retry_after, line })
 }

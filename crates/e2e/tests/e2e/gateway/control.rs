@@ -4,7 +4,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::world::{Gate, HASTY, backend, outlast};
-use crate::mcp::client::{Place, is_alive, signal, until};
+use crate::mcp::client::{PUPPET, Place, is_alive, signal, until};
 
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
@@ -188,4 +188,44 @@ fn a_gateway_is_stopped_from_outside() {
     assert!(stopped.status.success(), "{}", text(&stopped.stderr));
     assert_eq!(gate.client.wait().code(), Some(0));
     gate.place.is_swept();
+}
+
+#[test]
+fn a_restart_that_fails_shows_what_the_new_process_wrote() {
+    let place = Place::new();
+    let broken = place.join("broken");
+    let text =
+        format!("#!/bin/sh\nif [ -e {broken} ]; then echo 'no such table: users' >&2; exit 3; fi\nexec {PUPPET}\n");
+    let script = place.script("server.sh", &text);
+    let config = format!("[[backend]]\nname = \"one\"\ncommand = {script:?}\n{HASTY}\n");
+    let gate = Gate::listen(place, &config);
+    let before = gate.child("one");
+    gate.place.write("broken", "");
+    let failed = gate.outlast(&["restart", "one"]);
+    let said = String::from_utf8_lossy(&failed.stderr).into_owned();
+    assert_eq!(failed.status.code(), Some(1), "{said}");
+    for part in ["exit code 3", "the old one goes on", "its stderr:", "no such table: users"] {
+        assert!(said.contains(part), "no {part:?} in {said}");
+    }
+    let report = gate.json(&["restart", "one"]);
+    assert_eq!(report["error"]["stderr_tail"].as_str().map(str::trim), Some("no such table: users"), "{report}");
+    assert_eq!(gate.child("one"), before);
+    gate.end();
+}
+
+#[test]
+fn a_start_after_an_idle_stop_is_no_restart() {
+    let gate = Gate::listen(Place::new(), &backend("one", &[], "idle_stop = \"100ms\""));
+    let mut session = gate.session();
+    session.call("one__pid", json!({}));
+    gate.is("one", "idle");
+    session.call("one__pid", json!({}));
+    assert_eq!(gate.backend("one")["restarts"], 0);
+    gate.client.says("(restart #0, generation 2)");
+    let started = gate.place.recorded("server_started", 2);
+    assert_eq!(started["restarts"], 0, "{started}");
+    let metrics = super::web::Web::connect(&gate.address).get("/metrics").text();
+    let restarts: Vec<&str> = metrics.lines().filter(|line| line.starts_with("outlast_backend_restarts")).collect();
+    assert!(restarts.iter().all(|line| line.ends_with(" 0")), "{restarts:?}");
+    gate.end();
 }

@@ -5,7 +5,10 @@ use std::{fs, thread};
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use super::world::{Gate, HASTY, backend};
+use super::{
+    web::Web,
+    world::{Gate, HASTY, backend},
+};
 use crate::mcp::client::{Place, descriptors, is_alive, proc_number, signal, until};
 
 #[test]
@@ -38,6 +41,14 @@ fn a_backend_that_never_comes_up_blocks_nothing() {
     let missing = gate.is("missing", "given_up");
     assert!(missing["next_try_s"].as_f64().is_some_and(|seconds| 200.0 < seconds), "tried again later: {missing}");
     assert!(missing["last_exit"].as_str().is_some_and(|exit| exit.contains("could not be started")), "{missing}");
+    // The last cause stays known wherever the backend is shown.
+    assert!(missing["reason"].as_str().is_some_and(|why| why.contains("could not be started")), "{missing}");
+    for args in [&["ps"][..], &["state", "missing"], &["ps", "--json"]] {
+        let said = String::from_utf8_lossy(&gate.outlast(args).stdout).into_owned();
+        assert!(said.contains("could not be"), "{args:?}: {said}");
+    }
+    let served = Web::connect(&gate.address).get("/api/state").text();
+    assert!(served.contains("the last one: could not be started"), "{served}");
     assert_eq!(gate.backend("silent")["state"], "starting");
     gate.place.recorded("gave_up", 1);
     gate.end();

@@ -1,16 +1,13 @@
 //! One message posted, and all that is said in answer to it.
 
-use std::{
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{sync::Arc, time::Duration};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
 use hyper::{
     HeaderMap, Method, Response, StatusCode, Uri,
     body::Incoming,
-    header::{ACCEPT, CONTENT_TYPE, DATE, HeaderValue, RETRY_AFTER},
+    header::{ACCEPT, CONTENT_TYPE, HeaderValue},
 };
 use outlast_core::{
     json::Raw,
@@ -18,6 +15,7 @@ use outlast_core::{
 };
 use tokio::{
     sync::mpsc::Sender,
+    task::yield_now,
     time::{Instant, sleep, timeout, timeout_at},
 };
 
@@ -26,13 +24,9 @@ use super::{
     client::{Failed, Target, cause},
     events::{Event, Events},
     headers,
+    refusal::{REFUSAL_MAX, Refusal},
 };
 use crate::{home, lines::LINE_MAX};
-
-/// How much is read of the words of a refusal.
-const REFUSAL_MAX: usize = 64 << 10;
-/// How much of them is repeated.
-const EXCERPT_MAX: usize = 300;
 
 pub(super) struct Exchange {
     pub(super) key: u64,
@@ -78,15 +72,10 @@ impl Exchange {
                     };
                 }
             };
-            let status = response.status();
-            if self.is_safe
-                && matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE)
-                && let Some(delay) = tries.next(retry_after(response.headers()))
-            {
-                sleep(delay).await;
-                continue;
-            }
-            return if status.is_success() { self.hear(response).await } else { self.hear_refusal(response).await };
+            return match response.status().is_success() {
+                true => self.hear(response).await,
+                false => self.hear_refusal(response).await,
+            };
         }
     }
 
@@ -95,6 +84,9 @@ impl Exchange {
     async fn ask(&self) -> Result<Response<Incoming>, Failed> {
         let asking = self.target.ask(&Method::POST, &self.url, &self.headers, &self.body);
         if self.asks.is_some() && !self.is_safe {
+            // Connections that the server closed meanwhile are found closed first. On one of them this could not be told from
+            // a request that the server got.
+            yield_now().await;
             return asking.await;
         }
         let max = self.patience.first_byte;
@@ -164,8 +156,12 @@ impl Exchange {
                 sleep(delay).await;
                 match self.resume(&events).await {
                     Ok(response) if response.status().is_success() => break response,
-                    Ok(response) if response.status() == StatusCode::NOT_FOUND => return End::Forgotten,
-                    Ok(response) if response.status().is_client_error() => return lost(broke),
+                    Ok(response) if response.status().is_client_error() => {
+                        // The request itself was taken, by a server that knew the session.
+                        let refusal = read_refusal(response, &self.patience).await;
+                        let is_forgotten = refusal.forgets_session(None);
+                        return if is_forgotten { End::Forgotten { was_sent: true, why: broke } } else { lost(broke) };
+                    }
                     Ok(_) | Err(_) => {}
                 }
             };
@@ -252,48 +248,38 @@ impl Exchange {
         let _ = self.news.send(News::Note(format!("{}: {what}", self.target.name()))).await;
     }
 
-    /// An answer that says no. A refusal in words of the protocol is an answer like any other; one in words of HTTP
-    /// becomes one, as the server is known not to have acted on it. A failing server may have acted.
+    /// An answer that says no. A refusal in words of JSON-RPC is an answer like any other; what one in words of HTTP means is
+    /// for the machine to say.
     async fn hear_refusal(&self, response: Response<Incoming>) -> End {
-        let status = response.status();
-        let had_session = self.headers.contains_key(headers::SESSION);
-        let is_json = matches!(Kind::of(&response), Kind::Json);
-        let body = match timeout(self.patience.first_byte, collect(response, REFUSAL_MAX)).await {
-            Ok(Ok(body)) => body,
-            Ok(Err(_)) | Err(_) => Bytes::new(),
-        };
-        let refusal = if is_json { Refusal::read(&body) } else { None };
-        if let (Some(refusal), Some(id)) = (&refusal, &self.asks)
-            && refusal.id.as_ref() == Some(id)
-        {
-            let said = News::Said { message: body.clone(), answers: self.asks.clone(), within: None };
-            let _ = self.news.send(said).await;
-            return End::Answered;
+        let has_session = self.headers.contains_key(headers::SESSION) || self.is_apart;
+        let refusal = read_refusal(response, &self.patience).await;
+        if has_session && refusal.forgets_session(self.asks.as_ref()) {
+            return End::Forgotten { was_sent: false, why: refusal.words(&self.target.name()) };
         }
-        let speaks_of_session = || String::from_utf8_lossy(&body).to_ascii_lowercase().contains("session");
-        if had_session && (status == StatusCode::NOT_FOUND || status == StatusCode::BAD_REQUEST && speaks_of_session())
-        {
-            return End::Forgotten;
-        }
-        let words = format!("{} answered {}", self.target.name(), worded(status));
         let Some(id) = &self.asks else {
-            let why = excerpt(&body).map_or_else(|| words.clone(), |excerpt| format!("{words}: {excerpt}"));
-            self.note(why).await;
+            if refusal.is_denied() {
+                let refused = refusal.refused(&self.target.name(), self.body.clone());
+                let _ = self.news.send(News::Denied(refused)).await;
+            } else {
+                self.note(refusal.words(&self.target.name())).await;
+            }
             return End::Taken;
         };
-        if status.is_server_error() {
-            return lost(excerpt(&body).map_or_else(|| words.clone(), |excerpt| format!("{words}: {excerpt}")));
+        if let Some(message) = refusal.answer(id) {
+            let _ = self.news.send(News::Said { message, answers: Some(id.clone()), within: None }).await;
+            return End::Answered;
         }
-        let message = match refusal {
-            Some(refusal) => message::line(format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{}}}"#, refusal.error)),
-            None => {
-                let data = excerpt(&body).map(|excerpt| format!(r#"{{"body":{}}}"#, message::quote(&excerpt)));
-                message::error_line(&id.to_string(), i32::from(status.as_u16()), &words, data.as_deref())
-            }
-        };
-        let _ = self.news.send(News::Said { message, answers: Some(id.clone()), within: None }).await;
-        End::Answered
+        End::Refused(refusal.refused(&self.target.name(), self.body.clone()))
     }
+}
+
+pub(super) async fn read_refusal(response: Response<Incoming>, patience: &Patience) -> Refusal {
+    let (status, headers) = (response.status(), response.headers().clone());
+    let body = match timeout(patience.first_byte, collect(response, REFUSAL_MAX)).await {
+        Ok(Ok(body)) => body,
+        Ok(Err(_)) | Err(_) => Bytes::new(),
+    };
+    Refusal::new(status, &headers, body)
 }
 
 enum Drained {
@@ -323,23 +309,6 @@ impl Kind {
     }
 }
 
-/// An error of the protocol, which a server may say without knowing whom it answers.
-struct Refusal {
-    id: Option<Id>,
-    error: String,
-}
-
-impl Refusal {
-    fn read(body: &[u8]) -> Option<Refusal> {
-        match message::parse(body).ok()? {
-            Message::Response { id, error: Some(error), .. } => {
-                Some(Refusal { id: id.parse(), error: error.get().replace(['\n', '\r'], " ") })
-            }
-            _ => None,
-        }
-    }
-}
-
 fn lost(why: String) -> End {
     End::Lost { was_sent: true, why }
 }
@@ -360,11 +329,33 @@ pub(super) fn pieces(text: &Bytes) -> Result<Vec<(Bytes, Option<Id>)>, String> {
             .map(|member| {
                 let piece = text.slice(message::place(text, member));
                 let id = answers(&message::parse(&piece).map_err(|error| error.why)?);
-                Ok((piece, id))
+                Ok((if id.is_some() { with_version(&piece) } else { piece }, id))
             })
             .collect(),
-        single => Ok(vec![(text.clone(), answers(&single))]),
+        single => {
+            let id = answers(&single);
+            Ok(vec![(if id.is_some() { with_version(text) } else { text.clone() }, id)])
+        }
     }
+}
+
+/// A response as it stands, or with the member `jsonrpc` that it lacks: clients may not take it without.
+fn with_version(response: &Bytes) -> Bytes {
+    const MEMBER: &[u8] = br#""jsonrpc":"2.0""#;
+    /// With an id of ours after it.
+    const NEAR: usize = 64;
+    let text = response.trim_ascii();
+    // Most have it first, or last but for their id, so that the payload need not be walked through. Where no bracket follows
+    // it but the last one, it is a member of the whole.
+    let end = &text[text.len().saturating_sub(NEAR)..text.len().saturating_sub(1)];
+    let is_first = text.strip_prefix(b"{").is_some_and(|rest| rest.starts_with(MEMBER));
+    let is_last =
+        || memchr::memmem::rfind(end, MEMBER).is_some_and(|at| !end[at..].iter().any(|byte| b"{}[]".contains(byte)));
+    if is_first || is_last() || message::has_version(text) {
+        return response.clone();
+    }
+    let rest = text.strip_prefix(b"{").unwrap_or(text);
+    [br#"{"jsonrpc":"2.0","#, rest].concat().into()
 }
 
 /// The revision in the answer to `initialize`.
@@ -395,34 +386,6 @@ async fn collect(response: Response<Incoming>, max: usize) -> Result<Bytes, Stri
         joined.extend_from_slice(&chunk);
     }
     Ok(if joined.is_empty() { whole } else { joined.freeze() })
-}
-
-pub(super) fn worded(status: StatusCode) -> String {
-    match status.canonical_reason() {
-        Some(reason) => format!("{} {reason}", status.as_u16()),
-        None => status.as_u16().to_string(),
-    }
-}
-
-/// The beginning of what it said, on one line.
-fn excerpt(body: &[u8]) -> Option<String> {
-    let text = String::from_utf8_lossy(body);
-    let words: Vec<&str> = text.split_whitespace().collect();
-    let joined: String = words.join(" ").chars().filter(|letter| !letter.is_control()).take(EXCERPT_MAX).collect();
-    (!joined.is_empty()).then_some(joined)
-}
-
-/// The server's own wish: in seconds, or as a date, which counts from the date of its answer, as clocks differ.
-fn retry_after(headers: &HeaderMap) -> Option<Duration> {
-    let text = |name| Some(headers.get(name)?.to_str().ok()?.trim());
-    let wish = text(RETRY_AFTER)?;
-    if let Ok(seconds) = wish.parse() {
-        return Some(Duration::from_secs(seconds));
-    }
-    let then = httpdate::parse_http_date(wish).ok()?;
-    let now = text(DATE).and_then(|date| httpdate::parse_http_date(date).ok()).unwrap_or_else(SystemTime::now);
-    // One that is past already is a wish for no pause at all.
-    Some(then.duration_since(now).unwrap_or_default())
 }
 
 /// How often the same is tried again, and after which pauses.
@@ -457,35 +420,5 @@ impl Tries {
             return None;
         }
         Some(delay + delay.mul_f64((home::random() % 1000) as f64 / 2000.0))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_wish_for_a_pause_is_in_seconds_or_a_date() {
-        const DATED: &str = "Fri, 31 Dec 1999 23:59:50 GMT";
-        #[rustfmt::skip]
-        let table = [
-            // retry-after                      date         pause
-            (Some("3"),                         None,        Some(3)),
-            (Some(" 0 "),                       None,        Some(0)),
-            (Some("Fri, 31 Dec 1999 23:59:59 GMT"), Some(DATED), Some(9)),
-            (Some("Friday, 31-Dec-99 23:59:52 GMT"), Some(DATED), Some(2)),
-            (Some("Fri, 31 Dec 1999 23:59:40 GMT"), Some(DATED), Some(0)),
-            // Without a date of theirs ours must do, and that is long past.
-            (Some("Fri, 31 Dec 1999 23:59:59 GMT"), None,    Some(0)),
-            (Some("soon"),                      Some(DATED), None),
-            (Some("-1"),                        None,        None),
-            (None,                              Some(DATED), None),
-        ];
-        for (wish, date, pause) in table {
-            let mut headers = HeaderMap::new();
-            headers.extend(wish.map(|wish| (RETRY_AFTER, HeaderValue::from_static(wish))));
-            headers.extend(date.map(|date| (DATE, HeaderValue::from_static(date))));
-            assert_eq!(retry_after(&headers), pause.map(Duration::from_secs), "{wish:?} {date:?}");
-        }
     }
 }

@@ -18,7 +18,7 @@ use super::{
     News, Patience,
     client::{Failed, Target, origin, resolve},
     events::{Event, Events},
-    exchange::{self, Tries, pieces, worded},
+    exchange::{self, Tries, pieces, read_refusal},
     headers,
 };
 use crate::lines::LINE_MAX;
@@ -49,13 +49,8 @@ impl Stream {
                     unreachable.succeed();
                     match response.status() {
                         StatusCode::METHOD_NOT_ALLOWED => return,
-                        StatusCode::NOT_FOUND if self.headers.contains_key(headers::SESSION) => {
-                            return self.tell(News::Forgotten).await;
-                        }
-                        status if status.is_client_error() => {
-                            let words = format!("{} has no stream for us: {}", self.target.name(), worded(status));
-                            return self.tell(News::Note(words)).await;
-                        }
+                        StatusCode::TOO_MANY_REQUESTS => {}
+                        status if status.is_client_error() => return self.refused(response).await,
                         status if !status.is_success() || !is_events(&response) => {}
                         _ => {
                             events.begin_again();
@@ -74,6 +69,18 @@ impl Stream {
         }
     }
 
+    /// A stream that is refused is not asked for again on this session.
+    async fn refused(&self, response: Response<Incoming>) {
+        let refusal = read_refusal(response, &self.patience).await;
+        let name = self.target.name();
+        let news = match () {
+            () if self.headers.contains_key(headers::SESSION) && refusal.forgets_session(None) => News::Forgotten,
+            () if refusal.is_denied() => News::Denied(refusal.refused(&name, Bytes::new())),
+            () => News::Note(format!("it has no stream for us: {}", refusal.words(&name))),
+        };
+        self.tell(news).await;
+    }
+
     /// Of the old transport: it begins with the address to post to, and its end is the end of the link.
     pub(super) async fn listen_to_old(self) {
         let mut events = Events::new(LINE_MAX);
@@ -81,7 +88,12 @@ impl Stream {
             Err(_) => format!("{} said nothing for {} s", self.target.name(), self.patience.first_byte.as_secs_f32()),
             Ok(Err(failed)) => failed.why,
             Ok(Ok(response)) if !response.status().is_success() => {
-                format!("{} answered {}", self.target.name(), worded(response.status()))
+                let refusal = read_refusal(response, &self.patience).await;
+                let words = refusal.words(&self.target.name());
+                if refusal.is_denied() {
+                    self.tell(News::Denied(refusal.refused(&self.target.name(), Bytes::new()))).await;
+                }
+                words
             }
             Ok(Ok(response)) if !is_events(&response) => {
                 format!("{} has no stream of events there", self.target.name())

@@ -180,7 +180,8 @@ impl House {
                 match &request.way {
                     Way::Quiet(reply, _) if is_answer => {
                         let code = if said == Said::Error { error_code(&message) } else { None };
-                        reply.tell(Answer::json(words::status_of(code), None, message));
+                        let retry_after = words::retry_after(&message, said);
+                        reply.tell(Answer::json(words::status_of(code), None, message).with_all(retry_after));
                     }
                     Way::Quiet(..) => {
                         let stream = request.open_events(client, now);

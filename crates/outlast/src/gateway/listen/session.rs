@@ -153,8 +153,9 @@ impl Session {
         match &mut post.way {
             Way::Quiet(reply, _) if is_over => {
                 let session = self.id.filter(|_| post.is_opening);
+                let retry_after = if post.is_batch { None } else { words::retry_after(&message, said) };
                 let body = if post.is_batch { join(&post.answers, &message) } else { message };
-                reply.tell(Answer::json(StatusCode::OK, session, body));
+                reply.tell(Answer::json(StatusCode::OK, session, body).with_all(retry_after));
             }
             Way::Quiet(..) if is_answer => post.answers.push(message),
             Way::Quiet(..) => {

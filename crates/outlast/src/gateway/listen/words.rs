@@ -4,7 +4,10 @@ use std::rc::Rc;
 
 use bytes::Bytes;
 use hyper::StatusCode;
-use outlast_core::message;
+use outlast_core::{
+    gateway::Said,
+    message::{self, Message},
+};
 
 use super::stream::{Answer, Content, Place, Stream};
 
@@ -110,10 +113,31 @@ impl Answer {
         })
     }
 
+    /// With a header, if there is one to add.
+    pub fn with_all(self: Box<Self>, header: Option<(&'static str, String)>) -> Box<Answer> {
+        match header {
+            Some((name, value)) => self.with(name, value),
+            None => self,
+        }
+    }
+
     pub fn with(mut self: Box<Self>, name: &'static str, value: impl Into<String>) -> Box<Answer> {
         self.headers.push((name, value.into()));
         self
     }
+}
+
+/// When a request that was refused for now may be sent again, as a header in whole seconds.
+pub fn retry_after(message: &[u8], said: Said) -> Option<(&'static str, String)> {
+    const MEMBER: &[u8] = b"\"retry_after_ms\"";
+    if said != Said::Error || memchr::memmem::find(message, MEMBER).is_none() {
+        return None;
+    }
+    let Ok(Message::Response { error: Some(error), .. }) = message::parse(message) else { return None };
+    let [data] = message::pick(error, ["data"])?;
+    let [from, millis] = message::pick(data?, ["from", "retry_after_ms"])?;
+    let millis: u64 = millis.filter(|_| from.is_some_and(|from| from.get() == "\"outlast\""))?.get().parse().ok()?;
+    Some(("retry-after", millis.div_ceil(1000).to_string()))
 }
 
 pub fn session_ended() -> Box<Answer> {
