@@ -229,6 +229,25 @@ mod tests {
         How::Exited(Exit::Signal(signal))
     }
 
+    fn denied(status: u16) -> Denied {
+        let words = format!("http://a answered {status}");
+        Denied { status, words, challenge: Some("Bearer".into()), has_credentials: false }
+    }
+
+    #[test]
+    fn who_is_denied_is_told_what_to_do() {
+        #[rustfmt::skip]
+        let table = [
+            // status, credentials, words
+            (401, false, "http://a answered 401 (WWW-Authenticate: Bearer); it wants credentials: add an `Authorization` header to `headers` of this backend, then `outlast reload`"),
+            (401, true,  "http://a answered 401 (WWW-Authenticate: Bearer); it did not accept the `Authorization` header in `headers` of this backend: renew it, then `outlast reload`"),
+            (403, true,  "http://a answered 403 (WWW-Authenticate: Bearer); its credentials are not allowed to do this: check their scope with the server, then `outlast reload`"),
+        ];
+        for (status, has_credentials, words) in table {
+            assert_eq!(How::Unauthorized(Denied { has_credentials, ..denied(status) }).to_string(), words);
+        }
+    }
+
     #[test]
     fn an_ending_means() {
         use Cause::*;
@@ -257,6 +276,8 @@ mod tests {
             (How::Forgot("404".into()),          false, true,  Forgot),
             (How::Forgot("404".into()),          false, false, NeverReady),
             (How::Lost("no answer".into()),      false, false, NeverReady),
+            (How::Unauthorized(denied(401)),     false, true,  Crashed),
+            (How::Unauthorized(denied(401)),     false, false, NeverReady),
             (How::Hung(Duration::from_secs(5)),  false, true,  Crashed),
             (How::CouldNotStart("no".into()),    false, false, NeverReady),
             (late(),                             false, false, NeverReady),
