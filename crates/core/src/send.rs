@@ -596,7 +596,9 @@ fn keeps_records(kind: Kind) -> bool {
 /// A blank behind a text that Enter would not submit as it is. Both agents drop it.
 fn closing(kind: Kind, letter: &Letter) -> &'static [u8] {
     let last = letter.text.rsplit(char::is_whitespace).next().unwrap_or_default();
-    let is_needed = last.contains(OPENS_MENU) || last.ends_with(ESCAPES_ENTER);
+    // Behind a command on its own claude would show what arguments it takes.
+    let is_command = letter.text.starts_with('/') && last.len() == letter.text.len();
+    let is_needed = (last.contains(OPENS_MENU) && !is_command) || last.ends_with(ESCAPES_ENTER);
     if knows_composer(kind) && letter.submit && is_needed { b" " } else { b"" }
 }
 
@@ -786,7 +788,8 @@ mod tests {
             ("ends in \\",      "ends in \\ "),
             ("what is $x",      "what is $x "),
             ("see @src/a",      "see @src/a "),
-            ("/hel",            "/hel "),
+            ("/clear",          "/clear"),
+            ("/x see @y",       "/x see @y "),
             ("!cat a/b",        "!cat a/b "),
             ("it is #1",        "it is #1 "),
         ];
@@ -830,7 +833,7 @@ mod tests {
         // The agent put it back, as codex does with a command that it does not know.
         let mut back = Story::new(Kind::Codex);
         back.ask(1, letter("/zzz"));
-        back.type_in("/zzz ");
+        back.type_in("/zzz");
         back.shows("/zzz");
         assert_eq!((back.shows(""), back.shows("/zzz")), (vec![], vec![]));
         assert_eq!(back.wait(), removed(1));
