@@ -268,6 +268,8 @@ struct Entry {
     at: Instant,
     as_paste: bool,
     presses: u32,
+    /// A hook has reported it.
+    is_announced: bool,
 }
 
 impl Sends {
@@ -337,14 +339,38 @@ impl Sends {
         actions
     }
 
-    /// The agent has recorded a turn. `bytes`: the length of the whole text, of which this may be the beginning only.
-    pub fn recorded(&mut self, text: &str, bytes: usize, source: Source, now: Instant) -> Vec<Action> {
+    /// The agent has written down a turn with this text.
+    pub fn recorded(&mut self, text: &str, source: Source, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
         if let Some(job) = self.waiting.front()
             && let Some(entry) = job.pressed()
-            && same_text::is_recorded_as(text, bytes > text.len(), &job.letter.text)
+            && same_text::is_recorded_as(text, false, &job.letter.text)
         {
             let sent = job.sent(entry, Proof::Recorded(source), now);
+            self.ended(0, Ok(sent), &mut actions);
+        }
+        actions
+    }
+
+    /// A hook reports that this text is about to be submitted. Another hook may still refuse it, so this is no proof yet.
+    /// `bytes`: the length of the whole text, of which this may be the beginning only.
+    pub fn announced(&mut self, text: &str, bytes: usize) {
+        if let Some(job) = self.waiting.front_mut()
+            && same_text::is_recorded_as(text, bytes > text.len(), &job.letter.text)
+            && let State::Pressed { entry, .. } | State::Entered { entry, .. } | State::Removing { entry, .. } =
+                &mut job.state
+        {
+            entry.is_announced = true;
+        }
+    }
+
+    /// A hook reports that a turn is over: if it was announced with this text, it was submitted.
+    pub fn turn_ended(&mut self, now: Instant) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if let Some(job) = self.waiting.front()
+            && let Some(entry) = job.pressed().filter(|entry| entry.is_announced)
+        {
+            let sent = job.sent(entry, Proof::Recorded(Source::Hook), now);
             self.ended(0, Ok(sent), &mut actions);
         }
         actions
@@ -423,7 +449,7 @@ impl Job {
                 if now < since + SETTLED {
                     return Step::None;
                 }
-                let entry = Entry { at: now, as_paste: seen.takes_pastes, presses: 0 };
+                let entry = Entry { at: now, as_paste: seen.takes_pastes, presses: 0, is_announced: false };
                 self.state = State::Typed { entry, last: String::new(), loosely_since: None };
                 let text = [self.letter.text.as_bytes(), closing(kind, &self.letter)].concat();
                 Step::Type(if entry.as_paste { [PASTE_BEGINS, &text, PASTE_ENDS].concat() } else { text })
@@ -705,7 +731,7 @@ mod tests {
         }
 
         fn records(&mut self, text: &str) -> Vec<Action> {
-            self.sends.recorded(text, text.len(), Source::Rollout, self.now)
+            self.sends.recorded(text, Source::Rollout, self.now)
         }
 
         fn shows(&mut self, draft: &str) -> Vec<Action> {
@@ -849,6 +875,29 @@ mod tests {
     }
 
     #[test]
+    fn a_turn_that_a_hook_announced_is_proven_when_it_ends() {
+        let mut story = Story::new(Kind::Codex);
+        story.ask(1, letter("hello"));
+        story.type_in("hello");
+        story.sends.announced("hello", 5);
+        assert_eq!(story.shows("hello"), entered(b"\r"));
+        assert_eq!(story.sends.turn_ended(story.now), [], "another turn, or another text");
+        story.sends.announced("another", 7);
+        assert_eq!(story.sends.turn_ended(story.now), []);
+        story.shows("");
+        story.sends.announced("hello", 5);
+        let mut refused = Story { sends: story.sends.clone(), ..Story::new(Kind::Codex) };
+        refused.now = story.now;
+        let actions = story.sends.turn_ended(story.now);
+        let [Action::Answer { result: Ok(sent), .. }] = &actions[..] else { panic!("{actions:?}") };
+        assert_eq!(sent.proof, Proof::Recorded(Source::Hook));
+        // Another hook refused it: claude puts it back.
+        assert_eq!(refused.shows("hello"), []);
+        assert_eq!(refused.wait(), removed(1));
+        assert_eq!(answer(&refused.shows("")), (1, Err("not_submitted")));
+    }
+
+    #[test]
     fn a_text_that_looks_different_is_entered_after_a_moment() {
         for (text, shown) in [("a\u{200b}b", "ab"), ("cafe\u{301}", "caf\u{e9}"), ("👨‍👩‍👧", "👨")] {
             let mut story = Story::new(Kind::Codex);
@@ -911,7 +960,7 @@ mod tests {
         assert_eq!(story.wait(), typed(b"\r"));
         let mut gone = story.sends.clone();
         assert_eq!(gone.look(&composer(""), true, story.now), []);
-        let recorded = gone.recorded("hello", 5, Source::Rollout, story.now);
+        let recorded = gone.recorded("hello", Source::Rollout, story.now);
         assert_eq!(answer(&recorded), (1, Ok(("submitted", 2))));
         let mut covered = Story { sends: story.sends.clone(), seen: Seen::default(), ..Story::new(Kind::Codex) };
         covered.now = story.now;

@@ -94,7 +94,7 @@ impl World {
             6 | 7 if self.is_persons => (self.draft, self.is_persons) = (String::new(), false),
             9 | 10 if !self.unrecorded.is_empty() => {
                 let text = self.unrecorded.remove(0);
-                let actions = self.sends.recorded(&text, text.len(), Source::Rollout, self.now);
+                let actions = self.sends.recorded(&text, Source::Rollout, self.now);
                 self.act(actions);
             }
             8 => self.now = self.sends.deadline().unwrap_or(self.now).max(self.now),

@@ -777,6 +777,27 @@ fn odd_texts_reach_codex() {
     prove_odd_texts(Agent::Codex, "odd_texts_reach_codex");
 }
 
+/// claude reports a turn before a hook of the user refuses it, and puts the text back.
+#[test]
+fn a_text_that_a_hook_refuses_is_not_submitted() {
+    let Some(world) = World::new(Agent::Claude, "a_text_that_a_hook_refuses_is_not_submitted") else { return };
+    fs::create_dir_all(world.home.path().join(".claude")).unwrap();
+    let hook = json!({"type": "command", "command": "if grep -q forbidden; then echo no >&2; exit 2; fi"});
+    let settings = json!({"hooks": {"UserPromptSubmit": [{"hooks": [hook]}]}});
+    fs::write(world.home.path().join(".claude/settings.json"), settings.to_string()).unwrap();
+    world.start();
+    let send = |words: &str| -> Value {
+        let output = world.outlast(&["send", "s", words, "--submit", "--json", "--timeout", "60"]);
+        serde_json::from_slice(&output.stdout).unwrap_or_default()
+    };
+    assert_eq!(send("allowed words")["result"], "submitted");
+    let refused = send("forbidden words");
+    assert_eq!((&refused["error"]["code"], &refused["error"]["removed"]), (&json!("not_submitted"), &json!(true)));
+    assert_eq!(send("other words")["result"], "submitted", "{}", world.screen());
+    assert!(!world.service.has_heard("forbidden words"));
+    assert!(world.outlast(&["stop", "s"]).status.success());
+}
+
 /// With a status line, which takes the place of claude's own hints, and in a narrow window.
 #[test]
 fn claude_is_seen_to_work_and_to_wait() {

@@ -8,7 +8,6 @@ use std::{
 
 use outlast_core::{
     agent_event::{self, Report, What},
-    send::Source,
     waiting,
 };
 use serde_json::{Value, json};
@@ -92,11 +91,16 @@ impl Terminal {
         }
         if let What::Prompt { text, bytes } = &report.what {
             self.agent.took_turn(text);
-            self.recorded(text, *bytes, Source::Hook);
+            self.sends.announced(text, *bytes);
         }
         match &report.what {
             What::Prompt { .. } => self.watch(waiting::Event::TurnBegan),
-            What::TurnEnded => self.watch(waiting::Event::TurnEnded),
+            What::TurnEnded => {
+                self.read_turns();
+                let actions = self.sends.turn_ended(self.now);
+                self.act_on_sends(actions);
+                self.watch(waiting::Event::TurnEnded);
+            }
             What::Began { .. } | What::Left { .. } | What::Notified { .. } => {}
         }
         if !matches!(report.what, What::Left { .. }) {

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use outlast_core::{
-    send::{Action, Failed, Letter, Proof, Sent, Source},
+    send::{Action, Failed, Letter, Proof, Sent},
     waiting,
 };
 use serde_json::{Value, json};
@@ -58,13 +58,7 @@ impl Terminal {
         self.act_on_sends(actions);
     }
 
-    /// The agent has recorded a turn.
-    pub(super) fn recorded(&mut self, text: &str, bytes: usize, source: Source) {
-        let actions = self.sends.recorded(text, bytes, source, Instant::now());
-        self.act_on_sends(actions);
-    }
-
-    fn act_on_sends(&mut self, actions: Vec<Action>) {
+    pub(super) fn act_on_sends(&mut self, actions: Vec<Action>) {
         let mut is_answered = false;
         for action in actions {
             match action {

@@ -88,7 +88,8 @@ impl Terminal {
         let lines: Vec<Vec<u8>> = files.iter().flat_map(|file| log.added(file)).collect();
         let source = if kind == Kind::Codex { Source::Rollout } else { Source::Transcript };
         for text in lines.iter().flat_map(|line| turn_record::submitted(kind, line)) {
-            self.recorded(&text, text.len(), source);
+            let actions = self.sends.recorded(&text, source, Instant::now());
+            self.act_on_sends(actions);
         }
     }
 
