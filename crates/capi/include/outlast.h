@@ -76,9 +76,10 @@ outlast_status outlast_inject(outlast_client *client, const uint8_t *bytes, size
 
 /*
  * Sends a text to an agent: waits up to `timeout_ms` until there is an empty place to type, pastes it there, and, if `submit`
- * is not 0, presses Enter and sees the text leave that place again. Then it is OUTLAST_OK, and `json`, which may be NULL,
- * gets {"submitted", "presses", …}; else the word of outlast_last_code says how far it came. What was typed has up to a
- * minute more, so a call may take as much longer than `timeout_ms`.
+ * is not 0, presses Enter and waits for the agent's record of the turn. Then it is OUTLAST_OK, and `json`, which may be NULL,
+ * gets {"result", "submitted", "presses", …}: `result` is "submitted" if the agent recorded the turn, and "unproven" if not. Else
+ * the word of outlast_last_code says how far it came. What was typed has up to a minute more, so a call may take as much
+ * longer than `timeout_ms`.
  */
 outlast_status outlast_send(
     outlast_client *client, const char *text, int32_t submit, uint32_t timeout_ms, char **json);

@@ -113,7 +113,7 @@ int main(int argc, char **argv) {
     PROVE(outlast_inject(client, NULL, 0, PATIENCE) == OUTLAST_OK);
     wait_until("typed");
     PROVE(outlast_send(client, "sent from C", 1, PATIENCE, &json) == OUTLAST_OK);
-    PROVE(has(json, "\"submitted\":true") && has(json, "\"presses\":1"));
+    PROVE(has(json, "\"result\":\"unproven\"") && has(json, "\"presses\":1"));
     outlast_free_text(json);
     PROVE(outlast_send(client, "two\nlines", 1, 100, &json) == OUTLAST_REFUSED);
     PROVE(json == NULL && strcmp(outlast_last_code(), "no_paste") == 0);
