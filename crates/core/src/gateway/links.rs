@@ -1,7 +1,10 @@
 //! Links: what comes up, is said and goes down on each.
 
 use super::*;
-use crate::message::{self, Message};
+use crate::{
+    message::{self, Message},
+    patience::Patience,
+};
 
 use calls::What;
 use opening::Private;
@@ -28,7 +31,9 @@ pub(super) struct Connection {
     pub refused: Option<String>,
     pub fetch: lists::Fetch,
     /// If it says nothing until then, it hangs.
-    pub suspected: Option<Instant>,
+    pub suspected: Option<Patience>,
+    /// Then another one is started beside it, and its other calls may finish.
+    pub drains_if_hung: bool,
     /// The number that would have been the next when it last answered a client's request, or told of progress.
     pub answered: u64,
     /// A call was late, and nothing was answered since it was sent.
@@ -110,6 +115,7 @@ impl Connection {
             refused: None,
             fetch: lists::Fetch::default(),
             suspected: None,
+            drains_if_hung: false,
             answered: 0,
             is_doubted: false,
             is_recorded: false,
@@ -138,7 +144,8 @@ impl Connection {
                     _ => idle,
                 };
                 let idle = idle.filter(|_| self.is_idle()).map(|idle| self.last_used + idle);
-                self.suspected.into_iter().chain(idle).chain(self.listen_again).min()
+                let suspected = self.suspected.as_ref().map(Patience::deadline);
+                suspected.into_iter().chain(idle).chain(self.listen_again).min()
             }
             Phase::Stopping { .. } => None,
         }
@@ -296,6 +303,9 @@ impl Gateway {
             self.links.iter().filter(|(_, connection)| due(connection)).map(|(serial, _)| *serial).collect();
         late.sort_unstable();
         for serial in late {
+            let connection = self.links.get_mut(&serial).expect("listed above");
+            let is_suspect_due = connection.suspected.as_ref().is_some_and(|wait| wait.deadline() <= now);
+            let is_hung = connection.suspected.as_mut().is_some_and(|wait| wait.is_over(now));
             let connection = &self.links[&serial];
             let settings = self.settings_of(connection.link);
             let start_timeout = settings.map_or(Duration::ZERO, |settings| settings.start_timeout);
@@ -304,7 +314,9 @@ impl Gateway {
                     self.part(serial, How::HandshakeLate(start_timeout), true, now);
                 }
                 Phase::Draining { .. } => self.part(serial, How::Stopped, false, now),
-                Phase::Ready if connection.suspected.is_some_and(|by| by <= now) => self.hung(serial, now),
+                Phase::Ready if is_hung => self.hung(serial, now),
+                // This was noticed late, and begins anew.
+                Phase::Ready if is_suspect_due => self.watch_idle(serial),
                 Phase::Ready if connection.listen_again.is_some_and(|at| at <= now) => self.listen_anew(serial, now),
                 Phase::Ready => self.part(serial, How::Stopped, false, now),
                 Phase::Stopping { .. } => {}
@@ -344,7 +356,8 @@ impl Gateway {
         if !is_child || connection.phase != Phase::Ready || connection.suspected.is_some() {
             return;
         }
-        connection.suspected = Some(now + HANG_MAX);
+        connection.suspected = Some(Patience::new(HANG_MAX, now));
+        connection.drains_if_hung = false;
         self.wake_by(now + HANG_MAX);
         // Whatever it says proves it alive; this gives it something to say. The stateless era has no ping.
         let (method, era) = match self.links[&serial].era {
@@ -352,6 +365,19 @@ impl Gateway {
             Era::Stateless => ("server/discover", Era::Stateless),
         };
         self.ask_link(serial, Private::Ping, method, "", era, now);
+    }
+
+    /// The client took a call back. A child that says nothing at all after that hangs, as after a late call; it may still work on
+    /// other calls.
+    pub(super) fn suspect_after_cancel(&mut self, serial: u64, now: Instant) {
+        let is_suspected = |connection: &Connection| connection.suspected.is_some();
+        if self.links.get(&serial).is_some_and(is_suspected) {
+            return;
+        }
+        self.suspect(serial, now);
+        if let Some(connection) = self.links.get_mut(&serial) {
+            connection.drains_if_hung = connection.suspected.is_some();
+        }
     }
 
     /// A call was late, and so was everything else since then. That it still answers a ping is not what it is there for:
@@ -387,8 +413,26 @@ impl Gateway {
     }
 
     fn hung(&mut self, serial: u64, now: Instant) {
-        let name = self.owner_name(self.links[&serial].link.backend).to_owned();
+        let connection = self.links.get_mut(&serial).expect("it is late");
+        let (place, drains) = (connection.place, mem::take(&mut connection.drains_if_hung));
+        let (pid, generation) = (connection.pid, connection.generation);
+        let name = self.owner_name(place.backend).to_owned();
+        let detail = format!("it has said nothing for {} s since a call was late or cancelled", HANG_MAX.as_secs());
+        self.out.push(Action::Record(Record {
+            id: Some(name.clone()),
+            kind: Some("backend"),
+            pid,
+            generation: Some(generation),
+            detail: Some(detail),
+            ..Record::new(record::Event::ServerHung)
+        }));
         self.note(format!("{name}: says nothing any more; it is replaced"));
+        if drains && self.may_replace(place, now) && self.replace(place, now) {
+            if let Some(connection) = self.links.get_mut(&serial) {
+                connection.suspected = None;
+            }
+            return;
+        }
         self.part(serial, How::Hung(HANG_MAX), true, now);
     }
 
@@ -398,13 +442,22 @@ impl Gateway {
         let Some(max) = owner.settings.memory_max.filter(|max| rss > *max) else { return };
         let name = owner.settings.name.clone();
         let Some(connection) = self.links.get(&link.serial) else { return };
-        let place = connection.place;
+        let (place, pid, generation) = (connection.place, connection.pid, connection.generation);
         if self.stopping.is_some() || !connection.is_ready() {
             return;
         }
         if self.may_replace(place, now) && self.replace(place, now) {
-            let mib = |bytes: u64| bytes >> 20;
-            self.note(format!("{name}: holds {} MiB, more than {} MiB; it is replaced", mib(rss), mib(max)));
+            let mib = |bytes: u64| bytes.div_ceil(1 << 20);
+            let detail = format!("it uses {} MiB, more than {} MiB", mib(rss), mib(max));
+            self.note(format!("{name}: {detail}; it is replaced"));
+            self.out.push(Action::Record(Record {
+                id: Some(name),
+                kind: Some("backend"),
+                pid,
+                generation: Some(generation),
+                detail: Some(detail),
+                ..Record::new(record::Event::ServerTooLarge)
+            }));
         }
     }
 

@@ -79,6 +79,7 @@ impl Gateway {
                 self.tell_link(serial, note);
                 self.drop_asks_of(key, &call, "the call that this was for was cancelled");
                 self.haunt(serial, key, &call, now);
+                self.suspect_after_cancel(serial, now);
                 self.call_over(serial, now);
             }
             None => {

@@ -81,10 +81,13 @@ impl Gateway {
             .collect();
         let first = self.first_place(number);
         let main = self.places.get(&first).map_or(Value::Null, |place| self.place_status(first, place, now));
-        let in_flight = self
-            .calls
-            .values()
-            .filter(|call| call.place.backend == number && call.whom.is_some() && call.link.is_some());
+        let in_flight = || {
+            let calls = self.calls.values().filter(|call| call.place.backend == number);
+            calls.filter(|call| call.whom.is_some() && call.link.is_some())
+        };
+        let oldest = in_flight().map(|call| now.saturating_duration_since(call.began)).max();
+        let of_backend = |connection: &&links::Connection| connection.link.backend == number;
+        let is_stalled = self.links.values().filter(of_backend).any(|connection| connection.suspected.is_some());
         let held: usize =
             self.places.iter().filter(|(key, _)| key.backend == number).map(|(_, place)| place.held.len()).sum();
         let is_off = self.switches.is_backend_off(&owner.settings.name);
@@ -129,7 +132,9 @@ impl Gateway {
                 "resources": owner.offer.resources.len(),
                 "templates": owner.offer.templates.len(),
             },
-            "in_flight": in_flight.count(),
+            "in_flight": in_flight().count(),
+            "stalled": is_stalled,
+            "oldest_request_s": oldest.map(|age| age.as_secs_f64()),
             "held": held,
             "circuit": circuit,
             "links": links,

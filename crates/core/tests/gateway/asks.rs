@@ -48,6 +48,7 @@ fn what_a_backend_asks_for_a_call_that_was_taken_back_reaches_nobody_else() {
         story.told("a");
         let back = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}});
         story.say(1, &back.to_string()).told("a");
+        assert_eq!(story.told("a").1["method"], "ping", "whether it hangs");
         story.link_says(link, elicit(json!("q"))).hears_nothing(1).hears_nothing(2);
         assert_eq!(story.told("a").1["error"]["code"], 7020);
         match laid_by {
@@ -221,6 +222,7 @@ fn a_question_whose_call_is_known_ends_with_that_call_and_no_other() {
     let (_, second) = story.told("a");
     let back = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 1}});
     story.say(1, &back.to_string()).told("a");
+    assert_eq!(story.told("a").1["method"], "ping", "whether it hangs");
     story.link_says(link, elicit(json!("q"))).heard(1);
     story.call(1, 3, "a__x").told("a");
     story.answer(link, &second["id"], json!({})).told_nothing("a").heard(1);

@@ -152,6 +152,49 @@ fn a_child_that_says_nothing_after_a_late_call_is_killed_and_one_that_answers_a_
 }
 
 #[test]
+fn a_child_that_says_nothing_after_a_cancelled_call_is_replaced_and_its_other_calls_may_finish() {
+    for is_alive in [true, false] {
+        let mut story = Story::simple(&[("a", maker(&["slow", "other"]))]);
+        let link = story.link("a");
+        story.call(1, 5, "a__slow").call(1, 6, "a__other");
+        story.told("a");
+        let (_, other) = story.told("a");
+        story.say(1, r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":5}}"#);
+        assert_eq!(story.told("a").1["method"], "notifications/cancelled");
+        let (_, ping) = story.told("a");
+        assert_eq!(ping["method"], "ping");
+        story.pass(secs(1));
+        let status = story.status("a");
+        assert_eq!((&status["stalled"], &status["oldest_request_s"]), (&json!(true), &json!(1.0)));
+        if is_alive {
+            story.answer(link, &ping["id"], json!({}));
+        }
+        assert_eq!(story.status("a")["stalled"], !is_alive);
+        story.pass(secs(5));
+        assert_eq!(story.link("a") != link, !is_alive);
+        assert_eq!(story.recorded("server_hung"), usize::from(!is_alive));
+        assert!(!story.disconnected.contains(&(link, true)), "the other call may finish");
+        story.hears_nothing(1);
+        story.answer(link, &other["id"], json!({"content": []}));
+        assert_eq!(story.heard(1).json()["id"], 6);
+    }
+}
+
+#[test]
+fn a_child_is_not_taken_for_hung_because_outlast_was_stopped() {
+    let mut story = Story::simple(&[("a", maker(&["slow"]))]);
+    let link = story.link("a");
+    story.call(1, 5, "a__slow");
+    story.told("a");
+    story.say(1, r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":5}}"#);
+    story.now += secs(600);
+    story.event(Event::TimePassed);
+    assert_eq!((story.recorded("server_hung"), story.link("a")), (0, link));
+    story.pass(secs(6));
+    assert_eq!(story.recorded("server_hung"), 1);
+}
+
+#[test]
 fn what_is_not_there_is_said_to_be_so() {
     let mut story = Story::simple(&[("a", maker(&["echo"])), ("b", maker(&[]))]);
     story.call(1, 1, "a__nothing").call(1, 2, "zzz").ask(1, json!(3), "strange/method", json!({}));

@@ -93,6 +93,8 @@ fn a_lent_child_whose_call_was_taken_back_asks_nobody_else() {
                     .pass(secs(2)),
             ),
         }
+        // It does not hang.
+        story.link_says(link, json!({"jsonrpc": "2.0", "method": "notifications/message"}));
         story.links.clear();
         story.clients.clear();
         let (next, told) = lent_call(&mut story, 11, "ann", asks.clone());

@@ -455,6 +455,11 @@ impl Story {
         self.event(Event::LinkDown { link, how, stderr_tail: String::new(), unsent })
     }
 
+    /// How many records of an event there are.
+    pub fn recorded(&self, event: &str) -> usize {
+        self.records.iter().filter(|record| record.event.name() == event).count()
+    }
+
     pub fn status(&self, backend: &str) -> Value {
         let status = self.gateway.status(self.now);
         let backends = status["backends"].as_array().expect("backends").clone();
