@@ -119,6 +119,12 @@ pub enum Event {
     ClientLeft {
         client: Client,
     },
+    /// How long the credentials of a client are valid, if that is limited: until they expire, or until now if they were
+    /// revoked. Requests of it that are held are not sent after that.
+    ClientAllowed {
+        client: Client,
+        until: Option<Instant>,
+    },
     /// There is a connection: the child runs, or the HTTP side is ready to be spoken to.
     LinkUp {
         link: Link,
@@ -568,6 +574,7 @@ impl Gateway {
             Event::ClientSaid { client, message } => self.client_said(client, &message, now),
             Event::ClientAsked { client, message, outline } => self.client_asked_by(client, &message, &outline, now),
             Event::ClientLeft { client } => self.client_left(client, now),
+            Event::ClientAllowed { client, until } => self.client_allowed(client, until),
             Event::LinkUp { link, pid } => self.link_up(link, pid, now),
             Event::LinkSaid { link, message } => {
                 let is_marked = message.starts_with(crate::message::BYTE_ORDER_MARK);

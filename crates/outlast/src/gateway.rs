@@ -916,6 +916,7 @@ impl Driver {
                     self.tell(Event::ClientAsked { client, message, outline });
                 }
                 listen::Heard::Left { client } => self.tell(Event::ClientLeft { client }),
+                listen::Heard::Allowed { client, until } => self.tell(Event::ClientAllowed { client, until }),
                 listen::Heard::Page(page) => self.turn_page(*page),
                 listen::Heard::Refused(refused) => self.refused(*refused),
             }

@@ -658,6 +658,9 @@ impl Gateway {
         let Some(serial) = call.link else { return };
         self.call_over(serial, now);
         let inputs = call.inputs.take().expect("it waits for them");
+        if let Some(failure) = self.refused_by_now(&call, now) {
+            return self.fail(*call, failure, now);
+        }
         let Some(message) = call.message.clone() else {
             let failure =
                 Failure::unknown("the request was too large to be asked again with the client's answers".into());

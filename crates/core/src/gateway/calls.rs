@@ -173,6 +173,11 @@ impl Gateway {
                 held.push_front(key);
                 break;
             }
+            if let Some(failure) = self.refused_by_now(call, now) {
+                let call = self.calls.remove(&key).expect("found above");
+                self.fail(*call, failure, now);
+                continue;
+            }
             let Some(call) = self.calls.get_mut(&key) else { continue };
             let Some(message) = call.message.clone() else { continue };
             if !call.repeatable {

@@ -188,12 +188,51 @@ impl Gateway {
     pub(super) fn judge(&mut self, whom: Whom, owner: u32, said: &[u8], says: Says, now: Instant) {
         let Ok(message::Message::Request { id, method, params }) = message::parse(said) else { return };
         let asked = Asked { whom, said, id, method: &method, params: &params, says };
+        if self.guests.get(&asked.whom.client).is_some_and(|guest| !guest.is_allowed(now)) {
+            let failure = Failure::revoked(self.owner_name(owner));
+            return self.refused_of(&asked, owner, &failure);
+        }
         match self.owners.get(&owner).map(|owner| owner.standing) {
             Some(Standing::Confirmed) | None => self.route(asked, now),
             Some(_) => {
                 let failure = self.failure_of_place(self.first_place(owner), now);
                 self.refused_of(&asked, owner, &failure);
             }
+        }
+    }
+
+    /// Why a call that was let through earlier may not be sent any more: meanwhile its tool or backend was switched off, its
+    /// client's role changed, or its client's credentials ended. The rate is not asked again: a call costs one token.
+    pub(super) fn refused_by_now(&self, call: &Call, now: Instant) -> Option<Failure> {
+        let guest = self.guests.get(&call.whom.as_ref()?.client)?;
+        let (role, view) = (guest.who.role.as_deref(), &self.views[guest.view]);
+        let (owner, backend) = (call.place.backend, self.owner_name(call.place.backend));
+        if self.switches.is_backend_off(backend) {
+            return Some(Failure::switched_off(backend, &format!("The backend `{backend}`")));
+        }
+        if !guest.is_allowed(now) {
+            return Some(Failure::revoked(backend));
+        }
+        let kind = if call.what == What::Tool { List::Tools } else { List::Prompts };
+        match (call.what, &call.shown) {
+            (What::Tool, Some(shown)) if self.switches.is_tool_off(shown) => {
+                Some(Failure::switched_off(backend, &format!("The tool `{shown}`")))
+            }
+            (What::Tool | What::Prompt | What::Complete, Some(shown)) => {
+                let what = kind.one();
+                if !self.roles.allow(role, shown) {
+                    return Some(Failure::denied(backend, role, &format!("the {what} `{shown}`")));
+                }
+                // What its backend does not list at the moment was visible when the call came.
+                let is_hidden = self.catalogue.find(kind, shown).is_some_and(|(index, _)| !view.sees(kind, index));
+                is_hidden.then(|| Failure::unknown(format!("there is no {what} `{shown}`")))
+            }
+            (What::Read | What::Complete, _) => {
+                (!view.is_open(owner)).then(|| Failure::denied(backend, role, "resources of this backend"))
+            }
+            (What::Other, _) if !call.method.starts_with("tasks/") => (!self.forwards_unknown(call.whom.as_ref()?.client))
+                .then(|| Failure::denied(backend, role, &format!("the method `{}`", call.method))),
+            _ => None,
         }
     }
 

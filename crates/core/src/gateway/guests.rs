@@ -20,6 +20,8 @@ pub(super) struct Guest {
     pub view: usize,
     front: Front,
     state: Opened,
+    /// When its credentials expire or were revoked.
+    allowed_until: Option<Instant>,
     /// As it wrote them in its handshake.
     pub capabilities: Option<Box<str>>,
     pub info: Option<Box<str>>,
@@ -52,6 +54,11 @@ impl Guest {
         }
     }
 
+    /// Whether its credentials are still valid.
+    pub fn is_allowed(&self, now: Instant) -> bool {
+        self.allowed_until.is_none_or(|until| now < until)
+    }
+
     pub fn hears_changes(&self) -> bool {
         matches!(self.state, Opened::Fully(_))
     }
@@ -82,6 +89,7 @@ impl Gateway {
                 view,
                 front,
                 state: Opened::Not,
+                allowed_until: None,
                 capabilities: None,
                 info: None,
                 in_flight: 0,
@@ -91,6 +99,12 @@ impl Gateway {
                 listens: Vec::new(),
             },
         );
+    }
+
+    pub(super) fn client_allowed(&mut self, client: Client, until: Option<Instant>) {
+        if let Some(guest) = self.guests.get_mut(&client) {
+            guest.allowed_until = until;
+        }
     }
 
     pub(super) fn client_left(&mut self, client: Client, now: Instant) {

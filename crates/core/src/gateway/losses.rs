@@ -135,6 +135,9 @@ impl Gateway {
             call.resent |= was_sent;
             call.unsent_tries += u32::from(!was_sent);
             call.due = None;
+            if let Some(failure) = self.refused_by_now(&call, now) {
+                return self.fail(*call, failure, now);
+            }
             let message = call.message.clone().expect("seen above");
             if let Ok(message::Message::Request { id, params, .. }) = message::parse(&message) {
                 return self.dispatch(call, &message, id, &params, now);

@@ -241,6 +241,11 @@ impl Failure {
         Failure::refusal(7014, "denied", Outcome::Denied, backend, message)
     }
 
+    pub fn revoked(backend: &str) -> Failure {
+        let message = "This was not run: the credentials of this client expired or were revoked.".into();
+        Failure::refusal(7014, "denied", Outcome::Denied, backend, message)
+    }
+
     pub fn circuit_open(backend: &str, wait: Duration) -> Failure {
         let message = format!(
             "This was not run: the backend `{backend}` failed too often in a row and is left alone for {:.1} s.",

@@ -250,6 +250,70 @@ fn what_a_backend_may_read_otherwise_does_not_reach_it() {
     story.call(1, 3, "a__read").told("a");
 }
 
+fn turn_off(story: &mut Story, what: Switch) {
+    story.event(Event::SwitchAsked { ticket: 1, what, off: true });
+}
+
+/// What was decided when a call came may be wrong when it is sent.
+#[test]
+fn a_held_call_is_checked_again_when_it_is_sent() {
+    let with_roles = |allow: &str| {
+        let mut configured = settings(vec![stdio("a"), stdio("b")]);
+        configured.roles.insert("reader".into(), Role { allow: vec![pattern(allow)], deny: vec![] });
+        configured.rates.default = Some(Rate { per_minute: 1, burst: 1 });
+        configured
+    };
+    type Change = fn(&mut Story, Settings);
+    let table: [(&str, Change, Option<i64>); 7] = [
+        ("nothing", |_, _| {}, None),
+        ("the tool is off", |story, _| turn_off(story, Switch::Tool("a__x".into())), Some(7013)),
+        ("the backend is off", |story, _| turn_off(story, Switch::Backend("a".into())), Some(7013)),
+        ("the role may less", |story, less| {
+            story.event(Event::Configured(Box::new(less)));
+        }, Some(7014)),
+        ("the key was revoked", |story, _| {
+            let until = Some(story.now);
+            story.event(Event::ClientAllowed { client: 1, until });
+        }, Some(7014)),
+        ("the token expires", |story, _| {
+            let until = Some(story.now + ms(500));
+            story.event(Event::ClientAllowed { client: 1, until });
+        }, Some(7014)),
+        ("the token was renewed", |story, _| {
+            let until = Some(story.now + ms(500));
+            story.event(Event::ClientAllowed { client: 1, until });
+            story.event(Event::ClientAllowed { client: 1, until: Some(story.now + secs(60)) });
+        }, None),
+    ];
+    for (name, change, refused) in table {
+        let mut story = Story::new(with_roles("*__x"), &[("a", maker(&["x"])), ("b", maker(&["x"]))]);
+        story.shake_as(1, as_role("reader"), json!({}));
+        let link = story.link("a");
+        story.auto = false;
+        story.dies(link).call(1, 1, "a__x").hears_nothing(1);
+        change(&mut story, with_roles("b__*"));
+        story.clients.retain(|heard| heard.text.contains(r#""id":1"#));
+        story.auto = true;
+        story.pass(secs(5));
+        if let Some(next) = story.connected.last().copied().filter(|next| next.backend == link.backend && *next != link) {
+            story.up.insert(next.serial, next);
+            story.event(Event::LinkUp { link: next, pid: Some(1) });
+        }
+        story.clients.retain(|heard| heard.text.contains(r#""id":1"#));
+        match refused {
+            None => assert_eq!(story.told("a").1["method"], "tools/call", "{name}"),
+            Some(expected) => {
+                story.told_nothing("a");
+                assert_eq!(code(&mut story, 1), expected, "{name}");
+                let outcomes: Vec<Outcome> = story.called.iter().map(|called| called.outcome).collect();
+                let outcome = if expected == 7013 { Outcome::SwitchedOff } else { Outcome::Denied };
+                assert_eq!(outcomes, [outcome], "{name}");
+            }
+        }
+        story.hears_nothing(1);
+    }
+}
+
 /// A lenient backend takes a notification for a request, or one method for another.
 #[test]
 fn only_notifications_of_mcp_reach_a_backend() {

@@ -8,7 +8,7 @@ use std::{
     cell::RefCell,
     fs,
     path::Path,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use hyper::{HeaderMap, header::AUTHORIZATION};
@@ -23,6 +23,7 @@ use sha2::{Digest, Sha256};
 
 use crate::{
     config::gateway::{ApiKey, AuthSettings, JwtSettings},
+    gateway::listen::Identity,
     report::plain,
 };
 
@@ -67,6 +68,13 @@ struct Known {
     until: u64,
 }
 
+impl Known {
+    fn identity(&self) -> Identity {
+        let until = UNIX_EPOCH.checked_add(Duration::from_secs(self.until.saturating_add(1)));
+        Identity { who: self.who.clone(), until }
+    }
+}
+
 /// Nobody we know. The words are for the client, and tell it nothing that a stranger should not know.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Unauthorized {
@@ -103,17 +111,21 @@ impl Auth {
     }
 
     pub fn who(&self, headers: &HeaderMap) -> Result<Who, Unauthorized> {
+        Ok(self.identify(headers)?.who)
+    }
+
+    pub fn identify(&self, headers: &HeaderMap) -> Result<Identity, Unauthorized> {
         let token = token(headers)?;
         let hash: [u8; 32] = Sha256::digest(token.as_bytes()).into();
         if let Some(key) = self.key(&hash) {
             let role = self.role(key.role.clone());
-            return Ok(Who { name: key.name.clone(), role, profile: key.profile.clone() });
+            return Ok(Who { name: key.name.clone(), role, profile: key.profile.clone() }.into());
         }
         let Some(jwt) = &self.jwt else { return Err(Unauthorized::Invalid("the API key is not known")) };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let mut known = self.known.borrow_mut();
         match known.get(&hash) {
-            Some(found) if now <= found.until => return Ok(found.who.clone()),
+            Some(found) if now <= found.until => return Ok(found.identity()),
             Some(_) => {
                 known.remove(&hash);
                 return Err(Unauthorized::Invalid("the token has expired"));
@@ -124,8 +136,10 @@ impl Auth {
         if known.len() >= KNOWN_MAX {
             known.clear();
         }
-        known.insert(hash, Known { who: who.clone(), until });
-        Ok(who)
+        let found = Known { who, until };
+        let identity = found.identity();
+        known.insert(hash, found);
+        Ok(identity)
     }
 
     /// Every key is looked at to the end, so that time tells nothing about how near a guess was.

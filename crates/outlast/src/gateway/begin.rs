@@ -188,7 +188,7 @@ fn auth(config: &Config) -> Result<Option<listen::Auth>, Report> {
     let auth = Auth::load(settings)
         .map_err(|why| Report::new(report::USAGE, "nobody could prove who he is").because(why).hint("mend `[auth]`"))?;
     Ok(Some(Box::new(move |headers| {
-        auth.who(headers)
+        auth.identify(headers)
             .map_err(|error| listen::Unauthorized { challenge: error.challenge(), why: error.words().to_owned() })
     })))
 }

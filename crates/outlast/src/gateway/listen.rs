@@ -12,7 +12,7 @@ use std::{
     pin::{Pin, pin},
     rc::Rc,
     task::{Context, Poll},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use bytes::Bytes;
@@ -88,6 +88,11 @@ pub enum Heard {
     Left {
         client: Client,
     },
+    /// When the credentials of a client end. Told when that changes.
+    Allowed {
+        client: Client,
+        until: Option<Instant>,
+    },
     Page(Box<Page>),
     Refused(Box<Refused>),
 }
@@ -146,7 +151,21 @@ pub struct Counts {
 }
 
 /// Finds out who sends a request, by its `Authorization` and `X-API-Key`.
-pub type Auth = Box<dyn Fn(&HeaderMap) -> Result<Who, Unauthorized>>;
+pub type Auth = Box<dyn Fn(&HeaderMap) -> Result<Identity, Unauthorized>>;
+
+/// A client that proved who it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Identity {
+    pub who: Who,
+    /// When its credentials expire.
+    pub until: Option<SystemTime>,
+}
+
+impl From<Who> for Identity {
+    fn from(who: Who) -> Identity {
+        Identity { who, until: None }
+    }
+}
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unauthorized {
@@ -489,6 +508,9 @@ impl Listen {
         let has_some = auth.is_some();
         let had_some = self.door.auth.replace(auth).is_some();
         self.check_passes();
+        if let Some(auth) = &*self.door.auth.borrow() {
+            self.door.house.borrow_mut().check_passes(auth, Instant::now());
+        }
         let house = self.door.house.borrow();
         match (had_some, has_some) {
             (false, true) => house.lines().for_each(|line| line.ask_for_pass()),

@@ -58,8 +58,8 @@ fn credentials_with_a_profile_have_no_choice_and_others_stay_connected() {
         let two = two_people();
         Some(Box::new(move |headers| {
             let who = two(headers)?;
-            let profile = (who.name == "bert").then(|| "small".to_owned());
-            Ok(Who { profile, ..who })
+            let profile = (who.who.name == "bert").then(|| "small".to_owned());
+            Ok(Who { profile, ..who.who }.into())
         }))
     });
     let (anna, bert) = (("authorization", "Bearer anna"), ("authorization", "Bearer bert"));

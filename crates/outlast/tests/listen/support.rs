@@ -48,7 +48,7 @@ pub fn two_people() -> Auth {
                 return Err(Unauthorized { challenge: "Bearer realm=\"outlast\"".into(), why: "who are you?".into() });
             }
         };
-        Ok(Who { name: name.into(), role: None, profile: None })
+        Ok(Who { name: name.into(), role: None, profile: None }.into())
     })
 }
 
@@ -58,7 +58,7 @@ pub fn only_bert() -> Auth {
     Box::new(move |headers: &HeaderMap| {
         let who = two(headers)?;
         let ended = Unauthorized { challenge: "Bearer".into(), why: "not any more".into() };
-        if who.name == "bert" { Ok(who) } else { Err(ended) }
+        if who.who.name == "bert" { Ok(who) } else { Err(ended) }
     })
 }
 
@@ -190,7 +190,7 @@ impl Machine {
                 Heard::Left { client } => format!("left {client}"),
                 Heard::Page(page) => format!("page {} {} {} {}", page.method, page.path, page.query, page.who.name),
                 // Refusals have a place of their own.
-                Heard::Refused(_) => continue,
+                Heard::Refused(_) | Heard::Allowed { .. } => continue,
             });
             match heard {
                 Heard::Said { client, message } | Heard::Asked { client, message, .. } => self.said(client, &message),
@@ -217,6 +217,7 @@ impl Machine {
                     self.listen.answer_page(page.ticket, answer);
                 }
                 Heard::Left { client } => self.held.retain(|(held, _)| *held != client),
+                Heard::Allowed { .. } => {}
                 Heard::Came { .. } | Heard::Refused(_) => {}
             }
         }

@@ -308,6 +308,31 @@ fn another_key_counts_as_soon_as_the_file_says_so() {
     gate.end();
 }
 
+#[test]
+fn a_call_that_waits_is_not_sent_with_a_key_that_was_revoked_meanwhile() {
+    let place = Place::new();
+    let (broken, log) = (place.join("broken"), place.join("heard.log"));
+    let one = backend("one", &["--log", &log, "--fail-if", &broken], HASTY);
+    let gate = Gate::listen_with(place, &(one.clone() + &auth()), |setup| setup.env("SIGNING", SECRET));
+    let mut ci = Session::open_as(&gate.address, Some(CI));
+    ci.call("one__pid", json!({}));
+    gate.place.write("broken", "out of order");
+    crate::mcp::client::signal(gate.child("one"), nix::sys::signal::Signal::SIGKILL);
+    gate.place.recorded("server_exiting", 1);
+    let address = gate.address.clone();
+    // Its connection is cut when the key is revoked, and then there is no answer to look at.
+    let waiting = std::thread::spawn(move || drop((address, ci.ask("tools/call", json!({"name": "one__echo", "arguments": {"text": "held"}})))));
+    until("the call waits", || (gate.backend("one")["held"] == 1).then_some(()));
+    gate.place.write("outlast.toml", &(one + &auth().replace(&sha256(CI), &sha256("another-key-for-the-builder"))));
+    gate.place.recorded("configured", 1);
+    std::fs::remove_file(&broken).expect("it was there");
+    assert_eq!(outcomes(&gate, "one__echo", 1), [("ci".to_owned(), "denied".to_owned())]);
+    let heard = std::fs::read_to_string(&log).expect("the backend's log");
+    assert!(!heard.contains("held"), "{heard}");
+    drop(waiting.join());
+    gate.end();
+}
+
 /// A backend that does not look for an id would run it, and no guard had seen it.
 #[test]
 fn a_tool_call_without_an_id_reaches_no_backend() {

@@ -10,7 +10,7 @@ use std::{
     net::IpAddr,
     rc::Rc,
     task::{Context, Poll, Waker},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use bytes::Bytes;
@@ -21,9 +21,9 @@ use outlast_core::{
 use rustc_hash::{FxBuildHasher, FxHashMap};
 
 use super::{
-    Counts, Heard, Limits, Page, PageAnswer, Refused,
+    Auth, Counts, Heard, Limits, Page, PageAnswer, Refused,
     session::{NoStream, Session, ping, sooner},
-    socket::{Backlog, Ends, Line},
+    socket::{Backlog, Ends, Line, Pass},
     stream::{self, Answer, Content, Place, Reply, Stream},
     words,
 };
@@ -107,6 +107,46 @@ impl House {
             events_bytes: 0,
             due: None,
             is_closing: false,
+        }
+    }
+
+    // By what right clients are here.
+
+    /// A request of a client came with these credentials.
+    pub fn allow(&mut self, place: Place, pass: Rc<Pass>) {
+        let Place::Client(client, _) = place else { return };
+        let until = pass.until;
+        let before = match self.guests.get_mut(&client) {
+            Some(Guest::Session(session)) => session.pass.replace(pass).map(|before| before.until),
+            Some(Guest::Request(_)) => None,
+            None => return,
+        };
+        if before.map_or(until.is_some(), |before| before != until) {
+            let left = until.map(|until| until.duration_since(SystemTime::now()).unwrap_or_default());
+            self.hear(Heard::Allowed { client, until: left.map(|left| Instant::now() + left) });
+        }
+    }
+
+    /// Who may come has changed: sessions whose credentials are no longer good are not served any more. Single requests
+    /// end with their connection.
+    pub fn check_passes(&mut self, auth: &Auth, now: Instant) {
+        let is_over = |session: &Session| session.pass.as_ref().is_none_or(|pass| !pass.is_good(auth));
+        let sessions = self.guests.values_mut().filter_map(|guest| match guest {
+            Guest::Session(session) if is_over(session) => Some(session),
+            _ => None,
+        });
+        let over: Vec<u64> = sessions
+            .map(|session| {
+                // The next request with good credentials is told of.
+                let until = Some(SystemTime::UNIX_EPOCH);
+                session.pass = session.pass.take().map(|pass| {
+                    Rc::new(Pass { credentials: pass.credentials.clone(), who: pass.who.clone(), until })
+                });
+                session.client
+            })
+            .collect();
+        for client in over {
+            self.hear(Heard::Allowed { client, until: Some(now) });
         }
     }
 

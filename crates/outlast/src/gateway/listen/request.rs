@@ -152,14 +152,14 @@ async fn route(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Option<
 }
 
 pub fn identify(door: &Door, line: &Line, headers: &HeaderMap) -> Result<Rc<Who>, Box<Answer>> {
-    let who = match &*door.auth.borrow() {
-        None => Ok(door.nobody.clone()),
-        Some(auth) => auth(headers).map(Rc::new).map_err(|refused| {
+    let (who, until) = match &*door.auth.borrow() {
+        None => Ok((door.nobody.clone(), None)),
+        Some(auth) => auth(headers).map(|found| (Rc::new(found.who), found.until)).map_err(|refused| {
             let answer = Answer::refusal(StatusCode::UNAUTHORIZED, &refused.why);
             answer.with("www-authenticate", refused.challenge)
         }),
     }?;
-    line.set_who(&who);
+    line.set_who(&who, until);
     Ok(who)
 }
 
@@ -299,8 +299,9 @@ async fn post(
     }
     let body = take(door, body).await?;
     let exchange = said(door, line, &who, head, headers, body)?;
-    if exchange.is_some() {
-        line.show_pass(head.credentials(headers), who);
+    if let Some(exchange) = &exchange {
+        let pass = line.show_pass(head.credentials(headers), who);
+        door.house.borrow_mut().allow(exchange.place, pass);
     }
     Ok(exchange)
 }

@@ -12,7 +12,7 @@ use rustc_hash::FxHashMap;
 
 use super::{
     Limits,
-    socket::Line,
+    socket::{Line, Pass},
     stream::{self, Answer, Place, Reply, Stream},
     words,
 };
@@ -28,6 +28,8 @@ pub struct Session {
     /// Nobody knows it before `initialize` was answered.
     pub id: Option<u128>,
     pub who: Rc<Who>,
+    /// The credentials of its newest request with an answer.
+    pub pass: Option<Rc<Pass>>,
     /// Where its newest request came from.
     pub peer: Option<Rc<str>>,
     /// The `initialize` that has no answer yet.
@@ -90,6 +92,7 @@ impl Session {
             client,
             id: None,
             who,
+            pass: None,
             peer: None,
             opening: None,
             version: String::new(),

@@ -7,7 +7,7 @@ use std::{
     pin::Pin,
     rc::Rc,
     task::{Context, Poll, Waker},
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use hyper::{HeaderMap, rt};
@@ -52,13 +52,15 @@ pub struct Line {
     peer_user: Cell<Option<PeerUser>>,
     /// Who sent the request that is being answered, if that was found out.
     who: RefCell<Option<Rc<Who>>>,
+    /// When its credentials expire.
+    until: Cell<Option<SystemTime>>,
     phase: Cell<Phase>,
     /// What we have to say is not taken.
     stalled: Cell<Option<Instant>>,
     wish: Cell<Wish>,
     waker: RefCell<Option<Waker>>,
     /// By what right the request that is being answered came.
-    pass: RefCell<Option<Pass>>,
+    pass: RefCell<Option<Rc<Pass>>>,
     /// Bytes of responses that it has not taken yet; they are part of the backlog.
     waiting: Cell<usize>,
     backlog: Rc<Backlog>,
@@ -94,9 +96,18 @@ impl Ends {
 
 /// An answer may take long, and the right to it may end before.
 #[derive(Debug)]
-struct Pass {
-    credentials: HeaderMap,
-    who: Rc<Who>,
+pub struct Pass {
+    pub credentials: HeaderMap,
+    pub who: Rc<Who>,
+    /// When the credentials expire.
+    pub until: Option<SystemTime>,
+}
+
+impl Pass {
+    /// Whether the credentials still stand for the same client.
+    pub fn is_good(&self, auth: &Auth) -> bool {
+        auth(&self.credentials).is_ok_and(|found| is_same(&found.who, &self.who))
+    }
 }
 
 impl Line {
@@ -106,6 +117,7 @@ impl Line {
             peer: ends.peers.map_or_else(String::new, |peer| peer.to_string()).into(),
             peer_user: Cell::new(None),
             who: RefCell::new(None),
+            until: Cell::new(None),
             waiting: Cell::new(0),
             backlog,
             phase: Cell::new(Phase::Idle(now)),
@@ -125,8 +137,9 @@ impl Line {
         self.ends.peers.map(|address| address.ip())
     }
 
-    pub fn set_who(&self, who: &Rc<Who>) {
+    pub fn set_who(&self, who: &Rc<Who>, until: Option<SystemTime>) {
         self.who.replace(Some(who.clone()));
+        self.until.set(until);
     }
 
     pub fn who(&self) -> Option<Rc<Who>> {
@@ -163,14 +176,16 @@ impl Line {
     }
 
     /// The request is this one's, by these headers.
-    pub fn show_pass(&self, credentials: HeaderMap, who: Rc<Who>) {
-        self.pass.replace(Some(Pass { credentials, who }));
+    pub fn show_pass(&self, credentials: HeaderMap, who: Rc<Who>) -> Rc<Pass> {
+        let pass = Rc::new(Pass { credentials, who, until: self.until.get() });
+        self.pass.replace(Some(pass.clone()));
+        pass
     }
 
     /// Cut off, if the right by which its request came has ended.
     pub fn check_pass(&self, auth: &Auth) {
         let is_over = match &*self.pass.borrow() {
-            Some(pass) => auth(&pass.credentials).map_or(true, |who| !is_same(&who, &pass.who)),
+            Some(pass) => !pass.is_good(auth),
             None => false,
         };
         if is_over {
