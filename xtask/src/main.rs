@@ -136,7 +136,7 @@ fn bench(arguments: &[String]) -> Result<(), Failure> {
     let peers = if is_pty { peers::terminals() } else { peers::provide(peers::FOR_BENCH)? };
     let mut build = cargo(["build", "--release", "-p", "outlast", "-p", "outlast-e2e"]);
     // Only those: each is optimised as a whole, which takes its time.
-    for program in ["outlast", "outlast-bench", "outlast-echo", "outlast-hop"] {
+    for program in ["outlast", "outlast-bench", "outlast-echo", "outlast-hop", "outlast-puppet"] {
         build.args(["--bin", program]);
     }
     must(build, "the release build failed")?;

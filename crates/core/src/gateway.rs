@@ -359,8 +359,20 @@ pub struct Offer {
 
 /// Whether arguments fit a tool's schema; pure, given at birth.
 pub trait Schemas {
-    /// Both as JSON. An error is one sentence that names the place.
-    fn check(&mut self, schema: &[u8], arguments: Raw<'_>) -> Result<(), String>;
+    /// Both as JSON. It ends within a bounded time, whatever they are.
+    fn check(&mut self, schema: &[u8], arguments: Raw<'_>) -> Fit;
+}
+
+/// What came of holding arguments against a schema.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Fit {
+    Fits,
+    /// One sentence that names the place.
+    Misfit(String),
+    /// Finding out would take too long.
+    TooCostly,
+    /// The schema cannot be used, for this reason; the arguments are the backend's to check.
+    Unchecked(String),
 }
 
 /// The two kinds of MCP: sessions that begin with a handshake, and requests that stand for themselves.
@@ -389,6 +401,14 @@ const REPLACE_GAP: Duration = Duration::from_secs(60);
 const LIST_PAGES_MAX: usize = 100;
 /// How large one backend's four lists may be together; what comes after is left out, and that is noted.
 const OFFER_BYTES_MAX: usize = 16 << 20;
+/// How many elements one list of a backend may have; what comes after is left out, and that is noted.
+const LIST_ITEMS_MAX: usize = 100_000;
+/// How long the address of a resource may be to be held against templates; a longer one fits none.
+const URI_MATCHED_MAX: usize = 8 << 10;
+/// How long the name of a tool or prompt may be; one with a longer name is left out.
+const OWN_NAME_MAX: usize = 1 << 10;
+/// How many tools of one backend are reported whose arguments cannot be checked.
+const UNCHECKED_MAX: usize = 100;
 /// How many messages one batch may hold; a longer one is refused.
 const BATCH_MAX: usize = 256;
 /// How many requests of backends may wait for one client's answer; one more is refused.
@@ -411,6 +431,8 @@ struct Owner {
     offer: Offer,
     standing: Standing,
     breaker: Breaker,
+    /// Tools whose schemas cannot be used, as clients see them, and why. Noticed when they are called.
+    unchecked: BTreeMap<Rc<str>, String>,
     /// Which eras it knows, once it was asked.
     eras: Option<Eras>,
     /// When lists stop waiting for it; set by the first list that does.

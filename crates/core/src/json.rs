@@ -47,11 +47,14 @@ impl<'a> Raw<'a> {
         })
     }
 
-    /// The elements of an array; `None` if it is none.
-    pub fn elements(self) -> Option<Vec<Raw<'a>>> {
-        let mut elements = Vec::new();
-        Scan::new(self.0).array(|element| elements.push(element))?;
-        Some(elements)
+    /// The first elements of an array, and whether there are more; `None` if it is none.
+    pub fn first_elements(self, max: usize) -> Option<(Vec<Raw<'a>>, bool)> {
+        let (mut elements, mut is_cut) = (Vec::new(), false);
+        Scan::new(self.0).array(|element| match elements.len() < max {
+            true => elements.push(element),
+            false => is_cut = true,
+        })?;
+        Some((elements, is_cut))
     }
 }
 

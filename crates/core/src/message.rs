@@ -205,6 +205,9 @@ impl Unreadable {
     }
 }
 
+/// How many revisions of MCP a server may say that it knows; the rest is not read.
+pub const VERSIONS_MAX: usize = 64;
+
 /// How many members of an array are read; the rest is checked and left out.
 pub const MEMBERS_MAX: usize = 4096;
 
@@ -464,11 +467,6 @@ pub fn pick_text(raw: Raw<'_>, name: &str) -> Option<String> {
 /// A JSON string's content.
 pub fn text(raw: Raw<'_>) -> Option<String> {
     raw.text()
-}
-
-/// An array's members; `None` if it is no array.
-pub fn members(raw: Raw<'_>) -> Option<Vec<Raw<'_>>> {
-    raw.elements()
 }
 
 /// Where a part stands in the line it was parsed from.

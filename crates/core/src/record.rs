@@ -41,6 +41,8 @@ pub enum Event {
     WatchUnmuted,
     /// One call through the gateway left it, one way or another.
     CallEnded,
+    /// The schema of a tool cannot be used, so its arguments are not checked.
+    SchemaUnchecked,
     /// A tool or a backend was turned off by hand, or on again.
     Switched,
     /// Another configuration is in force. One that was refused is a reload that failed.
@@ -56,7 +58,7 @@ pub enum Event {
 }
 
 impl Event {
-    pub const ALL: [Event; 25] = [
+    pub const ALL: [Event; 26] = [
         Event::InstanceStarted,
         Event::InstanceEnded,
         Event::ServerRestartRequested,
@@ -76,6 +78,7 @@ impl Event {
         Event::WatchMuted,
         Event::WatchUnmuted,
         Event::CallEnded,
+        Event::SchemaUnchecked,
         Event::Switched,
         Event::Configured,
         Event::RequestRefused,
@@ -119,6 +122,7 @@ impl Event {
             Event::WatchUnmuted           => ("watch_unmuted",            "INFO",    "Watched file unmuted"),
             Event::ProtocolNoted          => ("protocol_noted",           "WARNING", "Unexpected behaviour of the server"),
             Event::CallEnded              => ("call_ended",               "INFO",    "Call ended"),
+            Event::SchemaUnchecked        => ("schema_unchecked",         "WARNING", "Arguments of a tool are not checked"),
             Event::Switched               => ("switched",                 "WARNING", "Switched off or on"),
             Event::Configured             => ("configured",               "INFO",    "Configuration in force"),
             Event::RequestRefused         => ("request_refused",          "WARNING", "Request refused"),

@@ -222,6 +222,9 @@ impl<'a> Element<'a> {
         let [key, schema, annotations] = pick(element, [key_of(kind), "inputSchema", "annotations"])?;
         let key = key?;
         let own = key.text()?;
+        if matches!(kind, List::Tools | List::Prompts) && own.len() > OWN_NAME_MAX {
+            return None;
+        }
         if kind == List::Tools && !guard::passes(&owner.settings.allow, &owner.settings.deny, &own) {
             return None;
         }

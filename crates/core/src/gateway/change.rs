@@ -39,6 +39,7 @@ impl Gateway {
                             breaker: Breaker::new(settings.breaker_failures, settings.breaker_open),
                             offer: kept.unwrap_or_default(),
                             standing,
+                            unchecked: BTreeMap::new(),
                             eras: None,
                             gather_until: None,
                             is_proven: false,

@@ -123,14 +123,39 @@ impl Gateway {
         }
         let entry = self.catalogue.entry(List::Tools, index);
         let arguments = asked.params.arguments().unwrap_or(Raw::checked("{}"));
-        if let Some(schema) = &entry.schema
-            && let Err(why) = self.schemas.0.check(schema, arguments)
-        {
-            let failure = Failure::bad_arguments(name, &shown, &why);
+        let repeatable = owner.settings.retry_annotated && entry.is_safe;
+        let fit = entry.schema.as_ref().map_or(Fit::Fits, |schema| self.schemas.0.check(schema, arguments));
+        let why = match fit {
+            Fit::Fits => None,
+            Fit::Misfit(why) => Some(why),
+            Fit::TooCostly => Some("to check them would take too long".to_owned()),
+            Fit::Unchecked(why) => {
+                self.schema_unchecked(target.owner, &shown, why);
+                None
+            }
+        };
+        if let Some(why) = why {
+            let failure = Failure::bad_arguments(self.owner_name(target.owner), &shown, &why);
             return self.refused(&asked, Some(&target), &failure);
         }
-        let repeatable = owner.settings.retry_annotated && entry.is_safe;
         self.send(asked, Target { repeatable, ..target }, now);
+    }
+
+    /// A tool's schema cannot be used: told once for each definition.
+    fn schema_unchecked(&mut self, number: u32, shown: &Rc<str>, why: String) {
+        let Some(owner) = self.owners.get_mut(&number) else { return };
+        if owner.unchecked.len() >= UNCHECKED_MAX || owner.unchecked.get(shown) == Some(&why) {
+            return;
+        }
+        owner.unchecked.insert(shown.clone(), why.clone());
+        let name = owner.settings.name.clone();
+        self.note(format!(
+            "{name}: the arguments of `{shown}` are not checked, because its schema cannot be used: {why}"
+        ));
+        let of = record::OfGateway { tool: Some(shown.to_string()), ..record::OfGateway::default() };
+        let record =
+            Record { reason: Some(why), gateway: Some(Box::new(of)), ..Record::new(record::Event::SchemaUnchecked) };
+        self.out.push(Action::Record(record.of_backend(&name)));
     }
 
     /// A name that the catalogue does not have, or not any more.
@@ -230,8 +255,9 @@ impl Gateway {
             (What::Read | What::Complete, _) => {
                 (!view.is_open(owner)).then(|| Failure::denied(backend, role, "resources of this backend"))
             }
-            (What::Other, _) if !call.method.starts_with("tasks/") => (!self.forwards_unknown(call.whom.as_ref()?.client))
-                .then(|| Failure::denied(backend, role, &format!("the method `{}`", call.method))),
+            (What::Other, _) if !call.method.starts_with("tasks/") => (!self
+                .forwards_unknown(call.whom.as_ref()?.client))
+            .then(|| Failure::denied(backend, role, &format!("the method `{}`", call.method))),
             _ => None,
         }
     }
@@ -337,7 +363,8 @@ impl Gateway {
         let view = &self.views[guest.view];
         let listed = self.catalogue.find(List::Resources, uri).map(|(index, entry)| (index, entry.owner));
         let by_template = || {
-            let templates = self.catalogue.all(List::Templates).iter().enumerate();
+            let is_short = uri.len() <= URI_MATCHED_MAX;
+            let templates = self.catalogue.all(List::Templates).iter().enumerate().filter(|_| is_short);
             let fitting = templates.filter(|(_, entry)| subscriptions::fits_template(&entry.own, uri));
             // The one that says most of the address, as `file:///{path}` fits whatever `file:///logs/{day}` does.
             fitting.max_by_key(|(_, entry)| entry.own.find('{')).map(|(index, entry)| (index as u32, entry.owner))

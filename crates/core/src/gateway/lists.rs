@@ -122,10 +122,10 @@ impl Gateway {
         let others: usize = List::ALL.iter().map(|kind| size(connection.fetch.offer.of(*kind))).sum();
         let Some(pages) = &mut connection.fetch.under_way[kind as usize] else { return };
         let mut bytes = others + size(&pages.items);
-        let mut left_out = false;
+        let mut left_out = page.is_cut;
         for item in page.items {
             bytes += item.get().len();
-            match bytes > OFFER_BYTES_MAX {
+            match bytes > OFFER_BYTES_MAX || pages.items.len() >= LIST_ITEMS_MAX {
                 true => left_out = true,
                 false => pages.items.push(Bytes::copy_from_slice(item.get().as_bytes())),
             }
@@ -193,6 +193,7 @@ impl Gateway {
         let is_same = owner.offer == offer;
         if !is_same || !is_kept {
             owner.offer = offer.clone();
+            owner.unchecked.clear();
             let name = owner.settings.name.clone();
             self.out.push(Action::Keep { backend: name, catalogue: offer });
         }

@@ -180,8 +180,13 @@ impl Gateway {
                 Eras { handshake: true, stateless: false }
             }
             _ => {
-                let versions: Vec<String> =
-                    versions.and_then(Raw::elements).unwrap_or_default().into_iter().filter_map(Raw::text).collect();
+                let versions: Vec<String> = versions
+                    .and_then(|list| list.first_elements(message::VERSIONS_MAX))
+                    .unwrap_or_default()
+                    .0
+                    .into_iter()
+                    .filter_map(Raw::text)
+                    .collect();
                 if !versions.iter().any(|version| version == STATELESS_VERSION) {
                     let words = format!("it knows {} and not {STATELESS_VERSION}", versions.join(", "));
                     return self.opening_refused(serial, private, &words, now);

@@ -15,6 +15,8 @@ const SEARCH: &str = "search_tools";
 const DESCRIBE: &str = "describe_tool";
 const CALL: &str = "call_tool";
 
+/// How many words of a query are looked for; further ones are ignored.
+const QUERY_WORDS_MAX: usize = 32;
 /// How many tools one page of a search names; `nextCursor` asks for the next page.
 const FOUND_MAX: usize = 20;
 /// How much of a description a search shows.
@@ -76,7 +78,7 @@ impl Gateway {
     fn search(&self, client: Client, query: &str, offset: usize) -> Value {
         self.catalogue.see(List::Tools);
         let view = &self.views[self.guests[&client].view];
-        let words: Vec<String> = query.split_whitespace().map(str::to_lowercase).collect();
+        let words: Vec<String> = query.split_whitespace().take(QUERY_WORDS_MAX).map(str::to_lowercase).collect();
         let mut found: Vec<(usize, u32, String)> = Vec::new();
         for index in view.shows(List::Tools) {
             let entry = self.catalogue.entry(List::Tools, *index);

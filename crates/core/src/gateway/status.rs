@@ -132,6 +132,7 @@ impl Gateway {
                 "resources": owner.offer.resources.len(),
                 "templates": owner.offer.templates.len(),
             },
+            "unchecked": owner.unchecked.iter().map(|(tool, why)| json!({"tool": &**tool, "reason": why})).collect::<Vec<Value>>(),
             "in_flight": in_flight().count(),
             "stalled": is_stalled,
             "oldest_request_s": oldest.map(|age| age.as_secs_f64()),

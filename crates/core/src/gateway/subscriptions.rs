@@ -395,7 +395,10 @@ impl Gateway {
         };
         let flags = pick(filter, FLAGS).unwrap_or_default();
         let wants = flags.map(|flag| flag.is_some_and(|flag| flag.get() == "true"));
-        let uris = pick(filter, ["resourceSubscriptions"]).and_then(|[uris]| uris?.elements()).unwrap_or_default();
+        // One more than is allowed is enough to refuse it.
+        let uris =
+            pick(filter, ["resourceSubscriptions"]).and_then(|[uris]| uris?.first_elements(SUBSCRIPTIONS_MAX + 1));
+        let (uris, _) = uris.unwrap_or_default();
         let uris: BTreeSet<String> = uris.into_iter().filter_map(Raw::text).take(SUBSCRIPTIONS_MAX).collect();
         let granted: BTreeSet<String> = uris
             .into_iter()

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::message::{Raw, members, pick, text};
+use crate::message::{Raw, pick, text};
 
 /// The four lists of MCP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -119,9 +119,17 @@ struct Item {
     raw: Box<str>,
 }
 
+/// How many elements of one page are read.
+pub const PAGE_ITEMS_MAX: usize = 100_000;
+/// How many elements of one list are kept to be compared; a longer list is not served again.
+const ITEMS_MAX: usize = 100_000;
+
 /// One page of a list.
 pub struct Page<'a> {
+    /// The first [`PAGE_ITEMS_MAX`].
     pub items: Vec<Raw<'a>>,
+    /// There are more.
+    pub is_cut: bool,
     pub array: Raw<'a>,
     pub next: Option<String>,
 }
@@ -130,7 +138,8 @@ impl<'a> Page<'a> {
     pub fn parse(kind: Kind, result: Raw<'a>) -> Option<Page<'a>> {
         let [array, next] = pick(result, [kind.member(), "nextCursor"])?;
         let array = array?;
-        Some(Page { items: members(array)?, array, next: next.and_then(text) })
+        let (items, is_cut) = array.first_elements(PAGE_ITEMS_MAX)?;
+        Some(Page { items, is_cut, array, next: next.and_then(text) })
     }
 }
 
@@ -139,7 +148,11 @@ impl Items {
         for raw in &page.items {
             let Some(key) = pick(*raw, [kind.key()]).and_then(|[key]| text(key?)) else { continue };
             self.bytes += raw.get().len();
-            self.too_big |= self.bytes > bytes_max;
+            self.too_big |= self.bytes > bytes_max || page.is_cut;
+            if self.items.len() >= ITEMS_MAX && !self.items.contains_key(&key) {
+                self.too_big = true;
+                continue;
+            }
             let item = Item { hash: hash(raw.get()), raw: raw.get().into() };
             if self.items.insert(key.clone(), item).is_none() {
                 self.order.push(key);
@@ -299,6 +312,21 @@ mod tests {
         assert_eq!((diff.added, diff.removed, diff.changed), (vec!["c".into()], vec!["a".into()], vec!["b".into()]));
         let partly = Shown { next: Some("2".into()), ..shown };
         assert!(Diff::between(&partly, &new).added.is_empty(), "the client has not seen the last page");
+    }
+
+    #[test]
+    fn only_so_many_elements_of_a_list_are_read() {
+        let many = format!(r#"{{"tools":[{}{{"name":"last"}}]}}"#, "0,".repeat(PAGE_ITEMS_MAX));
+        let result = Raw::parse(&many).unwrap();
+        let page = Page::parse(Kind::Tools, result).unwrap();
+        assert!(page.is_cut && page.items.len() == PAGE_ITEMS_MAX && page.items.capacity() <= 2 * PAGE_ITEMS_MAX);
+        let mut items = Items::default();
+        for half in 0..3 {
+            let names: Vec<String> = (0..60_000).map(|n| format!(r#"{{"name":"{half}-{n}"}}"#)).collect();
+            let page = format!(r#"{{"tools":[{}]}}"#, names.join(","));
+            items.extend(Kind::Tools, &Page::parse(Kind::Tools, Raw::parse(&page).unwrap()).unwrap(), 1 << 30);
+        }
+        assert_eq!((items.items.len(), items.joined()), (ITEMS_MAX, None));
     }
 
     #[test]

@@ -5,7 +5,9 @@ use super::{
     lists::Page,
     *,
 };
-use crate::message::{BYTE_ORDER_MARK, Edit, Params, Raw, RawId, line, members, pick, pick_text, quote, splice, text};
+use crate::message::{
+    BYTE_ORDER_MARK, Edit, Params, Raw, RawId, VERSIONS_MAX, line, pick, pick_text, quote, splice, text,
+};
 
 impl Relay {
     pub(super) fn server_said(&mut self, generation: u32, line: Bytes, now: Instant) {
@@ -658,8 +660,13 @@ impl Relay {
 
     fn check_discover(&self, result: Raw<'_>) -> Result<Capabilities, String> {
         let [versions, capabilities] = pick(result, ["supportedVersions", "capabilities"]).unwrap_or_default();
-        let versions: Vec<String> =
-            versions.and_then(members).unwrap_or_default().into_iter().filter_map(text).collect();
+        let versions: Vec<String> = versions
+            .and_then(|list| list.first_elements(VERSIONS_MAX))
+            .unwrap_or_default()
+            .0
+            .into_iter()
+            .filter_map(text)
+            .collect();
         let version = modern_version(&self.meta).unwrap_or_default();
         if versions.contains(&version) {
             Ok(Capabilities::parse(capabilities))

@@ -250,6 +250,55 @@ fn what_a_backend_may_read_otherwise_does_not_reach_it() {
     story.call(1, 3, "a__read").told("a");
 }
 
+#[test]
+fn a_schema_that_cannot_be_used_is_reported_once_and_its_tool_works() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    let call = |story: &mut Story, word: &str| {
+        story.ask(1, json!(1), "tools/call", json!({"name": "a__x", "arguments": {"x": word}}));
+    };
+    call(&mut story, "costly");
+    let refused = story.heard(1).json();
+    assert_eq!(refused["result"]["isError"], true);
+    assert!(
+        refused["result"]["content"][0]["text"].as_str().is_some_and(|words| words.contains("too long")),
+        "{refused}"
+    );
+    assert_eq!(story.called.pop().map(|called| called.outcome), Some(Outcome::BadArguments));
+    assert_eq!(story.status("a")["unchecked"], json!([]));
+    let notes = story.notes.len();
+    for _ in 0..2 {
+        call(&mut story, "unchecked");
+        story.told("a");
+    }
+    assert_eq!(story.status("a")["unchecked"], json!([{"tool": "a__x", "reason": "it is too large"}]));
+    assert_eq!(story.notes.len(), notes + 1, "{:?}", story.notes);
+    let records: Vec<&Record> =
+        story.records.iter().filter(|record| record.event == RecordEvent::SchemaUnchecked).collect();
+    let [record] = records[..] else { panic!("one record: {records:?}") };
+    assert_eq!((record.backend(), record.reason.as_deref()), (Some("a"), Some("it is too large")));
+    // Another definition is another schema.
+    story.maker("a").tools = vec![json!({"name": "x", "inputSchema": {"type": "object", "title": "new"}})];
+    story.link_says(story.link("a"), json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})).heard(1);
+    assert_eq!(story.status("a")["unchecked"], json!([]));
+}
+
+#[test]
+fn only_so_many_elements_of_a_list_are_kept() {
+    let mut story = Story::simple(&[("a", Maker { mute: true, ..maker(&["x"]) })]);
+    let link = story.link("a");
+    let (_, hello) = story.told("a");
+    story.answer(link, &hello["id"], json!({"protocolVersion": "2025-11-25", "capabilities": {"tools": {}}, "serverInfo": {"name": "a", "version": "1"}}));
+    let (_, list) = story.told("a");
+    let page = format!(
+        r#"{{"jsonrpc":"2.0","id":{},"result":{{"tools":[{}{{"name":"last"}}]}}}}"#,
+        list["id"],
+        "0,".repeat(200_000)
+    );
+    story.event(Event::LinkSaid { link, message: page.into() });
+    assert_eq!(story.status("a")["offers"]["tools"], 100_000);
+    assert!(story.notes.iter().any(|note| note.contains("too many")), "{:?}", story.notes);
+}
+
 fn turn_off(story: &mut Story, what: Switch) {
     story.event(Event::SwitchAsked { ticket: 1, what, off: true });
 }
@@ -268,22 +317,38 @@ fn a_held_call_is_checked_again_when_it_is_sent() {
         ("nothing", |_, _| {}, None),
         ("the tool is off", |story, _| turn_off(story, Switch::Tool("a__x".into())), Some(7013)),
         ("the backend is off", |story, _| turn_off(story, Switch::Backend("a".into())), Some(7013)),
-        ("the role may less", |story, less| {
-            story.event(Event::Configured(Box::new(less)));
-        }, Some(7014)),
-        ("the key was revoked", |story, _| {
-            let until = Some(story.now);
-            story.event(Event::ClientAllowed { client: 1, until });
-        }, Some(7014)),
-        ("the token expires", |story, _| {
-            let until = Some(story.now + ms(500));
-            story.event(Event::ClientAllowed { client: 1, until });
-        }, Some(7014)),
-        ("the token was renewed", |story, _| {
-            let until = Some(story.now + ms(500));
-            story.event(Event::ClientAllowed { client: 1, until });
-            story.event(Event::ClientAllowed { client: 1, until: Some(story.now + secs(60)) });
-        }, None),
+        (
+            "the role may less",
+            |story, less| {
+                story.event(Event::Configured(Box::new(less)));
+            },
+            Some(7014),
+        ),
+        (
+            "the key was revoked",
+            |story, _| {
+                let until = Some(story.now);
+                story.event(Event::ClientAllowed { client: 1, until });
+            },
+            Some(7014),
+        ),
+        (
+            "the token expires",
+            |story, _| {
+                let until = Some(story.now + ms(500));
+                story.event(Event::ClientAllowed { client: 1, until });
+            },
+            Some(7014),
+        ),
+        (
+            "the token was renewed",
+            |story, _| {
+                let until = Some(story.now + ms(500));
+                story.event(Event::ClientAllowed { client: 1, until });
+                story.event(Event::ClientAllowed { client: 1, until: Some(story.now + secs(60)) });
+            },
+            None,
+        ),
     ];
     for (name, change, refused) in table {
         let mut story = Story::new(with_roles("*__x"), &[("a", maker(&["x"])), ("b", maker(&["x"]))]);
@@ -295,7 +360,8 @@ fn a_held_call_is_checked_again_when_it_is_sent() {
         story.clients.retain(|heard| heard.text.contains(r#""id":1"#));
         story.auto = true;
         story.pass(secs(5));
-        if let Some(next) = story.connected.last().copied().filter(|next| next.backend == link.backend && *next != link) {
+        if let Some(next) = story.connected.last().copied().filter(|next| next.backend == link.backend && *next != link)
+        {
             story.up.insert(next.serial, next);
             story.event(Event::LinkUp { link: next, pid: Some(1) });
         }

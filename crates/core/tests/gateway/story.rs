@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use outlast_core::gateway::{Gateway, Schemas};
+use outlast_core::gateway::{Fit, Gateway, Schemas};
 pub use outlast_core::{
     exit::{Exit, How},
     gateway::{
@@ -15,7 +15,7 @@ pub use outlast_core::{
     },
     json::Raw,
     message::Id,
-    record::Record,
+    record::{Event as RecordEvent, Record},
     restarts::Policy,
 };
 use serde_json::Value;
@@ -109,14 +109,16 @@ pub fn maker(tools: &[&str]) -> Maker {
     }
 }
 
-/// Every schema fits, but for arguments that hold the word `bad`.
+/// Every schema fits, but for arguments that hold the words `bad`, `costly` or `unchecked`.
 struct Words;
 
 impl Schemas for Words {
-    fn check(&mut self, _schema: &[u8], arguments: Raw<'_>) -> Result<(), String> {
-        match arguments.get().contains("bad") {
-            true => Err("`/x` is bad".into()),
-            false => Ok(()),
+    fn check(&mut self, _schema: &[u8], arguments: Raw<'_>) -> Fit {
+        match arguments.get() {
+            text if text.contains("bad") => Fit::Misfit("`/x` is bad".into()),
+            text if text.contains("costly") => Fit::TooCostly,
+            text if text.contains("unchecked") => Fit::Unchecked("it is too large".into()),
+            _ => Fit::Fits,
         }
     }
 }

@@ -16,7 +16,7 @@ use bytes::Bytes;
 use outlast_core::{
     exit::{Exit, How},
     gateway::{
-        Action, Backend, Called, Children, EraChoice, Event, Front, Gateway, Kind, Limits, Link, Pattern, Profile,
+        Action, Backend, Called, Children, EraChoice, Event, Fit, Front, Gateway, Kind, Limits, Link, Pattern, Profile,
         Rates, Refused, Said, Schemas, Settings, Start, Switch, Who,
     },
     json::Raw,
@@ -52,8 +52,8 @@ const REST_MAX: u32 = 3_000;
 struct AllFit;
 
 impl Schemas for AllFit {
-    fn check(&mut self, _schema: &[u8], _arguments: Raw<'_>) -> Result<(), String> {
-        Ok(())
+    fn check(&mut self, _schema: &[u8], _arguments: Raw<'_>) -> Fit {
+        Fit::Fits
     }
 }
 

@@ -1,6 +1,7 @@
 //! What a gateway over HTTP costs, side by side with the bare server, with a hop that does nothing else, and with others.
 
 mod client;
+mod hostile;
 mod measure;
 mod subject;
 mod table;

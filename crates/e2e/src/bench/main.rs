@@ -3,7 +3,7 @@
 //! ```text
 //! outlast-bench pty …                 (see `pty.rs`)
 //! outlast-bench [mcp] [--quick] [--only small,deep,big,rss,start,crash,reload] [--json] [--outlast PATH]
-//! outlast-bench gateway [--quick] [--only small,load,rss,crash] [--json] [--outlast PATH]
+//! outlast-bench gateway [--quick] [--only small,load,rss,crash,loop] [--json] [--outlast PATH]
 //! ```
 //!
 //! All subjects relay to the same native echo server and are measured in one run, round by round in rotating order, so

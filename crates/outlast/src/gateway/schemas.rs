@@ -1,16 +1,25 @@
 //! Whether arguments fit a tool's schema.
 //!
-//! The schemas come from backends, and nobody has checked them: no reference is followed out of them, no pattern of theirs may
-//! try for long, and one that cannot be understood checks nothing. The backend itself has the last word anyway; this is to
-//! spare it calls that cannot be meant, and to tell a model quickly what to mend.
+//! The schemas come from backends: no reference is followed out of them, and one that cannot be understood checks nothing.
+//! The validator cannot be interrupted, and a thread that runs it cannot be ended, so what compiling and evaluating may cost
+//! is bounded before ([`cost`]): a schema above the bound leaves its tool unchecked, and arguments above it are refused. The
+//! backend itself has the last word anyway; this is to spare it calls that cannot be meant, and to tell a model quickly what
+//! to mend.
 
 use jsonschema::{
     PatternOptions, Validator,
     error::{ValidationError, ValidationErrorKind},
 };
-use outlast_core::{gateway, json::Raw};
+use outlast_core::{
+    gateway::{self, Fit},
+    json::Raw,
+};
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value};
+
+mod cost;
+
+use cost::Cost;
 
 /// Compiled schemas that are kept. At the bound all are forgotten, and compiled again as they are needed.
 const KEPT_MAX: usize = 1_024;
@@ -20,21 +29,24 @@ const KEPT_BYTES_MAX: usize = 8 << 20;
 const SCHEMA_MAX: usize = 256 << 10;
 /// Larger arguments are not checked: reading them twice would cost more than it spares.
 const ARGUMENTS_MAX: usize = 1 << 20;
-/// Steps that a pattern may take back. One that needs more is taken to fit.
-const BACKTRACK_MAX: usize = 100_000;
+/// Steps that a regular expression may take back. Arguments that need more are refused.
+const BACKTRACK_MAX: usize = 10_000;
+/// Bytes that one compiled regular expression may hold, and its cache when it is used.
+const PATTERN_SIZE_MAX: usize = 1 << 20;
 /// The longest sentence.
 const WORDS_MAX: usize = 400;
 
 /// Compiled schemas, by their bytes.
 #[derive(Default)]
 pub struct Schemas {
-    /// Nothing: it checks nothing.
-    kept: FxHashMap<Box<[u8]>, Option<Schema>>,
+    /// An error is why it checks nothing.
+    kept: FxHashMap<Box<[u8]>, Result<Schema, String>>,
     bytes: usize,
 }
 
 struct Schema {
     validator: Validator,
+    cost: Cost,
     /// If all that it asks for can be seen at a glance.
     plain: Option<Plain>,
 }
@@ -44,9 +56,9 @@ impl Schemas {
         Schemas::default()
     }
 
-    fn compiled(&mut self, schema: &[u8]) -> Option<&Schema> {
+    fn compiled(&mut self, schema: &[u8]) -> Result<&Schema, String> {
         if schema.len() > SCHEMA_MAX {
-            return None;
+            return Err(format!("it is larger than {} KiB", SCHEMA_MAX >> 10));
         }
         if !self.kept.contains_key(schema) {
             if self.kept.len() >= KEPT_MAX || self.bytes + schema.len() > KEPT_BYTES_MAX {
@@ -56,33 +68,45 @@ impl Schemas {
             self.bytes += schema.len();
             self.kept.insert(schema.into(), compile(schema));
         }
-        self.kept.get(schema)?.as_ref()
+        self.kept[schema].as_ref().map_err(Clone::clone)
     }
 }
 
-fn compile(schema: &[u8]) -> Option<Schema> {
-    let schema: Value = serde_json::from_slice(schema).ok()?;
-    let patterns = PatternOptions::fancy_regex().backtrack_limit(BACKTRACK_MAX);
-    let validator = jsonschema::options().offline().with_pattern_options(patterns).build(&schema).ok()?;
-    Some(Schema { validator, plain: Plain::of(&schema) })
+fn compile(schema: &[u8]) -> Result<Schema, String> {
+    // It does not read JSON that is nested deeper than 127 levels.
+    let schema: Value = serde_json::from_slice(schema).map_err(|error| shortened(error.to_string()))?;
+    let cost = Cost::of(&schema)?;
+    let patterns = PatternOptions::fancy_regex()
+        .backtrack_limit(BACKTRACK_MAX)
+        .size_limit(PATTERN_SIZE_MAX)
+        .dfa_size_limit(PATTERN_SIZE_MAX);
+    let validator = jsonschema::options().offline().with_pattern_options(patterns).build(&schema);
+    let validator = validator.map_err(|error| shortened(error.masked().to_string()))?;
+    Ok(Schema { validator, cost, plain: Plain::of(&schema) })
 }
 
 impl gateway::Schemas for Schemas {
-    fn check(&mut self, schema: &[u8], arguments: Raw<'_>) -> Result<(), String> {
-        if arguments.get().len() > ARGUMENTS_MAX {
-            return Ok(());
+    fn check(&mut self, schema: &[u8], arguments: Raw<'_>) -> Fit {
+        let Schema { validator, cost, plain } = match self.compiled(schema) {
+            Ok(schema) => schema,
+            Err(why) => return Fit::Unchecked(why),
+        };
+        if plain.as_ref().is_some_and(|plain| plain.fits(arguments)) || arguments.get().len() > ARGUMENTS_MAX {
+            return Fit::Fits;
         }
-        let Some(Schema { validator, plain }) = self.compiled(schema) else { return Ok(()) };
-        if plain.as_ref().is_some_and(|plain| plain.fits(arguments)) {
-            return Ok(());
+        let Ok(arguments) = serde_json::from_str::<Value>(arguments.get()) else {
+            return Fit::Misfit("the arguments are no JSON object".to_owned());
+        };
+        if !cost.is_affordable(&arguments) {
+            return Fit::TooCostly;
         }
-        let arguments: Value =
-            serde_json::from_str(arguments.get()).map_err(|_| "the arguments are no JSON object".to_owned())?;
-        let is_doubt =
-            |error: &ValidationError<'_>| matches!(error.kind(), ValidationErrorKind::BacktrackLimitExceeded { .. });
-        match validator.iter_errors(&arguments).find(|error| !is_doubt(error)) {
-            Some(error) => Err(sentence(&error)),
-            None => Ok(()),
+        // The first error alone: all of them could be as many as there are steps.
+        match validator.validate(&arguments) {
+            Ok(()) => Fit::Fits,
+            Err(error) => match error.kind() {
+                ValidationErrorKind::BacktrackLimitExceeded { .. } => Fit::TooCostly,
+                _ => Fit::Misfit(sentence(&error)),
+            },
         }
     }
 }
@@ -206,11 +230,20 @@ fn sentence(error: &ValidationError<'_>) -> String {
         true => format!("the arguments do not fit: {words}"),
         false => format!("the argument `{place}` does not fit: {words}"),
     };
+    shorten(&mut words);
+    words
+}
+
+fn shortened(mut words: String) -> String {
+    shorten(&mut words);
+    words
+}
+
+fn shorten(words: &mut String) {
     if let Some((end, _)) = words.char_indices().nth(WORDS_MAX) {
         words.truncate(end);
         words.push('…');
     }
-    words
 }
 
 /// `/items/0/name` as people write it: `items[0].name`.
@@ -251,8 +284,12 @@ mod tests {
         Raw::parse(text).unwrap()
     }
 
-    fn check(schema: &str, arguments: &str) -> Result<(), String> {
+    fn check(schema: &str, arguments: &str) -> Fit {
         Schemas::new().check(schema.as_bytes(), raw(arguments))
+    }
+
+    fn is_misfit(schema: &str, arguments: &str) -> bool {
+        matches!(check(schema, arguments), Fit::Misfit(_))
     }
 
     #[test]
@@ -270,8 +307,12 @@ mod tests {
             r#"{"path": "a", "code": "S3"}"#,
             r#"[]"#,
         ] {
-            let said = check(SCHEMA, arguments);
-            words.push_str(&format!("{arguments}\n  {}\n", said.err().unwrap_or_else(|| "fits".to_owned())));
+            let said = match check(SCHEMA, arguments) {
+                Fit::Misfit(words) => words,
+                Fit::Fits => "fits".to_owned(),
+                other => panic!("{other:?}"),
+            };
+            words.push_str(&format!("{arguments}\n  {said}\n"));
         }
         assert_eq!(words.matches("s3cret").count(), 3, "only in what was asked: {words}");
         insta::assert_snapshot!(words);
@@ -287,14 +328,14 @@ mod tests {
             r#"{"$ref": "file:///etc/hostname"}"#,
             r#"{"properties": {"path": {"$ref": "https://example.com/x"}}}"#,
         ] {
-            assert_eq!(check(schema, r#"{"path": 5}"#), Ok(()), "{schema}");
+            assert!(matches!(check(schema, r#"{"path": 5}"#), Fit::Unchecked(_)), "{schema}");
         }
-        assert_eq!(check("true", r#"{"path": 5}"#), Ok(()));
-        assert!(check("false", r#"{"path": 5}"#).is_err());
+        assert_eq!(check("true", r#"{"path": 5}"#), Fit::Fits);
+        assert!(is_misfit("false", r#"{"path": 5}"#));
         let large = format!(r#"{{"type": "string", "description": "{}"}}"#, "x".repeat(SCHEMA_MAX));
-        assert_eq!(check(&large, "{}"), Ok(()));
+        assert_eq!(check(&large, "{}"), Fit::Unchecked("it is larger than 256 KiB".to_owned()));
         let large = format!(r#"{{"path": 5, "x": "{}"}}"#, "x".repeat(ARGUMENTS_MAX));
-        assert_eq!(check(SCHEMA, &large), Ok(()));
+        assert_eq!(check(SCHEMA, &large), Fit::Fits);
     }
 
     /// What fits at a glance fits; and what most tools ask for is seen at a glance.
@@ -357,16 +398,36 @@ mod tests {
     fn the_revisions_of_json_schema_are_told_apart() {
         let old = r#"{"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}]}"#;
         let new = r#"{"prefixItems": [{"type": "string"}]}"#;
-        assert!(check(old, "[5]").is_err() && check(new, "[5]").is_err());
-        assert_eq!(check(r#"{"items": {"type": "integer"}}"#, "[5]"), Ok(()));
+        assert!(is_misfit(old, "[5]") && is_misfit(new, "[5]"));
+        assert_eq!(check(r#"{"items": {"type": "integer"}}"#, "[5]"), Fit::Fits);
     }
 
     #[test]
     fn no_pattern_tries_for_long() {
         let schema = r#"{"properties": {"x": {"type": "string", "pattern": "^(a|aa)+\\1c$"}}}"#;
         let arguments = format!(r#"{{"x": "{}!"}}"#, "a".repeat(200));
-        assert_eq!(check(schema, &arguments), Ok(()), "it gave up, and so it is the backend's to say");
-        assert!(check(schema, r#"{"x": "b"}"#).is_err(), "it is a pattern like another otherwise");
+        assert_eq!(check(schema, &arguments), Fit::TooCostly);
+        assert!(is_misfit(schema, r#"{"x": "b"}"#), "it is a pattern like another otherwise");
+    }
+
+    /// 1.5 KB of it took 5 s and 1.5 GB.
+    #[test]
+    fn a_small_schema_cannot_cost_much() {
+        let definitions = |count: usize, keyword: &str| {
+            let next = |n: usize| format!(r##"{{"$ref": "#/$defs/d{}"}}"##, n + 1);
+            let each = |n: usize| format!(r#""d{n}": {{"{keyword}": [{}, {}]}}"#, next(n), next(n));
+            let each: Vec<String> = (0..count).map(each).collect();
+            format!(r##"{{"$ref": "#/$defs/d0", "$defs": {{{}, "d{count}": {{"type": "string"}}}}}}"##, each.join(","))
+        };
+        for keyword in ["allOf", "anyOf", "oneOf"] {
+            assert!(matches!(check(&definitions(24, keyword), "{}"), Fit::Unchecked(_)), "{keyword}");
+            // What is just affordable is checked.
+            assert!(is_misfit(&definitions(11, keyword), "{}"), "{keyword}");
+        }
+        let twice = r##"{"properties": {"a": {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}}}"##;
+        let nested = |depth: usize| format!("{}1{}", r#"{"a":"#.repeat(depth), "}".repeat(depth));
+        assert_eq!(check(twice, &nested(8)), Fit::Fits);
+        assert_eq!(check(twice, &nested(40)), Fit::TooCostly);
     }
 
     #[test]
@@ -374,13 +435,14 @@ mod tests {
         let mut schemas = Schemas::new();
         for n in 0..3_000 {
             let schema = format!(r#"{{"properties": {{"a{n}": {{"type": "string"}}}}}}"#);
-            assert!(schemas.check(schema.as_bytes(), raw(&format!(r#"{{"a{n}": 5}}"#))).is_err());
+            let fit = schemas.check(schema.as_bytes(), raw(&format!(r#"{{"a{n}": 5}}"#)));
+            assert!(matches!(fit, Fit::Misfit(_)), "{fit:?}");
             assert!(schemas.kept.len() <= KEPT_MAX);
         }
         let mut schemas = Schemas::new();
         for n in 0..100 {
             let schema = format!(r#"{{"description": "{n}{}"}}"#, "x".repeat(SCHEMA_MAX - 100));
-            schemas.check(schema.as_bytes(), raw("{}")).unwrap();
+            assert_eq!(schemas.check(schema.as_bytes(), raw("{}")), Fit::Fits);
             assert!(schemas.bytes <= KEPT_BYTES_MAX && schemas.bytes >= schema.len());
         }
     }

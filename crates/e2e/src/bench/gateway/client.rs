@@ -74,6 +74,12 @@ impl Session {
         self.post(&format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{params}}}"#))
     }
 
+    /// Any tool, with arguments as JSON. False: it was answered with a failure.
+    pub fn call_tool(&mut self, tool: &str, arguments: &str) -> io::Result<bool> {
+        self.ask("tools/call", &format!(r#"{{"name":"{tool}","arguments":{arguments}}}"#))
+            .map(|answer| !is_failed(&answer))
+    }
+
     /// False: it was answered with a failure.
     pub fn call(&mut self) -> io::Result<bool> {
         self.send_call()?;

@@ -12,6 +12,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{
     client::Session,
+    hostile,
     subject::{Running, Stage, Subject},
     table::{Metric, Report},
 };
@@ -37,10 +38,11 @@ pub enum Phase {
     Load,
     Rss,
     Crash,
+    Loop,
 }
 
 impl Phase {
-    pub const ALL: [Phase; 4] = [Phase::Small, Phase::Load, Phase::Rss, Phase::Crash];
+    pub const ALL: [Phase; 5] = [Phase::Small, Phase::Load, Phase::Rss, Phase::Crash, Phase::Loop];
 
     pub fn named(name: &str) -> Option<Phase> {
         Phase::ALL.into_iter().find(|phase| phase.name() == name)
@@ -52,6 +54,7 @@ impl Phase {
             Phase::Load => "load",
             Phase::Rss => "rss",
             Phase::Crash => "crash",
+            Phase::Loop => "loop",
         }
     }
 }
@@ -112,6 +115,9 @@ impl<'a> Bench<'a> {
         }
         if phases.contains(&Phase::Crash) {
             self.measure_crashes();
+        }
+        if phases.contains(&Phase::Loop) {
+            self.measure_loop();
         }
         self.report
     }
@@ -255,6 +261,37 @@ impl<'a> Bench<'a> {
                 self.drop_out(Subject::Outlast, Phase::Crash, &problem);
             }
         }
+    }
+
+    /// The longest that one client waits for its answer while another one and a backend send what costs most. The gateway
+    /// has one loop, so its longest turn is no longer than that.
+    fn measure_loop(&mut self) {
+        eprintln!("hostile input");
+        for _ in 0..self.size.rounds.min(3) {
+            match self.measure_longest_turn() {
+                Ok(longest) => self.report.sample(Metric::LongestTurn, Subject::Outlast, milliseconds(longest)),
+                Err(problem) => return self.drop_out(Subject::Outlast, Phase::Loop, &problem),
+            }
+        }
+    }
+
+    fn measure_longest_turn(&self) -> io::Result<Duration> {
+        let running = self.stage.start_hostile(&hostile::definitions())?;
+        let mut victim = open(&running, 1)?.remove(0);
+        let mut attacker = open(&running, 1)?.remove(0);
+        let attack = thread::spawn(move || {
+            hostile::calls()
+                .into_iter()
+                .try_for_each(|(tool, arguments)| attacker.call_tool(&tool, &arguments).map(drop))
+        });
+        let mut longest = Duration::ZERO;
+        while !attack.is_finished() {
+            let before = Instant::now();
+            victim.call()?;
+            longest = longest.max(before.elapsed());
+        }
+        attack.join().map_err(|_| io::Error::other("panicked"))??;
+        Ok(longest)
     }
 
     /// What the server itself needs from its start to its first answer to a call.

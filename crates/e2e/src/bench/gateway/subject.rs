@@ -177,6 +177,24 @@ impl Stage {
                 command
             }
         };
+        self.launch(command, &port)
+    }
+
+    /// Outlast with an echo server, and with a puppet that lists these tools.
+    pub fn start_hostile(&self, tools: &str) -> io::Result<Running> {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
+        let puppet = self.echo.with_file_name("outlast-puppet").display().to_string();
+        let tools = self.write("hostile-tools.json", tools)?.display().to_string();
+        let hostile =
+            format!("[[backend]]\nname = \"hostile\"\ncommand = {puppet:?}\nargs = [\"--tools\", {tools:?}]\n");
+        let text = outlast_config(&self.echo.display().to_string(), 1) + &hostile;
+        let config = self.write("outlast.toml", &text)?;
+        let mut command = Command::new(&self.outlast);
+        command.args(["gateway", "--config"]).arg(config).args(["--listen", &format!("127.0.0.1:{port}")]);
+        self.launch(command, &port)
+    }
+
+    fn launch(&self, mut command: Command, port: &str) -> io::Result<Running> {
         let stderr = File::options().create(true).append(true).open(self.directory.path().join("stderr"))?;
         let child = command
             .current_dir(self.directory.path())

@@ -19,6 +19,7 @@ pub enum Metric {
     CrashPause,
     CrashFailed,
     CrashHung,
+    LongestTurn,
 }
 
 /// What `outlast` is held to.
@@ -30,7 +31,7 @@ enum Bar {
 }
 
 impl Metric {
-    const ALL: [Metric; 10] = [
+    const ALL: [Metric; 11] = [
         Metric::SmallP50,
         Metric::SmallP99,
         Metric::CpuSmall,
@@ -41,6 +42,7 @@ impl Metric {
         Metric::CrashPause,
         Metric::CrashFailed,
         Metric::CrashHung,
+        Metric::LongestTurn,
     ];
 
     /// A stable name for machines, words for people, the unit, and the bar.
@@ -61,6 +63,12 @@ impl Metric {
             Metric::CrashPause => ("crash_pause", "kill -9 under 32 sessions, longest wait", "ms", None),
             Metric::CrashFailed => ("crash_failed", "kill -9 under 32 sessions, calls that were told so", "", None),
             Metric::CrashHung => ("crash_hung", "kill -9 under 32 sessions, hung calls", "", Some(Bar::Most(0.0))),
+            Metric::LongestTurn => (
+                "longest_turn",
+                "hostile schemas, arguments and lists, longest wait of another client",
+                "ms",
+                Some(Bar::Most(50.0)),
+            ),
         }
     }
 }

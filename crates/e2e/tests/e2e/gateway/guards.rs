@@ -321,7 +321,9 @@ fn a_call_that_waits_is_not_sent_with_a_key_that_was_revoked_meanwhile() {
     gate.place.recorded("server_exiting", 1);
     let address = gate.address.clone();
     // Its connection is cut when the key is revoked, and then there is no answer to look at.
-    let waiting = std::thread::spawn(move || drop((address, ci.ask("tools/call", json!({"name": "one__echo", "arguments": {"text": "held"}})))));
+    let waiting = std::thread::spawn(move || {
+        drop((address, ci.ask("tools/call", json!({"name": "one__echo", "arguments": {"text": "held"}}))))
+    });
     until("the call waits", || (gate.backend("one")["held"] == 1).then_some(()));
     gate.place.write("outlast.toml", &(one + &auth().replace(&sha256(CI), &sha256("another-key-for-the-builder"))));
     gate.place.recorded("configured", 1);

@@ -139,9 +139,10 @@ impl House {
             .map(|session| {
                 // The next request with good credentials is told of.
                 let until = Some(SystemTime::UNIX_EPOCH);
-                session.pass = session.pass.take().map(|pass| {
-                    Rc::new(Pass { credentials: pass.credentials.clone(), who: pass.who.clone(), until })
-                });
+                session.pass = session
+                    .pass
+                    .take()
+                    .map(|pass| Rc::new(Pass { credentials: pass.credentials.clone(), who: pass.who.clone(), until }));
                 session.client
             })
             .collect();

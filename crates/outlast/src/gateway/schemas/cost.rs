@@ -1,0 +1,454 @@
+//! What a schema costs before it is compiled, and what checking arguments against it costs before that is done.
+//!
+//! Schemas come from backends and arguments from clients, and the validator cannot be interrupted. So its work is bounded in
+//! advance: by a walk over the schema as if every reference were replaced by its target, and by counting each pair of a
+//! subschema and a value that it is applied to. Both walks have a budget of their own, and end when it is used up.
+
+use std::collections::HashMap;
+
+use serde_json::{Map, Value};
+
+/// Subschemas of one schema, with every reference replaced by its target. A recursive reference counts once.
+const EXPANDED_MAX: usize = 10_000;
+/// Subschemas within one another, references followed.
+const NESTED_MAX: usize = 100;
+/// Regular expressions in one schema, and the length of each.
+const PATTERNS_MAX: usize = 64;
+const PATTERN_BYTES_MAX: usize = 1_000;
+/// The length of an expression times the number of its repetitions (`{n,m}`).
+const PATTERN_REPEATED_MAX: u64 = 100_000;
+/// Steps of one evaluation: a keyword that is applied to a value is one, and so are 16 bytes that an expression reads.
+const STEPS_MAX: u64 = 300_000;
+/// Pairs of a subschema and a value that are looked at to count the steps.
+const PAIRS_MAX: usize = 100_000;
+/// Subschemas and values within one another, in one evaluation.
+const EVALUATION_DEPTH_MAX: usize = 300;
+/// An evaluation that cannot have more steps than this is not counted more exactly.
+const STEPS_FEW: u64 = 20_000;
+
+/// The subschemas of a schema, as far as they decide what an evaluation costs.
+pub struct Cost {
+    nodes: Vec<Node>,
+    /// Nothing if a reference is recursive.
+    steps_at_most: Option<u64>,
+}
+
+#[derive(Default)]
+struct Node {
+    /// Keywords that are applied to the value itself.
+    own: u64,
+    /// Applied to the same value.
+    in_place: Vec<u32>,
+    properties: HashMap<Box<str>, u32>,
+    /// Applied to each member of an object.
+    members: Vec<u32>,
+    /// Applied to the element at the same place of an array.
+    prefix: Vec<u32>,
+    /// Applied to each element of an array.
+    elements: Vec<u32>,
+    /// Expressions that are applied to a text, or to each name of an object.
+    patterns: u64,
+    is_unique: bool,
+    /// `unevaluatedProperties` and `unevaluatedItems` evaluate the rest a second time.
+    is_repeated: bool,
+}
+
+impl Cost {
+    /// The error is why the schema is not compiled, in a few words.
+    pub fn of(schema: &Value) -> Result<Cost, String> {
+        let mut survey =
+            Survey { root: schema, nodes: Vec::new(), numbers: HashMap::new(), todo: Vec::new(), patterns: 0 };
+        survey.number(schema)?;
+        while let Some((number, schema)) = survey.todo.pop() {
+            let node = survey.node(schema)?;
+            survey.nodes[number as usize] = node;
+        }
+        let nodes = survey.nodes;
+        let steps_at_most = expand(&nodes)?;
+        Ok(Cost { nodes, steps_at_most })
+    }
+
+    /// Whether an evaluation stays within its budget.
+    pub fn is_affordable(&self, value: &Value) -> bool {
+        if let Some(steps) = self.steps_at_most
+            && steps.saturating_mul(size(value, STEPS_FEW)) <= STEPS_FEW
+        {
+            return true;
+        }
+        let mut count = Count { nodes: &self.nodes, known: HashMap::new() };
+        count.steps(0, value, 0).is_some()
+    }
+}
+
+struct Survey<'a> {
+    root: &'a Value,
+    nodes: Vec<Node>,
+    numbers: HashMap<*const Value, u32>,
+    todo: Vec<(u32, &'a Value)>,
+    patterns: usize,
+}
+
+impl<'a> Survey<'a> {
+    fn number(&mut self, schema: &'a Value) -> Result<u32, String> {
+        if let Some(known) = self.numbers.get(&std::ptr::from_ref(schema)) {
+            return Ok(*known);
+        }
+        if self.nodes.len() >= EXPANDED_MAX {
+            return Err(format!("it has more than {EXPANDED_MAX} parts"));
+        }
+        let number = self.nodes.len() as u32;
+        self.nodes.push(Node::default());
+        self.numbers.insert(schema, number);
+        self.todo.push((number, schema));
+        Ok(number)
+    }
+
+    fn numbers(&mut self, schemas: impl Iterator<Item = &'a Value>) -> Result<Vec<u32>, String> {
+        schemas.map(|schema| self.number(schema)).collect()
+    }
+
+    fn node(&mut self, schema: &'a Value) -> Result<Node, String> {
+        let mut node = Node { own: 1, ..Node::default() };
+        let Value::Object(schema) = schema else { return Ok(node) };
+        for (keyword, value) in schema {
+            node.own += 1;
+            let map = || value.as_object().into_iter().flat_map(Map::values);
+            let list = || value.as_array().into_iter().flatten();
+            let is_schema = value.is_object() || value.is_boolean();
+            match keyword.as_str() {
+                "allOf" | "anyOf" | "oneOf" => node.in_place.extend(self.numbers(list())?),
+                "not" | "if" | "then" | "else" if is_schema => node.in_place.push(self.number(value)?),
+                "dependentSchemas" | "dependencies" => node.in_place.extend(self.numbers(map())?),
+                "$ref" => {
+                    let target = value.as_str().and_then(|reference| self.target(reference));
+                    let target = target.ok_or("a reference leads out of it, or to nothing")?;
+                    node.in_place.push(self.number(target)?);
+                }
+                "$dynamicRef" | "$recursiveRef" | "$dynamicAnchor" | "$recursiveAnchor" => {
+                    return Err(format!("`{keyword}` is not supported"));
+                }
+                "$id" if !std::ptr::eq(schema, self.root.as_object().unwrap_or(schema)) => {
+                    return Err("`$id` is supported only at its top".to_owned());
+                }
+                "properties" => {
+                    for (name, value) in value.as_object().into_iter().flatten() {
+                        node.properties.insert(name.as_str().into(), self.number(value)?);
+                    }
+                }
+                "patternProperties" => {
+                    for (pattern, value) in value.as_object().into_iter().flatten() {
+                        self.pattern(pattern)?;
+                        node.patterns += 1;
+                        node.members.push(self.number(value)?);
+                    }
+                }
+                "additionalProperties" | "propertyNames" if is_schema => node.members.push(self.number(value)?),
+                "unevaluatedProperties" if is_schema => {
+                    node.members.push(self.number(value)?);
+                    node.is_repeated = true;
+                }
+                "prefixItems" => node.prefix = self.numbers(list())?,
+                "items" if value.is_array() => node.prefix = self.numbers(list())?,
+                "items" | "additionalItems" | "contains" if is_schema => node.elements.push(self.number(value)?),
+                "unevaluatedItems" if is_schema => {
+                    node.elements.push(self.number(value)?);
+                    node.is_repeated = true;
+                }
+                "pattern" => {
+                    self.pattern(value.as_str().unwrap_or_default())?;
+                    node.patterns += 1;
+                }
+                "uniqueItems" => node.is_unique |= value == &Value::Bool(true),
+                "enum" | "const" | "required" => node.own += size(value, STEPS_MAX),
+                _ => {}
+            }
+        }
+        Ok(node)
+    }
+
+    fn pattern(&mut self, pattern: &str) -> Result<(), String> {
+        self.patterns += 1;
+        if self.patterns > PATTERNS_MAX {
+            return Err(format!("it has more than {PATTERNS_MAX} regular expressions"));
+        }
+        if pattern.len() > PATTERN_BYTES_MAX {
+            return Err(format!("a regular expression is longer than {PATTERN_BYTES_MAX} bytes"));
+        }
+        if repetitions(pattern).saturating_mul(pattern.len() as u64) > PATTERN_REPEATED_MAX {
+            return Err("a regular expression repeats too much".to_owned());
+        }
+        Ok(())
+    }
+
+    /// The target of a reference within this schema: by its path, or by a name that only this schema gives.
+    fn target(&self, reference: &str) -> Option<&'a Value> {
+        let fragment = reference.strip_prefix('#')?;
+        let target = match fragment.is_empty() || fragment.starts_with('/') {
+            true => self.root.pointer(&percent_decoded(fragment)?)?,
+            false => anchored(self.root, fragment)?,
+        };
+        (target.is_object() || target.is_boolean()).then_some(target)
+    }
+}
+
+/// Every path through the schema, references followed: how many steps it has for one value if no path ends in itself.
+fn expand(nodes: &[Node]) -> Result<Option<u64>, String> {
+    let below = |number: u32| {
+        let node = &nodes[number as usize];
+        let lists = [&node.in_place, &node.members, &node.prefix, &node.elements];
+        let mut below: Vec<u32> = lists.into_iter().flatten().chain(node.properties.values()).copied().collect();
+        if node.is_repeated {
+            below.extend_from_slice(&node.in_place);
+        }
+        below
+    };
+    let (mut count, mut steps, mut is_recursive) = (0, 0_u64, false);
+    let mut is_open = vec![false; nodes.len()];
+    let mut path = vec![(0, below(0))];
+    is_open[0] = true;
+    while let Some((number, rest)) = path.last_mut() {
+        let Some(next) = rest.pop() else {
+            is_open[*number as usize] = false;
+            path.pop();
+            continue;
+        };
+        count += 1;
+        if count > EXPANDED_MAX {
+            return Err(format!("with its references it has more than {EXPANDED_MAX} parts"));
+        }
+        if is_open[next as usize] {
+            is_recursive = true;
+            continue;
+        }
+        if path.len() >= NESTED_MAX {
+            return Err(format!("with its references it is nested deeper than {NESTED_MAX} levels"));
+        }
+        let node = &nodes[next as usize];
+        steps = steps.saturating_add(node.own + node.patterns + u64::from(node.is_unique));
+        is_open[next as usize] = true;
+        path.push((next, below(next)));
+    }
+    let top = &nodes[0];
+    Ok((!is_recursive).then_some(steps + top.own + top.patterns + u64::from(top.is_unique)))
+}
+
+struct Count<'a> {
+    nodes: &'a [Node],
+    /// Nothing while it is being counted.
+    known: HashMap<(u32, *const Value), Option<u64>>,
+}
+
+impl Count<'_> {
+    /// How many steps an evaluation may have; nothing if they are too many.
+    fn steps(&mut self, number: u32, value: &Value, depth: usize) -> Option<u64> {
+        let pair = (number, std::ptr::from_ref(value));
+        match self.known.get(&pair) {
+            // `None` within: a subschema that is applied to the same value by itself never ends.
+            Some(known) => return *known,
+            None if depth >= EVALUATION_DEPTH_MAX || self.known.len() >= PAIRS_MAX => return None,
+            None => {}
+        }
+        self.known.insert(pair, None);
+        let nodes = self.nodes;
+        let node = &nodes[number as usize];
+        let mut steps = node.own;
+        let times = 1 + u64::from(node.is_repeated);
+        for next in &node.in_place {
+            steps = within(steps.saturating_add(self.steps(*next, value, depth + 1)?.saturating_mul(times)))?;
+        }
+        match value {
+            Value::String(text) => steps += node.patterns * (1 + text.len() as u64 / 16),
+            Value::Array(elements) => {
+                if node.is_unique {
+                    steps += 16 * size(value, STEPS_MAX);
+                }
+                for (index, element) in elements.iter().enumerate() {
+                    for next in node.prefix.get(index).into_iter().chain(&node.elements) {
+                        steps = within(steps.saturating_add(self.steps(*next, element, depth + 1)?))?;
+                    }
+                }
+            }
+            Value::Object(members) => {
+                for (name, member) in members {
+                    steps += node.patterns * (1 + name.len() as u64 / 16);
+                    for next in node.properties.get(name.as_str()).into_iter().chain(&node.members) {
+                        steps = within(steps.saturating_add(self.steps(*next, member, depth + 1)?))?;
+                    }
+                }
+            }
+            _ => {}
+        }
+        let steps = within(steps)?;
+        self.known.insert(pair, Some(steps));
+        Some(steps)
+    }
+}
+
+fn within(steps: u64) -> Option<u64> {
+    (steps <= STEPS_MAX).then_some(steps)
+}
+
+/// Values within a value, and 16 bytes of text for one more. It is not counted beyond the bound.
+fn size(value: &Value, max: u64) -> u64 {
+    let (mut size, mut todo) = (0_u64, vec![value]);
+    while let Some(value) = todo.pop() {
+        size += 1;
+        match value {
+            Value::String(text) => size += text.len() as u64 / 16,
+            Value::Array(elements) => todo.extend(elements),
+            Value::Object(members) => {
+                size += members.keys().map(|name| 1 + name.len() as u64 / 16).sum::<u64>();
+                todo.extend(members.values());
+            }
+            _ => {}
+        }
+        if size > max {
+            return size;
+        }
+    }
+    size
+}
+
+/// By how much counted repetitions (`{n}`, `{n,m}`) multiply an expression, at most.
+fn repetitions(pattern: &str) -> u64 {
+    let counted = pattern.split('{').skip(1).filter_map(|rest| rest.split_once('}')).map(|(inner, _)| inner);
+    counted.fold(1, |product, inner| {
+        let most = inner.split(',').filter_map(|number| number.trim().parse::<u64>().ok()).max();
+        product.saturating_mul(most.unwrap_or(1).max(1))
+    })
+}
+
+fn percent_decoded(text: &str) -> Option<String> {
+    if !text.contains('%') {
+        return Some(text.to_owned());
+    }
+    let mut bytes = Vec::new();
+    let mut rest = text.as_bytes();
+    while let [first, tail @ ..] = rest {
+        rest = tail;
+        match (first, tail) {
+            (b'%', [high, low, tail @ ..]) => {
+                let digits = [*high, *low];
+                bytes.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
+                rest = tail;
+            }
+            _ => bytes.push(*first),
+        }
+    }
+    String::from_utf8(bytes).ok()
+}
+
+/// The one part of a schema with this `$anchor`.
+fn anchored<'a>(root: &'a Value, name: &str) -> Option<&'a Value> {
+    let (mut found, mut todo) = (None, vec![root]);
+    while let Some(value) = todo.pop() {
+        match value {
+            Value::Object(members) => {
+                if members.get("$anchor").and_then(Value::as_str) == Some(name) && found.replace(value).is_some() {
+                    return None;
+                }
+                todo.extend(members.values());
+            }
+            Value::Array(elements) => todo.extend(elements),
+            _ => {}
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    /// `count` definitions of which each refers to the next one twice.
+    fn doubling(count: usize, keyword: &str) -> Value {
+        let mut definitions = Map::new();
+        for n in 0..count {
+            let next = json!({"$ref": format!("#/$defs/d{}", n + 1)});
+            definitions.insert(format!("d{n}"), json!({keyword: [next, next]}));
+        }
+        definitions.insert(format!("d{count}"), json!({"type": "object"}));
+        json!({"$ref": "#/$defs/d0", "$defs": definitions})
+    }
+
+    fn nested(depth: usize) -> Value {
+        (0..depth).fold(json!(1), |inner, _| json!({"a": inner}))
+    }
+
+    #[test]
+    fn a_schema_that_would_grow_too_large_is_not_compiled() {
+        let everywhere: Map<String, Value> = (0..12)
+            .map(|n| {
+                (
+                    format!("d{n}"),
+                    json!({"anyOf": (0..12).map(|m| json!({"$ref": format!("#/$defs/d{m}")})).collect::<Vec<_>>()}),
+                )
+            })
+            .collect();
+        let chain: Map<String, Value> = (0..200)
+            .map(|n| (format!("d{n}"), json!({"not": {"$ref": format!("#/$defs/d{}", (n + 1) % 300)}})))
+            .collect();
+        let table = [
+            (doubling(14, "allOf"), "more than 10000 parts"),
+            (doubling(30, "anyOf"), "more than 10000 parts"),
+            (json!({"$ref": "#/$defs/d0", "$defs": everywhere}), "more than 10000 parts"),
+            (json!({"$ref": "#/$defs/d0", "$defs": chain}), "leads out of it, or to nothing"),
+            (json!({"$ref": "https://example.com/x"}), "leads out of it"),
+            (json!({"$dynamicRef": "#x"}), "`$dynamicRef` is not supported"),
+            (json!({"properties": {"a": {"$id": "https://example.com/x"}}}), "`$id` is supported only at its top"),
+            (json!({"pattern": "x".repeat(1001)}), "longer than 1000 bytes"),
+            (json!({"pattern": "((a{1,100}){1,100}){1,100}"}), "repeats too much"),
+            (json!({"allOf": vec![json!({"pattern": "a"}); 65]}), "more than 64 regular expressions"),
+        ];
+        for (schema, why) in table {
+            let found = Cost::of(&schema).err().unwrap_or_else(|| panic!("affordable: {schema}"));
+            assert!(found.contains(why), "{found}");
+        }
+        let deep: Map<String, Value> = (0..150)
+            .map(|n| (format!("d{n}"), json!({"not": {"$ref": format!("#/$defs/d{}", (n + 1).min(149))}})))
+            .collect();
+        assert!(
+            Cost::of(&json!({"$ref": "#/$defs/d0", "$defs": deep})).is_err_and(|why| why.contains("deeper than 100"))
+        );
+    }
+
+    #[test]
+    fn usual_schemas_are_affordable() {
+        let tree = json!({"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties": {
+            "name": {"type": "string", "pattern": "^[a-z]{1,64}$"},
+            "children": {"type": "array", "items": {"$ref": "#/$defs/node"}}}}}});
+        let leaf = json!({"name": "leaf"});
+        let branch = json!({"name": "branch", "children": vec![leaf; 20]});
+        let all = json!({"name": "root", "children": vec![branch; 20]});
+        assert!(Cost::of(&tree).is_ok_and(|cost| cost.is_affordable(&all)));
+        let named = json!({"$defs": {"a": {"$anchor": "name", "type": "string"}, "b%c": true}, "anyOf": [{"$ref": "#name"}, {"$ref": "#/$defs/b%25c"}]});
+        assert!(Cost::of(&named).is_ok_and(|cost| cost.is_affordable(&json!("x"))));
+        let numbers = Value::Array((0..20_000).map(Value::from).collect());
+        assert!(Cost::of(&json!({"items": {"type": "number"}})).is_ok_and(|cost| cost.is_affordable(&numbers)));
+    }
+
+    #[test]
+    fn an_evaluation_that_would_take_too_long_is_refused() {
+        let twice = json!({"properties": {"a": {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}}});
+        let wide = json!({"items": {"allOf": vec![json!({"type": "integer"}); 2_000]}});
+        let numbers = Value::Array((0..5_000).map(Value::from).collect());
+        let table = [
+            (&twice, nested(5), true),
+            (&twice, nested(60), false),
+            (&wide, json!([1, 2, 3]), true),
+            (&wide, numbers.clone(), false),
+            (&doubling(10, "allOf"), nested(3), true),
+            (
+                &json!({"allOf": [{"$ref": "#/$defs/x"}], "$defs": {"x": {"allOf": [{"$ref": "#/$defs/y"}]}, "y": {"$ref": "#/$defs/x"}}}),
+                json!(1),
+                false,
+            ),
+        ];
+        for (schema, value, affordable) in table {
+            let cost = Cost::of(schema).unwrap_or_else(|why| panic!("{why}: {schema}"));
+            assert_eq!(cost.is_affordable(&value), affordable, "{schema}");
+        }
+    }
+}
