@@ -499,6 +499,10 @@ fn sentence(record: &Record) -> String {
             let outcome = record.gateway.as_ref().and_then(|of| of.outcome);
             format!("Call ended: {}", outcome.unwrap_or_default())
         }
+        Event::SchemaUnchecked => {
+            let tool = record.gateway.as_ref().and_then(|of| of.tool.as_deref()).unwrap_or_default();
+            format!("WARNING: the arguments of `{tool}` are not checked, as its schema cannot be used{reason}")
+        }
         Event::Switched => format!("{detail}{reason}"),
         Event::Configured => format!("Configuration in force: {detail}"),
         Event::RequestRefused => {

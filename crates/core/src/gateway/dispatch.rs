@@ -149,9 +149,6 @@ impl Gateway {
         }
         owner.unchecked.insert(shown.clone(), why.clone());
         let name = owner.settings.name.clone();
-        self.note(format!(
-            "{name}: the arguments of `{shown}` are not checked, because its schema cannot be used: {why}"
-        ));
         let of = record::OfGateway { tool: Some(shown.to_string()), ..record::OfGateway::default() };
         let record =
             Record { reason: Some(why), gateway: Some(Box::new(of)), ..Record::new(record::Event::SchemaUnchecked) };
