@@ -21,6 +21,8 @@ const PARK_MAX: Duration = Duration::from_secs(300);
 const ASK_TOGETHER: Duration = Duration::from_millis(20);
 /// How long a call that was taken back or late is reckoned with: a backend that goes on with it may ask for it.
 const GHOST_MAX: Duration = Duration::from_secs(30);
+/// How often one call may ask its client for input; then it fails.
+const ROUNDS_MAX: u32 = 16;
 /// How many of them are kept of one link; then the oldest is forgotten.
 const GHOSTS_MAX: usize = 64;
 /// What our own `requestState` begins with.
@@ -466,6 +468,10 @@ impl Gateway {
     pub(super) fn ask_by_result(&mut self, key: u64, now: Instant) {
         let state = format!("{STATE_MARK}{:016x}{:016x}", self.chance(), self.chance());
         let Some(call) = self.calls.get_mut(&key) else { return };
+        call.rounds += 1;
+        if call.rounds > ROUNDS_MAX {
+            return self.asked_too_often(key, now);
+        }
         let Some(parked) = &mut call.parked else { return };
         let mut requests = Vec::new();
         parked.ask_at = None;
@@ -480,7 +486,7 @@ impl Gateway {
             requests.join(",")
         );
         parked.state = Some(state);
-        let due = now + PARK_MAX;
+        let due = (now + PARK_MAX).min(call.due_max);
         call.due = Some(due);
         let whom = call.whom.clone().expect("only clients' calls are parked");
         let result = if result.contains('\n') { result.replace(['\n', '\r'], " ") } else { result };
@@ -519,8 +525,8 @@ impl Gateway {
             call.token = Some(token.get().into());
         }
         let timeout = self.owners.get(&call.place.backend).map_or(PARK_MAX, |owner| owner.settings.call_timeout);
-        call.due = Some(now + timeout);
-        call.due_max = call.due_max.max(now + timeout);
+        let due = (now + timeout).min(call.due_max);
+        call.due = Some(due);
         let (serial, parked) = (call.link, call.parked.as_mut().expect("found by it"));
         parked.state = None;
         let (given, answer) = (mem::take(&mut parked.given), parked.answer.take());
@@ -530,7 +536,7 @@ impl Gateway {
             self.answer_parked(&call, &answer, now);
             return true;
         }
-        self.wake_by(now + timeout);
+        self.wake_by(due);
         let Some(serial) = serial else { return true };
         for (name, raw) in given {
             let response = responses.and_then(|raw| pick(raw, [name.as_str()])).and_then(|[response]| response);
@@ -600,6 +606,11 @@ impl Gateway {
         }
         let Some(call) = self.calls.get_mut(&key) else { return false };
         let (serial, whom) = (call.link.expect("it was answered"), call.whom.clone().expect("a client's call"));
+        call.rounds += 1;
+        if call.rounds > ROUNDS_MAX {
+            self.asked_too_often(key, now);
+            return true;
+        }
         call.inputs = Some(Box::new(Inputs {
             left: wanted.len(),
             responses: Vec::new(),
@@ -639,8 +650,24 @@ impl Gateway {
         }
         // A person may have to think; the hard bound holds.
         let call = self.calls.get_mut(&key).expect("found above");
-        call.due = Some(call.due_max.max(now + PARK_MAX));
+        let due = (now + PARK_MAX).min(call.due_max);
+        call.due = Some(due);
+        self.wake_by(due);
         true
+    }
+
+    /// A backend that asks again and again would keep its call open for ever.
+    fn asked_too_often(&mut self, key: u64, now: Instant) {
+        if let Some(call) = self.calls.get_mut(&key)
+            && let (Some(serial), Some(parked)) = (call.link, &mut call.parked)
+        {
+            // Of the handshake era: its call and its questions are still open there.
+            for (raw, _) in mem::take(&mut parked.queued) {
+                self.tell_link(serial, message::error_line(&raw, -32800, "it asked too often", None));
+            }
+            self.cancel_on(serial, key, "it asked too often");
+        }
+        self.input_failed(key, &format!("it asked for input more than {ROUNDS_MAX} times"), now);
     }
 
     fn input_given(&mut self, key: u64, member: String, now: Instant) {

@@ -52,8 +52,10 @@ pub(super) struct Call {
     pub token: Option<Box<str>>,
     pub began: Instant,
     pub due: Option<Instant>,
-    /// No progress moves `due` beyond this.
+    /// No progress and no question moves `due` beyond this.
     pub due_max: Instant,
+    /// How often its backend has asked for input.
+    pub rounds: u32,
     /// Whether its backend may be asked twice.
     pub repeatable: bool,
     pub resent: bool,
@@ -73,6 +75,16 @@ pub(super) struct Call {
 }
 
 impl Call {
+    /// It is sent: how long it may take from here on. All its rounds of questions share one `call_max`.
+    pub fn sent(&mut self, settings: &Backend, now: Instant) -> Instant {
+        if self.rounds == 0 {
+            self.due_max = now + settings.call_max;
+        }
+        let due = (now + settings.call_timeout).min(self.due_max);
+        self.due = Some(due);
+        due
+    }
+
     pub fn due(&self) -> Option<Instant> {
         let ask_at = self.parked.as_ref().and_then(|parked| parked.ask_at);
         self.due.into_iter().chain(ask_at).min()
@@ -215,9 +227,7 @@ impl Gateway {
         connection.is_probe = false;
         connection.last_used = now;
         call.link = Some(serial);
-        call.due_max = now + settings.call_max;
-        let due = (now + settings.call_timeout).min(call.due_max);
-        call.due = Some(due);
+        let due = call.sent(settings, now);
         let is_translated = connection.era == Era::Stateless
             && call.whom.as_ref().is_some_and(|whom| whom.era == Era::Handshake)
             && matches!(call.what, What::Tool | What::Prompt | What::Read);

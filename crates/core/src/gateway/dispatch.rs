@@ -521,6 +521,7 @@ impl Gateway {
             began: now,
             due: None,
             due_max: now,
+            rounds: 0,
             repeatable: target.repeatable,
             resent: false,
             unsent_tries: 0,

@@ -496,6 +496,7 @@ impl Gateway {
                 began: now,
                 due: private.patience().map(|patience| now + patience),
                 due_max: now,
+                rounds: 0,
                 repeatable: false,
                 resent: false,
                 unsent_tries: 0,

@@ -213,9 +213,7 @@ impl Gateway {
         connection.last_used = now;
         call.link = Some(serial);
         call.message = None;
-        call.due_max = now + settings.call_max;
-        let due = (now + settings.call_timeout).min(call.due_max);
-        call.due = Some(due);
+        let due = call.sent(settings, now);
         self.wake_by(due);
         self.tell_link(serial, message);
     }

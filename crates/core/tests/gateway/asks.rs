@@ -306,6 +306,114 @@ fn a_stateless_client_gets_the_question_as_an_answer_and_its_next_try_brings_the
     assert_eq!(story.status("a")["in_flight"], 0);
 }
 
+/// A stateless backend, and a client of the handshake era.
+fn translated() -> Story {
+    let stateless = Maker { handshake: false, stateless: true, ..maker(&["x"]) };
+    let mut story = Story::simple(&[("a", stateless)]);
+    story.call(1, 1, "a__x");
+    story
+}
+
+fn input_required(requests: serde_json::Value) -> serde_json::Value {
+    json!({"resultType": "input_required", "inputRequests": requests, "requestState": "s"})
+}
+
+#[test]
+fn a_backend_that_always_needs_more_input_is_stopped_after_16_rounds() {
+    for asks_client in [false, true] {
+        let mut story = translated();
+        let mut rounds = 0;
+        while story.links.iter().any(|(_, text)| text.contains("tools/call")) {
+            rounds += 1;
+            assert!(rounds <= 17, "it never ends");
+            let (link, told) = story.told("a");
+            let requests = match asks_client {
+                true => {
+                    json!({"q": {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": {}}}})
+                }
+                false => json!({}),
+            };
+            story.answer(link, &told["id"], input_required(requests));
+            if asks_client && rounds <= 16 {
+                let asked = story.heard(1).json()["id"].clone();
+                story.say(1, &json!({"jsonrpc": "2.0", "id": asked, "result": {"action": "accept"}}).to_string());
+            }
+        }
+        assert_eq!(rounds, 17);
+        let failed = story.heard(1).json();
+        assert_eq!((&failed["id"], &failed["result"]["isError"]), (&json!(1), &json!(true)));
+        assert!(failed.to_string().contains("more than 16 times"), "{failed}");
+        assert_eq!(story.status("a")["in_flight"], 0);
+        assert_eq!(story.called.len(), 1);
+    }
+}
+
+#[test]
+fn rounds_of_input_share_one_call_max() {
+    let mut story = translated();
+    // Each round takes 50 s, and the whole call 600 s at most.
+    for round in 1..=11 {
+        let (link, told) = story.told("a");
+        story.pass(secs(50)).answer(link, &told["id"], input_required(json!({})));
+        assert!(round < 12);
+    }
+    story.told("a");
+    story.pass(secs(49)).hears_nothing(1);
+    story.pass(secs(2));
+    assert_eq!(story.heard(1).json()["result"]["_meta"]["outlast/failure"]["reason"], "timed_out");
+    // A question that its client does not answer ends by then, too.
+    let mut story = translated();
+    let (link, told) = story.told("a");
+    let question = json!({"q": {"method": "elicitation/create", "params": {"message": "?", "requestedSchema": {}}}});
+    story.answer(link, &told["id"], input_required(question));
+    assert_eq!(story.heard(1).json()["method"], "elicitation/create");
+    story.pass(secs(601));
+    let heard: Vec<serde_json::Value> = (0..2).map(|_| story.heard(1).json()).collect();
+    assert!(heard.iter().any(|heard| heard["id"] == 1), "{heard:?}");
+}
+
+#[test]
+fn a_loop_of_input_ends_when_its_client_leaves() {
+    let mut story = translated();
+    let (link, told) = story.told("a");
+    story.answer(link, &told["id"], input_required(json!({})));
+    let (_, again) = story.told("a");
+    story.event(Event::ClientLeft { client: 1 });
+    let (_, note) = story.told("a");
+    assert_eq!((&note["method"], &note["params"]["requestId"]), (&json!("notifications/cancelled"), &again["id"]));
+    story.answer(link, &again["id"], input_required(json!({}))).told_nothing("a");
+}
+
+#[test]
+fn a_parked_call_that_asks_again_and_again_is_stopped_after_16_rounds() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.post(10, json!(1), "tools/call", json!({"name": "a__x"}));
+    let (link, told) = story.told("a");
+    let mut client = 10;
+    for round in 1..=16 {
+        story.link_says(link, elicit(json!(format!("q{round}")))).pass(ms(20));
+        let answer = story.heard(client).json();
+        let state = answer["result"]["requestState"].clone();
+        assert!(state.is_string(), "{answer}");
+        story.event(Event::ClientLeft { client });
+        client += 1;
+        story.post(
+            client,
+            json!(1),
+            "tools/call",
+            json!({"name": "a__x", "requestState": state, "inputResponses": {"ask0": {"action": "accept"}}}),
+        );
+        story.told("a");
+    }
+    story.link_says(link, elicit(json!("last"))).pass(ms(20));
+    let failed = story.heard(client).json();
+    assert!(failed.to_string().contains("more than 16 times"), "{failed}");
+    let mut told_back = vec![story.told("a").1];
+    told_back.extend(story.links.drain(..).map(|(_, text)| parsed(&text)));
+    assert!(told_back.iter().any(|note| note["params"]["requestId"] == told["id"]), "{told_back:?}");
+    assert_eq!(story.status("a")["in_flight"], 0);
+}
+
 #[test]
 fn what_a_backend_asks_at_the_same_time_is_one_question() {
     let mut story = Story::simple(&[("a", maker(&["x"]))]);
