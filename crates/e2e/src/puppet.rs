@@ -79,6 +79,8 @@ const TOOLS: &[(&str, &str)] = &[
     ("set_tools", "{file}: replaces the tools of `--tools`; announces nothing"),
     ("announce", "{what}: list_changed for tools, prompts or resources"),
     ("touch", "{uri}: resources/updated to those who subscribed"),
+    ("use_up_processes", "starts processes until the system refuses one; how many"),
+    ("free_processes", "ends those"),
 ];
 
 pub fn main() -> ExitCode {
@@ -292,6 +294,8 @@ struct Puppet {
     listens: BTreeMap<String, Value>,
     /// It answers no calls.
     is_deaf: bool,
+    /// The processes of `use_up_processes`.
+    sleeping: Vec<process::Child>,
 }
 
 impl Puppet {
@@ -320,6 +324,7 @@ impl Puppet {
             subscribed: BTreeSet::new(),
             listens: BTreeMap::new(),
             is_deaf: false,
+            sleeping: Vec::new(),
         })
     }
 
@@ -737,6 +742,21 @@ impl Puppet {
             },
             "announce" => self.announce(&text("what")),
             "touch" => self.touch(&text("uri")),
+            "use_up_processes" => {
+                let mut sleeping = Command::new("sleep");
+                sleeping.arg(GRANDCHILD_LIFE_MAX.as_secs().to_string());
+                sleeping.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+                while let Ok(child) = sleeping.spawn() {
+                    self.sleeping.push(child);
+                }
+                Outcome::Says(self.sleeping.len().to_string())
+            }
+            "free_processes" => {
+                for mut child in self.sleeping.drain(..) {
+                    let _ = child.kill().and_then(|()| child.wait());
+                }
+                Outcome::Says("freed".into())
+            }
             unknown => Outcome::Fails(format!("Unknown tool: {unknown}")),
         }
     }

@@ -653,7 +653,12 @@ mod tests {
         let file = |name: &str| Arc::new(File::create(path.with_file_name(name)).unwrap());
         let (old, new) = (file("old"), file("new"));
         let (requests, asked) = mpsc::sync_channel(SYNCS_MAX);
-        let mut syncer = Syncer { requests, last: None, shared: Arc::default(), thread: thread::spawn(|| {}) };
+        let mut syncer = Syncer {
+            requests,
+            last: None,
+            shared: Arc::default(),
+            thread: thread::Builder::new().spawn(|| {}).unwrap(),
+        };
         let mut heard = |file: &Arc<File>, haste| {
             syncer.ask(file, haste);
             asked.try_recv().is_ok()
@@ -681,7 +686,7 @@ mod tests {
         let (requests, asked) = mpsc::sync_channel(SYNCS_MAX);
         let (forced, seen) = mpsc::channel();
         let never = Duration::from_secs(3600);
-        let worker = thread::spawn(move || {
+        let worker = thread::Builder::new().spawn(move || {
             let force = |file: &File| forced.send(file.metadata()?.len()).map_err(io::Error::other);
             SyncerShared::default().force_all(&asked, never, force);
         });
@@ -699,7 +704,7 @@ mod tests {
         ask(&new, Haste::Soon);
         ask(&new, Haste::Soon);
         drop(requests);
-        worker.join().unwrap();
+        worker.unwrap().join().unwrap();
         assert_eq!(seen.iter().collect::<Vec<_>>(), [2]);
     }
 }

@@ -26,6 +26,7 @@ use crate::{
     journal::Journal,
     marker::Markers,
     mcp::{Driver, Plan},
+    offload,
     os::{self, Keeper, Outer},
     report::{self, Report, shell_quote},
     session_record::{Records, SessionRecord, State},
@@ -34,9 +35,8 @@ use crate::{
     watch::Watch,
 };
 
-/// A thread that wrote a file is let go after this, and its memory with it.
-const THREAD_KEPT: Duration = Duration::from_millis(200);
-const THREADS_MAX: usize = 2;
+/// At the end of the program: how long files that are being written may take.
+pub const FILES_MAX: Duration = Duration::from_millis(100);
 /// How long a session of the same name may take to be gone after its last word.
 const LEAVING_MAX: Duration = Duration::from_secs(5);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
@@ -52,7 +52,8 @@ pub fn mcp(arguments: cli::Mcp) -> Result<ExitCode, Report> {
         .map_err(|error| Report::new(report::FAILURE, "the working directory is gone").because(error))?;
     let (keeper, runtime) = settle_in()?;
     let code = runtime.block_on(serve(arguments, keeper, &cwd))?;
-    runtime.shutdown_timeout(Duration::from_millis(100));
+    drop(runtime);
+    offload::finish(FILES_MAX);
     Ok(ExitCode::from(code))
 }
 
@@ -64,8 +65,6 @@ pub fn settle_in() -> Result<(Keeper, Runtime), Report> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        .max_blocking_threads(THREADS_MAX)
-        .thread_keep_alive(THREAD_KEPT)
         .build()
         .map_err(|error| Report::new(report::FAILURE, "cannot start").because(error))?;
     Ok((keeper, runtime))
@@ -174,7 +173,8 @@ pub fn run(arguments: cli::Run) -> Result<ExitCode, Report> {
     };
     let (keeper, runtime) = settle_in()?;
     let code = runtime.block_on(own(plan, place, keeper, announce, stand_in, !arguments.no_screen));
-    runtime.shutdown_timeout(Duration::from_millis(100));
+    drop(runtime);
+    offload::finish(FILES_MAX);
     drop(claim);
     code.map(ExitCode::from)
 }

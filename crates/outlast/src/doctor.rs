@@ -78,7 +78,7 @@ pub fn doctor(arguments: &cli::Doctor) -> Result<ExitCode, Report> {
                 judge(finding, &trials.all[*trial], &outcomes[*trial]);
             }
         }
-        runtime.shutdown_timeout(Duration::from_millis(100));
+        drop(runtime);
     } else {
         for at in trials.of.keys() {
             not_tested(&mut servers[*at], "");
@@ -562,7 +562,8 @@ fn version_of(program: &Path) -> Option<String> {
         .ok()?;
     let mut stdout = child.stdout.take()?.take(VERSION_BYTES_MAX);
     let (tell, hear) = mpsc::channel();
-    thread::spawn(move || {
+    // Without a thread the channel is closed at once, and the version is not known.
+    let _ = thread::Builder::new().spawn(move || {
         let mut said = String::new();
         let _ = stdout.read_to_string(&mut said);
         let _ = tell.send(said);

@@ -26,6 +26,7 @@ use crate::{
     instances::{Target, choose, print, registry},
     report::{self, Report, one_of, slips},
     table::{self, Column, Yield},
+    watch,
 };
 
 /// How long an instance may take to say that it will tell when it ends.
@@ -179,7 +180,7 @@ impl Follow {
         let changed = tell.clone();
         // The folder and not the file: a log that is put aside is followed by a new one of its name.
         let name = log.path.file_name().map(ToOwned::to_owned);
-        let mut watcher = notify::recommended_watcher(move |event: notify::Result<notify::Event>| {
+        let mut watcher = watch::start_watcher(move |event: notify::Result<notify::Event>| {
             if event.is_ok_and(|event| event.paths.iter().any(|path| path.file_name() == name.as_deref())) {
                 let _ = changed.send(true);
             }
@@ -193,7 +194,7 @@ impl Follow {
             }
             Some(entry) => {
                 let socket = entry.socket.clone();
-                thread::spawn(move || {
+                thread::Builder::new().spawn(move || {
                     let mut client = Client::connect(&socket, PATIENCE).map_err(AskError::Os);
                     // An instance that cannot be reached is followed until somebody stops us.
                     if let Ok(client) = &mut client
@@ -201,7 +202,7 @@ impl Follow {
                     {
                         let _ = tell.send(false);
                     }
-                });
+                })?;
             }
         }
         Ok(Follow { news, _watcher: watcher })

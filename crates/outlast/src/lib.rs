@@ -31,6 +31,7 @@ pub mod logs;
 pub mod marker;
 pub mod mcp;
 pub mod memory_watch;
+pub mod offload;
 pub mod os;
 pub mod outbox;
 pub mod paint;

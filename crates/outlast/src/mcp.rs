@@ -21,10 +21,7 @@ use outlast_core::{
     relay::{Action, Event, Farewell, NotWritten, Origin, Reading, Relay},
 };
 use serde_json::{Value, json};
-use tokio::{
-    task::JoinHandle,
-    time::{Sleep, sleep_until},
-};
+use tokio::time::{Sleep, sleep_until};
 
 use crate::{
     control::{self, Control, server::Asked, wire::Refusal},
@@ -32,6 +29,7 @@ use crate::{
     lines::{Line, Lines},
     marker::{self, Marker, Markers},
     memory_watch::MemoryWatch,
+    offload::{Task, offload},
     os::{self, Household, News, Order, Sink, Source, Stdio},
     outbox::{BYTES_HIGH, Outbox},
     report,
@@ -99,16 +97,16 @@ pub struct Driver {
 
     journal: Journal,
     markers: Markers,
-    writing: Option<JoinHandle<Result<String, NotWritten>>>,
-    readings: Vec<(u64, JoinHandle<marker::Reading>)>,
+    writing: Option<Task<Result<String, NotWritten>>>,
+    readings: Vec<(u64, Task<marker::Reading>)>,
     /// The protocol revision whose entry is being read.
-    cache_reading: Option<(String, JoinHandle<CacheRead>)>,
-    cache_saving: Option<JoinHandle<io::Result<()>>>,
+    cache_reading: Option<(String, Task<CacheRead>)>,
+    cache_saving: Option<Task<io::Result<()>>>,
     /// What is saved after the save that runs: revision and entry.
     cache_next: Option<(String, Option<String>)>,
     watch: Option<Watch>,
     /// Changed files that are being looked at, off the loop. Until that is done no further changes are taken.
-    looking: Option<(Changed, JoinHandle<Vec<Look>>)>,
+    looking: Option<(Changed, Task<Vec<Look>>)>,
     /// When the newest server was started, or the build before it: what was changed earlier, it has seen.
     loaded_at: Option<SystemTime>,
     control: Control,
@@ -280,7 +278,7 @@ impl Driver {
             Action::ReadCache(revision) => {
                 if let Some(cache) = self.plan.cache.clone() {
                     let of = revision.clone();
-                    self.cache_reading = Some((revision, tokio::task::spawn_blocking(move || cache.read(&of))));
+                    self.cache_reading = Some((revision, offload(move || cache.read(&of))));
                 }
             }
             Action::SaveCache { revision, entry } => {
@@ -304,7 +302,7 @@ impl Driver {
             Action::WriteMarker { pid, reason } => self.write_marker(pid, reason),
             Action::ReadMarker(key) => {
                 let markers = self.markers.clone();
-                self.readings.push((key, tokio::task::spawn_blocking(move || markers.read())));
+                self.readings.push((key, offload(move || markers.read())));
             }
             Action::Record(record) => {
                 let line = self.journal.record(record);
@@ -822,7 +820,7 @@ impl Driver {
         let now = unix_now();
         let iso_time = record::iso((now * 1000.0) as u64);
         let marker = Marker { timestamp: now, pid, reason, iso_time, id: Some(self.plan.id.clone()) };
-        self.writing = Some(tokio::task::spawn_blocking(move || match markers.write(&marker) {
+        self.writing = Some(offload(move || match markers.write(&marker) {
             Ok(()) => Ok(markers.path().map(|path| path.display().to_string()).unwrap_or_default()),
             Err(error) => {
                 Err(NotWritten { why: error.to_string(), timestamp: marker.timestamp, iso_time: marker.iso_time })
@@ -836,7 +834,7 @@ impl Driver {
             && let Some(cache) = self.plan.cache.clone()
             && let Some((revision, entry)) = self.cache_next.take()
         {
-            self.cache_saving = Some(tokio::task::spawn_blocking(move || cache.save(&revision, entry.as_deref())));
+            self.cache_saving = Some(offload(move || cache.save(&revision, entry.as_deref())));
         }
     }
 
@@ -852,7 +850,10 @@ impl Driver {
                     self.journal.note(&format!("the cache of this command's last run is ignored: {why}"));
                     None
                 }
-                Err(_) => None,
+                Err(error) => {
+                    self.journal.note(&format!("the cache of this command's last run is not read: {error}"));
+                    None
+                }
             };
             self.tell(Event::CacheRead { revision, entry });
             moved = true;
@@ -861,7 +862,7 @@ impl Driver {
             && let Poll::Ready(saved) = Pin::new(saving).poll(cx)
         {
             self.cache_saving = None;
-            if let Ok(Err(error)) = saved {
+            if let Err(error) = saved.unwrap_or_else(Err) {
                 self.journal.note(&format!("what the server offers could not be cached for the next start: {error}"));
             }
             self.save_cache();
@@ -926,7 +927,7 @@ impl Driver {
         }
         let Poll::Ready(changed) = watch.poll_next(cx) else { return false };
         let paths: Vec<PathBuf> = changed.paths.iter().map(|path| self.plan.cwd.join(path)).collect();
-        let looking = tokio::task::spawn_blocking(move || paths.iter().map(|path| Look::at(path)).collect());
+        let looking = offload(move || paths.iter().map(|path| Look::at(path)).collect());
         self.looking = Some((changed, looking));
         true
     }

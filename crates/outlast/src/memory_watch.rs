@@ -8,9 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::task::JoinHandle;
-
-use crate::os;
+use crate::{
+    offload::{Task, offload},
+    os,
+};
 
 /// Between two measurements. Each reads the process table, which takes about a millisecond, in another thread.
 const EVERY: Duration = Duration::from_secs(5);
@@ -25,7 +26,7 @@ pub struct MemoryWatch {
 #[derive(Debug)]
 struct Measurement {
     keys: Vec<u64>,
-    found: JoinHandle<Option<Vec<u64>>>,
+    found: Task<Option<Vec<u64>>>,
 }
 
 impl MemoryWatch {
@@ -47,7 +48,7 @@ impl MemoryWatch {
     pub fn measure(&mut self, children: Vec<(u64, u32)>, now: Instant) {
         self.due = Some(now + EVERY);
         let (keys, pids): (Vec<u64>, Vec<u32>) = children.into_iter().unzip();
-        self.running = Some(Measurement { keys, found: tokio::task::spawn_blocking(move || os::weigh(&pids)) });
+        self.running = Some(Measurement { keys, found: offload(move || os::weigh(&pids)) });
     }
 
     /// The bytes that each child uses, by key. Empty where the system does not tell.

@@ -89,8 +89,8 @@ fn watch(registry: &Registry) -> Result<Next, Report> {
     listen_for_stops(tell.clone()).map_err(failed)?;
     let screen = Screen::enter().map_err(failed)?;
     let (ask, asked) = mpsc::channel();
-    ask_around(registry.clone(), asked, tell.clone());
-    listen_for_keys(tell.clone());
+    ask_around(registry.clone(), asked, tell.clone()).map_err(failed)?;
+    listen_for_keys(tell.clone()).map_err(failed)?;
     let mut terminal = Terminal::new(CrosstermBackend::new(io::stdout())).map_err(failed)?;
     let is_refused = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
     let top = Top { board: Board::default(), look: Look { has_colours: !is_refused }, registry, tell, ask };
@@ -158,7 +158,8 @@ impl Top<'_> {
             params["backend"] = backend.into();
         }
         let entry = self.registry.read().into_iter().find(|entry| entry.id == owner);
-        thread::spawn(move || {
+        let failed = (tell.clone(), id.clone());
+        let doing = thread::Builder::new().spawn(move || {
             let result = match entry {
                 Some(entry) => instances::do_to(&entry, method, params),
                 None => Err(format!("{id} is gone")),
@@ -167,6 +168,11 @@ impl Top<'_> {
             let _ = tell.send(Heard::Board(Event::Done { id, result }));
             let _ = ask.send(());
         });
+        if let Err(error) = doing {
+            let (tell, id) = failed;
+            let result = Err(format!("no thread can be started: {}", report::plain(&error.to_string())));
+            let _ = tell.send(Heard::Board(Event::Done { id, result }));
+        }
     }
 
     fn read_log(&self, id: String) {
@@ -186,8 +192,8 @@ fn last_lines(path: PathBuf) -> Result<Vec<String>, String> {
 }
 
 /// Asks everybody, again and again, until nobody listens.
-fn ask_around(registry: Registry, asked: Receiver<()>, tell: Sender<Heard>) {
-    thread::spawn(move || {
+fn ask_around(registry: Registry, asked: Receiver<()>, tell: Sender<Heard>) -> io::Result<()> {
+    let survey = thread::Builder::new().spawn(move || {
         loop {
             let rows = Row::all(&client::survey(&registry, SURVEY_MAX));
             if tell.send(Heard::Board(Event::Surveyed(rows))).is_err() {
@@ -199,10 +205,11 @@ fn ask_around(registry: Registry, asked: Receiver<()>, tell: Sender<Heard>) {
             }
         }
     });
+    survey.map(drop)
 }
 
-fn listen_for_keys(tell: Sender<Heard>) {
-    thread::spawn(move || {
+fn listen_for_keys(tell: Sender<Heard>) -> io::Result<()> {
+    let keys = thread::Builder::new().spawn(move || {
         loop {
             let heard = match event::read() {
                 Ok(event::Event::Key(key)) if key.kind != event::KeyEventKind::Release => {
@@ -218,6 +225,7 @@ fn listen_for_keys(tell: Sender<Heard>) {
             }
         }
     });
+    keys.map(drop)
 }
 
 /// A signal must find the terminal restored, so it is heard like a key.
@@ -227,11 +235,11 @@ fn listen_for_stops(tell: Sender<Heard>) -> io::Result<()> {
         let _inside = runtime.enter();
         os::Stops::begin()?
     };
-    thread::spawn(move || {
+    let listening = thread::Builder::new().spawn(move || {
         runtime.block_on(std::future::poll_fn(|cx| stops.poll_next(cx)));
         let _ = tell.send(Heard::Stopped);
     });
-    Ok(())
+    listening.map(drop)
 }
 
 /// The terminal while it is ours. It is given back when this is dropped, and when we panic.

@@ -340,7 +340,27 @@ fn listen(
             }
         }
     };
-    notify::recommended_watcher(hear).map_err(WatchError::from)
+    start_watcher(hear).map_err(WatchError::from)
+}
+
+/// The system's watcher, with its thread. If that thread cannot be started, notify does not say so, and panics when the
+/// watcher is used or dropped: here it is an error.
+#[expect(clippy::disallowed_methods, reason = "the one place that finds out whether its thread was started")]
+pub fn start_watcher(
+    mut hear: impl FnMut(notify::Result<notify::Event>) + Send + 'static,
+) -> notify::Result<RecommendedWatcher> {
+    let here = Arc::new(());
+    let there = Arc::clone(&here);
+    let watcher = notify::recommended_watcher(move |event| {
+        let _held_by_the_thread = &there;
+        hear(event);
+    })?;
+    if Arc::strong_count(&here) == 1 {
+        // It holds one end of a channel. To drop it would be a panic.
+        std::mem::forget(watcher);
+        return Err(notify::Error::io(io::Error::new(io::ErrorKind::WouldBlock, "no thread can be started for it")));
+    }
+    Ok(watcher)
 }
 
 impl From<notify::Error> for WatchError {

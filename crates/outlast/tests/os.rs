@@ -508,9 +508,10 @@ impl Keep {
         let stdin = process.stdin.take();
         let lines = process.stdout.take().map(|stdout| {
             let (tell, lines) = channel();
-            thread::spawn(move || {
+            let reading = thread::Builder::new().spawn(move || {
                 BufReader::new(stdout).lines().map_while(Result::ok).try_for_each(|line| tell.send(line))
             });
+            reading.unwrap();
             lines
         });
         Keep { process, stdin, lines, passed: Vec::new(), name }

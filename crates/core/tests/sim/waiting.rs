@@ -122,10 +122,7 @@ impl World {
                 if self.dice.one_in(2) {
                     return Event::TurnEnded;
                 }
-                // Only an agent whose screen is known has hooks that report turns.
-                if self.reads_screen {
-                    self.looks.clear();
-                }
+                self.looks.clear();
                 Event::TurnBegan
             }
             _ if self.is_running => {

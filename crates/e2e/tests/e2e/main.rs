@@ -22,6 +22,8 @@ mod doctor;
 #[cfg(target_os = "linux")]
 mod exact;
 #[cfg(target_os = "linux")]
+mod exhaustion;
+#[cfg(target_os = "linux")]
 mod faults;
 #[cfg(target_os = "linux")]
 mod gateway;

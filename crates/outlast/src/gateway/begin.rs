@@ -6,7 +6,6 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
     process::ExitCode,
-    time::Duration,
 };
 
 use outlast_core::{gateway::Gateway, life::Grace};
@@ -24,11 +23,12 @@ use super::{
 };
 use crate::{
     cli::{self, GatewayCommand},
-    commands::settle_in,
+    commands::{FILES_MAX, settle_in},
     config::{self, gateway::Gateway as Config},
     control::{Control, Instance},
     home::{self, Home},
     journal::Journal,
+    offload,
     os::{self, Keeper},
     report::{self, Report, shell_quote},
 };
@@ -52,7 +52,8 @@ pub fn gateway(arguments: &cli::Gateway) -> Result<ExitCode, Report> {
     }
     let (keeper, runtime) = settle_in()?;
     let code = LocalSet::new().block_on(&runtime, serve(arguments, source, config, keeper))?;
-    runtime.shutdown_timeout(Duration::from_millis(100));
+    drop(runtime);
+    offload::finish(FILES_MAX);
     Ok(ExitCode::from(code))
 }
 

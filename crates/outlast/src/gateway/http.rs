@@ -14,6 +14,7 @@ mod client;
 mod events;
 mod exchange;
 mod headers;
+mod names;
 mod refusal;
 mod stream;
 #[cfg(not(any(windows, target_os = "macos")))]

@@ -12,10 +12,15 @@ use std::{
 
 use outlast_core::gateway::{Backend, Event, Settings};
 use serde_json::{Value, json};
-use tokio::task::JoinHandle;
 
 use super::{Driver, begin};
-use crate::{config::gateway::Gateway as Config, control::wire::Refusal, report::Report, watch::Watch};
+use crate::{
+    config::gateway::Gateway as Config,
+    control::wire::Refusal,
+    offload::{Task, offload},
+    report::Report,
+    watch::Watch,
+};
 
 /// Where the configuration comes from. No file: the nearest `outlast.toml`.
 #[derive(Debug, Clone)]
@@ -39,7 +44,7 @@ pub struct Reload {
     /// Whether the files name an address.
     has_address: bool,
     watch: Option<Watch>,
-    reading: Option<JoinHandle<Result<Config, Report>>>,
+    reading: Option<Task<Result<Config, Report>>>,
     /// Somebody asked while it was being read, and may have changed it just then.
     again: bool,
     /// Who wants to know how it went.
@@ -102,7 +107,7 @@ impl Reload {
             return;
         }
         let source = self.source.clone();
-        self.reading = Some(tokio::task::spawn_blocking(move || source.read()));
+        self.reading = Some(offload(move || source.read()));
     }
 
     /// What was read, if something was. A change of the files begins to read them.

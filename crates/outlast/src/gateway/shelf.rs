@@ -20,9 +20,12 @@ use outlast_core::{
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use sha2::{Digest, Sha256};
-use tokio::task::JoinHandle;
 
-use crate::{home::Home, report::plain};
+use crate::{
+    home::Home,
+    offload::{Task, offload},
+    report::plain,
+};
 
 /// Of the format. Another one is not read.
 const VERSION: u32 = 1;
@@ -39,7 +42,7 @@ pub struct Shelf {
     /// What each backend is, by name.
     marks: BTreeMap<String, String>,
     due: Option<Instant>,
-    writing: Option<JoinHandle<io::Result<()>>>,
+    writing: Option<Task<io::Result<()>>>,
     /// It is said once.
     has_complained: bool,
 }
@@ -146,7 +149,7 @@ impl Shelf {
         let Some(writing) = &mut self.writing else { return Poll::Pending };
         let Poll::Ready(written) = Pin::new(writing).poll(cx) else { return Poll::Pending };
         self.writing = None;
-        let written = written.unwrap_or_else(|error| Err(io::Error::other(error)));
+        let written = written.unwrap_or_else(Err);
         match written {
             Err(error) if !self.has_complained => {
                 self.has_complained = true;
@@ -179,7 +182,7 @@ impl Shelf {
         let Some(path) = self.path.clone() else { return };
         // Cheap: the lists are shared, not copied.
         let kept = self.kept.clone();
-        self.writing = Some(tokio::task::spawn_blocking(move || write(&path, &kept)));
+        self.writing = Some(offload(move || write(&path, &kept)));
     }
 
     /// True if there were any.

@@ -72,7 +72,7 @@ impl Front {
         let (heard_by, heard) = mpsc::channel();
         let (stop, stopped) = oneshot::channel();
         let (ready, is_ready) = mpsc::channel();
-        let thread = std::thread::spawn(move || {
+        let thread = std::thread::Builder::new().spawn(move || {
             let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
             tokio::task::LocalSet::new().block_on(&runtime, async move {
                 let options = Options {
@@ -92,7 +92,7 @@ impl Front {
                 Machine { listen, heard_by, held, waiting, later }.run(stopped).await;
             });
         });
-        Front { address: is_ready.recv().unwrap(), heard, stop: Some(stop), thread: Some(thread) }
+        Front { address: is_ready.recv().unwrap(), heard, stop: Some(stop), thread: Some(thread.unwrap()) }
     }
 
     pub fn connect(&self) -> Wire {

@@ -136,7 +136,7 @@ impl Stage {
         // Through the environment's own Python: the script still names the folder that it was installed in.
         let python = || with(program.with_file_name("python"));
         let node = || with(self.peer("node/node_modules/node/bin/node").unwrap_or_else(|| "node".into()));
-        let mut command = match subject {
+        let command = match subject {
             Subject::Direct => return Err(io::Error::other("has no endpoint")),
             Subject::Hop => {
                 let mut command = Command::new(&program);

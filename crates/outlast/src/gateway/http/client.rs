@@ -18,13 +18,16 @@ use hyper::{
     header::{HeaderName, HeaderValue, LOCATION},
 };
 use hyper_util::{
-    client::legacy::{self, Client, connect::HttpConnector},
+    client::legacy::{self, Client},
     rt::{TokioExecutor, TokioTimer},
 };
 use tokio::time::timeout;
 use tower_service::Service;
 
-use super::way::Way;
+use super::{
+    names::{Connector, Names},
+    way::Way,
+};
 
 /// The usual servers close a connection that was idle for 5 s. One that we believe open while they are closing it would
 /// take a request with it.
@@ -83,7 +86,7 @@ mod tls {
 
 impl HttpClient {
     pub fn new(connect_max: Duration) -> HttpClient {
-        let mut connector = HttpConnector::new();
+        let mut connector = Connector::new_with_resolver(Names);
         connector.enforce_http(false);
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(connect_max));

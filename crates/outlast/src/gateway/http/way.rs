@@ -9,33 +9,32 @@ use std::{
 };
 
 use hyper::Uri;
-use hyper_util::client::{
-    legacy::connect::{HttpConnector, proxy::Tunnel},
-    proxy::matcher::Matcher,
-};
+use hyper_util::client::{legacy::connect::proxy::Tunnel, proxy::matcher::Matcher};
 use tower_service::Service;
+
+use super::names::Connector;
 
 type Trouble = Box<dyn Error + Send + Sync>;
 
 /// `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY` and `NO_PROXY`, as others read them, but that this machine is always near.
 #[derive(Clone)]
 pub struct Way {
-    direct: HttpConnector,
+    direct: Connector,
     proxies: Arc<Matcher>,
 }
 
 impl Way {
-    pub fn new(direct: HttpConnector) -> Way {
+    pub fn new(direct: Connector) -> Way {
         Way { direct, proxies: Arc::new(Matcher::from_env()) }
     }
 
     #[cfg(test)]
     fn with(proxies: Matcher) -> Way {
-        Way { direct: HttpConnector::new(), proxies: Arc::new(proxies) }
+        Way { direct: Connector::new_with_resolver(super::names::Names), proxies: Arc::new(proxies) }
     }
 
     /// The tunnel to a server, if there is to be one.
-    fn tunnel(&self, to: &Uri) -> Result<Option<Tunnel<HttpConnector>>, Trouble> {
+    fn tunnel(&self, to: &Uri) -> Result<Option<Tunnel<Connector>>, Trouble> {
         let Some(proxy) = self.proxies.intercept(to).filter(|_| !is_near(to)) else { return Ok(None) };
         let scheme = proxy.uri().scheme_str().unwrap_or_default();
         if scheme != "http" {
@@ -51,7 +50,7 @@ impl Way {
 }
 
 impl Service<Uri> for Way {
-    type Response = <HttpConnector as Service<Uri>>::Response;
+    type Response = <Connector as Service<Uri>>::Response;
     type Error = Trouble;
     type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Trouble>> + Send>>;
 

@@ -381,13 +381,14 @@ mod tests {
             let mut asking = Vec::new();
             for number in 0..3u8 {
                 let path = path.clone();
-                asking.push(thread::spawn(move || {
+                let ask = thread::Builder::new().spawn(move || {
                     let mut line = Line::connect(&path, PATIENCE).unwrap();
                     line.write_all(&[number; 3]).unwrap();
                     let mut answer = Vec::new();
                     line.read_to_end(&mut answer).unwrap();
                     answer
-                }));
+                });
+                asking.push(ask.unwrap());
             }
             for _ in 0..3 {
                 let mut peer = poll_fn(|cx| listener.poll_accept(cx)).await.unwrap();
@@ -400,7 +401,7 @@ mod tests {
                 write_all(&mut peer, &[heard[0]; 200_000]).await;
             }
             for (number, asking) in asking.into_iter().enumerate() {
-                let answer = tokio::task::spawn_blocking(|| asking.join().unwrap()).await.unwrap();
+                let answer = crate::offload::offload(|| asking.join().unwrap()).await.unwrap();
                 assert_eq!(answer.len(), 200_000);
                 assert!(answer.iter().all(|byte| usize::from(*byte) == number));
             }
