@@ -202,3 +202,26 @@ pub fn refuse_restart_now(params: &Value) -> Result<(), Refusal> {
 pub fn unknown_method(method: &str, methods: &[&str]) -> Refusal {
     Refusal::new("unknown_method", format!("there is no method `{method}`; there are {}", methods.join(", ")))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_restart_at_once_is_understood_or_refused_and_never_left_out() {
+        let refused = |result: Result<(), Refusal>| result.err().map(|refusal| refusal.message);
+        let only_mcp = Some("`now` is only for servers under `outlast mcp`".to_owned());
+        let wrong = Some("`now` must be true or false".to_owned());
+        let table = [
+            (json!({}), Ok(false), None),
+            (json!({"now": false}), Ok(false), None),
+            (json!({"now": true}), Ok(true), only_mcp),
+            (json!({"now": "yes"}), Err(()), wrong),
+        ];
+        for (params, now, elsewhere) in table {
+            assert_eq!(restart_now(&params).map_err(|_| ()), now, "{params}");
+            assert_eq!(refused(refuse_restart_now(&params)), elsewhere, "{params}");
+        }
+    }
+}
