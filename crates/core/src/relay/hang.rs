@@ -147,11 +147,11 @@ impl Relay {
 
     // ---- what clears it -------------------------------------------------------------------------------
 
-    /// The child answered some request. Called only while there is a suspicion.
     pub(super) fn is_suspected(&self) -> bool {
         self.hang.suspicion.is_some()
     }
 
+    /// The child answered some request. Called only while there is a suspicion.
     pub(super) fn suspect_answered(&mut self, generation: u32, id: &Id, now: Instant) {
         let length = self.settings.limits.ping_max;
         let Some(suspicion) = self.hang.suspicion.as_mut().filter(|suspicion| suspicion.generation == generation)
@@ -248,8 +248,8 @@ impl Relay {
 
     // ---- the requests of a hung server ----------------------------------------------------------------
 
-    /// A hung child was replaced: what may be asked twice goes to the new server now, and what nobody waits for any more
-    /// does not keep the old one.
+    /// A hung child was replaced: what may be asked twice goes to the new server now, and cancelled requests are forgotten, so
+    /// that they do not keep the old one.
     pub(super) fn leave_hung(&mut self, generation: u32, now: Instant) {
         for seq in self.open_on(generation) {
             let open = &self.opens[&seq];
