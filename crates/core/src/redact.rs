@@ -1,0 +1,317 @@
+//! Secrets in texts of any origin, recognized by their form or by the name before them, and replaced by `…`.
+//!
+//! This is for what is printed and logged: a text without anything that looks like a secret is returned as it is. Values
+//! of references are hidden by [`crate::secret::Mask`], which knows them exactly.
+
+use std::borrow::Cow;
+
+/// Stands where a secret was.
+pub const HIDDEN: &str = "…";
+
+/// Parts of a name whose value is a secret.
+const TELLING: [&str; 12] = [
+    "key",
+    "token",
+    "secret",
+    "password",
+    "passwd",
+    "passphrase",
+    "credential",
+    "auth",
+    "bearer",
+    "cookie",
+    "signature",
+    "private",
+];
+/// The same, for words that also begin other words, such as `path`: they count only as a whole.
+const TELLING_WORDS: [&str; 6] = ["pat", "pwd", "pass", "pw", "jwt", "sas"];
+
+/// The beginnings of well-known tokens, and how many letters must follow.
+const TOKENS: [(&str, usize); 28] = [
+    ("github_pat_", 16),
+    ("ghp_", 16),
+    ("gho_", 16),
+    ("ghu_", 16),
+    ("ghs_", 16),
+    ("ghr_", 16),
+    ("glpat-", 16),
+    ("sk-", 16),
+    ("sk_live_", 12),
+    ("sk_test_", 12),
+    ("rk_live_", 12),
+    ("whsec_", 16),
+    ("AKIA", 16),
+    ("ASIA", 16),
+    ("AIza", 30),
+    ("ya29.", 16),
+    ("xoxa-", 10),
+    ("xoxb-", 10),
+    ("xoxp-", 10),
+    ("xoxr-", 10),
+    ("xapp-", 10),
+    ("hf_", 24),
+    ("npm_", 24),
+    ("pypi-", 24),
+    ("dop_v1_", 24),
+    ("shpat_", 16),
+    ("SG.", 24),
+    ("outlast_", 64),
+];
+/// A JSON web token: two objects and a signature in base64url, with dots between.
+const JWT: &str = "eyJ";
+const JWT_MIN: usize = 24;
+/// Words before a credential in a header.
+const SCHEMES: [&str; 3] = ["bearer", "basic", "token"];
+const CREDENTIAL_MIN: usize = 6;
+/// A longer name is none. It also bounds the work on a text that is made to be slow.
+const NAME_MAX: usize = 64;
+/// So much of a text is looked at to tell whether it is a token; the token itself may be longer.
+const LOOKED_AT_MAX: usize = 2048;
+
+/// Whether a value under this name is probably a secret: `GITHUB_TOKEN`, `--api-key`, `Password`.
+pub fn tells(name: &str) -> bool {
+    let small = name.to_ascii_lowercase();
+    TELLING.iter().any(|telling| small.contains(telling))
+        || small.split(|letter: char| !letter.is_ascii_alphanumeric()).any(|word| TELLING_WORDS.contains(&word))
+}
+
+/// A command line without its secrets.
+pub fn command(words: &[String]) -> Vec<String> {
+    let mut shown = Vec::with_capacity(words.len());
+    let mut is_value = false;
+    for word in words {
+        let is_option = word.starts_with('-') && word.len() > 1;
+        let name = word.split_once(['=', ':']).map(|(name, _)| name).filter(|name| !name.contains("//") && tells(name));
+        shown.push(match name {
+            // Everything behind the name: a value may hold blanks and any mark.
+            Some(name) if !name.contains(['?', ';', '&', ' ', '"']) => format!("{}{HIDDEN}", &word[..=name.len()]),
+            _ if is_value && !is_option => HIDDEN.to_owned(),
+            _ => text(word).into_owned(),
+        });
+        is_value = is_option && name.is_none() && tells(word);
+    }
+    shown
+}
+
+/// A text without what looks like a secret in it.
+pub fn text(text: &str) -> Cow<'_, str> {
+    let bytes = text.as_bytes();
+    let mut shown = String::new();
+    // What is before this place is in `shown` already.
+    let mut done = 0;
+    let mut at = 0;
+    while at < bytes.len() {
+        // Only letters begin a token or a name, and only at the beginning of a word.
+        let is_start = bytes[at].is_ascii_alphabetic() && (at == 0 || !is_word(bytes[at - 1]));
+        if !is_start {
+            at += 1;
+            continue;
+        }
+        if let Some(secret) = token(text, at).or_else(|| named(text, at)).or_else(|| credential(text, at)) {
+            shown.push_str(&text[done..secret.start]);
+            shown.push_str(HIDDEN);
+            (done, at) = (secret.end, secret.end);
+        } else if let Some(secret) = user_info(text, at) {
+            shown.push_str(&text[done..secret.start]);
+            shown.push_str(HIDDEN);
+            (done, at) = (secret.end, secret.end);
+        } else {
+            at += bytes[at..].iter().take_while(|byte| is_word(**byte)).count().max(1);
+        }
+    }
+    if done == 0 {
+        return Cow::Borrowed(text);
+    }
+    shown.push_str(&text[done..]);
+    Cow::Owned(shown)
+}
+
+fn is_word(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || byte == b'_'
+}
+
+fn is_token(byte: u8) -> bool {
+    is_word(byte) || byte == b'-'
+}
+
+/// How many bytes from a place on are of a kind, of at most so many.
+fn run_up_to(text: &str, at: usize, max: usize, is_of: impl Fn(u8) -> bool) -> usize {
+    text.as_bytes()[at..].iter().take(max).take_while(|byte| is_of(**byte)).count()
+}
+
+/// How many bytes from a place on are of a kind.
+fn run(text: &str, at: usize, is_of: impl Fn(u8) -> bool) -> usize {
+    text.as_bytes()[at..].iter().take_while(|byte| is_of(**byte)).count()
+}
+
+/// A token that is known by its beginning.
+fn token(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
+    let rest = &text[at..];
+    if rest.starts_with(JWT) {
+        let is_part = |byte| is_token(byte) || byte == b'.' || byte == b'=';
+        let length = run_up_to(text, at, LOOKED_AT_MAX, is_part);
+        let is_jwt = length == LOOKED_AT_MAX || length >= JWT_MIN && rest[..length].matches('.').count() >= 2;
+        return is_jwt.then(|| at..at + run(text, at, is_part));
+    }
+    let (start, least) = TOKENS.iter().find(|(start, _)| rest.starts_with(start))?;
+    let length = run(text, at + start.len(), |byte| is_token(byte) || byte == b'.');
+    let is_whole = match *start {
+        "AKIA" | "ASIA" => rest[4..4 + length].bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit()),
+        _ => true,
+    };
+    (is_whole && length >= *least).then_some(at..at + start.len() + length)
+}
+
+/// The value in `name=value`, `name: value` and `"name": "value"`, if the name tells that it is a secret.
+fn named(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
+    let bytes = text.as_bytes();
+    let end = at + run_up_to(text, at, NAME_MAX + 1, |byte| is_token(byte) || byte == b'.');
+    // Of `request.headers.token` and `key.rs` the last part is the name.
+    let name = text[at..end].rsplit('.').next().unwrap_or_default();
+    if end - at > NAME_MAX || !tells(name) {
+        return None;
+    }
+    // `${NAME:-otherwise}` is a reference.
+    if text[..at].ends_with("${") {
+        return None;
+    }
+    let mut next = end + run(text, end, |byte| matches!(byte, b'"' | b'\'' | b' ')).min(2);
+    let mark = *bytes.get(next).filter(|byte| matches!(byte, b'=' | b':'))?;
+    next += 1;
+    // `https://…` is an address, and `x::y` a path.
+    if mark == b':' && matches!(bytes.get(next), Some(b'/' | b':')) {
+        return None;
+    }
+    next += run(text, next, |byte| byte == b' ');
+    let (start, length) = match bytes.get(next)? {
+        quote @ (b'"' | b'\'') => (next + 1, run(text, next + 1, |byte| byte != *quote && byte != b'\n')),
+        // In a sentence a colon is followed by words.
+        _ if mark == b':' && bytes[next - 1] == b' ' && !name.contains(['-', '_']) => {
+            let word = next + run(text, next, |byte| !byte.is_ascii_whitespace());
+            // `Authorization: Bearer abc`: the scheme is a word of its own.
+            if SCHEMES.contains(&text[next..word].to_ascii_lowercase().as_str()) {
+                return credential(text, next);
+            }
+            if !["authorization", "cookie"].iter().any(|header| name.eq_ignore_ascii_case(header)) {
+                return None;
+            }
+            (next, run(text, next, |byte| byte != b'\n'))
+        }
+        _ => (
+            next,
+            run(text, next, |byte| {
+                !byte.is_ascii_whitespace() && !matches!(byte, b'&' | b';' | b',' | b'"' | b'\'' | b')')
+            }),
+        ),
+    };
+    // A reference is no secret.
+    let value = &text[start..start + length];
+    (length > 0 && !value.starts_with("${") && value != HIDDEN).then_some(start..start + length)
+}
+
+/// The value in `Bearer value`.
+fn credential(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
+    let end = at + run(text, at, is_word);
+    let is_scheme = SCHEMES.iter().any(|scheme| text[at..end].eq_ignore_ascii_case(scheme));
+    if !is_scheme || text.as_bytes().get(end) != Some(&b' ') {
+        return None;
+    }
+    let length = run(text, end + 1, |byte| is_token(byte) || matches!(byte, b'.' | b'=' | b'+' | b'/' | b'~'));
+    let value = &text[end + 1..end + 1 + length];
+    // `token expired` is a sentence.
+    let is_value = value.bytes().any(|byte| !byte.is_ascii_lowercase());
+    (length >= CREDENTIAL_MIN && is_value).then_some(end + 1..end + 1 + length)
+}
+
+/// `user:password` in `scheme://user:password@host`.
+fn user_info(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
+    let is_scheme = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'-' | b'.');
+    let end = at + run_up_to(text, at, NAME_MAX, is_scheme);
+    let start = end + text[end..].starts_with("://").then_some(3)?;
+    let length =
+        run(text, start, |byte| !byte.is_ascii_whitespace() && !matches!(byte, b'/' | b'?' | b'#' | b'"' | b'\''));
+    let user = text[start..start + length].rfind('@')?;
+    (user > 0).then_some(start..start + user)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(command: &str) -> Vec<String> {
+        command.split(' ').map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn command_lines_are_shown_without_secrets() {
+        let table = [
+            ("server --port 1 -v", "server --port 1 -v"),
+            ("server --api-key sk-1 --port 1", "server --api-key … --port 1"),
+            ("server --api-key=sk-1 --port=1", "server --api-key=… --port=1"),
+            ("server --pat abc --path /x", "server --pat … --path /x"),
+            ("server --no-auth --port 1", "server --no-auth --port 1"),
+            ("env GITHUB_TOKEN=ghp_1 A=1 server", "env GITHUB_TOKEN=… A=1 server"),
+            (
+                "mcp-remote https://x.y/mcp --header Authorization:Bearer_1",
+                "mcp-remote https://x.y/mcp --header Authorization:…",
+            ),
+            ("pg postgres://me:pw@host/db", "pg postgres://…@host/db"),
+            ("x ghp_0123456789abcdefABCDEF0123456789abcd", "x …"),
+            ("x https://h/mcp?key=abc&x=1", "x https://h/mcp?key=…&x=1"),
+            ("x Server=h;Password=hunter2;Database=d", "x Server=h;Password=…;Database=d"),
+            ("npx @scope/server-auth ./monkey.py", "npx @scope/server-auth ./monkey.py"),
+        ];
+        for (line, shown) in table {
+            assert_eq!(command(&words(line)).join(" "), shown, "{line}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_recognized_in_any_text() {
+        let jwt = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl";
+        let table = [
+            ("nothing in it", "nothing in it"),
+            ("401 for ghp_0123456789abcdefABCD.", "401 for …"),
+            ("github_pat_11ABCDEFG0123456789_abcdefghij", "…"),
+            ("sk-ant-api03-abcdefghijklmnop is wrong", "… is wrong"),
+            ("AKIAIOSFODNN7EXAMPLE", "…"),
+            ("AKIAlowercaseisnot1", "AKIAlowercaseisnot1"),
+            ("glpat-abcdefghij0123456789", "…"),
+            ("xoxb-123456789012-abc", "…"),
+            ("GET /x?key=abc123&page=2", "GET /x?key=…&page=2"),
+            ("Password=hunter2; next", "Password=…; next"),
+            ("pwd=x", "pwd=…"),
+            (r#"{"token": "abc", "name": "x"}"#, r#"{"token": "…", "name": "x"}"#),
+            (r#""API_KEY": "${API_KEY}""#, r#""API_KEY": "${API_KEY}""#),
+            (r#""KEY": "${API_KEY:-none}""#, r#""KEY": "${API_KEY:-none}""#),
+            ("api_key = 'abc d'", "api_key = '…'"),
+            ("Authorization: Bearer abcdef0123", "Authorization: Bearer …"),
+            ("authorization: Basic dXNlcjpwdw==", "authorization: Basic …"),
+            ("sent Bearer ABCDEF012345", "sent Bearer …"),
+            ("the token expired yesterday", "the token expired yesterday"),
+            ("KeyError: name", "KeyError: name"),
+            ("invalid token: expected `}`", "invalid token: expected `}`"),
+            ("mongodb+srv://u:p@host/db", "mongodb+srv://…@host/db"),
+            ("https://host/path@2", "https://host/path@2"),
+            ("a sk-learn package", "a sk-learn package"),
+            ("task-0123456789abcdef0123", "task-0123456789abcdef0123"),
+            ("src/auth/key.rs:12:3", "src/auth/key.rs:12:3"),
+            ("Ünïcode ghp_0123456789abcdefABCD ü", "Ünïcode … ü"),
+            ("", ""),
+        ];
+        for (line, shown) in table {
+            assert_eq!(text(line), shown);
+        }
+        assert_eq!(text(&format!("a {jwt} b")), "a … b");
+        assert_eq!(text(&format!("url?x={jwt}")), "url?x=…");
+    }
+
+    #[test]
+    fn a_long_text_is_scanned_in_one_pass() {
+        // Quadratic work would take very long.
+        for piece in ["key", "eyJ", "eyJ-", "a-", "key-", "key.", "a://", "bearer ", "\"key\": ", "ghp_", "x@", "="] {
+            let long = piece.repeat(20_000);
+            assert!(text(&long).len() <= long.len());
+        }
+    }
+}
