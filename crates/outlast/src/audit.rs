@@ -15,6 +15,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::os;
+
 /// A log that would grow past this is put aside first.
 pub const AUDIT_MAX: u64 = 8 * 1024 * 1024;
 /// How many logs put aside are kept: `audit.1.jsonl` is the newest. The oldest is forgotten at the next turn.
@@ -123,18 +125,16 @@ impl Audit {
             Some(log) => log.follow(path).map_err(all)?,
             None => Log::open(path).map_err(all)?,
         };
-        if log.is_regular && log.length > 0 && log.length + line.len() as u64 >= self.bytes_max {
+        if log.length > 0 && log.length + line.len() as u64 >= self.bytes_max {
             log = log.put_aside(path).map_err(all)?;
         }
         log.append(path, line)?;
-        if log.is_regular {
-            // Without a thread there is no forcing, but the record is where a crash of ours cannot reach it.
-            if self.syncer.is_none() {
-                self.syncer = Syncer::start().ok();
-            }
-            if let Some(syncer) = &mut self.syncer {
-                syncer.ask(&log.file, haste);
-            }
+        // Without a thread there is no forcing, but the record is where a crash of ours cannot reach it.
+        if self.syncer.is_none() {
+            self.syncer = Syncer::start().ok();
+        }
+        if let Some(syncer) = &mut self.syncer {
+            syncer.ask(&log.file, haste);
         }
         // After an error the log is opened anew: the disk may have been cleared, or the obstacle removed.
         self.log = Some(log);
@@ -160,7 +160,6 @@ struct Log {
     identity: Identity,
     /// Neighbours append too, so this is only as new as the last look.
     length: u64,
-    is_regular: bool,
     /// Someone was cut off within a line: the next record begins by ending it.
     is_torn: bool,
 }
@@ -169,32 +168,21 @@ impl Log {
     fn open(path: &Path) -> io::Result<Log> {
         let mut options = OpenOptions::new();
         options.read(true).append(true).create(true);
-        #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        let mut file = options.open(path)?;
+        let mut file = os::open_own(&options, path)?;
         let found = file.metadata()?;
-        if would_block(&found) {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it is not a file"));
-        }
         let mut last = [b'\n'];
-        if found.is_file() && found.len() > 0 {
+        if found.len() > 0 {
             file.seek(SeekFrom::End(-1))?;
             // A neighbour's rotation cannot shorten what we hold, so the byte is there. If a neighbour is within a
             // write of its own just now, we see a torn line where there is none, and leave an empty one.
             file.read_exact(&mut last)?;
         }
-        Ok(Log {
-            identity: Identity::of(&found),
-            length: found.len(),
-            is_regular: found.is_file(),
-            is_torn: last != [b'\n'],
-            file: Arc::new(file),
-        })
+        Ok(Log { identity: Identity::of(&found), length: found.len(), is_torn: last != [b'\n'], file: Arc::new(file) })
     }
 
     /// The log that the name leads to now.
     fn follow(mut self, path: &Path) -> io::Result<Log> {
-        match fs::metadata(path) {
+        match fs::symlink_metadata(path) {
             Ok(found) if self.is_still(&found)? => {
                 self.length = found.len();
                 Ok(self)
@@ -235,10 +223,8 @@ impl Log {
             // A file takes less than all of a write only when its disk has run full. The lines that it took whole stay.
             let whole = memchr::memrchr(b'\n', &record[..written]).map_or(0, |at| at + 1);
             let lines = lines_in(&String::from_utf8_lossy(&record[whole..]));
-            if self.is_regular {
-                // If this fails, the next record begins by ending the torn line.
-                let _ = self.remove_torn(path, (written - whole) as u64);
-            }
+            // If this fails, the next record begins by ending the torn line.
+            let _ = self.remove_torn(path, (written - whole) as u64);
             let error = io::Error::new(io::ErrorKind::StorageFull, "the disk is full");
             return Err(Unwritten { lines, error });
         }
@@ -256,7 +242,7 @@ impl Log {
         if file.metadata()?.len() == end {
             return file.set_len(start);
         }
-        let mut other = OpenOptions::new().write(true).open(path)?;
+        let mut other = os::open_own(OpenOptions::new().write(true), path)?;
         if Identity::of(&other.metadata()?) != self.identity {
             return Ok(());
         }
@@ -339,18 +325,6 @@ impl Identity {
     fn of(_found: &Metadata) -> Identity {
         Identity(0, 0)
     }
-}
-
-/// A pipe in the log's place would stop us as soon as nobody reads it.
-#[cfg(unix)]
-fn would_block(found: &Metadata) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    !found.is_file() && !found.file_type().is_char_device()
-}
-
-#[cfg(not(unix))]
-fn would_block(found: &Metadata) -> bool {
-    !found.is_file()
 }
 
 /// A thread that forces files to disk, because that takes as long as the disk likes.
@@ -488,19 +462,19 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_full_disk_costs_records_and_one_complaint() {
+    fn a_link_in_its_place_costs_records_and_one_complaint() {
         let (_dir, path) = room();
         std::os::unix::fs::symlink("/dev/full", &path).unwrap();
         let mut audit = Audit::new(Some(path.clone()));
         let complaint = audit.write("{}").unwrap().to_string();
         insta::assert_snapshot!(
             complaint.replace(&*path.to_string_lossy(), "PATH"),
-            @"the audit log PATH cannot be written, and its records are lost (No space left on device (os error 28))"
+            @"the audit log PATH cannot be written, and its records are lost (it is a symbolic link)"
         );
         assert_eq!((audit.write("{}"), audit.write("{}"), audit.lost()), (None, None, 3));
 
         fs::remove_file(&path).unwrap();
-        assert_eq!(audit.write("{}"), None, "the disk was cleared");
+        assert_eq!(audit.write("{}"), None, "the link is gone");
         assert_eq!(fs::read_to_string(&path).unwrap(), "{}\n");
         fs::remove_file(&path).unwrap();
         std::os::unix::fs::symlink("/dev/full", &path).unwrap();
@@ -547,7 +521,7 @@ mod tests {
         let (_dir, path) = room();
         nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap();
         let complaint = Audit::new(Some(path)).write("{}").unwrap().to_string();
-        assert!(complaint.ends_with("(it is not a file)"), "{complaint}");
+        assert!(complaint.ends_with("(it is a FIFO, not a file)"), "{complaint}");
     }
 
     #[test]

@@ -8,6 +8,8 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use crate::os;
+
 /// The longest part of an id that comes from a name; what is longer is cut.
 const NAME_MAX: usize = 40;
 /// The longest id that becomes part of a file name; what is longer is cut.
@@ -24,8 +26,14 @@ pub struct Home(Place);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Place {
-    At(PathBuf),
-    Nowhere { complaint: String },
+    At {
+        dir: PathBuf,
+        /// Why it is not beside the project, if the user should know.
+        note: Option<String>,
+    },
+    Nowhere {
+        complaint: String,
+    },
 }
 
 impl Home {
@@ -39,7 +47,7 @@ impl Home {
             settle(&dir).map(|()| dir.clone()).map_err(|error| format!("{}: {error}", dir.display()))
         };
         let why_not_beside = match beside {
-            Ok(dir) => return Home(Place::At(dir)),
+            Ok(dir) => return Home(Place::At { dir, note: None }),
             Err(why) => why,
         };
 
@@ -49,8 +57,23 @@ impl Home {
         };
         let dir = state_dir(home).join("projects").join(project_name(cwd));
         match settle(&dir) {
-            Ok(()) => Home(Place::At(dir)),
+            Ok(()) => {
+                // That a directory cannot be written, or is no project, is no news; one that is a trap is.
+                let is_refused = os::check_own_dir(&cwd.join(".outlast")).is_err_and(|error| {
+                    !matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+                });
+                let note = format!("{why_not_beside}; state is kept in {}", dir.display());
+                Home(Place::At { dir, note: is_refused.then_some(note) })
+            }
             Err(error) => Home::nowhere(&format!("{why_not_beside}; {}: {error}", dir.display())),
+        }
+    }
+
+    /// A sentence for people, when the project's own directory was refused.
+    pub fn note(&self) -> Option<&str> {
+        match &self.0 {
+            Place::At { note, .. } => note.as_deref(),
+            Place::Nowhere { .. } => None,
         }
     }
 
@@ -63,7 +86,7 @@ impl Home {
 
     pub fn dir(&self) -> Option<&Path> {
         match &self.0 {
-            Place::At(dir) => Some(dir),
+            Place::At { dir, .. } => Some(dir),
             Place::Nowhere { .. } => None,
         }
     }
@@ -71,7 +94,7 @@ impl Home {
     /// A sentence for people, when there is no directory.
     pub fn complaint(&self) -> Option<&str> {
         match &self.0 {
-            Place::At(_) => None,
+            Place::At { .. } => None,
             Place::Nowhere { complaint } => Some(complaint),
         }
     }
@@ -97,7 +120,9 @@ impl Home {
 
     /// Makes the folder that [`Home::log`] points into.
     pub fn make_logs(&self) -> io::Result<()> {
-        self.dir().map_or(Ok(()), |dir| make_private(&dir.join("logs")))
+        let Some(logs) = self.dir().map(|dir| dir.join("logs")) else { return Ok(()) };
+        make_private(&logs)?;
+        os::close_own_dir(&logs)
     }
 }
 
@@ -107,12 +132,13 @@ pub fn state_dir(home: &Path) -> PathBuf {
     home.join(".local").join("state").join("outlast")
 }
 
-/// Where a project's state may lie, for those who only look: what is not there is not made.
+/// Where a project's state may lie, for those who only look: what is not there is not made, and what is not this user's is
+/// not looked into.
 pub fn candidates(cwd: &Path, home: Option<&Path>) -> Vec<PathBuf> {
     let beside = cwd.parent().map(|_| cwd.join(".outlast"));
     let home = home.filter(|home| home.is_absolute());
     let elsewhere = home.map(|home| state_dir(home).join("projects").join(project_name(cwd)));
-    beside.into_iter().chain(elsewhere).collect()
+    beside.into_iter().chain(elsewhere).filter(|dir| os::check_own_dir(dir).is_ok()).collect()
 }
 
 /// A name for one start of one instance: what it runs, readable, and a tail no other start has.
@@ -194,8 +220,9 @@ fn base32(mut number: u64, length: usize) -> String {
 /// Makes a directory ours: it exists, can be written to, and hides itself from git.
 fn settle(dir: &Path) -> io::Result<()> {
     make_private(dir)?;
+    os::close_own_dir(dir)?;
     let probe = dir.join(new_id(".probe"));
-    let written = OpenOptions::new().write(true).create_new(true).open(&probe).and_then(|file| {
+    let written = os::open_own(OpenOptions::new().write(true).create_new(true), &probe).and_then(|file| {
         drop(file);
         fs::remove_file(&probe)
     });
@@ -206,9 +233,10 @@ fn settle(dir: &Path) -> io::Result<()> {
     }
     // Empty counts as missing: whoever made it was ended before the one byte was written.
     let gitignore = dir.join(".gitignore");
-    if fs::metadata(&gitignore).map_or(true, |found| found.len() == 0) {
+    if fs::symlink_metadata(&gitignore).map_or(true, |found| found.len() == 0) {
         // Without it git merely shows the directory, so this alone is no reason to go elsewhere.
-        let _ = fs::write(&gitignore, "*\n");
+        let file = os::open_own(OpenOptions::new().write(true).create(true).truncate(true), &gitignore);
+        let _ = file.and_then(|mut file| io::Write::write_all(&mut file, b"*\n"));
     }
     Ok(())
 }
@@ -224,12 +252,9 @@ pub fn make_private(dir: &Path) -> io::Result<()> {
 
 /// Writes a file that only the user can read, whole or not at all.
 pub fn write_private(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let unfinished = path.with_extension("tmp");
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let written = options.open(&unfinished).and_then(|mut file| io::Write::write_all(&mut file, bytes));
+    let unfinished = path.with_extension(format!("{}.tmp", new_id("draft")));
+    let written = os::open_own(OpenOptions::new().write(true).create_new(true), &unfinished)
+        .and_then(|mut file| io::Write::write_all(&mut file, bytes));
     let written = written.and_then(|()| fs::rename(&unfinished, path));
     if written.is_err() {
         let _ = fs::remove_file(&unfinished);

@@ -279,7 +279,7 @@ impl Inherit {
             }
             News::StartFailed { error, .. } => {
                 let report = report::cannot_start(&self.plan.program.to_string_lossy(), &error);
-                self.journal.say(report.to_string().trim_end());
+                self.journal.report(&report);
                 self.child = None;
                 self.refuse_waiting(&report.sentence);
                 if self.generation == 1 {

@@ -16,11 +16,13 @@ use outlast_core::{
     exit::{self, Exit},
     gateway::Called,
     record::{self, Event, OfGateway, Record},
+    redact,
     secret::{Mask, Resolved},
+    visible,
 };
 use serde_json::Value;
 
-use crate::{audit::Audit, home::Home, logs, os};
+use crate::{audit::Audit, home::Home, logs, os, report::Report};
 
 /// A log file that would grow past this is put aside as `<id>.log.1`; the one before is forgotten.
 const LOG_MAX: u64 = 4 << 20;
@@ -161,7 +163,7 @@ impl Journal {
             last_call: None,
             lost_told: 0,
         };
-        let opened = home.make_logs().ok().and_then(|()| home.log(id)).map(|path| Log::open(&path));
+        let opened = home.log(id).map(|path| home.make_logs().and_then(|()| Log::open(&path)));
         match opened {
             Some(Ok(log)) => {
                 journal.pruning = log.path.parent().and_then(logs::prune_aside);
@@ -170,7 +172,7 @@ impl Journal {
             Some(Err(error)) => journal.note(&format!("no log file is written ({error})")),
             None => {}
         }
-        if let Some(complaint) = home.complaint() {
+        if let Some(complaint) = home.complaint().or(home.note()) {
             journal.note(complaint);
         }
         journal
@@ -253,9 +255,7 @@ impl Journal {
         });
         record.kind = Some(if record.backend().is_some() { "backend" } else { kind });
         for text in [&mut record.reason, &mut record.detail].into_iter().flatten() {
-            if let std::borrow::Cow::Owned(hidden) = self.mask.hide(text) {
-                *text = hidden;
-            }
+            *text = redact::text(&self.mask.hide(text)).into_owned();
         }
         record.to_line(&now(), logger)
     }
@@ -374,9 +374,16 @@ impl Journal {
         self.say(&line);
     }
 
+    /// A report, each of its lines by itself: it indents what its parts continue with.
+    pub fn report(&mut self, report: &Report) {
+        report.to_string().trim_end().lines().for_each(|line| self.say(line));
+    }
+
     /// A line as it stands.
     pub fn say(&mut self, line: &str) {
-        let line = &*self.mask.hide(line);
+        let line = self.mask.hide(line);
+        let line = redact::text(&line);
+        let line = &*visible::line(&line);
         if self.tone != Tone::Session {
             os::say(line);
         }

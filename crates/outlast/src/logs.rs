@@ -10,6 +10,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use crate::os;
+
 /// Instances whose logs are kept; those that were written to least recently are removed first.
 pub const LOGS_MAX: usize = 100;
 /// The size of all logs together. Logs of running instances count, and are kept all the same.
@@ -41,7 +43,7 @@ fn open_once(path: &Path) -> io::Result<(File, Hold)> {
     // On Windows the file cannot be removed while it is open like this.
     #[cfg(windows)]
     std::os::windows::fs::OpenOptionsExt::share_mode(&mut options, 0x1 | 0x2);
-    let file = options.open(path)?;
+    let file = os::open_own(&options, path)?;
     let hold = Hold::take(&file);
     Ok((file, hold))
 }
@@ -63,7 +65,7 @@ impl Hold {
     fn is_of(&self, path: &Path) -> bool {
         use std::os::unix::fs::MetadataExt;
         let Some(held) = self.0.as_ref().and_then(|file| file.metadata().ok()) else { return true };
-        fs::metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (held.dev(), held.ino()))
+        fs::symlink_metadata(path).is_ok_and(|found| (found.dev(), found.ino()) == (held.dev(), held.ino()))
     }
 }
 
@@ -135,7 +137,7 @@ fn beyond(found: &BTreeMap<String, Logs>, now: SystemTime) -> Vec<&str> {
 #[cfg(unix)]
 fn remove(log: &Path, files: &[PathBuf]) {
     use nix::fcntl::{Flock, FlockArg};
-    let alone = match OpenOptions::new().append(true).open(log) {
+    let alone = match os::open_own(OpenOptions::new().append(true), log) {
         Ok(file) => match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
             Ok(alone) => Some(alone),
             Err(_) => return,

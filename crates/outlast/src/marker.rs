@@ -1,6 +1,6 @@
 //! Restart markers: small files that say a restart was asked for, written whole or not at all.
 
-use crate::home::Home;
+use crate::{home::Home, os};
 use serde::{Deserialize, Serialize};
 use std::{
     fs::{self, File, OpenOptions},
@@ -84,7 +84,8 @@ impl Markers {
 fn read_one(path: &Path) -> Reading {
     let corrupt = |error: String| Reading::Corrupt { path: path.to_owned(), error };
     let mut text = String::new();
-    let read = File::open(path).and_then(|file| file.take(MARKER_BYTES_MAX + 1).read_to_string(&mut text));
+    let file = os::open_regular(OpenOptions::new().read(true), path);
+    let read = file.and_then(|file| file.take(MARKER_BYTES_MAX + 1).read_to_string(&mut text));
     match read {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Reading::Missing { path: path.to_owned() },
         Err(error) => return corrupt(error.to_string()),
@@ -120,7 +121,7 @@ fn write_whole(path: &Path, id: &str, text: &str) -> io::Result<()> {
 }
 
 fn fill(path: &Path, text: &str) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).open(path)?;
+    let mut file = os::open_own(OpenOptions::new().write(true).create(true).truncate(true), path)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()
 }

@@ -428,7 +428,7 @@ impl Driver {
         if self.next_generation == 1 {
             self.never_started = Some(report.code);
         }
-        self.journal.say(report.to_string().trim_end());
+        self.journal.report(&report);
     }
 
     /// Tells a life what happened, and carries out what it decides.

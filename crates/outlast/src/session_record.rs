@@ -2,14 +2,13 @@
 //! One file for each session, `sessions/<id>.json` in the user's state directory, readable by the user only.
 
 use std::{
-    fs::{self, File},
-    io::{self, Read},
+    fs, io,
     path::{Path, PathBuf},
 };
 
 use serde_json::{Value, json};
 
-use crate::home;
+use crate::{home, os};
 
 /// Of the format. A file of another version is not read.
 const VERSION: u64 = 1;
@@ -62,6 +61,7 @@ impl Records {
     /// Whole or not at all.
     pub fn write(&self, record: &SessionRecord) -> io::Result<()> {
         home::make_private(&self.0)?;
+        os::close_own_dir(&self.0)?;
         let text = format!("{}\n", record.to_json());
         if text.len() as u64 > RECORD_MAX {
             return Err(io::Error::new(io::ErrorKind::FileTooLarge, "its command is too long"));
@@ -88,9 +88,7 @@ impl Records {
 }
 
 fn read(path: &Path) -> Option<SessionRecord> {
-    let mut text = String::new();
-    File::open(path).ok()?.take(RECORD_MAX).read_to_string(&mut text).ok()?;
-    SessionRecord::from_json(&serde_json::from_str(&text).ok()?)
+    SessionRecord::from_json(&serde_json::from_slice(&os::read_own(path, RECORD_MAX).ok()?).ok()?)
 }
 
 impl SessionRecord {

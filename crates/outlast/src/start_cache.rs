@@ -3,7 +3,7 @@
 
 use std::{
     ffi::OsStr,
-    fs::{self, File, OpenOptions},
+    fs::{self, OpenOptions},
     io::{self, Read, Write},
     path::{Path, PathBuf},
     time::SystemTime,
@@ -11,7 +11,7 @@ use std::{
 
 use sha2::{Digest, Sha256};
 
-use crate::home;
+use crate::{home, os};
 
 /// How many files are kept; the oldest are removed.
 const FILES_MAX: usize = 64;
@@ -47,7 +47,7 @@ impl StartCache {
             Ok(false) => return Ok(None),
             Err(why) => return Err(format!("{}: {why}", self.dir.display())),
         }
-        let file = match open(OpenOptions::new().read(true), &path) {
+        let file = match os::open_regular(OpenOptions::new().read(true), &path) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return unfit(&error.to_string()),
@@ -80,7 +80,7 @@ impl StartCache {
         home::make_private(&self.dir)?;
         is_private(&fs::symlink_metadata(&self.dir), true).map_err(io::Error::other)?;
         let draft = self.dir.join(format!("{key}.{}", home::new_id("draft")));
-        let written = open(OpenOptions::new().write(true).create_new(true), &draft)
+        let written = os::open_own(OpenOptions::new().write(true).create_new(true), &draft)
             .and_then(|mut file| file.write_all(format!("{key}\n{entry}").as_bytes()))
             .and_then(|()| fs::rename(&draft, &path));
         if written.is_err() {
@@ -114,20 +114,6 @@ impl StartCache {
 fn update(hash: &mut Sha256, part: &[u8]) {
     hash.update((part.len() as u64).to_le_bytes());
     hash.update(part);
-}
-
-/// Opens a file that no link leads to, for its owner alone.
-fn open(options: &mut OpenOptions, path: &Path) -> io::Result<File> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::OpenOptionsExt;
-        options.mode(0o600).custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK);
-    }
-    #[cfg(not(unix))]
-    if fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) {
-        return Err(io::Error::other("it is a link"));
-    }
-    options.open(path)
 }
 
 /// Whether it is there; an error if it is not a plain file or directory that only this user can write and read.

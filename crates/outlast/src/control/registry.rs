@@ -2,7 +2,7 @@
 
 use std::{
     fs::{self, File, OpenOptions},
-    io::{self, Read, Write},
+    io::{self, Write},
     path::{Path, PathBuf},
     time::{Duration, SystemTime},
 };
@@ -15,6 +15,11 @@ use crate::{home, os};
 const VERSION: u64 = 1;
 /// A longer file is not one of ours.
 const ENTRY_MAX: u64 = 256 << 10;
+/// Entries that are read at once, and their size together. Those beyond are not listed.
+pub const ENTRIES_MAX: usize = 4096;
+pub const ENTRIES_BYTES_MAX: usize = 16 << 20;
+/// Files of the directory that are looked at.
+const FILES_MAX: usize = 100_000;
 /// A file that was being written so long ago never will be whole.
 const UNFINISHED_MAX: Duration = Duration::from_secs(60);
 
@@ -114,12 +119,19 @@ impl Registry {
 
     /// All entries, those of the dead too. What is not one is passed over.
     pub fn read(&self) -> Vec<Entry> {
+        if os::check_own_dir(&self.0).is_err() {
+            return Vec::new();
+        }
         let Ok(files) = fs::read_dir(&self.0) else { return Vec::new() };
-        let mut entries = Vec::new();
-        for file in files.flatten() {
+        let (mut entries, mut bytes) = (Vec::new(), 0);
+        for file in files.flatten().take(FILES_MAX) {
             let path = file.path();
             match path.extension().and_then(|extension| extension.to_str()) {
-                Some("json") => entries.extend(read_entry(&path)),
+                Some("json") if entries.len() < ENTRIES_MAX && bytes < ENTRIES_BYTES_MAX => {
+                    let Some((entry, length)) = read_entry(&path) else { continue };
+                    bytes += length;
+                    entries.push(entry);
+                }
                 Some("tmp") => forget_unfinished(&path),
                 _ => {}
             }
@@ -152,19 +164,15 @@ impl Drop for Registration {
 }
 
 fn create_private(path: &Path) -> io::Result<File> {
-    let mut options = OpenOptions::new();
-    options.write(true).create(true).truncate(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    options.open(path)
+    os::open_own(OpenOptions::new().write(true).create(true).truncate(true), path)
 }
 
-fn read_entry(path: &Path) -> Option<Entry> {
-    let mut text = String::new();
-    File::open(path).ok()?.take(ENTRY_MAX).read_to_string(&mut text).ok()?;
-    let entry = Entry::from_json(&serde_json::from_str(&text).ok()?)?;
+/// An entry, and the length of its file.
+fn read_entry(path: &Path) -> Option<(Entry, usize)> {
+    let bytes = os::read_own(path, ENTRY_MAX).ok()?;
+    let entry = Entry::from_json(&serde_json::from_slice(&bytes).ok()?)?;
     // A file under another name could not be swept.
-    (path.file_stem()?.to_str()? == entry.id).then_some(entry)
+    (path.file_stem()?.to_str()? == entry.id).then_some((entry, bytes.len()))
 }
 
 fn forget_unfinished(path: &Path) {

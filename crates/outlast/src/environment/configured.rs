@@ -4,7 +4,7 @@
 use std::{
     collections::BTreeSet,
     ffi::OsString,
-    fs::File,
+    fs::OpenOptions,
     io::Read,
     path::{Path, PathBuf},
 };
@@ -56,7 +56,8 @@ pub fn names(profile: Profile, args: &[String], cwd: &Path, ours: &[(OsString, O
 
 /// None if there is no such file, or none that can be read.
 fn beginning(file: &Path) -> Option<String> {
-    let file = File::open(file).ok().filter(|file| file.metadata().is_ok_and(|about| about.is_file()))?;
+    // A link is followed, as the agent does; a FIFO is not waited for.
+    let file = os::open_regular(OpenOptions::new().read(true), &os::real_path(file).ok()?).ok()?;
     let mut bytes = Vec::new();
     file.take(SEARCHED_MAX).read_to_end(&mut bytes).ok()?;
     Some(String::from_utf8_lossy(&bytes).into_owned())

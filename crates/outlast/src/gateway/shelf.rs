@@ -24,6 +24,7 @@ use sha2::{Digest, Sha256};
 use crate::{
     home::Home,
     offload::{Task, offload},
+    os,
     report::plain,
 };
 
@@ -246,11 +247,12 @@ fn mark(kind: &Kind) -> String {
 
 /// Nothing if there is no such file.
 fn read(path: &Path) -> Result<Option<BTreeMap<String, Kept>>, String> {
-    let text = match fs::metadata(path) {
+    let read = match os::read_own(path, FILE_MAX as u64) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        Ok(about) if about.len() > FILE_MAX as u64 => return Err("it is too large".to_owned()),
-        _ => fs::read_to_string(path).map_err(|error| plain(&error.to_string()))?,
+        Err(error) if error.kind() == io::ErrorKind::FileTooLarge => return Err("it is too large".to_owned()),
+        other => other.map_err(|error| plain(&error.to_string()))?,
     };
+    let text = String::from_utf8(read).map_err(|_| "it is not UTF-8".to_owned())?;
     #[derive(Deserialize)]
     struct Head {
         version: u32,
@@ -304,7 +306,9 @@ fn write(path: &Path, kept: &BTreeMap<String, Kept>) -> io::Result<()> {
     }
     // Beside it first, so that whoever reads sees the old one or the new one and nothing between.
     let fresh = path.with_extension(format!("{}.new", std::process::id()));
-    let written = fs::write(&fresh, &text).and_then(|()| fs::rename(&fresh, path));
+    let written = os::open_own(fs::OpenOptions::new().write(true).create(true).truncate(true), &fresh)
+        .and_then(|mut file| io::Write::write_all(&mut file, &text))
+        .and_then(|()| fs::rename(&fresh, path));
     if written.is_err() {
         let _ = fs::remove_file(&fresh);
     }

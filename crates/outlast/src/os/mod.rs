@@ -12,6 +12,7 @@ use std::{
 pub use outlast_core::terminal::Size;
 
 mod calm;
+mod own_files;
 mod peer_user;
 mod threaded;
 #[cfg(unix)]
@@ -25,11 +26,12 @@ use unix as platform;
 use windows as platform;
 
 pub use calm::calm;
+pub use own_files::{check_own_dir, close_own_dir, open_own, open_regular, read_own, read_regular};
 pub use peer_user::peer_user;
 pub use platform::{
     Announce, Claim, Hangups, Household, Keeper, Line, Listener, Outer, Peer, Sink, Source, StandIn, Stops, Window,
     become_program, born, claim_dir, claim_name, detach, finish_saying, give_back_code, is_exiting, is_ours, kill_hard,
-    outer_size, remove_socket, room_for_descriptors, say, sockets, stand_in, stdin, stdout, strays, suspend,
+    outer_size, remove_socket, room_for_descriptors, sockets, stand_in, stdin, stdout, strays, suspend,
     terminal_identity, terminal_size, weigh, write_stdout,
 };
 
@@ -56,6 +58,11 @@ pub enum PeerUser {
     Other,
     /// The system does not tell.
     Unknown,
+}
+
+/// A line on stderr, without ever waiting for its reader. Nothing in it steers a terminal or looks like a line of its own.
+pub fn say(line: &str) {
+    platform::say(&outlast_core::visible::line(line.trim_end_matches('\n')));
 }
 
 /// The user that this process runs as, for records.

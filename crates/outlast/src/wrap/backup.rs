@@ -1,7 +1,7 @@
 //! What a configuration was before outlast came, so that it can be so again; and files that change whole or not at all.
 
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, OpenOptions},
     io::{self, Write},
     path::{Path, PathBuf},
 };
@@ -9,9 +9,11 @@ use std::{
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-use crate::home;
+use crate::{home, os};
 
 const VERSION: u64 = 1;
+/// A longer record is not one of ours.
+const RECORD_MAX: u64 = 64 << 10;
 
 /// One directory for each file that outlast is in, below the user's own: a configuration may hold secrets, and what lies
 /// beside it in a project is soon in a repository.
@@ -41,7 +43,7 @@ impl Backups {
     pub fn find(&self, file: &Path) -> Option<Backup> {
         let dir = self.dir_of(file);
         let record = read_record(&dir)?;
-        let original = fs::read(dir.join("original")).ok()?;
+        let original = os::read_own(&dir.join("original"), super::FILE_MAX).ok()?;
         let text = |member: &str| record[member].as_str();
         // A record of something else, as after a power cut between the two, is none.
         let is_whole = text("file") == file.to_str() && text("original_sha256") == Some(digest(&original).as_str());
@@ -72,6 +74,8 @@ impl Backups {
         let dir = self.dir_of(file);
         home::make_private(&self.0)?;
         home::make_private(&dir)?;
+        os::close_own_dir(&self.0)?;
+        os::close_own_dir(&dir)?;
         let record = json!({
             "v": VERSION,
             "file": file.to_str(),
@@ -124,11 +128,7 @@ fn neighbour(file: &Path) -> io::Result<PathBuf> {
 }
 
 fn fill(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    let mut file: File = options.open(path)?;
+    let mut file = os::open_own(OpenOptions::new().write(true).create_new(true), path)?;
     file.write_all(bytes)?;
     file.sync_all()
 }
@@ -149,7 +149,7 @@ fn take_after(fresh: &Path, file: &Path) -> io::Result<()> {
 }
 
 fn read_record(dir: &Path) -> Option<Value> {
-    serde_json::from_slice(&fs::read(dir.join("record.json")).ok()?).ok()
+    serde_json::from_slice(&os::read_own(&dir.join("record.json"), RECORD_MAX).ok()?).ok()
 }
 
 fn digest(bytes: &[u8]) -> String {

@@ -4,10 +4,7 @@
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read, Write},
-    os::{
-        fd::OwnedFd,
-        unix::fs::{MetadataExt, OpenOptionsExt},
-    },
+    os::{fd::OwnedFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
 };
 
@@ -64,7 +61,7 @@ pub struct Claim {
 /// None if somebody else has it.
 pub fn claim_name(path: &Path) -> io::Result<Option<Claim>> {
     loop {
-        let file = OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path)?;
+        let file = crate::os::open_own(OpenOptions::new().write(true).create(true).truncate(false), path)?;
         let ours = file.metadata()?;
         let Ok(lock) = Flock::lock(file, FlockArg::LockExclusiveNonblock) else { return Ok(None) };
         // Its last owner may have removed it between our opening and locking it: then it is nobody's name any more.
