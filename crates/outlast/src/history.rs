@@ -2,7 +2,7 @@
 
 use std::{
     env,
-    fs::{self, File},
+    fs::{self, File, OpenOptions},
     io::{self, Read, Seek, SeekFrom},
     path::{Path, PathBuf},
     process::ExitCode,
@@ -12,7 +12,10 @@ use std::{
 };
 
 use notify::{RecursiveMode, Watcher};
-use outlast_core::record::{self, Event};
+use outlast_core::{
+    record::{self, Event},
+    visible,
+};
 use serde_json::{Value, json};
 
 use crate::{
@@ -23,7 +26,8 @@ use crate::{
         registry::Entry,
     },
     duration, home,
-    instances::{Target, choose, print, registry},
+    instances::{Target, choose, print, print_json, registry},
+    os,
     report::{self, Report, one_of, slips},
     table::{self, Column, Yield},
     watch,
@@ -33,6 +37,10 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(2);
 /// Read at once, from the end of a log backwards or from where it was left.
 const PIECE: usize = 64 << 10;
+/// The most that is read of the end of a log, and of the end of each file of an audit log. Files of outlast are smaller.
+pub const READ_MAX: u64 = 16 << 20;
+/// Log files that are looked at to find the last one.
+const LOGS_LOOKED_AT_MAX: usize = 10_000;
 
 // ---- logs ----------------------------------------------------------------------------------------------------
 
@@ -58,13 +66,21 @@ pub fn logs(arguments: &cli::Logs) -> Result<ExitCode, Report> {
     }
     let text = log.only_wanted(&text);
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
-    let shown = |text: String| if arguments.json { in_json(&text) } else { text };
-    print(&shown(lines[lines.len().saturating_sub(arguments.lines)..].concat()))?;
+    let shown = |text: String| match arguments.json {
+        true => visible::json(&in_json(&text)).into_owned(),
+        false => visible::text(&text).into_owned(),
+    };
+    print_or_end(&shown(lines[lines.len().saturating_sub(arguments.lines)..].concat()))?;
     let Some(news) = news else { return Ok(ExitCode::SUCCESS) };
     loop {
         let goes_on = news.wait();
-        let text = tail.rest(&log.path).map_err(cannot_read)?;
-        print_or_end(&shown(log.only_wanted(&text)))?;
+        loop {
+            let text = tail.rest(&log.path).map_err(cannot_read)?;
+            if text.is_empty() {
+                break;
+            }
+            print_or_end(&shown(log.only_wanted(&text)))?;
+        }
         if !goes_on {
             return Ok(ExitCode::SUCCESS);
         }
@@ -138,7 +154,7 @@ fn find_log(wanted: Option<&str>) -> Result<LogFile, Report> {
     let mut past: Vec<(SystemTime, PathBuf)> = state_dirs(&cwd)
         .iter()
         .filter_map(|dir| fs::read_dir(dir.join("logs")).ok())
-        .flat_map(|files| files.flatten())
+        .flat_map(|files| files.flatten().take(LOGS_LOOKED_AT_MAX))
         .map(|file| file.path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "log"))
         .filter(|path| {
@@ -226,39 +242,43 @@ struct Tail {
 
 impl Tail {
     fn open(path: &Path) -> io::Result<Tail> {
-        Ok(Tail { file: File::open(path)?, read: 0 })
+        Ok(Tail { file: os::open_regular(OpenOptions::new().read(true), path)?, read: 0 })
     }
 
     fn last_lines(&mut self, count: usize) -> io::Result<String> {
         let end = self.file.seek(SeekFrom::End(0))?;
         self.read = end;
-        let mut from = end;
-        let mut bytes = Vec::new();
+        let (mut from, mut feeds) = (end, 0);
+        // The last piece first.
+        let mut pieces = Vec::new();
         // One line feed more than lines: the one before the first.
-        while from > 0 && memchr::memchr_iter(b'\n', &bytes).count() <= count {
+        while from > 0 && feeds <= count && end - from < READ_MAX {
             let start = from.saturating_sub(PIECE as u64);
             self.file.seek(SeekFrom::Start(start))?;
             let mut piece = Vec::new();
             self.file.by_ref().take(from - start).read_to_end(&mut piece)?;
-            piece.extend_from_slice(&bytes);
-            bytes = piece;
+            feeds += memchr::memchr_iter(b'\n', &piece).count();
+            pieces.push(piece);
             from = start;
         }
+        pieces.reverse();
+        let bytes = pieces.concat();
         let text = String::from_utf8_lossy(&bytes);
         let lines: Vec<&str> = text.split_inclusive('\n').collect();
         Ok(lines[lines.len().saturating_sub(count)..].concat())
     }
 
-    /// What was added since; also what a new file of the same name holds.
+    /// What was added since, of at most [`READ_MAX`] bytes; also what a new file of the same name holds.
     fn rest(&mut self, path: &Path) -> io::Result<String> {
         let mut bytes = Vec::new();
         self.file.seek(SeekFrom::Start(self.read))?;
-        self.file.read_to_end(&mut bytes)?;
+        self.file.by_ref().take(READ_MAX).read_to_end(&mut bytes)?;
         self.read += bytes.len() as u64;
-        if !is_same_file(&self.file, path)
+        if (bytes.len() as u64) < READ_MAX
+            && !is_same_file(&self.file, path)
             && let Ok(mut next) = Tail::open(path)
         {
-            next.read = next.file.read_to_end(&mut bytes)? as u64;
+            next.read = next.file.by_ref().take(READ_MAX).read_to_end(&mut bytes)? as u64;
             *self = next;
         }
         Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -331,8 +351,8 @@ pub fn audit(arguments: &cli::Audit) -> Result<ExitCode, Report> {
         (1..=AUDIT_KEPT).rev().map(|n| path.with_file_name(format!("audit.{n}.jsonl"))).collect();
     files.push(path);
     for file in files {
-        let Ok(lines) = fs::read(&file) else { continue };
-        for line in String::from_utf8_lossy(&lines).lines() {
+        let Ok(lines) = Tail::open(&file).and_then(|mut tail| tail.last_lines(usize::MAX)) else { continue };
+        for line in lines.lines() {
             // A torn line is somebody's bad luck and nobody's record.
             let Ok(record) = serde_json::from_str::<Value>(line) else { continue };
             if is_wanted(&record) {
@@ -363,7 +383,7 @@ pub fn audit(arguments: &cli::Audit) -> Result<ExitCode, Report> {
     if !rows.is_empty() {
         text = in_words(&rows, table::room());
     }
-    print(&text)
+    if arguments.json { print_json(&text) } else { print(&text) }
 }
 
 fn known_event(wanted: &str) -> Result<&'static str, Report> {

@@ -8,6 +8,7 @@ use std::{
     time::Instant,
 };
 
+use outlast_core::visible;
 use serde_json::{Value, json};
 
 mod target;
@@ -20,7 +21,7 @@ use crate::{
     base64, cli,
     control::client::{self, AskError, Found},
     environment,
-    paint::Paint,
+    paint::{self, Paint},
     report::{self, Report},
     table::{self, Column, Yield},
 };
@@ -31,7 +32,7 @@ const INJECT_MAX: u64 = 512 << 10;
 pub fn ps(arguments: &cli::Ps) -> Result<ExitCode, Report> {
     let found = client::survey(&registry()?, SURVEY_MAX);
     if arguments.json {
-        return print(&format!("{}\n", pretty(&in_json(&found).into())));
+        return print_json(&format!("{}\n", pretty(&in_json(&found).into())));
     }
     print(&ps_in_words(&found, env::home_dir().as_deref(), table::room(), Paint::stdout()))
 }
@@ -40,7 +41,7 @@ pub fn state(which: &cli::Which) -> Result<ExitCode, Report> {
     let target = Target::find(which.id.as_deref())?;
     let state = target.ask("state", json!({}), Some(ANSWER_MAX))?;
     if which.json {
-        return print(&format!("{}\n", pretty(&state)));
+        return print_json(&format!("{}\n", pretty(&state)));
     }
     print(&state_in_words(&state, table::room()))
 }
@@ -49,7 +50,7 @@ pub fn pid(which: &cli::Which) -> Result<ExitCode, Report> {
     let target = Target::find(which.id.as_deref())?;
     let answer = target.ask("pid", json!({}), Some(ANSWER_MAX))?;
     if which.json {
-        return print(&format!("{answer}\n"));
+        return print_json(&format!("{answer}\n"));
     }
     match answer["pid"].as_u64() {
         Some(pid) => print(&format!("{pid}\n")),
@@ -103,7 +104,7 @@ pub fn switch(arguments: &cli::Switch) -> Result<ExitCode, Report> {
     let answer = target.ask("switch", json!({"name": name, "off": off}), Some(ANSWER_MAX))?;
     if arguments.json {
         let done = json!({"id": target.id(), "name": name, "off": off, "changed": answer["changed"]});
-        return print(&format!("{}\n", pretty(&done)));
+        return print_json(&format!("{}\n", pretty(&done)));
     }
     print(&format!("Turned {} {name} of {}\n", if off { "off" } else { "on" }, target.id()))
 }
@@ -113,7 +114,7 @@ pub fn reload(which: &cli::Which) -> Result<ExitCode, Report> {
     target.is_gateway("reloaded")?;
     let answer = target.ask("reload", json!({}), None)?;
     if which.json {
-        return print(&format!("{}\n", pretty(&answer)));
+        return print_json(&format!("{}\n", pretty(&answer)));
     }
     print(&format!("{}: {}\n", target.id(), answer["detail"].as_str().unwrap_or("the configuration is in force")))
 }
@@ -149,7 +150,7 @@ pub fn inject(arguments: &cli::Inject) -> Result<ExitCode, Report> {
     }
     let answer = target.ask("inject", json!({"bytes": base64::encode(&bytes)}), Some(ANSWER_MAX))?;
     if arguments.json {
-        return print(&format!("{answer}\n"));
+        return print_json(&format!("{answer}\n"));
     }
     print(&format!("Typed {} bytes into {}\n", answer["n"], target.id()))
 }
@@ -175,7 +176,7 @@ pub fn stop(arguments: &cli::Stop) -> Result<ExitCode, Report> {
 /// For programs.
 fn print_stopped(id: &str, since: Instant) -> Result<ExitCode, Report> {
     let took_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
-    print(&format!("{}\n", json!({"id": id, "stopped": true, "took_ms": took_ms})))
+    print_json(&format!("{}\n", json!({"id": id, "stopped": true, "took_ms": took_ms})))
 }
 
 /// The gateway stays, and so does what it knows of the backend.
@@ -198,14 +199,14 @@ fn say_restarted(
     in_json: bool,
 ) -> Result<ExitCode, Report> {
     match result {
-        Ok(report) if in_json => print(&format!("{}\n", pretty(&report))),
+        Ok(report) if in_json => print_json(&format!("{}\n", pretty(&report))),
         Ok(report) => print(&restarted_in_words(&target.id(), &report)),
         Err(AskError::Refused(refusal)) if in_json => {
             let mut error = json!({"code": refusal.code, "message": refusal.message});
             if let (Some(error), Some(data)) = (error.as_object_mut(), refusal.data.as_object()) {
                 error.extend(data.clone());
             }
-            print(&format!("{}\n", pretty(&json!({"error": error}))))?;
+            print_json(&format!("{}\n", pretty(&json!({"error": error}))))?;
             Ok(ExitCode::from(report::FAILURE))
         }
         Err(error) => Err(target_failed(target, method, &error)),
@@ -603,8 +604,18 @@ pub fn pretty(value: &Value) -> String {
     serde_json::to_string_pretty(value).expect("a value is always JSON")
 }
 
-/// To stdout, all of it. Whoever stopped reading has read enough.
+/// Text for people to stdout, all of it. Nothing in it steers the terminal but the colours of [`Paint`]. A reader that has
+/// gone away is no error.
 pub fn print(text: &str) -> Result<ExitCode, Report> {
+    write_out(&paint::finish(text))
+}
+
+/// JSON for programs to stdout, also as lines. What a terminal could obey is escaped.
+pub fn print_json(text: &str) -> Result<ExitCode, Report> {
+    write_out(&visible::json(text))
+}
+
+fn write_out(text: &str) -> Result<ExitCode, Report> {
     match io::stdout().lock().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             Err(Report::new(report::FAILURE, "cannot write to stdout").because(error))

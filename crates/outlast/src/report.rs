@@ -2,6 +2,7 @@
 
 use crate::watch::WatchError;
 use clap::error::{ContextKind, ContextValue, ErrorKind};
+use outlast_core::visible;
 use serde_json::{Value, json};
 use std::{
     error::Error,
@@ -75,17 +76,19 @@ impl Report {
     /// The same as `print`, for programs that wait for JSON on stdout; the words for people stay where they belong.
     pub fn print_in_json(&self) -> ExitCode {
         if self.code != 0 {
-            let _ = writeln!(io::stdout().lock(), "{:#}", json!({"error": self.to_json()}));
+            let text = format!("{:#}", json!({"error": self.to_json()}));
+            let _ = writeln!(io::stdout().lock(), "{}", visible::json(&text));
         }
         self.print()
     }
 
     /// Says it where it belongs, and returns what the program ends with.
     pub fn print(&self) -> ExitCode {
-        // Nobody may be listening any more; there is no better place to say so.
+        let text = self.to_string();
+        // The reader may have gone away; there is no better place to say so.
         let _ = match self.code {
-            0 => write!(io::stdout().lock(), "{self}"),
-            _ => write!(io::stderr().lock(), "{self}"),
+            0 => write!(io::stdout().lock(), "{text}"),
+            _ => write!(io::stderr().lock(), "{}", visible::text(&text)),
         };
         ExitCode::from(self.code)
     }

@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use crate::{
     cli,
     control::{client::AskError, registry::Entry, wire::Refusal},
-    instances::{ANSWER_MAX, ask, ask_plainly, failed, find, is_halted, pretty, print, resume_hint},
+    instances::{ANSWER_MAX, ask, ask_plainly, failed, find, is_halted, pretty, print, print_json, resume_hint},
     report::{self, Report},
 };
 
@@ -24,7 +24,7 @@ pub fn screen(arguments: &cli::Screen) -> Result<ExitCode, Report> {
     let entry = find_session(arguments.which.id.as_deref())?;
     let answer = ask(&entry, "screen", json!({"history": arguments.history}), Some(ANSWER_MAX))?;
     if arguments.which.json {
-        return print(&format!("{}\n", pretty(&answer)));
+        return print_json(&format!("{}\n", pretty(&answer)));
     }
     let history = answer["history"].as_array().into_iter().flatten().filter_map(Value::as_str);
     let mut words: String = history.map(|line| format!("{line}\n")).collect();
@@ -53,7 +53,7 @@ pub fn send(arguments: &cli::Send) -> Result<ExitCode, Report> {
         Err(AskError::Refused(refusal)) if arguments.json => {
             let error = json!({"code": refusal.code, "message": refusal.message, "screen": refusal.data["screen"],
                 "removed": refusal.data["removed"]});
-            print(&format!("{}\n", pretty(&json!({"error": error}))))?;
+            print_json(&format!("{}\n", pretty(&json!({"error": error}))))?;
             return Ok(ExitCode::from(code_of(&refusal)));
         }
         Err(AskError::Refused(refusal)) => {
@@ -72,7 +72,7 @@ pub fn send(arguments: &cli::Send) -> Result<ExitCode, Report> {
         Err(error) => return Err(failed(&entry, "send", &error)),
     };
     if arguments.json {
-        return print(&format!("{}\n", pretty(&answer)));
+        return print_json(&format!("{}\n", pretty(&answer)));
     }
     let what = match (answer["result"].as_str(), answer["repeated"] == true) {
         (_, true) => "Had sent it before to",
@@ -116,11 +116,11 @@ pub fn wait_for(arguments: &cli::WaitFor) -> Result<ExitCode, Report> {
     // It keeps the time itself, so there is no end to our patience.
     let answer = ask_plainly(&entry, "wait_for", params, None);
     match answer {
-        Ok(answer) if arguments.which.json => print(&format!("{answer}\n")),
+        Ok(answer) if arguments.which.json => print_json(&format!("{answer}\n")),
         Ok(_) => Ok(ExitCode::SUCCESS),
         Err(AskError::Refused(refusal)) if refusal.code == "timed_out" => {
             if arguments.which.json {
-                print(&format!("{}\n", json!({"met": false, "timed_out": true})))?;
+                print_json(&format!("{}\n", json!({"met": false, "timed_out": true})))?;
                 return Ok(ExitCode::from(report::TIMED_OUT));
             }
             let wish = match (&arguments.text, arguments.quiet) {

@@ -1,5 +1,7 @@
 //! Columns that line up, in as much room as there is.
 
+use outlast_core::visible;
+
 /// What stands where nothing is known.
 pub const NOTHING: &str = "-";
 
@@ -230,7 +232,7 @@ fn length(text: &str) -> usize {
 
 /// What would move the cursor does not: a directory may be called anything.
 fn tame(cell: &str) -> String {
-    cell.chars().map(|letter| if letter.is_control() { '?' } else { letter }).collect()
+    visible::text(cell).replace(['\n', '\t'], "?")
 }
 
 #[cfg(test)]
@@ -265,27 +267,27 @@ mod tests {
         None
         ID                KIND     PID  LAST-EXIT           CWD                        NEXT
         py-1abcd          mcp        7  signal 9 (SIGKILL)  ~/projects/weather/server     -
-        github-mcp-2bcde  mcp   123456  -                   /srv/a?[31mb?                 -
+        github-mcp-2bcde  mcp   123456  -                   /srv/ab?                      -
         Some(70)
         ID                KIND     PID  LAST-EXIT       CWD               NEXT
         py-1abcd          mcp        7  signal 9        …/weather/server     -
                                         (SIGKILL)
-        github-mcp-2bcde  mcp   123456  -               /srv/a?[31mb?        -
+        github-mcp-2bcde  mcp   123456  -               /srv/ab?             -
         Some(60)
         ID                   PID  LAST-EXIT         CWD
         py-1abcd               7  signal 9          …/weather/server
                                   (SIGKILL)
-        github-mcp-2bcde  123456  -                 /srv/a?[31mb?
+        github-mcp-2bcde  123456  -                 /srv/ab?
         Some(50)
         ID                   PID  LAST-EXIT    CWD
         py-1abcd               7  signal 9     …her/server
                                   (SIGKILL)
-        github-mcp-2bcde  123456  -            …v/a?[31mb?
+        github-mcp-2bcde  123456  -            /srv/ab?
         Some(40)
         ID               LAST-EXIT   CWD
         py-1abcd         signal 9    …her/server
                          (SIGKILL)
-        github-mcp-2bcde -           …v/a?[31mb?
+        github-mcp-2bcde -           /srv/ab?
         Some(10)
         ID
         py-1abcd

@@ -65,7 +65,7 @@ pub fn top(arguments: &cli::Top) -> Result<ExitCode, Report> {
     let registry = instances::registry()?;
     if arguments.json {
         let found = client::survey(&registry, SURVEY_MAX);
-        return instances::print(&format!("{}\n", instances::pretty(&in_json(&found))));
+        return instances::print_json(&format!("{}\n", instances::pretty(&in_json(&found))));
     }
     if arguments.once || !io::stdout().is_terminal() || !io::stdin().is_terminal() {
         let found = client::survey(&registry, SURVEY_MAX);

@@ -7,6 +7,7 @@ use std::{
     process::ExitCode,
 };
 
+use outlast_core::redact;
 use serde_json::{Value, json};
 
 pub mod backup;
@@ -24,7 +25,7 @@ use self::{
 use crate::{
     cli,
     commands::without_secrets,
-    instances::{from_home, print},
+    instances::{from_home, print, print_json},
     paint::Paint,
     report::{self, Report, shell_quote},
 };
@@ -307,6 +308,26 @@ fn without_outlast(config: &Config, backup: Option<&Backup>) -> String {
     edit::apply(&config.text, &edits.flatten().collect::<Vec<Edit>>())
 }
 
+/// A configuration as the diff shows it: without values of variables that are no references, and without what looks like a
+/// secret. The file itself is not touched.
+fn without_values(text: &str, plan: &Plan) -> String {
+    let mut text = text.to_owned();
+    for server in &plan.config.servers {
+        let command = edit::command_of(server).unwrap_or_default();
+        let shown = without_secrets(&command);
+        let arguments = command.into_iter().zip(shown).filter(|(word, shown)| word != shown);
+        let is_value = |value: &&String| !value.is_empty() && !value.contains("${");
+        let values = server.env.iter().map(|(_, value)| value).filter(is_value);
+        let values = values.map(|value| (value.clone(), redact::HIDDEN.to_owned()));
+        for (value, shown) in arguments.chain(values) {
+            // As it stands in either format, with its quotes.
+            let quoted = |text: &str| serde_json::to_string(text).unwrap_or_default();
+            text = text.replace(&quoted(&value), &quoted(&shown)).replace(&format!("'{value}'"), &format!("'{shown}'"));
+        }
+    }
+    redact::text(&text).into_owned()
+}
+
 fn in_words(server: &Server) -> String {
     if edit::is_wrapped(server) {
         return "outlast has moved, and is called by its new place".to_owned();
@@ -358,7 +379,8 @@ fn run(which: &cli::WhichFiles, direction: &Direction) -> Result<ExitCode, Repor
     let mut words = String::new();
     for plan in &changed {
         let name = shown_path(plan, &home, &cwd);
-        words.push_str(&diff::unified(&name, &plan.config.text, &plan.after, paint));
+        let (before, after) = (without_values(&plan.config.text, plan), without_values(&plan.after, plan));
+        words.push_str(&diff::unified(&name, &before, &after, paint));
         words.push('\n');
     }
     // Last, as a long diff leaves the screen and this should not.
@@ -472,7 +494,7 @@ fn told_in_json(
         }));
     }
     let errors: Vec<Value> = troubles.iter().map(Report::to_json).collect();
-    print(&format!("{:#}\n", json!({"dry_run": is_dry, "files": files, "errors": errors})))?;
+    print_json(&format!("{:#}\n", json!({"dry_run": is_dry, "files": files, "errors": errors})))?;
     Ok(if troubles.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(report::FAILURE) })
 }
 
@@ -657,13 +679,18 @@ fn choose(
     Ok(chosen)
 }
 
+/// Whether the user agrees, on a terminal.
+pub fn is_agreed(question: &str) -> bool {
+    matches!(ask(question), Ok(Answer::Yes))
+}
+
 fn ask(question: &str) -> Result<Answer, Report> {
     if !io::stdin().is_terminal() {
         return Err(Report::new(report::USAGE, "there is no terminal on stdin to ask on")
             .hint("`--yes` writes without a question, `--dry-run` only shows what would be written"));
     }
     // A question that cannot be shown is answered with what was typed all the same: stdin is a terminal.
-    let _ = io::stderr().write_all(question.as_bytes());
+    let _ = io::stderr().write_all(outlast_core::visible::text(question).as_bytes());
     let mut answer = String::new();
     io::stdin()
         .lock()

@@ -200,7 +200,7 @@ fn one_in_words(finding: &Finding, mend: Option<&str>, column: usize, paint: Pai
 
 /// A server may write anything.
 fn tame(text: &str) -> String {
-    text.chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+    outlast_core::visible::text(text).replace(['\n', '\t'], " ")
 }
 
 #[cfg(test)]

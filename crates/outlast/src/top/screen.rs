@@ -63,7 +63,7 @@ pub fn draw(board: &Board, look: Look, frame: &mut Frame<'_>, now: Instant) {
             if let Some(row) = board.chosen_row().filter(|_| has_detail) {
                 let block = Block::bordered().border_style(look.dim()).title(Line::from(vec![
                     " ".into(),
-                    Span::styled(row.id.clone(), look.bold()),
+                    Span::styled(one_line(&row.id), look.bold()),
                     " ".into(),
                 ]));
                 let inside = block.inner(about);
@@ -193,7 +193,7 @@ fn columns(board: &Board) -> Vec<Column> {
             width: longest(|row| row.id.chars().count(), 8, 28),
             is_number: false,
             goes: 0,
-            cell: |_, row, look, _| vec![Span::styled(row.id.clone(), look.bold())],
+            cell: |_, row, look, _| vec![Span::styled(one_line(&row.id), look.bold())],
         },
         Column {
             title: "STATE",
@@ -477,7 +477,7 @@ pub fn ms_in_words(ms: f64) -> String {
 
 /// What would move the cursor does not.
 fn one_line(text: &str) -> String {
-    text.trim_end().chars().map(|letter| if letter.is_control() { ' ' } else { letter }).collect()
+    outlast_core::visible::text(text.trim_end()).replace(['\n', '\t'], " ")
 }
 
 /// Some letters are two columns wide.

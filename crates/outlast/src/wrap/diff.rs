@@ -114,7 +114,7 @@ fn cut(text: &str, most: usize) -> String {
 
 /// What would move the cursor does not.
 fn tame(letter: char) -> char {
-    if letter.is_control() && letter != '\t' { '?' } else { letter }
+    if outlast_core::visible::is_control(letter) && letter != '\t' { '?' } else { letter }
 }
 
 #[cfg(test)]
