@@ -52,6 +52,7 @@ pub enum Command {
     Logs(Logs),
     Audit(Audit),
     Config(config::commands::Arguments),
+    Trust(Trust),
     Wrap(Wrap),
     Unwrap(Unwrap),
     Doctor(Doctor),
@@ -182,6 +183,10 @@ pub struct Mcp {
     #[arg(long, conflicts_with_all = ["watch", "build", "reload", "drain", "retry", "hold", "start_timeout", "no_tools",
         "marker", "on_clean_exit", "answer_after", "heartbeat", "call_timeout", "memory_max", "restart_tool"])]
     pub inherit: bool,
+
+    /// From the configuration: files that are not used, or not as a whole.
+    #[arg(skip)]
+    pub warnings: Vec<String>,
 }
 
 /// Put many MCP servers behind one: each is supervised, and clients see one catalogue.
@@ -309,6 +314,10 @@ pub struct Run {
     /// Restart an agent that is busy by its own account and has shown nothing for so long [default: never]
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, help_heading = "Attention")]
     pub hang_timeout: Option<Duration>,
+
+    /// From the configuration: files that are not used, or not as a whole.
+    #[arg(skip)]
+    pub warnings: Vec<String>,
 }
 
 /// Which variables pass to an agent.
@@ -619,11 +628,38 @@ pub struct WhichFiles {
     pub json: bool,
 }
 
+/// Trust a configuration file of a project: what it sets to be run, passed on, watched or listened on is then used.
+///
+/// outlast uses an `outlast.toml` that it finds in a directory. Until you trust the file, it ignores those keys in it that
+/// run commands, pass on or read the environment, lead out of the directory, connect to an address or listen. Trust is
+/// recorded for exactly these values: when one of them changes, the file must be trusted again. A file that you name by
+/// `--config` needs no trust. `outlast doctor` starts the servers of a project's client files (`.mcp.json` and others) only
+/// if you trust the file or have wrapped it.
+#[derive(Debug, Args)]
+pub struct Trust {
+    /// A file, or a directory with an outlast.toml in it [default: the nearest outlast.toml]
+    #[arg(value_name = "FILE|DIR")]
+    pub path: Option<PathBuf>,
+
+    /// List the values that need trust, and whether they are trusted. Nothing is changed.
+    #[arg(long, conflicts_with = "remove")]
+    pub show: bool,
+
+    /// Trust the file no longer.
+    #[arg(long)]
+    pub remove: bool,
+
+    /// JSON, for programs.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Look for what is wrong with your clients, their servers and outlast itself, and say how to mend it.
 ///
 /// Reads the configurations that `outlast wrap` knows, starts each stdio server in them once to shake hands with it, and
-/// looks for instances that hang, for processes that an outlast left behind, and at the state directory. Nothing is
-/// changed. The exit code is 1 if there is a problem.
+/// looks for instances that hang, for processes that an outlast left behind, and at the state directory. Servers in files
+/// of a project are started only if you wrapped the file or trust it (`outlast trust FILE`), or say so when asked on a
+/// terminal. Nothing is changed. The exit code is 1 if there is a problem.
 #[derive(Debug, Args)]
 pub struct Doctor {
     /// Start no servers: only look.

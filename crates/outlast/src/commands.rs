@@ -86,6 +86,7 @@ async fn serve(arguments: cli::Mcp, keeper: Keeper, cwd: &Path) -> Result<u8, Re
     let mut journal = Journal::new(&home, &id, &name);
     let command_line = shell_quote(without_secrets(&words).iter().map(String::as_str));
     journal.begin(&command_line, cwd);
+    arguments.warnings.iter().for_each(|warning| journal.note(warning));
 
     let grace = Grace { after_stdin: arguments.stdin_grace, after_term: arguments.term_grace, ..Grace::default() };
     let mut command = arguments.command.iter().cloned();
@@ -140,6 +141,7 @@ pub fn run(arguments: cli::Run) -> Result<ExitCode, Report> {
             .because("`--hang-timeout` needs an agent whose screen says that it is busy")
             .hint("it works for claude and codex, without `--no-screen`"));
     }
+    arguments.warnings.iter().for_each(|warning| os::say(&format!("[outlast] {warning}")));
     if let Some(words) = environment::left_out_in_words(&plan.program, &place.left_out) {
         os::say(&format!("[outlast] {words}"));
     }
@@ -343,7 +345,8 @@ fn announced(said: &str) -> Result<ExitCode, Report> {
     match said["error"].as_str() {
         // It is a report already, as it would stand here.
         Some(words) if words.starts_with("error: ") => {
-            os::say(words.trim_end());
+            // Several lines, each of which was made by a report.
+            eprintln!("{}", outlast_core::visible::text(words.trim_end()));
             Ok(ExitCode::from(code.unwrap_or(report::FAILURE)))
         }
         words => Err(Report::new(code.unwrap_or(report::FAILURE), "the session ended before it began")
@@ -421,32 +424,7 @@ fn name_of(words: &[String]) -> String {
 
 /// A command for logs and listings: what looks like a secret in it is left out.
 pub fn without_secrets(words: &[String]) -> Vec<String> {
-    const TELLING: [&str; 9] =
-        ["key", "token", "secret", "password", "passwd", "credential", "auth", "bearer", "cookie"];
-    const HIDDEN: &str = "…";
-    let tells = |name: &str| {
-        let name = name.to_ascii_lowercase();
-        TELLING.iter().any(|telling| name.contains(telling))
-    };
-    let mut shown = Vec::with_capacity(words.len());
-    let mut is_value = false;
-    for word in words {
-        let is_option = word.starts_with('-');
-        let is_pair = word.split_once(['=', ':']).filter(|(name, _)| tells(name));
-        shown.push(if let Some((name, _)) = is_pair {
-            format!("{}{HIDDEN}", &word[..=name.len()])
-        } else if is_value && !is_option {
-            HIDDEN.to_owned()
-        } else if let Some((scheme, rest)) = word.split_once("://")
-            && let Some((_, place)) = rest.split_once('@')
-        {
-            format!("{scheme}://{HIDDEN}@{place}")
-        } else {
-            word.clone()
-        });
-        is_value = is_option && is_pair.is_none() && tells(word);
-    }
-    shown
+    outlast_core::redact::command(words)
 }
 
 #[cfg(test)]
@@ -468,25 +446,6 @@ mod tests {
             assert_eq!(name_of(&words(command)), name, "{command}");
         }
         assert_eq!(name_of(&["bash", "-c", "cd app && python server.py"].map(str::to_owned)), "bash");
-    }
-
-    #[test]
-    fn secrets_are_not_shown() {
-        let table = [
-            ("server --port 1 -v", "server --port 1 -v"),
-            ("server --api-key sk-1 --port 1", "server --api-key … --port 1"),
-            ("server --api-key=sk-1 --port=1", "server --api-key=… --port=1"),
-            ("server --no-auth --port 1", "server --no-auth --port 1"),
-            ("env GITHUB_TOKEN=ghp_1 A=1 server", "env GITHUB_TOKEN=… A=1 server"),
-            (
-                "mcp-remote https://x.y/mcp --header Authorization:Bearer_1",
-                "mcp-remote https://x.y/mcp --header Authorization:…",
-            ),
-            ("pg postgres://me:pw@host/db", "pg postgres://…@host/db"),
-        ];
-        for (command, shown) in table {
-            assert_eq!(without_secrets(&words(command)).join(" "), shown);
-        }
     }
 
     fn words(command: &str) -> Vec<String> {

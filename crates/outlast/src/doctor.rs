@@ -1,7 +1,7 @@
 //! `outlast doctor`: what is wrong, and how to mend it.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     env, fs,
     io::{self, IsTerminal, Read, Write},
     path::{Path, PathBuf},
@@ -24,9 +24,13 @@ use self::{
 use crate::{
     cli,
     commands::{settle_in, without_secrets},
+    config::{
+        trust::{Store, Verdict},
+        trust_command,
+    },
     control::{client, registry::Registry},
     home,
-    instances::{self, from_home, print},
+    instances::{self, from_home, print, print_json},
     os,
     paint::Paint,
     report::{self, Report, shell_quote},
@@ -36,7 +40,7 @@ use crate::{
         backup::Backups,
         clients::{Client, Places},
         edit,
-        servers::{How, Server},
+        servers::{self, How, Server},
     },
 };
 
@@ -47,6 +51,8 @@ const VERSION_MAX: Duration = Duration::from_secs(2);
 const VERSION_BYTES_MAX: u64 = 4096;
 /// How many lines of a broken server's stderr are quoted below the one that says what is wrong.
 const DETAILS_MAX: usize = 8;
+/// How many files of the registry are looked at for leftovers.
+const LEFTOVERS_MAX: usize = 10_000;
 
 pub fn doctor(arguments: &cli::Doctor) -> Result<ExitCode, Report> {
     let home = env::home_dir().filter(|home| home.is_absolute()).ok_or_else(|| {
@@ -58,11 +64,15 @@ pub fn doctor(arguments: &cli::Doctor) -> Result<ExitCode, Report> {
     let mut line = ProgressLine::begin(arguments.json);
     // First of all, as a fork comes before any thread.
     let hands = (!arguments.no_start).then(settle_in).transpose()?;
+    let may_ask = hands.is_some() && !arguments.json && io::stdin().is_terminal() && io::stderr().is_terminal();
 
     let mut findings = visit.program();
     let (clients, configs) = visit.clients();
     findings.extend(clients);
-    let (mut servers, trials) = visit.servers(&configs);
+    let (mut servers, trials) = visit.servers(&configs, &mut |question| {
+        line.erase();
+        may_ask && wrap::is_agreed(question)
+    });
     if let Some((keeper, runtime)) = hands {
         let outcomes = runtime
             .block_on(async {
@@ -92,7 +102,7 @@ pub fn doctor(arguments: &cli::Doctor) -> Result<ExitCode, Report> {
     line.erase();
     if arguments.json {
         let told = serde_json::to_string_pretty(&words::in_json(&findings)).expect("a value is always JSON");
-        print(&format!("{told}\n"))?;
+        print_json(&format!("{told}\n"))?;
     } else {
         print(&words::in_words(&findings, Paint::stdout(), table::room()))?;
     }
@@ -208,9 +218,11 @@ impl Visit {
         (findings, configs)
     }
 
-    fn servers(&self, configs: &[Config]) -> (Vec<Finding>, Trials) {
+    /// `agrees` asks the user whether servers may be started that the user has neither wrapped nor trusted.
+    fn servers(&self, configs: &[Config], agrees: &mut dyn FnMut(&str) -> bool) -> (Vec<Finding>, Trials) {
         let (mut findings, mut trials) = (Vec::new(), Trials::default());
         for config in configs {
+            let mut consent = Consent::of(config, self);
             let client = config.place.client;
             let title = client.map_or("", Client::title);
             let place = format!("{title}  {}", self.shown(&config.place.path));
@@ -220,6 +232,11 @@ impl Visit {
                 let mut finding = self.server(server, client);
                 if finding.level != Level::Problem && edit::command_of(server).is_some() {
                     match self.trial(config, server) {
+                        Ok(_) if !consent.covers(server, &self.shown(&config.place.path), agrees) => {
+                            not_tested(&mut finding, "you have neither wrapped nor trusted this file");
+                            let file = config.place.path.strip_prefix(&self.cwd).unwrap_or(&config.place.path);
+                            finding.mend.get_or_insert(format!("outlast trust {}", quoted(file)));
+                        }
                         Ok(trial) => {
                             let at = trials.all.iter().position(|known| *known == trial).unwrap_or_else(|| {
                                 trials.all.push(trial);
@@ -371,13 +388,14 @@ impl Visit {
             );
         }
         let mut leftovers = Vec::new();
-        for file in fs::read_dir(registry.dir()).into_iter().flatten().flatten() {
+        let known: BTreeSet<String> = registry.read().into_iter().map(|entry| entry.id).collect();
+        for file in fs::read_dir(registry.dir()).into_iter().flatten().flatten().take(LEFTOVERS_MAX) {
             let path = file.path();
             let id = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
             match path.extension().and_then(|extension| extension.to_str()) {
                 // The dead among the registered were swept when the living were asked.
                 Some("sock") if !registry.has(&id) => leftovers.push(path),
-                Some("json") if !registry.read().iter().any(|entry| entry.id == id) => leftovers.push(path),
+                Some("json") if !known.contains(&id) => leftovers.push(path),
                 _ => {}
             }
         }
@@ -412,6 +430,62 @@ impl Visit {
             Finding::new(Level::Problem, Area::Orphan, stray.pid.to_string(), says).mend(format!("kill {}", stray.pid))
         };
         strays.into_iter().map(finding).collect()
+    }
+}
+
+/// Whether servers of a file may be started (SPEC X1). The user's own files name what the user chose. A file of a project
+/// came with it, so its servers are started only if the user wrapped or trusts them, or agrees now.
+enum Consent<'a> {
+    All,
+    /// Servers that the user wrapped, as they were then.
+    Wrapped(Vec<Server>, &'a Config),
+    /// The user was asked, and said no.
+    Refused(Vec<Server>),
+}
+
+impl Consent<'_> {
+    fn of<'a>(config: &'a Config, visit: &Visit) -> Consent<'a> {
+        if !config.place.is_shared {
+            return Consent::All;
+        }
+        let is_trusted = trust_command::guarded(&config.file, &visit.cwd)
+            .is_ok_and(|guarded| Store::of(&visit.home).verdict(&config.file, &guarded) == Verdict::Trusted);
+        if is_trusted {
+            return Consent::All;
+        }
+        let backup = Backups::of(&visit.home).find(&config.file);
+        let original = backup.and_then(|backup| String::from_utf8(backup.original).ok());
+        let wrapped = original.and_then(|text| servers::read(&text, config.place.format).ok());
+        Consent::Wrapped(wrapped.unwrap_or_default(), config)
+    }
+
+    fn covers(&mut self, server: &Server, file: &str, agrees: &mut dyn FnMut(&str) -> bool) -> bool {
+        let is_same = |known: &Server| {
+            (&known.name, &known.project, &known.env, &known.cwd, edit::command_of(known))
+                == (&server.name, &server.project, &server.env, &server.cwd, edit::command_of(server))
+        };
+        match self {
+            Consent::All => true,
+            Consent::Refused(known) => known.iter().any(is_same),
+            Consent::Wrapped(known, _) if known.iter().any(is_same) => true,
+            Consent::Wrapped(known, config) => {
+                let new = config.servers.iter().filter_map(|server| {
+                    let words = edit::command_of(server)?;
+                    Some(format!(
+                        "  {}: {}\n",
+                        server.name,
+                        shell_quote(without_secrets(&words).iter().map(String::as_str))
+                    ))
+                });
+                let question = format!(
+                    "{file} names servers that you have neither wrapped nor trusted:\n{}Start them for a test? [y/N] ",
+                    new.collect::<String>()
+                );
+                let is_agreed = agrees(&question);
+                *self = if is_agreed { Consent::All } else { Consent::Refused(std::mem::take(known)) };
+                is_agreed
+            }
+        }
     }
 }
 
@@ -457,6 +531,7 @@ impl ProgressLine {
     }
 
     fn write(&self, text: &str) {
+        let text = &*outlast_core::visible::text(text);
         let (text, end) = match (self.is_quiet, self.is_terminal) {
             (true, _) => return,
             (false, true) => (text.chars().take(table::room().unwrap_or(80).saturating_sub(1)).collect(), ""),

@@ -42,6 +42,7 @@ const GROUPS: [(&str, &[(&str, &str)]); 5] = [
             ("unwrap", "take it out again, byte for byte"),
             ("doctor", "find what is wrong, and how to mend it"),
             ("config", "show or check what `outlast.toml` sets"),
+            ("trust", "let a project's file set commands, environment and listeners"),
         ],
     ),
     (

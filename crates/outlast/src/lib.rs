@@ -62,6 +62,7 @@ pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
         cli::Command::Gateway(arguments) => gateway::begin::gateway(&config::flags::gateway(arguments, given)),
         cli::Command::Run(arguments) => config::flags::run(arguments, given).and_then(commands::run),
         cli::Command::Config(arguments) => config::commands::run(&arguments),
+        cli::Command::Trust(arguments) => config::trust_command::run(&arguments),
         cli::Command::Ps(arguments) => instances::ps(&arguments),
         cli::Command::State(which) => instances::state(&which),
         cli::Command::Pid(which) => instances::pid(&which),

@@ -102,8 +102,8 @@ impl Gateway {
                 }
             }
             (_, None) if refused.may_have_run() => {
-                let body = refused.body.as_ref().map_or_else(String::new, |body| format!(": {body}"));
-                self.lose_request(serial, key, true, &format!("{}{body}", refused.words), now);
+                // The body may hold secrets, and the reason of a loss is in logs and in the audit log.
+                self.lose_request(serial, key, true, &refused.words, now);
             }
             (_, None) => {
                 if let Some(call) = self.refuse_call(serial, key, now) {

@@ -88,6 +88,7 @@ fn what_is_in_force_is_shown_from_anywhere_below() {
     place
         .write("outlast.toml", "[mcp]\nhold = \"9s\"\n[[backend]]\nname = \"x\"\nurl = \"http://x/${GITHUB_TOKEN}\"\n");
     fs::create_dir_all(place.path().join("deep/down")).expect("a directory");
+    stdout(&outlast(&place, "deep/down", &["trust"]));
     let shown = stdout(&outlast(&place, "deep/down", &["config", "show", "--", "mcp", "--drain", "5", "--", "cat"]));
     let line = |key: &str| shown.lines().find(|line| line.starts_with(key)).unwrap_or_else(|| panic!("{shown}"));
     assert!(line("mcp.hold ").ends_with("outlast.toml:2"), "{shown}");

@@ -56,6 +56,7 @@ fn servers_are_tried_and_told_apart() {
         "gone": {"command": "/old/outlast", "args": ["mcp", "--", "y"]},
     }});
     put(&world.project.path().join(".mcp.json"), &servers.to_string());
+    assert!(world.outlast(&["trust", ".mcp.json"]).status.success());
     put(&world.home.path().join(".cursor/mcp.json"), "{");
     let (told, code) = visit(&world, &["--timeout", "3"]);
     assert_eq!(code, 1);
@@ -91,6 +92,7 @@ fn progress_is_shown_while_a_server_is_waited_for() {
     let world = World::new();
     let servers = json!({"mcpServers": {"sleepy": {"command": "sh", "args": ["-c", "sleep 300"]}}});
     put(&world.project.path().join(".mcp.json"), &servers.to_string());
+    assert!(world.outlast(&["trust", ".mcp.json"]).status.success());
     let terminal = nix::pty::openpty(None, None).unwrap();
     let mut doctor = world.command(world.project.path());
     doctor.args(["doctor", "--timeout", "600"]).stdin(Stdio::null()).stdout(Stdio::null()).stderr(terminal.slave);
@@ -246,6 +248,7 @@ fn the_path_is_looked_at() {
 fn the_words_of_the_doctor_are_these() {
     let world = World::new();
     put(&world.project.path().join(".mcp.json"), r#"{"mcpServers": {"bad": {"command": "no-such-program"}}}"#);
+    assert!(world.outlast(&["trust", ".mcp.json"]).status.success());
     let output = world.outlast(&["doctor"]);
     let words = String::from_utf8(output.stdout).unwrap();
     let servers: String = words

@@ -178,7 +178,7 @@ fn every_command_gives_programs_what_the_book_promises() {
         (state["state"] == "ready").then_some(())
     });
     place.write("clients.json", r#"{"mcpServers": {"a": {"command": "python"}, "b": {"url": "http://x/"}}}"#);
-    let lines: [(&str, &[&str]); 33] = [
+    let lines: [(&str, &[&str]); 34] = [
         ("ps", &["ps"]),
         ("top", &["top"]),
         ("state", &["state", "weather"]),
@@ -206,6 +206,9 @@ fn every_command_gives_programs_what_the_book_promises() {
         ("logs", &["logs", "night"]),
         ("audit", &["audit"]),
         ("config show", &["config", "show"]),
+        ("trust", &["trust", "--show"]),
+        ("trust", &["trust"]),
+        ("trust", &["trust", "--remove"]),
         ("gateway check", &["gateway", "check"]),
         ("gateway hash-key", &["gateway", "hash-key", "ann"]),
         ("wrap", &["wrap", "--yes", "clients.json"]),

@@ -27,6 +27,8 @@ mod exhaustion;
 mod faults;
 #[cfg(target_os = "linux")]
 mod gateway;
+#[cfg(target_os = "linux")]
+mod hostile;
 #[cfg(unix)]
 mod http;
 #[cfg(target_os = "linux")]
@@ -49,6 +51,8 @@ mod send;
 mod support;
 #[cfg(unix)]
 mod top;
+#[cfg(target_os = "linux")]
+mod trust;
 #[cfg(target_os = "linux")]
 mod waiting;
 #[cfg(windows)]

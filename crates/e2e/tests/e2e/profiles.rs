@@ -150,6 +150,7 @@ fn an_agent_is_described_in_the_file() {
     let config = "[agent.other]\nresume = ['--load', '{id}']\nfresh = ['--save', '{id}']\nprompt = '❯'\n\n\
                   [agent.mine]\nresume = ['--again']\n";
     fs::write(world.project.path().join("outlast.toml"), config).unwrap();
+    assert!(world.outlast(&["trust"]).status.success());
     world.run(&["--agent", "other", "--", "./mine", "-x"]);
     let first = world.nth(1);
     let id = value(&first, "--save").unwrap().to_owned();
@@ -170,6 +171,7 @@ fn what_is_no_profile_is_refused() {
     let world = World::new();
     let said = |config: &str, words: &[&str]| {
         fs::write(world.project.path().join("outlast.toml"), config).unwrap();
+        assert!(world.outlast(&["trust"]).status.success());
         let output = world.outlast(&[&["run", "-d", "--session", "s"], words, &["--", "./x"]].concat());
         assert_eq!(output.status.code(), Some(2));
         text(&output.stderr)

@@ -1013,6 +1013,7 @@ fn variables_that_are_not_passed_are_named() {
     // Everything but PWD, by the option and by the file.
     for (option, file) in [(&["--env-pass", "*"][..], ""), (&[], "[run]\nenv = \"all\"\n")] {
         fs::write(world.path().join("outlast.toml"), file).unwrap();
+        assert!(world.outlast(&["trust"]).status.success());
         let mut session = world.run(&[option, &["--session", "s", "--", "./agent"]].concat());
         let before = session.shows("ready> ");
         assert!(!before.contains("not passed"), "{before}");

@@ -17,12 +17,13 @@ use outlast_core::{
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use super::{Config, Surroundings, Want, flags, gateway::Gateway, schema, show};
+use super::{Config, Surroundings, Trust, Want, flags, gateway::Gateway, schema, show};
 use crate::{
     cli,
     gateway::{begin, schemas::Schemas, shelf::Shelf},
     home,
-    instances::{self, print},
+    instances::{self, print, print_json},
+    os,
     report::{self, Report},
     table::{Column, NOTHING, Yield, lines, room},
 };
@@ -93,7 +94,7 @@ pub struct HashKey {
 pub fn run(arguments: &Arguments) -> Result<ExitCode, Report> {
     match &arguments.command {
         Command::Show(arguments) => show(arguments),
-        Command::Schema => print(&format!("{:#}\n", schema::schema())),
+        Command::Schema => print_json(&format!("{:#}\n", schema::schema())),
     }
 }
 
@@ -139,8 +140,9 @@ fn show(arguments: &Show) -> Result<ExitCode, Report> {
         }
         // Of the gateway's own command everything else is in force too.
         let all = show::all(&config, table.filter(|table| *table != "gateway"));
+        config.warnings().iter().for_each(|warning| os::say(&format!("[outlast] {warning}")));
         match arguments.json {
-            true => print(&format!("{:#}\n", show::json(&all, &config))),
+            true => print_json(&format!("{:#}\n", show::json(&all, &config))),
             false => print(&show::table(&all)),
         }
     })
@@ -149,10 +151,13 @@ fn show(arguments: &Show) -> Result<ExitCode, Report> {
 pub fn check(arguments: &Check) -> Result<ExitCode, Report> {
     let cwd = here()?;
     Surroundings::with(&cwd, |around| {
-        let (gateway, config) = Gateway::load(&arguments.config, around)?;
+        // Nothing is started, so everything is looked at; whether the gateway would start is a note.
+        let everything = Surroundings { trust: Trust::All, ..*around };
+        let (mut gateway, config) = Gateway::load(&arguments.config, &everything)?;
+        gateway.notes.extend(Config::look_at(&arguments.config, Want::Everything, around)?.warnings());
         let collisions = collisions(&gateway, &arguments.config, &cwd);
         match arguments.json {
-            true => print(&format!("{:#}\n", summary(&gateway, &collisions))),
+            true => print_json(&format!("{:#}\n", summary(&gateway, &collisions))),
             false => print(&words(&gateway, &config, &collisions)),
         }
     })
@@ -321,7 +326,7 @@ pub fn hash_key(arguments: &HashKey) -> Result<ExitCode, Report> {
     if arguments.json {
         let new = is_new.then_some(key.as_str());
         let made = json!({"name": arguments.name, "role": arguments.role, "sha256": hash, "key": new});
-        return print(&format!("{made:#}\n"));
+        return print_json(&format!("{made:#}\n"));
     }
     let text = |text: &str| toml_edit::Value::from(text).to_string().trim().to_owned();
     let role = arguments.role.as_ref().map(|role| format!("role = {}\n", text(role))).unwrap_or_default();

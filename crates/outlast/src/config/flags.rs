@@ -63,6 +63,7 @@ fn here(fill: impl FnOnce(&Surroundings<'_>) -> Result<(), Mistakes>) -> Result<
 /// Of `outlast mcp`.
 pub fn fill_mcp(arguments: &mut cli::Mcp, given: &ArgMatches, around: &Surroundings<'_>) -> Result<(), Mistakes> {
     let config = Config::load(named(arguments.config.as_ref()).as_slice(), Want::Only("mcp"), around)?;
+    arguments.warnings = config.warnings();
     let filler = Filler { file: config.table("mcp"), given };
     check_mcp(&filler.file)?;
     // What is about messages means nothing to a server that has our own stdin and stdout.
@@ -117,6 +118,7 @@ pub fn fill_mcp(arguments: &mut cli::Mcp, given: &ArgMatches, around: &Surroundi
 /// Of `outlast run`.
 pub fn fill_run(arguments: &mut cli::Run, given: &ArgMatches, around: &Surroundings<'_>) -> Result<(), Mistakes> {
     let config = Config::load(named(arguments.config.as_ref()).as_slice(), Want::Only("run"), around)?;
+    arguments.warnings = config.warnings();
     let filler = Filler { file: config.table("run"), given };
     if filler.is_new("env_pass") {
         arguments.env_pass = filler.file.values("env_pass");

@@ -112,12 +112,23 @@ impl fmt::Debug for Secret {
 impl Gateway {
     /// The files that were named, or else the nearest `outlast.toml`, in the real environment.
     pub fn read(named: &[PathBuf], cwd: &Path) -> Result<Gateway, Report> {
-        Surroundings::with(cwd, |around| Ok(Gateway::load(named, around)?.0))
+        Surroundings::with(cwd, |around| {
+            let config = Config::look_at(named, Want::Everything, around)?;
+            let is_unusable = config.files.is_empty() || !config.ignored.is_empty();
+            match config.untrusted.first().filter(|_| is_unusable) {
+                Some(file) => Err(Report::new(report::FAILURE, file.why.clone()).hint(file.hint.clone())),
+                None => Ok(Gateway::of(config, around)?.0),
+            }
+        })
     }
 
-    /// The same in any environment. What makes sense only together is checked here, and every mistake told.
+    /// The same in any environment.
     pub fn load(named: &[PathBuf], around: &Surroundings<'_>) -> Result<(Gateway, Config), Mistakes> {
-        let mut config = Config::look_at(named, Want::Everything, around)?;
+        Gateway::of(Config::look_at(named, Want::Everything, around)?, around)
+    }
+
+    /// What makes sense only together is checked here, and every mistake told.
+    fn of(mut config: Config, around: &Surroundings<'_>) -> Result<(Gateway, Config), Mistakes> {
         let mut check = Check { around, mistakes: std::mem::take(&mut config.mistakes) };
         if let Err(mistakes) = super::flags::check_mcp(&config.table("mcp")) {
             check.mistakes.add_all(mistakes);
@@ -158,7 +169,7 @@ impl Gateway {
         let watched = config.files.iter().map(|file| file.path.clone()).chain(jwks).chain(certificate).collect();
         let name = root.section("gateway").text("name");
         check.mistakes.check()?;
-        let notes = config.notes.clone();
+        let notes = config.notes.iter().cloned().chain(config.warnings()).collect();
         Ok((Gateway { settings, name, front, auth, watched, notes }, config))
     }
 }

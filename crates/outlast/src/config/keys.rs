@@ -10,6 +10,18 @@ pub struct Key {
     pub default: &'static str,
     /// One or two sentences for people.
     pub about: &'static str,
+    pub guard: Guard,
+}
+
+/// Whether a file that outlast found by itself may set a key before the user trusts it (SPEC X1). Besides, no key of
+/// such a file may refer to the environment by `${NAME}`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Guard {
+    Never,
+    /// It runs something, passes on the environment, connects to an address or opens a listener.
+    Always,
+    /// It is a path, which is harmless as long as it stays in the directory of the file.
+    Outside,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -55,7 +67,17 @@ impl Shape {
 }
 
 const fn key(name: &'static str, shape: Shape, default: &'static str, about: &'static str) -> Key {
-    Key { name, shape, default, about }
+    Key { name, shape, default, about, guard: Guard::Never }
+}
+
+impl Key {
+    const fn guarded(self) -> Key {
+        Key { guard: Guard::Always, ..self }
+    }
+
+    const fn guarded_outside(self) -> Key {
+        Key { guard: Guard::Outside, ..self }
+    }
 }
 
 const ANY: Shape = Shape::Count { least: 0, most: u32::MAX as u64 };
@@ -76,7 +98,8 @@ pub const ROOT: &[Key] = &[
         Shape::Table(AUTH),
         "",
         "Who may connect. Without it nobody is asked, and only this machine is listened to.",
-    ),
+    )
+    .guarded(),
     key("rates", Shape::Table(RATES), "", "How often each client may call each tool."),
     key("switch", Shape::Table(SWITCH), "", "What is turned off, whoever asks."),
     key("limits", Shape::Table(LIMITS), "", "Bounds of the whole gateway."),
@@ -97,7 +120,7 @@ pub const GATEWAY: &[Key] = &[
         Shape::Address,
         "",
         "The address of the HTTP endpoint, such as `127.0.0.1:7332`; `localhost:7332`, `:7332` and `7332` mean this machine. Beyond this machine only with `[auth]`.",
-    ),
+    ).guarded(),
     key(
         "tls",
         Shape::Table(TLS),
@@ -109,13 +132,13 @@ pub const GATEWAY: &[Key] = &[
         Shape::Texts,
         "",
         "Names under which clients reach the endpoint, besides those of this machine. Any other `Host` is refused.",
-    ),
+    ).guarded(),
     key(
         "origins",
         Shape::Texts,
         "",
         "Web pages that may connect, such as `https://app.example.com`, besides those of this machine. Any other `Origin` is refused.",
-    ),
+    ).guarded(),
     key("profile", Shape::Text, "", "The profile of clients that name none."),
     key(
         "sessions_max",
@@ -143,23 +166,25 @@ pub const GATEWAY: &[Key] = &[
 ];
 
 pub const TLS: &[Key] = &[
-    key("cert", Shape::Path, "", "The certificate and those that signed it, in PEM."),
-    key("key", Shape::Path, "", "The private key of the certificate, in PEM."),
+    key("cert", Shape::Path, "", "The certificate and those that signed it, in PEM.").guarded_outside(),
+    key("key", Shape::Path, "", "The private key of the certificate, in PEM.").guarded_outside(),
 ];
 
 pub const BACKEND: &[Key] = &[
     key("name", Shape::Text, "", "What it is called, and what its tools begin with. Letters, digits, `_` and `-`."),
-    key("command", Shape::Text, "", "The program to start. Either this or `url`."),
-    key("args", Shape::Texts, "[]", "Its arguments."),
-    key("env", Shape::Pairs, "{}", "Variables for its environment. Secrets by reference: `\"${GITHUB_TOKEN}\"`."),
-    key("cwd", Shape::Path, "\".\"", "Where it works."),
-    key("url", Shape::Text, "", "The address of a server that runs already. Either this or `command`."),
+    key("command", Shape::Text, "", "The program to start. Either this or `url`.").guarded(),
+    key("args", Shape::Texts, "[]", "Its arguments.").guarded(),
+    key("env", Shape::Pairs, "{}", "Variables for its environment. Secrets by reference: `\"${GITHUB_TOKEN}\"`.")
+        .guarded(),
+    key("cwd", Shape::Path, "\".\"", "Where it works.").guarded_outside(),
+    key("url", Shape::Text, "", "The address of a server that runs already. Either this or `command`.").guarded(),
     key(
         "headers",
         Shape::Pairs,
         "{}",
         "Headers for each request to `url`. Secrets by reference: `\"Bearer ${TOKEN}\"`.",
-    ),
+    )
+    .guarded(),
     key(
         "type",
         Shape::Choice(&["stdio", "http", "sse"]),
@@ -368,8 +393,8 @@ pub const LIMITS: &[Key] = &[
 
 pub const MCP: &[Key] = &[
     key("name", Shape::Text, "", "What people call the server. Otherwise it is called by its command."),
-    key("watch", Shape::Paths, "[]", "The server is reloaded when a file here changes."),
-    key("build", Shape::Text, "", "This is run in a shell before each reload."),
+    key("watch", Shape::Paths, "[]", "The server is reloaded when a file here changes.").guarded_outside(),
+    key("build", Shape::Text, "", "This is run in a shell before each reload.").guarded(),
     key(
         "reload",
         Shape::Choice(&["blue-green", "replace"]),
@@ -448,7 +473,8 @@ pub const MCP: &[Key] = &[
         "false",
         "`restart_server`, `verify_server_restarted` and `server_status` are not added to its tools.",
     ),
-    key("marker", Shape::Path, "", "Where the restart marker is written. Otherwise `.outlast/restart_marker`."),
+    key("marker", Shape::Path, "", "Where the restart marker is written. Otherwise `.outlast/restart_marker`.")
+        .guarded_outside(),
     key(
         "inherit",
         Shape::Truth,
@@ -466,13 +492,13 @@ pub const AGENT: &[Key] = &[
         Shape::Texts,
         "[]",
         "Added to the command line at a restart, to go on with the conversation. `{id}` stands for the id that `fresh` was given. Without it the agent is restarted as it was.",
-    ),
+    ).guarded(),
     key(
         "fresh",
         Shape::Texts,
         "[]",
         "Added to the command line when a conversation begins. `{id}` stands for a new UUID.",
-    ),
+    ).guarded(),
     key(
         "prompt",
         Shape::Text,
@@ -485,7 +511,7 @@ pub const AGENT: &[Key] = &[
         "",
         "A text in one of the last 10 lines of the screen that is there while the agent works.",
     ),
-    key("submit", Shape::Text, "", "The bytes that submit what was typed, such as `\"\\u001b[13u\"`. Otherwise Enter."),
+    key("submit", Shape::Text, "", "The bytes that submit what was typed, such as `\"\\u001b[13u\"`. Otherwise Enter.").guarded(),
 ];
 
 pub const RUN: &[Key] = &[
@@ -495,13 +521,13 @@ pub const RUN: &[Key] = &[
         Shape::Texts,
         "[]",
         "Variables of outlast's own environment that pass to the agent; `NAME*` passes all that begin so, `*` all.",
-    ),
+    ).guarded(),
     key(
         "env",
         Shape::Choice(&["listed", "all"]),
         "\"listed\"",
         "Which variables of outlast's own environment pass to the agent: those that [are listed](run.md) and those of `env_pass`, or all but `PWD`.",
-    ),
+    ).guarded(),
     key("detach", Shape::Truth, "false", "It runs in the background, without a terminal."),
     key(
         "detach_key",
@@ -521,7 +547,7 @@ pub const RUN: &[Key] = &[
         Shape::Text,
         "",
         "This is run in a shell, with the event as JSON on its stdin, when the agent waits for input, crashes or hangs.",
-    ),
+    ).guarded(),
     key(
         "hang_timeout",
         Shape::Span,

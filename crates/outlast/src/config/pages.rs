@@ -1,6 +1,6 @@
 //! The reference page of the book, from the list of keys. A test holds `docs/configuration.md` to it.
 
-use super::keys::{Key, ROOT, Shape};
+use super::keys::{Guard, Key, ROOT, Shape};
 
 const BEGINNING: &str = include_str!("pages/beginning.md");
 
@@ -20,14 +20,27 @@ fn table(key: &Key, path: &str, page: &mut String) {
         Shape::Many(_) => format!("[[{path}]]"),
         _ => format!("[{path}]"),
     };
-    page.push_str(&format!("\n## `{title}`\n\n{}\n\n| key | value | default | |\n|---|---|---|---|\n", key.about));
+    let trust = needs_trust(key.guard);
+    page.push_str(&format!(
+        "\n## `{title}`\n\n{}{trust}\n\n| key | value | default | |\n|---|---|---|---|\n",
+        key.about
+    ));
     for key in keys.iter().filter(|key| key.shape.inner().is_none()) {
         let default = if key.default.is_empty() { String::new() } else { format!("`{}`", key.default) };
         let (name, what) = (key.name, what(key.shape));
-        page.push_str(&format!("| `{name}` | {what} | {default} | {} |\n", key.about.replace('|', "\\|")));
+        let (about, trust) = (key.about.replace('|', "\\|"), needs_trust(key.guard));
+        page.push_str(&format!("| `{name}` | {what} | {default} | {about}{trust} |\n"));
     }
     for key in keys.iter().filter(|key| key.shape.inner().is_some()) {
         table(key, &format!("{path}.{}", key.name), page);
+    }
+}
+
+fn needs_trust(guard: Guard) -> &'static str {
+    match guard {
+        Guard::Never => "",
+        Guard::Always => " Needs [trust](trust.md).",
+        Guard::Outside => " Outside of the file's directory it needs [trust](trust.md).",
     }
 }
 

@@ -37,6 +37,8 @@ pub enum Origin {
     /// The same, with variables put in.
     Environment(String, Vec<String>),
     Option(String),
+    /// `file:line`: the value is not in force, because the user does not trust the file.
+    Untrusted(String),
 }
 
 /// All values of a configuration; only those of one table, if it is named.
@@ -47,6 +49,15 @@ pub fn all(config: &Config, table: Option<&str>) -> Vec<Line> {
             key_lines(&config.root, key, "", &mut out);
         }
     }
+    let ignored = config.ignored.iter().filter(|ignored| {
+        let of = ignored.key.split('.').next().unwrap_or_default();
+        table.is_none_or(|table| super::is_of(of, table))
+    });
+    out.extend(ignored.map(|ignored| Line {
+        key: ignored.key.clone(),
+        value: Some(Shown::Known(ignored.shown())),
+        origin: Origin::Untrusted(ignored.at.to_string()),
+    }));
     out
 }
 
@@ -167,6 +178,7 @@ fn words(origin: &Origin) -> String {
         Origin::Default => "default".to_owned(),
         Origin::File(place) | Origin::Option(place) => place.clone(),
         Origin::Environment(place, variables) => format!("{place}, environment {}", variables.join(", ")),
+        Origin::Untrusted(place) => format!("{place}, ignored: not trusted"),
     }
 }
 
@@ -189,6 +201,11 @@ pub fn json(all: &[Line], config: &Config) -> Json {
                     (object["from"], object["place"]) = (json!("environment"), json!(place));
                     object["variables"] = json!(variables);
                 }
+                Origin::Untrusted(_) => {}
+            }
+            if let Origin::Untrusted(place) = &line.origin {
+                (object["from"], object["place"], object["ignored"]) =
+                    (json!("file"), json!(place), json!("untrusted"));
             }
             if is_hidden {
                 object["hidden"] = json!(true);
@@ -197,5 +214,5 @@ pub fn json(all: &[Line], config: &Config) -> Json {
         })
         .collect();
     let files: Vec<String> = config.files.iter().map(|file| file.path.display().to_string()).collect();
-    json!({ "files": files, "values": values })
+    json!({ "files": files, "values": values, "warnings": config.warnings() })
 }

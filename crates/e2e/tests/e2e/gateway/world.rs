@@ -112,6 +112,12 @@ pub fn outlast(place: &Place, args: &[&str]) -> Output {
 /// In a directory that is also the home.
 pub fn outlast_in(path: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(OUTLAST);
-    command.args(args).current_dir(path).env("HOME", path).env_remove("OUTLAST_PUPPET");
+    // A gateway that is to start is told which file it may trust.
+    let is_start =
+        args.first() == Some(&"gateway") && !["check", "hash-key", "--config"].iter().any(|arg| args.contains(arg));
+    let is_named = is_start && path.join("outlast.toml").exists();
+    let (verb, rest) = args.split_at(args.len().min(1));
+    command.args(verb).args(is_named.then_some(["--config", "outlast.toml"]).into_iter().flatten()).args(rest);
+    command.current_dir(path).env("HOME", path).env_remove("OUTLAST_PUPPET");
     command.stdin(Stdio::null()).output().expect("the program runs")
 }

@@ -178,6 +178,8 @@ pub struct Setup {
     deaf: bool,
     /// What a shell does before it becomes outlast.
     before: Option<String>,
+    /// A gateway looks for its configuration instead of being told where it is, so that it must be trusted.
+    found: bool,
 }
 
 impl Setup {
@@ -193,6 +195,7 @@ impl Setup {
             group: false,
             deaf: false,
             before: None,
+            found: false,
         }
     }
 
@@ -250,6 +253,12 @@ impl Setup {
         self
     }
 
+    /// Leaves it to a gateway to look for its configuration.
+    pub fn found(mut self) -> Setup {
+        self.found = true;
+        self
+    }
+
     /// Words of a shell that becomes outlast afterwards, such as `ulimit`.
     pub fn before(mut self, words: &str) -> Setup {
         self.before = Some(words.to_owned());
@@ -266,8 +275,11 @@ impl Setup {
                 shell
             }
         };
+        let is_named = self.found || self.options.iter().any(|option| option == "--config");
+        let config = self.verb == "gateway" && !is_named && self.cwd.join("outlast.toml").exists();
         command
             .arg(self.verb)
+            .args(config.then_some(["--config", "outlast.toml"]).into_iter().flatten())
             .args(&self.options)
             .args((!self.command.is_empty()).then_some("--"))
             .args(&self.command)
