@@ -196,6 +196,10 @@ async fn own(
     let command = shell_quote(words.iter().copied());
     let name = name_of(&words.iter().map(|&word| word.to_owned()).collect::<Vec<_>>());
     let home = Home::open(&place.cwd.path, env::home_dir().as_deref());
+    // The log of a session is not on stderr, and the terminal is not the agent's yet.
+    if let Some(note) = home.note().filter(|_| announce.is_none()) {
+        os::say(&format!("[outlast] {note}"));
+    }
     let mut journal = Journal::of_session(&home, &plan.id, &name);
     journal.event(
         "session_start",

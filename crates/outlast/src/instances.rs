@@ -8,7 +8,7 @@ use std::{
     time::Instant,
 };
 
-use outlast_core::visible;
+use outlast_core::{redact, visible};
 use serde_json::{Value, json};
 
 mod target;
@@ -486,7 +486,7 @@ fn state_in_words(state: &Value, width: Option<usize>) -> String {
         let names = if more == 1 { "name" } else { "names" };
         words.push_str(&format!("  collision  and {more} more {names}\n"));
     }
-    let stderr = text("stderr_tail");
+    let stderr = redact::text(&text("stderr_tail")).into_owned();
     if !stderr.is_empty() {
         let lines: Vec<&str> = stderr.lines().collect();
         let lines = &lines[lines.len().saturating_sub(STDERR_LINES_MAX)..];

@@ -185,7 +185,7 @@ fn secrets_are_in_no_log_and_in_no_diff() {
     let mut client = world.setup().options(["--name", "x"]).command(words_of).ready();
     client.says("using …");
     client.restart();
-    let outputs = ["ps --json", "ps", "logs", "audit --json"];
+    let outputs = ["ps --json", "ps", "state", "logs", "audit --json"];
     let mut seen: String =
         outputs.iter().map(|args| words(&world.outlast(&args.split(' ').collect::<Vec<_>>()))).collect();
     client.end();

@@ -378,3 +378,25 @@ fn the_doctor_asks_on_a_terminal() {
         assert_eq!(clone.is_there("ran"), is_started, "{answer:?}");
     }
 }
+
+#[test]
+fn a_link_to_a_trusted_file_is_not_trusted() {
+    let trusted = Clone::with("outlast.toml", "[mcp]\nname = \"x\"\nbuild = \"touch built\"\n");
+    trusted.stdout(&["trust"]);
+    // The same command would run in a directory that someone else filled.
+    let other = Clone { home: Place::new(), project: Place::new() };
+    symlink(trusted.project.join("outlast.toml"), other.project.join("outlast.toml")).expect("a link");
+    let client = other.setup().home(trusted.home.path()).ready();
+    assert!(trusted.outlast(&["restart", "x"]).status.success());
+    let said = warnings(client);
+    assert!(said.len() == 1 && said[0].starts_with("`outlast.toml` is not trusted"), "{said:?}");
+    assert!(!other.is_there("built"));
+}
+
+/// What is not the table of a command is no reason for a warning of that command.
+#[test]
+fn only_ignored_values_of_the_own_table_are_told() {
+    let clone = Clone::with("outlast.toml", &format!("{}[run]\nnotify = \"x\"\n", backend("")));
+    let client = clone.setup().ready();
+    assert_eq!(warnings(client), [""; 0]);
+}

@@ -191,7 +191,7 @@ impl Store {
         if guarded.is_empty() {
             return Verdict::Trusted;
         }
-        let Ok(file) = os::real_path(file) else { return Verdict::Unknown };
+        let Ok(file) = identity(file) else { return Verdict::Unknown };
         let path = self.path(&file);
         let unusable = |path: &Path, error: &io::Error| {
             Verdict::Unusable(format!("the trust record {} cannot be used: {error}", path.display()))
@@ -217,7 +217,7 @@ impl Store {
 
     /// Records that the user trusts these values of a file.
     pub fn grant(&self, file: &Path, guarded: &[Guarded]) -> io::Result<()> {
-        let file = os::real_path(file)?;
+        let file = identity(file)?;
         home::make_private(&self.0)?;
         os::close_own_dir(&self.0)?;
         let record = json!({ "v": VERSION, "file": file.to_string_lossy(), "sha256": digest(&file, guarded) });
@@ -227,7 +227,7 @@ impl Store {
     /// True if there was a record.
     pub fn revoke(&self, file: &Path) -> io::Result<bool> {
         // The record of a file that is gone is found by the name it had.
-        let file = os::real_path(file).unwrap_or_else(|_| file.to_owned());
+        let file = identity(file).unwrap_or_else(|_| file.to_owned());
         match os::check_own_dir(&self.0).and_then(|()| fs::remove_file(self.path(&file))) {
             Ok(()) => Ok(true),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -238,6 +238,13 @@ impl Store {
     fn path(&self, file: &Path) -> PathBuf {
         self.0.join(format!("{}.json", home::project_name(file)))
     }
+}
+
+/// The file as it is found: a symbolic link in another directory is another file, as its paths and commands count from
+/// there.
+fn identity(file: &Path) -> io::Result<PathBuf> {
+    let name = file.file_name().ok_or(io::ErrorKind::InvalidInput)?;
+    Ok(os::real_path(file.parent().unwrap_or(Path::new("/")))?.join(name))
 }
 
 /// Of the file's path and of all guarded values, in an order of their own: other edits of the file change nothing.
@@ -355,6 +362,17 @@ mod tests {
         let copy = dir.path().join("copy.toml");
         fs::copy(&file, &copy).unwrap();
         assert_eq!(store.verdict(&copy, &make), Verdict::Unknown);
+        let other = tempfile::tempdir().unwrap();
+        #[cfg(unix)]
+        {
+            // A link to a trusted file would run its command in another directory.
+            let link = other.path().join("outlast.toml");
+            std::os::unix::fs::symlink(&file, &link).unwrap();
+            assert_eq!(store.verdict(&link, &make), Verdict::Unknown);
+            // A link to its directory is the same place.
+            std::os::unix::fs::symlink(dir.path(), other.path().join("dir")).unwrap();
+            assert_eq!(store.verdict(&other.path().join("dir/outlast.toml"), &make), Verdict::Trusted);
+        }
         assert!(store.revoke(&file).unwrap());
         assert!(!store.revoke(&file).unwrap());
         assert_eq!(store.verdict(&file, &make), Verdict::Unknown);
@@ -370,7 +388,7 @@ mod tests {
         fs::write(&file, "").unwrap();
         let make = guarded(dir.path(), "[mcp]\nbuild = \"make\"");
         store.grant(&file, &make).unwrap();
-        let record = store.path(&os::real_path(&file).unwrap());
+        let record = store.path(&identity(&file).unwrap());
         let why = |expected: &str| match store.verdict(&file, &make) {
             Verdict::Unusable(why) => assert!(why.ends_with(expected), "{why}"),
             other => panic!("{other:?}"),

@@ -10,13 +10,14 @@ use std::{
 /// Opens a regular file. A symbolic link, a FIFO, a device and a directory are errors that say so. A file that is created
 /// is readable by its owner only.
 pub fn open_regular(options: &OpenOptions, path: &Path) -> io::Result<File> {
-    let mut options = options.clone();
     #[cfg(unix)]
-    {
+    let options = {
         use std::os::unix::fs::OpenOptionsExt;
+        let mut options = options.clone();
         // A FIFO without a reader or writer is an error at once, instead of a wait.
         options.mode(0o600).custom_flags(nix::libc::O_NOFOLLOW | nix::libc::O_NONBLOCK);
-    }
+        options
+    };
     #[cfg(windows)]
     if fs::symlink_metadata(path).is_ok_and(|found| found.is_symlink()) {
         return Err(unusable("it is a symbolic link"));
