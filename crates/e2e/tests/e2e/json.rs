@@ -178,7 +178,7 @@ fn every_command_gives_programs_what_the_book_promises() {
         (state["state"] == "ready").then_some(())
     });
     place.write("clients.json", r#"{"mcpServers": {"a": {"command": "python"}, "b": {"url": "http://x/"}}}"#);
-    let lines: [(&str, &[&str]); 34] = [
+    let lines: [(&str, &[&str]); 36] = [
         ("ps", &["ps"]),
         ("top", &["top"]),
         ("state", &["state", "weather"]),

@@ -126,7 +126,7 @@ fn in_words(file: &Path, guarded: &[Guarded], verdict: &Verdict) -> String {
     }
     let column = |title, yields| Column { title, is_number: false, yields };
     let columns =
-        [column("KEY", Yield::Never), column("VALUE", Yield::End(40, 16)), column("FROM", Yield::End(30, 12))];
+        [column("KEY", Yield::Last(12)), column("VALUE", Yield::End(40, 16)), column("FROM", Yield::End(30, 12))];
     let row = |value: &Guarded| vec![value.key.clone(), value.shown().to_string(), value.at.to_string()];
     let rows: Vec<Vec<String>> = guarded.iter().map(row).collect();
     let mut words: String = lines(&columns, &rows, room()).into_iter().map(|line| line + "\n").collect();
