@@ -628,7 +628,7 @@ mod tests {
         error: there is no event `marker`
           hint: did you mean `restart_marker_written` or `restart_marker_failed`?
         error: there is no event `nonsense`
-          hint: there are instance_started, instance_ended, server_restart_requested, restart_marker_written, server_exiting, server_started, server_stopped, server_crashed, restart_throttled, reload_failed, gave_up, server_restart_verified, audit_degraded, restart_marker_failed, protocol_noted, conversation_noted, watch_muted, watch_unmuted, call_ended, switched, configured, request_refused, operator_requested, server_hung, server_too_large
+          hint: there are instance_started, instance_ended, server_restart_requested, restart_marker_written, server_exiting, server_started, server_stopped, server_crashed, restart_throttled, reload_failed, gave_up, server_restart_verified, audit_degraded, restart_marker_failed, protocol_noted, conversation_noted, watch_muted, watch_unmuted, call_ended, schema_unchecked, switched, configured, request_refused, operator_requested, server_hung, server_too_large
         ");
     }
 }
