@@ -1,6 +1,7 @@
 //! The commands that look back: logs and audit.
 
 use std::{
+    collections::VecDeque,
     env,
     fs::{self, File, OpenOptions},
     io::{self, Read, Seek, SeekFrom},
@@ -39,6 +40,8 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const PIECE: usize = 64 << 10;
 /// The most that is read of the end of a log, and of the end of each file of an audit log. Files of outlast are smaller.
 pub const READ_MAX: u64 = 16 << 20;
+/// Records that `audit` shows as a table: the last ones.
+pub const ROWS_MAX: usize = 100_000;
 /// Log files that are looked at to find the last one.
 const LOGS_LOOKED_AT_MAX: usize = 10_000;
 
@@ -346,7 +349,7 @@ pub fn audit(arguments: &cli::Audit) -> Result<ExitCode, Report> {
             && since.as_deref().is_none_or(|since| record["timestamp"].as_str().is_some_and(|at| at >= since))
     };
     let mut text = String::new();
-    let mut rows = Vec::new();
+    let mut rows = Rows::default();
     let mut files: Vec<PathBuf> =
         (1..=AUDIT_KEPT).rev().map(|n| path.with_file_name(format!("audit.{n}.jsonl"))).collect();
     files.push(path);
@@ -381,9 +384,36 @@ pub fn audit(arguments: &cli::Audit) -> Result<ExitCode, Report> {
             }));
     }
     if !rows.is_empty() {
-        text = in_words(&rows, table::room());
+        if rows.left_out > 0 {
+            os::say(&format!(
+                "[outlast] {} earlier records are left out; `--since`, `--event` and `--json` show others",
+                rows.left_out
+            ));
+        }
+        text = in_words(rows.last.make_contiguous(), table::room());
     }
     if arguments.json { print_json(&text) } else { print(&text) }
+}
+
+/// The last records, as rows of a table.
+#[derive(Default)]
+struct Rows {
+    last: VecDeque<Vec<String>>,
+    left_out: u64,
+}
+
+impl Rows {
+    fn push(&mut self, row: Vec<String>) {
+        if self.last.len() == ROWS_MAX {
+            self.last.pop_front();
+            self.left_out += 1;
+        }
+        self.last.push_back(row);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.last.is_empty()
+    }
 }
 
 fn known_event(wanted: &str) -> Result<&'static str, Report> {
@@ -594,6 +624,14 @@ mod tests {
                                              in 1.5 s, pid 7
         2026-01-13 14:32:46  later           a?b
         ");
+    }
+
+    #[test]
+    fn the_last_records_are_kept() {
+        let mut rows = Rows::default();
+        (0..ROWS_MAX + 3).for_each(|number| rows.push(vec![number.to_string()]));
+        assert_eq!((rows.last.len(), rows.left_out), (ROWS_MAX, 3));
+        assert_eq!(rows.last[0], ["3"]);
     }
 
     #[test]
