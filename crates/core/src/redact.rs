@@ -166,17 +166,17 @@ fn token(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
 fn named(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     let bytes = text.as_bytes();
     let end = at + run_up_to(text, at, NAME_MAX + 1, |byte| is_token(byte) || byte == b'.');
-    // Of `request.headers.token` and `key.rs` the last part is the name.
-    let name = text[at..end].rsplit('.').next().unwrap_or_default();
-    if end - at > NAME_MAX || !tells(name) {
-        return None;
-    }
     // `${NAME:-otherwise}` is a reference.
-    if text[..at].ends_with("${") {
+    if end - at > NAME_MAX || text[..at].ends_with("${") {
         return None;
     }
-    let mut next = end + run(text, end, |byte| matches!(byte, b'"' | b'\'' | b' ')).min(2);
+    let mut next = end + run_up_to(text, end, 2, |byte| matches!(byte, b'"' | b'\'' | b' '));
     let mark = *bytes.get(next).filter(|byte| matches!(byte, b'=' | b':'))?;
+    // Of `request.headers.token` and `key.rs` the last part is the name. Looked at last, as few words come this far.
+    let name = text[at..end].rsplit('.').next().unwrap_or_default();
+    if !tells(name) {
+        return None;
+    }
     next += 1;
     // `https://…` is an address, and `x::y` a path.
     if mark == b':' && matches!(bytes.get(next), Some(b'/' | b':')) {
