@@ -407,6 +407,8 @@ const LIST_ITEMS_MAX: usize = 100_000;
 const URI_MATCHED_MAX: usize = 8 << 10;
 /// How long the name of a tool or prompt may be; one with a longer name is left out.
 const OWN_NAME_MAX: usize = 1 << 10;
+/// How large arguments may be to be read by guards; larger ones are the backend's to check.
+pub const ARGUMENTS_READ_MAX: usize = 1 << 20;
 /// How many tools of one backend are reported whose arguments cannot be checked.
 const UNCHECKED_MAX: usize = 100;
 /// How many messages one batch may hold; a longer one is refused.

@@ -88,6 +88,9 @@ macro_rules! params {
                 }
             }
         }
+
+        /// Every member of `params` that decides where a request goes or what it may do.
+        const PARAM_NAMES: [&str; PARAMS] = [$($name),*];
     };
 }
 params! {
@@ -290,14 +293,16 @@ pub fn is_json_rpc(line: &[u8]) -> bool {
 /// A member that decides what a request does and that another reader may understand otherwise: it is there twice, or
 /// written with other capitals, which some readers take for the same name.
 pub fn ambiguous(line: &[u8]) -> Option<String> {
-    let (mut outer, mut inner) = ([false; 4], [false; 4]);
+    let (mut outer, mut inner) = ([false; 4], [false; PARAMS]);
     let mut found = None;
     let _ = Scan::new(std::str::from_utf8(line).ok()?).object(|scan, name| {
         found = found.take().or_else(|| told_apart(name, &ENVELOPE, &mut outer));
         if unescaped(name) == "params" && scan.next_byte() == Some(b'{') {
             return scan.object(|scan, name| {
-                found = found.take().or_else(|| told_apart(name, &DECIDING, &mut inner));
-                scan.value().map(drop)
+                found = found.take().or_else(|| told_apart(name, &PARAM_NAMES, &mut inner));
+                let value = scan.value()?;
+                found = found.take().or_else(|| ambiguous_within(&unescaped(name), value));
+                Some(())
             });
         }
         scan.value().map(drop)
@@ -305,9 +310,46 @@ pub fn ambiguous(line: &[u8]) -> Option<String> {
     found
 }
 
+/// The same within the members of `params` that requests are routed by.
+fn ambiguous_within(name: &str, value: Raw<'_>) -> Option<String> {
+    let known: &[&str] = match name {
+        "ref" => &REFERENCE,
+        "_meta" => &META,
+        _ => return None,
+    };
+    let (mut seen, mut found) = ([false; META.len()], None);
+    let _ = value.for_each_member(|name, _| found = found.take().or_else(|| told_apart(name, known, &mut seen)));
+    found
+}
+
+/// Whether a member of `ref` or `_meta` may be ambiguous.
+fn is_odd_within(value: Raw<'_>, known: &[&str]) -> bool {
+    let (mut seen, mut is_odd) = (0_u32, false);
+    let _ = value.for_each_member(|name, _| {
+        let at = name.plain().and_then(|plain| known.iter().position(|known| *known == plain));
+        match at {
+            Some(at) => {
+                is_odd |= seen & 1 << at != 0;
+                seen |= 1 << at;
+            }
+            None => is_odd |= is_like(name, known),
+        }
+    });
+    is_odd
+}
+
 const ENVELOPE: [&str; 4] = ["jsonrpc", "id", "method", "params"];
-/// Of `params`.
-const DECIDING: [&str; 4] = ["name", "arguments", "uri", "_meta"];
+/// Of `params.ref`.
+const REFERENCE: [&str; 3] = ["type", "name", "uri"];
+/// Of `params._meta`.
+const META: [&str; 6] = [
+    "progressToken",
+    "io.modelcontextprotocol/protocolVersion",
+    "io.modelcontextprotocol/clientCapabilities",
+    "io.modelcontextprotocol/clientInfo",
+    "io.modelcontextprotocol/logLevel",
+    "io.modelcontextprotocol/related-task",
+];
 
 /// Whether a name that is none of these may be read as one of them. Only ASCII is worth a closer look at once.
 fn is_like(name: Raw<'_>, known: &[&str]) -> bool {
@@ -318,11 +360,78 @@ fn is_like(name: Raw<'_>, known: &[&str]) -> bool {
 
 fn told_apart(name: Raw<'_>, known: &[&str], seen: &mut [bool]) -> Option<String> {
     let name = unescaped(name);
-    // Some readers fold beyond ASCII, too: the long s, the sign for Kelvin.
-    let folded = || name.chars().flat_map(char::to_uppercase).flat_map(char::to_lowercase);
-    let index = known.iter().position(|known| folded().eq(known.chars()))?;
+    let index = known.iter().position(|known| folded(&name).eq(folded(known)))?;
     let is_other = std::mem::replace(&mut seen[index], true) || name != known[index];
     is_other.then(|| name.into_owned())
+}
+
+/// Without the difference of capitals. Some readers fold beyond ASCII, too: the long s, the sign for Kelvin.
+fn folded(name: &str) -> impl Iterator<Item = char> + '_ {
+    name.chars().flat_map(char::to_uppercase).flat_map(char::to_lowercase)
+}
+
+/// A member that is there twice in an object within a value, or twice but for capitals where `is_read` says that a name, or
+/// the other one of the two, means something to the reader. At the top every name does.
+pub fn doubled(value: Raw<'_>, is_read: impl Fn(&str) -> bool) -> Option<String> {
+    let text = value.get();
+    let bytes = text.as_bytes();
+    // The names of each object that is open; an array has none.
+    let mut open: Vec<Vec<Cow<'_, str>>> = Vec::new();
+    let mut at = 0;
+    while let Some(step) = memchr::memchr3(b'"', b'{', b'}', &bytes[at..]) {
+        at += step;
+        match bytes[at] {
+            b'{' => open.push(Vec::new()),
+            b'}' => {
+                let is_top = open.len() == 1;
+                if let Some(found) = open.pop().and_then(|names| doubled_name(names, |name| is_top || is_read(name))) {
+                    return Some(found);
+                }
+            }
+            _ => {
+                let end = end_of_text(bytes, at)?;
+                // In JSON a colon follows names only.
+                if bytes[end..].trim_ascii_start().first() == Some(&b':')
+                    && let Some(names) = open.last_mut()
+                {
+                    names.push(unescaped(Raw::checked(&text[at..end])));
+                }
+                at = end;
+                continue;
+            }
+        }
+        at += 1;
+    }
+    None
+}
+
+/// Behind the quotation mark that ends the text at this place.
+fn end_of_text(bytes: &[u8], start: usize) -> Option<usize> {
+    let mut at = start + 1;
+    loop {
+        at += memchr::memchr2(b'"', b'\\', bytes.get(at..)?)?;
+        match bytes[at] {
+            b'"' => return Some(at + 1),
+            _ => at += 2,
+        }
+    }
+}
+
+fn doubled_name(names: Vec<Cow<'_, str>>, is_read: impl Fn(&str) -> bool) -> Option<String> {
+    if names.len() < 2 {
+        return None;
+    }
+    let mut seen: rustc_hash::FxHashMap<String, Cow<'_, str>> = rustc_hash::FxHashMap::default();
+    for name in names {
+        let key = if name.is_ascii() { name.to_ascii_lowercase() } else { folded(&name).collect() };
+        if let Some(other) = seen.get(&key)
+            && (*other == name || is_read(&name) || is_read(other))
+        {
+            return Some(name.into_owned());
+        }
+        seen.insert(key, name);
+    }
+    None
 }
 
 /// A member of the envelope.
@@ -385,6 +494,8 @@ impl<'a> Params<'a> {
     /// False: no member of the whole request is there twice or written oddly; what [`ambiguous`] says then is known.
     pub fn may_be_ambiguous(&self) -> bool {
         self.places.is_odd
+            || self.meta().is_some_and(|meta| is_odd_within(meta, &META))
+            || self.reference().is_some_and(|reference| is_odd_within(reference, &REFERENCE))
     }
 
     fn at(&self, index: usize) -> Option<Raw<'a>> {
@@ -405,7 +516,7 @@ impl<'a> Params<'a> {
                     let place = ((end - value.get().len()) as u32, end as u32);
                     self.places.is_odd |= std::mem::replace(&mut self.places.known[index], place) != (0, 0);
                 }
-                None => self.places.is_odd |= is_like(name, &DECIDING),
+                None => self.places.is_odd |= is_like(name, &PARAM_NAMES),
             }
             Some(())
         })?;
@@ -772,6 +883,21 @@ mod tests {
             (r#"{"id":1,"method":"m","params":{"name":"a","Name":"b"}}"#, Some("Name")),
             (r#"{"id":1,"method":"m","params":{"name":"a","n\u0061me":"b"}}"#, Some("name")),
             (r#"{"id":1,"method":"m","params":{"Arguments":{}}}"#, Some("Arguments")),
+            (r#"{"id":1,"method":"m","params":{"taskId":"a","taskId":"b"}}"#, Some("taskId")),
+            (r#"{"id":1,"method":"m","params":{"taskid":"a"}}"#, Some("taskid")),
+            (r#"{"id":1,"method":"m","params":{"cursor":"a","CURSOR":"b"}}"#, Some("CURSOR")),
+            (r#"{"id":1,"method":"m","params":{"uri":"a","Uri":"b"}}"#, Some("Uri")),
+            (r#"{"id":1,"method":"m","params":{"requestState":"a","requeststate":"b"}}"#, Some("requeststate")),
+            (r#"{"id":1,"method":"m","params":{"ref":{"name":"a","Name":"b"}}}"#, Some("Name")),
+            (r#"{"id":1,"method":"m","params":{"ref":{"uri":"a","uri":"b"}}}"#, Some("uri")),
+            (r#"{"id":1,"method":"m","params":{"ref":{"type":"ref/prompt","name":"a","other":1}}}"#, None),
+            (
+                r#"{"id":1,"method":"m","params":{"_meta":{"progressToken":1,"progressToken":2}}}"#,
+                Some("progressToken"),
+            ),
+            (r#"{"id":1,"method":"m","params":{"_meta":{"progresstoken":1}}}"#, Some("progresstoken")),
+            (r#"{"id":1,"method":"m","params":{"_meta":{"progressToken":1,"my/own":2,"My/own":3}}}"#, None),
+            (r#"{"id":1,"method":"m","params":{"arguments":{"cursor":1,"Cursor":2}}}"#, None),
             ("{\"id\":1,\"method\":\"m\",\"params\":{\"argument\u{17f}\":{}}}", Some("argument\u{17f}")),
             (r#"{"id":1,"method":"m","params":{},"Params":{"name":"b"}}"#, Some("Params")),
             (r#"{"id":1,"method":"m","METHOD":"n"}"#, Some("METHOD")),
@@ -785,6 +911,29 @@ mod tests {
             assert_eq!(ambiguous(line.as_bytes()).as_deref(), expected, "{line}");
             let Ok(Message::Request { params, .. }) = parse(line.as_bytes()) else { panic!("no request: {line}") };
             assert_eq!(params.may_be_ambiguous(), expected.is_some(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_name_that_stands_twice_is_found_at_any_depth() {
+        let table = [
+            (r#"{"a":1,"b":{"a":2},"c":[{"a":3},{"a":4}]}"#, None),
+            (r#"{"a":1,"a":1}"#, Some("a")),
+            (r#"{"a":1,"A":1}"#, Some("A")),
+            (r#"{"a":1,"\u0061":1}"#, Some("a")),
+            ("{\"k\":1,\"\u{212a}\":1}", Some("\u{212a}")),
+            (r#"{"x":[[{"a":1,"a":2}]]}"#, Some("a")),
+            // Within, names that mean nothing to the reader may differ by capitals: they are data.
+            (r#"{"x":{"path":1,"Path":2}}"#, Some("Path")),
+            (r#"{"x":{"Path":1,"PATH":2}}"#, None),
+            (r#"{"x":{"env":1,"ENV":2}}"#, None),
+            (r#"{"a":"{\"a\":1,\"a\":2}","b":"\\"}"#, None),
+            (r#"["a","a",{"a" : 1 , "a" : 2}]"#, Some("a")),
+            ("17", None),
+        ];
+        for (text, expected) in table {
+            let found = doubled(Raw::parse(text).unwrap(), |name| name == "path");
+            assert_eq!(found.as_deref(), expected, "{text}");
         }
     }
 }

@@ -337,8 +337,12 @@ impl Gateway {
         let failed = error.is_some() || call.what == What::Tool && result.is_some_and(is_error);
         if (call.task || whom.era == Era::Stateless && call.what == What::Tool)
             && let Some(result) = result
+            && !self.note_task(&call, serial, result)
         {
-            self.note_task(&call, serial, result);
+            let name = self.owner_name(call.place.backend);
+            let failure = Failure::same_task(name);
+            self.refuse(whom, false, &failure);
+            return self.called(&call, failure.outcome, now);
         }
         // A server with a handshake cannot know what this one request declared; what it lacked has an error of its own.
         if failed

@@ -124,6 +124,15 @@ impl Gateway {
         let entry = self.catalogue.entry(List::Tools, index);
         let arguments = asked.params.arguments().unwrap_or(Raw::checked("{}"));
         let repeatable = owner.settings.retry_annotated && entry.is_safe;
+        // A backend that takes the other one of two members would get arguments that were not checked.
+        if let Some(schema) = &entry.schema
+            && arguments.get().len() <= ARGUMENTS_READ_MAX
+            && let Some(member) = message::doubled(arguments, |member| has_word(schema, member))
+        {
+            let why = format!("`{}` is there twice, or in other capitals", words::cut(&member, 50));
+            let failure = Failure::bad_arguments(self.owner_name(target.owner), &shown, &why);
+            return self.refused(&asked, Some(&target), &failure);
+        }
         let fit = entry.schema.as_ref().map_or(Fit::Fits, |schema| self.schemas.0.check(schema, arguments));
         let why = match fit {
             Fit::Fits => None,
@@ -572,6 +581,11 @@ fn text(raw: Raw<'_>) -> std::borrow::Cow<'_, str> {
         Some(plain) => plain.into(),
         None => raw.text().unwrap_or_default().into(),
     }
+}
+
+/// Whether a schema names this member somewhere.
+fn has_word(schema: &[u8], member: &str) -> bool {
+    memchr::memmem::find(schema, message::quote(member).as_bytes()).is_some()
 }
 
 /// Methods that a client of the one era has and a backend of the other does not: never passed on by accident.

@@ -10,24 +10,33 @@ use dispatch::Asked;
 use opening::Private;
 use words::Failure;
 
-/// How many tasks are remembered; the oldest is forgotten first, and is then unknown to its client.
-const TASKS_MAX: usize = 1024;
+/// How many tasks are remembered. Beyond it the oldest of the same client is forgotten, or else the oldest of all; it is then
+/// unknown to its client.
+const TASKS_MAX: usize = 4096;
+/// The same of one client, whose oldest is forgotten then.
+const TASKS_OF_CLIENT_MAX: usize = 256;
 
 /// What our own cursors begin with.
 const CURSOR_MARK: &str = "outlast.tasks.";
 
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
-    by_id: FxHashMap<String, Task>,
-    order: VecDeque<String>,
+    by_id: FxHashMap<(Maker, String), Task>,
+    /// The same by the link that works on each.
+    by_link: FxHashMap<(u64, String), Maker>,
+    order: VecDeque<(Maker, String)>,
+}
+
+/// Who had a task made, and alone may ask for it: ids of one client mean nothing to another.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+enum Maker {
+    Session(Client),
+    /// Of the stateless era, by name.
+    Caller(String),
 }
 
 #[derive(Debug)]
 struct Task {
-    /// Nobody but who made it may ask for it.
-    who: String,
-    client: Client,
-    era: Era,
     place: PlaceKey,
     serial: u64,
     /// Rises with each task, so that a list can go on after the one it ended with.
@@ -47,39 +56,41 @@ pub(super) struct Listing {
 }
 
 impl Gateway {
-    /// A call made a task, if its result says so.
-    pub(super) fn note_task(&mut self, call: &Call, serial: u64, result: Raw<'_>) {
-        let Some(whom) = &call.whom else { return };
+    /// A call made a task, if its result says so. False: its id is that of another task, of the same client on another link or
+    /// of another client on the same link, and nothing could tell the two apart.
+    pub(super) fn note_task(&mut self, call: &Call, serial: u64, result: Raw<'_>) -> bool {
+        let Some(whom) = &call.whom else { return true };
         if memchr::memmem::find(result.get().as_bytes(), b"\"taskId\"").is_none() {
-            return;
+            return true;
         }
-        let Some([task, own]) = pick(result, ["task", "taskId"]) else { return };
+        let Some([task, own]) = pick(result, ["task", "taskId"]) else { return true };
         let inner = task.and_then(|task| pick(task, ["taskId"])).and_then(|[id]| id);
-        let Some(id) = inner.or(own).and_then(Raw::text) else { return };
-        let Some(guest) = self.guests.get(&whom.client) else { return };
-        let (who, client, era) = (guest.who.name.clone(), whom.client, whom.era);
-        let task = Task { who, client, era, place: call.place, serial, number: self.number() };
-        if self.tasks.by_id.insert(id.clone(), task).is_none() {
-            self.tasks.order.push_back(id);
+        let Some(id) = inner.or(own).and_then(Raw::text) else { return true };
+        let Some(maker) = self.maker(whom.client, whom.era) else { return true };
+        let by_maker = self.tasks.by_id.get(&(maker.clone(), id.clone()));
+        let by_link = self.tasks.by_link.get(&(serial, id.clone()));
+        if by_maker.is_some_and(|task| task.serial != serial) || by_link.is_some_and(|known| *known != maker) {
+            return false;
         }
-        if self.tasks.order.len() > TASKS_MAX
-            && let Some(oldest) = self.tasks.order.pop_front()
-        {
-            self.tasks.by_id.remove(&oldest);
-        }
+        let task = Task { place: call.place, serial, number: self.number() };
+        self.tasks.insert(maker, id, task);
+        true
     }
 
-    fn task_of(&self, client: Client, id: &str) -> Option<&Task> {
-        let guest = self.guests.get(&client)?;
-        self.tasks.by_id.get(id).filter(|task| match task.era {
-            Era::Handshake => task.client == client,
-            Era::Stateless => task.who == guest.who.name,
+    fn maker(&self, client: Client, era: Era) -> Option<Maker> {
+        Some(match era {
+            Era::Handshake => Maker::Session(client),
+            Era::Stateless => Maker::Caller(self.guests.get(&client)?.who.name.clone()),
         })
+    }
+
+    fn task_of(&self, whom: &Whom, id: &str) -> Option<&Task> {
+        self.tasks.by_id.get(&(self.maker(whom.client, whom.era)?, id.to_owned()))
     }
 
     pub(super) fn task_asked(&mut self, asked: Asked<'_>, now: Instant) {
         let id = asked.params.task_id().and_then(Raw::text).unwrap_or_default();
-        match self.task_of(asked.whom.client, &id).map(|task| (task.place, task.serial)) {
+        match self.task_of(&asked.whom, &id).map(|task| (task.place, task.serial)) {
             // Tasks live in the process that made them.
             Some((place, serial)) if self.links.get(&serial).is_some_and(|link| link.is_ready()) => {
                 self.send_to(asked, place, now);
@@ -109,10 +120,10 @@ impl Gateway {
                 after
             }
         };
-        let client = asked.whom.client;
-        let is_own = |task: &Task| task.era == Era::Handshake && task.client == client && task.number > after;
-        let own = self.tasks.by_id.iter().filter(|(_, task)| is_own(task));
-        let mut own: Vec<(u64, u64, String)> = own.map(|(id, task)| (task.number, task.serial, id.clone())).collect();
+        let maker = Maker::Session(asked.whom.client);
+        let own = self.tasks.by_id.iter().filter(|((of, _), task)| *of == maker && task.number > after);
+        let mut own: Vec<(u64, u64, String)> =
+            own.map(|((_, id), task)| (task.number, task.serial, id.clone())).collect();
         own.sort_unstable();
         let page = self.settings.limits.page.max(1);
         let next = own.get(page).map(|_| own[page - 1].0);
@@ -166,9 +177,8 @@ impl Gateway {
     /// News of a task, for the one who made it.
     pub(super) fn task_noted(&mut self, serial: u64, said: &[u8], params: &Params<'_>) {
         let Some(id) = params.task_id().and_then(Raw::text) else { return };
-        if let Some(task) = self.tasks.by_id.get(&id).filter(|task| task.serial == serial && task.era == Era::Handshake)
-        {
-            let client = task.client;
+        if let Some(Maker::Session(client)) = self.tasks.by_link.get(&(serial, id)) {
+            let client = *client;
             self.out.push(Action::TellClient { client, message: patch(said, &mut []), about: None, said: Said::Other });
         }
     }
@@ -177,24 +187,49 @@ impl Gateway {
     pub(super) fn task_named_in(&self, serial: u64, params: &Params<'_>) -> Option<Client> {
         let [related] = pick(params.meta()?, ["io.modelcontextprotocol/related-task"])?;
         let [id] = pick(related?, ["taskId"])?;
-        let task = self.tasks.by_id.get(&id?.text()?)?;
-        (task.serial == serial && task.era == Era::Handshake).then_some(task.client)
+        match self.tasks.by_link.get(&(serial, id?.text()?))? {
+            Maker::Session(client) => Some(*client),
+            Maker::Caller(_) => None,
+        }
     }
 
     pub(super) fn lose_tasks(&mut self, serial: u64) {
-        self.forget_tasks_where(|task| task.serial == serial);
+        self.tasks.forget_where(|_, task| task.serial == serial);
     }
 
     pub(super) fn forget_tasks(&mut self, client: Client) {
-        self.forget_tasks_where(|task| task.era == Era::Handshake && task.client == client);
+        let maker = Maker::Session(client);
+        self.tasks.forget_where(|of, _| *of == maker);
     }
+}
 
-    fn forget_tasks_where(&mut self, gone: impl Fn(&Task) -> bool) {
-        if self.tasks.by_id.is_empty() {
+impl Tasks {
+    fn insert(&mut self, maker: Maker, id: String, task: Task) {
+        self.by_link.insert((task.serial, id.clone()), maker.clone());
+        if self.by_id.insert((maker.clone(), id.clone()), task).is_some() {
             return;
         }
-        self.tasks.by_id.retain(|_, task| !gone(task));
-        let by_id = &self.tasks.by_id;
-        self.tasks.order.retain(|id| by_id.contains_key(id));
+        self.order.push_back((maker.clone(), id));
+        let own = self.order.iter().filter(|(of, _)| *of == maker).count();
+        if own > TASKS_OF_CLIENT_MAX || self.order.len() > TASKS_MAX {
+            let oldest = self.order.iter().position(|(of, _)| *of == maker).filter(|_| own > 1).unwrap_or(0);
+            if let Some(key) = self.order.remove(oldest)
+                && let Some(task) = self.by_id.remove(&key)
+            {
+                self.by_link.remove(&(task.serial, key.1));
+            }
+        }
+    }
+
+    fn forget_where(&mut self, gone: impl Fn(&Maker, &Task) -> bool) {
+        if self.by_id.is_empty() {
+            return;
+        }
+        self.by_id.retain(|(maker, _), task| !gone(maker, task));
+        let by_id = &self.by_id;
+        self.order.retain(|key| by_id.contains_key(key));
+        self.by_link.retain(|(serial, id), maker| {
+            by_id.get(&(maker.clone(), id.clone())).is_some_and(|task| task.serial == *serial)
+        });
     }
 }

@@ -264,6 +264,13 @@ impl Failure {
         Failure::new(7021, "no_input", Outcome::Failed, backend, message)
     }
 
+    pub fn same_task(backend: &str) -> Failure {
+        let message = format!(
+            "The backend `{backend}` made a task with an id that another task has. It runs, and cannot be asked for."
+        );
+        Failure { may_have_run: true, ..Failure::refusal(7022, "same_task", Outcome::Failed, backend, message) }
+    }
+
     pub fn unknown(message: String) -> Failure {
         Failure::refusal(-32602, "unknown", Outcome::Unknown, "", message)
     }

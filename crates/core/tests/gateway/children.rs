@@ -384,6 +384,59 @@ fn a_task_belongs_to_who_made_it_and_to_the_process_that_works_on_it() {
 }
 
 #[test]
+fn task_ids_of_different_backends_and_sessions_do_not_collide() {
+    let mut story = Story::simple(&[("a", maker(&["x"])), ("b", maker(&["y"]))]);
+    story.shake(2);
+    let make = |story: &mut Story, client: u64, backend: &str, tool: &str| {
+        story.ask(client, json!(1), "tools/call", json!({"name": tool, "task": {}}));
+        let (link, told) = story.told(backend);
+        story.answer(link, &told["id"], json!({"task": {"taskId": "1", "status": "working"}}));
+        (link, story.heard(client).json())
+    };
+    let (a, made) = make(&mut story, 1, "a", "a__x");
+    assert!(made["result"].is_object(), "{made}");
+    // Another client, another backend: each has its own.
+    let (b, made) = make(&mut story, 2, "b", "b__y");
+    assert!(made["result"].is_object(), "{made}");
+    for (client, backend) in [(1, "a"), (2, "b")] {
+        story.ask(client, json!(2), "tasks/get", json!({"taskId": "1"}));
+        assert_eq!(story.told(backend).1["method"], "tasks/get");
+    }
+    let news = json!({"jsonrpc": "2.0", "method": "notifications/tasks/status", "params": {"taskId": "1", "status": "completed"}});
+    story.link_says(b, news.clone()).hears(2, news.clone()).hears_nothing(1);
+    story.link_says(a, news.clone()).hears(1, news).hears_nothing(2);
+    // Where nothing could tell two apart, the second one has no task: the first stays where it is.
+    let (_, refused) = make(&mut story, 2, "a", "a__x");
+    assert_eq!(refused["error"]["code"], 7022, "{refused}");
+    let (_, refused) = make(&mut story, 1, "b", "b__y");
+    assert_eq!(refused["error"]["code"], 7022, "{refused}");
+    story.ask(1, json!(3), "tasks/get", json!({"taskId": "1"}));
+    assert_eq!(story.told("a").1["method"], "tasks/get");
+}
+
+#[test]
+fn a_client_with_many_tasks_does_not_make_those_of_others_forgotten() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.shake(2);
+    let make = |story: &mut Story, client: u64, id: &str| {
+        story.ask(client, json!(1), "tools/call", json!({"name": "a__x", "task": {}}));
+        let (link, told) = story.told("a");
+        story.answer(link, &told["id"], json!({"task": {"taskId": id, "status": "working"}})).heard(client);
+    };
+    make(&mut story, 2, "other");
+    for n in 0..300 {
+        make(&mut story, 1, &n.to_string());
+    }
+    for (client, id, known) in [(2, "other", true), (1, "299", true), (1, "44", true), (1, "43", false)] {
+        story.ask(client, json!(2), "tasks/get", json!({"taskId": id}));
+        match known {
+            true => assert_eq!(story.told("a").1["params"]["taskId"], id),
+            false => assert_eq!(story.heard(client).json()["error"]["code"], -32602),
+        }
+    }
+}
+
+#[test]
 fn a_pool_does_not_wait_for_one_that_was_given_up() {
     let backend = Backend {
         children: Children::Pool(2),

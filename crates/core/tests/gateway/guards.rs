@@ -246,8 +246,29 @@ fn what_a_backend_may_read_otherwise_does_not_reach_it() {
     assert_eq!(code(&mut story, 1), -32602);
     story.ask(1, json!(2), "tools/call", json!({"name": "a__read", "Arguments": {"x": 1}}));
     assert_eq!(code(&mut story, 1), -32602);
-    story.told_nothing("a");
+    let raw = [
+        ("tools/call", r#"{"name":"a__read","arguments":{"path":"ok","path":"evil"}}"#),
+        ("tools/call", r#"{"name":"a__read","arguments":{"path":"ok","Path":"evil"}}"#),
+        ("tools/call", r#"{"name":"a__read","arguments":{"x":{"type":1,"Type":2}}}"#),
+        ("tools/call", r#"{"name":"a__read","_meta":{"progressToken":1,"progressToken":2}}"#),
+        (
+            "completion/complete",
+            r#"{"ref":{"type":"ref/prompt","name":"a","Name":"b"},"argument":{"name":"x","value":""}}"#,
+        ),
+        ("tasks/get", r#"{"taskId":"a","taskid":"b"}"#),
+        ("tools/list", r#"{"cursor":"a","cursor":"b"}"#),
+    ];
+    for (method, params) in raw {
+        story.say(1, &format!(r#"{{"jsonrpc":"2.0","id":9,"method":"{method}","params":{params}}}"#)).told_nothing("a");
+        let answer = story.heard(1).json();
+        assert!(answer["error"]["code"] == -32602 || answer["result"]["isError"] == true, "{params}: {answer}");
+        assert!(answer.to_string().contains("is there twice, or in other capitals"), "{params}: {answer}");
+    }
     story.call(1, 3, "a__read").told("a");
+    // What means nothing to a guard is data.
+    story
+        .ask(1, json!(4), "tools/call", json!({"name": "a__read", "arguments": {"env": {"path": 1, "PATH": 2}}}))
+        .told("a");
 }
 
 #[test]

@@ -37,8 +37,8 @@ const JWKS_MAX: u64 = 1 << 20;
 const KEYS_MAX: usize = 100;
 /// An RSA key that is shorter is no longer good enough to sign with.
 const RSA_BITS_MIN: usize = 2_048;
-/// Longer names make rates, logs and metrics large; they are cut.
-const NAME_MAX: usize = 100;
+/// The longest name, in bytes. A token with a longer one is refused: two clients must not become one.
+const NAME_MAX: usize = 255;
 
 /// Decides who is there.
 pub struct Auth {
@@ -164,6 +164,9 @@ impl Auth {
         let settings = &jwt.settings;
         let name = claim(claims, &settings.name_claim).and_then(Value::as_str).filter(|name| !name.is_empty());
         let Some(name) = name else { return Err(Unauthorized::Invalid("the token does not say whose it is")) };
+        if name.len() > NAME_MAX {
+            return Err(Unauthorized::Invalid("the name in the token is too long"));
+        }
         let role = match claim(claims, &settings.role_claim) {
             Some(Value::String(role)) => Some(role.clone()),
             Some(Value::Array(roles)) => {
@@ -183,7 +186,7 @@ impl Auth {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a fraction of a second")]
         let expires = claims["exp"].as_u64().or_else(|| claims["exp"].as_f64().map(|exp| exp as u64)).unwrap_or(0);
         let until = expires.saturating_add(settings.leeway.as_secs());
-        let name = name.chars().take(NAME_MAX).collect();
+        let name = name.to_owned();
         Ok((Who { name, role: self.role(role), profile }, until))
     }
 }
@@ -286,6 +289,10 @@ impl Jwt {
                 _ => "the token cannot be read",
             })
         })?;
+        // The library accepts a list of issuers if one of them fits; a token has one issuer.
+        if data.claims.get("iss").is_some_and(|issuer| !issuer.is_string()) {
+            return Err(Unauthorized::Invalid("the token is by another issuer"));
+        }
         Ok(data.claims)
     }
 

@@ -28,7 +28,7 @@ const KEPT_BYTES_MAX: usize = 8 << 20;
 /// A larger schema checks nothing.
 const SCHEMA_MAX: usize = 256 << 10;
 /// Larger arguments are not checked: reading them twice would cost more than it spares.
-const ARGUMENTS_MAX: usize = 1 << 20;
+const ARGUMENTS_MAX: usize = gateway::ARGUMENTS_READ_MAX;
 /// Steps that a regular expression may take back. Arguments that need more are refused.
 const BACKTRACK_MAX: usize = 10_000;
 /// Bytes that one compiled regular expression may hold, and its cache when it is used.

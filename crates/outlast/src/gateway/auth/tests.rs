@@ -174,6 +174,8 @@ fn bad_tokens_are_refused() {
             hs(&with(|claims| drop(claims.as_object_mut().unwrap().remove("aud")))),
             "the token is meant for somebody else",
         ),
+        (hs(&with(|claims| claims["iss"] = json!(["https://issuer.example.com"]))), "the token is by another issuer"),
+        (hs(&with(|claims| claims["sub"] = json!("x".repeat(256)))), "the name in the token is too long"),
         (hs(&with(|claims| claims["sub"] = json!(""))), "the token does not say whose it is"),
         (hs(&with(|claims| claims["sub"] = json!(5))), "the token does not say whose it is"),
         (hs(&with(|claims| claims["view"] = json!("large"))), "the token names a profile that does not exist"),
