@@ -318,7 +318,7 @@ fn a_call_that_waits_is_not_sent_with_a_key_that_was_revoked_meanwhile() {
     ci.call("one__pid", json!({}));
     gate.place.write("broken", "out of order");
     crate::mcp::client::signal(gate.child("one"), nix::sys::signal::Signal::SIGKILL);
-    gate.place.recorded("server_exiting", 1);
+    gate.place.recorded("server_crashed", 1);
     let address = gate.address.clone();
     // Its connection is cut when the key is revoked, and then there is no answer to look at.
     let waiting = std::thread::spawn(move || {
