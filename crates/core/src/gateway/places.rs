@@ -373,14 +373,16 @@ impl Gateway {
             let last_line = stderr.lines().rev().find(|line| !line.trim().is_empty());
             let quoted = last_line.map(|line| format!(" Last stderr line: {}", line.trim())).unwrap_or_default();
             place.failed_reload = Some(LastEnd { how: how.clone(), stderr, at: now });
-            self.out.push(Action::Record(Record {
-                id: Some(name.clone()),
-                kind: Some("backend"),
-                pid: connection.pid,
-                generation: Some(connection.generation),
-                detail: Some(format!("the new server did not start ({how}); the old one keeps serving")),
-                ..Record::new(record::Event::ReloadFailed)
-            }));
+            if self.stopping.is_none() {
+                self.out.push(Action::Record(Record {
+                    id: Some(name.clone()),
+                    kind: Some("backend"),
+                    pid: connection.pid,
+                    generation: Some(connection.generation),
+                    detail: Some(format!("the new server did not start ({how}); the old one keeps serving")),
+                    ..Record::new(record::Event::ReloadFailed)
+                }));
+            }
             for ticket in tickets {
                 self.ticket_done(
                     ticket,
