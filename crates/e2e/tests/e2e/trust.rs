@@ -82,7 +82,7 @@ fn is_root(test: &str) -> bool {
     is_root
 }
 
-const NOBODY: u32 = 65534;
+const OTHER_USER: u32 = 65534;
 
 #[test]
 fn a_build_command_runs_only_if_the_file_is_trusted() {
@@ -192,7 +192,7 @@ fn another_users_file_above_is_a_warning() {
         return;
     }
     let clone = Clone::with("outlast.toml", "[mcp]\nbuild = \"touch built\"\nname = \"theirs\"\n");
-    chown(clone.project.join("outlast.toml"), Some(NOBODY), Some(NOBODY)).expect("we are root");
+    chown(clone.project.join("outlast.toml"), Some(OTHER_USER), Some(OTHER_USER)).expect("we are root");
     fs::create_dir(clone.project.join("below")).expect("a directory");
     let client = clone.setup().cwd(Path::new(&clone.project.join("below"))).ready();
     let said = warnings(client);
@@ -312,7 +312,7 @@ fn a_record_that_others_can_write_is_not_used() {
     if is_root("a_record_that_others_can_write_is_not_used") {
         fs::remove_file(&record).expect("it is ours");
         fs::rename(&moved, &record).expect("it is ours");
-        chown(&record, Some(NOBODY), Some(NOBODY)).expect("we are root");
+        chown(&record, Some(OTHER_USER), Some(OTHER_USER)).expect("we are root");
         warning("it belongs to another user");
     }
 }
