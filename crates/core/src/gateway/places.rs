@@ -370,8 +370,6 @@ impl Gateway {
             }
             let place = self.places.get_mut(&key).expect("found above");
             let tickets = mem::take(&mut place.tickets);
-            let last_line = stderr.lines().rev().find(|line| !line.trim().is_empty());
-            let quoted = last_line.map(|line| format!(" Last stderr line: {}", line.trim())).unwrap_or_default();
             place.failed_reload = Some(LastEnd { how: how.clone(), stderr, at: now });
             if self.stopping.is_none() {
                 self.out.push(Action::Record(Record {
@@ -386,7 +384,7 @@ impl Gateway {
             for ticket in tickets {
                 self.ticket_done(
                     ticket,
-                    Err(format!("{name}: the new server did not start ({how}); the old one keeps serving.{quoted}")),
+                    Err(format!("{name} was not restarted: the new server did not start ({how}); the old one keeps serving")),
                 );
             }
             return;

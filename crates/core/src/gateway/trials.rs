@@ -247,7 +247,7 @@ impl Gateway {
         }
         self.leave_trial_place(trial.place);
         for ticket in tickets {
-            let words = format!("{name}: its changed configuration was not applied: {detail}; the old one goes on");
+            let words = format!("{name}: its changed configuration was not applied: {detail}; the old one keeps serving");
             self.ticket_done(ticket, Err(words));
         }
         true

@@ -104,7 +104,7 @@ fn a_bad_change_leaves_the_old_one_serving_under_its_old_settings_and_is_reporte
     assert_eq!(status["last_reload"]["ok"], false, "{status}");
     assert!(status["last_reload"]["error"].as_str().is_some_and(|words| words.contains("no such command")), "{status}");
     assert!(
-        matches!(&story.answers[..], [(3, Err(words))] if words.contains("a: ") && words.contains("the old one goes on")),
+        matches!(&story.answers[..], [(3, Err(words))] if words.contains("a: ") && words.contains("the old one keeps serving")),
         "{:?}",
         story.answers
     );

@@ -204,7 +204,7 @@ fn a_restart_that_fails_shows_what_the_new_process_wrote() {
     let failed = gate.outlast(&["restart", "one"]);
     let said = String::from_utf8_lossy(&failed.stderr).into_owned();
     assert_eq!(failed.status.code(), Some(1), "{said}");
-    for part in ["exit code 3", "the old one goes on", "its stderr:", "no such table: users"] {
+    for part in ["exit code 3", "the old one keeps serving", "its stderr:", "no such table: users"] {
         assert!(said.contains(part), "no {part:?} in {said}");
     }
     let report = gate.json(&["restart", "one"]);

@@ -184,7 +184,7 @@ impl Drop for World {
 fn over_stdio(test: &str, client: Client) {
     let Some(peers) = Peers::find(test) else { return };
     let mut world = World::new(&peers);
-    let command = [text(&outlast()), "gateway".into(), "--stdio".into()];
+    let command = [text(&outlast()), "gateway".into(), "--config".into(), "outlast.toml".into(), "--stdio".into()];
     let story = Peer::start(client, &world.project, &command).and_then(|mut peer| {
         world.outlives_everything(&mut peer)?;
         peer.close()
@@ -197,7 +197,7 @@ fn over_http(test: &str, clients: &[Client]) {
     let mut world = World::new(&peers);
     let path = world.project.path();
     let mut gateway = Command::new(outlast())
-        .args(["gateway", "--listen", "127.0.0.1:0"])
+        .args(["gateway", "--config", "outlast.toml", "--listen", "127.0.0.1:0"])
         .current_dir(&path)
         .env("HOME", &path)
         .stdin(Stdio::null())

@@ -146,7 +146,7 @@ fn a_bad_change_of_a_backend_leaves_the_old_child_serving_and_is_reported_everyw
 
     // No such command.
     let missing = "[[backend]]\nname = \"one\"\ncommand = \"/nowhere/at/all\"\n";
-    refused(&gate, missing, &["one", "could not be started", "the old one goes on"]);
+    refused(&gate, missing, &["one", "could not be started", "the old one keeps serving"]);
     serves(&mut session, old);
     let failed = gate.place.recorded("reload_failed", 1);
     assert_eq!((&failed["backend"], &failed["kind"]), (&json!("one"), &json!("backend")), "{failed}");
@@ -161,7 +161,7 @@ fn a_bad_change_of_a_backend_leaves_the_old_child_serving_and_is_reported_everyw
 
     // One that ends before it is ready, with its last words; one that is no server; one that cannot be reached.
     gate.place.write("broken", "no database\n");
-    refused(&gate, &backend("one", &["--fail-if", &broken], ""), &["no database", "the old one goes on"]);
+    refused(&gate, &backend("one", &["--fail-if", &broken], ""), &["no database", "the old one keeps serving"]);
     let silent = "[[backend]]\nname = \"one\"\ncommand = \"sleep\"\nargs = [\"600\"]\nstart_timeout = \"200ms\"\n";
     refused(&gate, silent, &["did not finish its handshake in 0.2 s"]);
     refused(&gate, "[[backend]]\nname = \"one\"\nurl = \"http://127.0.0.1:1/mcp\"\n", &["127.0.0.1:1"]);
