@@ -415,6 +415,8 @@ const UNCHECKED_MAX: usize = 100;
 const BATCH_MAX: usize = 256;
 /// How many requests of backends may wait for one client's answer; one more is refused.
 const ASKS_MAX: usize = 64;
+/// How many bytes of requests of one client may wait for backends, with all its sessions; one more fails at once.
+const HELD_BYTES_MAX: usize = 64 << 20;
 /// How large a request may be to be kept for a second try while it is in flight; a larger one fails at a crash.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 /// How many resources one client may be subscribed to; one more is refused.

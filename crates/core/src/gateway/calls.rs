@@ -161,6 +161,12 @@ impl Gateway {
             let failure = Failure::hold_full(self.owner_name(call.place.backend), held_max);
             return self.fail(*call, failure, now);
         }
+        let bytes = call.message.as_ref().map_or(message.len(), Bytes::len);
+        if call.whom.as_ref().is_some_and(|whom| self.holds_too_much(whom.client, bytes)) {
+            let failure = Failure::held_bytes(self.owner_name(call.place.backend), HELD_BYTES_MAX);
+            return self.fail(*call, failure, now);
+        }
+        let Some(place) = self.places.get_mut(&call.place) else { return };
         let due = *call.due.get_or_insert(now + hold);
         if call.message.is_none() {
             call.message = Some(Bytes::copy_from_slice(message));
@@ -173,6 +179,20 @@ impl Gateway {
         }
         self.calls.insert(key, call);
         self.wake_by(due);
+    }
+
+    /// Whether so many bytes more are too many of one client: of all its sessions, which have one name.
+    pub(super) fn holds_too_much(&self, client: Client, more: usize) -> bool {
+        let Some(name) = self.guests.get(&client).map(|guest| &guest.who.name) else { return false };
+        let is_its = |whom: &Whom| self.guests.get(&whom.client).is_some_and(|guest| guest.who.name == *name);
+        let held = self.calls.values().filter(|call| call.link.is_none());
+        let held = held.filter(|call| call.whom.as_ref().is_some_and(&is_its)).filter_map(|call| call.message.as_ref());
+        let waiting = self.gathering.iter().filter(|waiting| is_its(&waiting.whom));
+        let waiting = waiting.filter_map(|waiting| match &waiting.wants {
+            lists::Wants::Request { message, .. } => Some(message),
+            lists::Wants::List(_) => None,
+        });
+        held.chain(waiting).map(Bytes::len).sum::<usize>().saturating_add(more) > HELD_BYTES_MAX
     }
 
     /// What waited for a place goes to the link that fills it, in the order it came.

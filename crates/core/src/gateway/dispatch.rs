@@ -203,6 +203,10 @@ impl Gateway {
             let failure = Failure::hold_full(self.owner_name(owner), waiting);
             return self.refused_of(&asked, owner, &failure);
         }
+        if self.holds_too_much(asked.whom.client, asked.said.len()) {
+            let failure = Failure::held_bytes(self.owner_name(owner), HELD_BYTES_MAX);
+            return self.refused_of(&asked, owner, &failure);
+        }
         if self.places.get(&place).is_some_and(is_given_up) || self.stopping.is_some() {
             let failure = self.failure_of_place(place, now);
             return self.refused_of(&asked, owner, &failure);

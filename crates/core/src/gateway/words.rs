@@ -176,6 +176,14 @@ impl Failure {
         Failure::new(7004, "hold_full", Outcome::Unavailable, backend, message)
     }
 
+    pub fn held_bytes(backend: &str, max: usize) -> Failure {
+        let message = format!(
+            "This was not run: requests of this client with more than {} MiB would wait for backends; one is `{backend}`.",
+            max >> 20
+        );
+        Failure::new(7004, "hold_full", Outcome::Unavailable, backend, message)
+    }
+
     pub fn all_lent(backend: &str, max: usize) -> Failure {
         let message = format!("This was not run: {max} processes of the backend `{backend}` are at work for others.");
         Failure::new(7008, "all_lent", Outcome::Unavailable, backend, message)

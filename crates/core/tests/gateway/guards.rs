@@ -318,6 +318,31 @@ fn only_so_many_elements_of_a_list_are_kept() {
     assert!(story.notes.iter().any(|note| note.contains("too many")), "{:?}", story.notes);
 }
 
+#[test]
+fn one_client_cannot_fill_the_memory_with_calls_that_wait() {
+    let mut story = Story::simple(&[("a", maker(&["x"])), ("b", maker(&["y"]))]);
+    story.shake(2).shake_as(3, Who { name: "other".into(), role: None, profile: None }, json!({}));
+    story.auto = false;
+    for backend in ["a", "b"] {
+        let link = story.link(backend);
+        story.dies(link);
+    }
+    let large = "x".repeat(20 << 20);
+    let call = |story: &mut Story, client: u64, id: u64, tool: &str| {
+        story.ask(client, json!(id), "tools/call", json!({"name": tool, "arguments": {"text": large}}));
+    };
+    // Two sessions of one client, and two backends: it is one quota.
+    call(&mut story, 1, 1, "a__x");
+    call(&mut story, 2, 1, "b__y");
+    call(&mut story, 1, 2, "b__y");
+    story.hears_nothing(1).hears_nothing(2);
+    call(&mut story, 2, 2, "a__x");
+    let refused = story.heard(2).json();
+    assert_eq!(refused["result"]["_meta"]["outlast/failure"]["reason"], "hold_full", "{refused}");
+    call(&mut story, 3, 1, "a__x");
+    story.hears_nothing(3);
+}
+
 fn turn_off(story: &mut Story, what: Switch) {
     story.event(Event::SwitchAsked { ticket: 1, what, off: true });
 }

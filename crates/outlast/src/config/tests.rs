@@ -108,6 +108,8 @@ fn all_that_can_be_set_is_set() {
         origins = "https://app.example.com"
         profile = "small"
         sessions_max = 5
+        sessions_per_client = 4
+        forward_unknown = true
         session_idle = 90
         connections_max = 6
         body_max = "1MiB"
@@ -206,7 +208,8 @@ fn all_that_can_be_set_is_set() {
         (&front.hosts[..], &front.origins[..]),
         (&["gateway.example.com".into()][..], &["https://app.example.com".into()][..])
     );
-    assert_eq!((front.sessions_max, front.connections_max, front.body_max), (5, 6, 1 << 20));
+    assert_eq!((front.sessions_max, front.sessions_per_client), (5, 4));
+    assert_eq!((front.connections_max, front.body_max), (6, 1 << 20));
     assert_eq!(front.session_idle, secs(90));
 
     let [files, docs, bare] = settings.backends.as_slice() else { panic!("{:?}", settings.backends.len()) };

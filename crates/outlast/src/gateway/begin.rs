@@ -155,6 +155,7 @@ pub(super) fn options(address: SocketAddr, config: &Config) -> Result<listen::Op
             body_max: front.body_max,
             connections_max: front.connections_max,
             sessions_max: front.sessions_max,
+            sessions_of_client_max: front.sessions_per_client,
             session_ttl: front.session_idle,
             ..Limits::default()
         },

@@ -199,8 +199,13 @@ pub struct Limits {
     pub bodies_max: usize,
     /// A connection more is told so (503) and closed. There are fewer where the system allows fewer descriptors.
     pub connections_max: usize,
-    /// With a session more, the one that was idle longest ends; if all are in use, the new one is refused (503).
+    /// Connections of one address that are between two requests; with one more the one that was idle longest is closed.
+    pub idle_of_address_max: usize,
+    /// With a session more, the one of the same client that was idle longest ends; if it has none that is idle, the new one is
+    /// refused (503).
     pub sessions_max: usize,
+    /// The same for the sessions of one client, where clients prove who they are.
+    pub sessions_of_client_max: usize,
     /// A session that nobody is connected to and that was not heard of for so long ends.
     pub session_ttl: Duration,
     /// A request whose head is not whole after this is closed.
@@ -233,7 +238,9 @@ impl Default for Limits {
             body_max: 32 << 20,
             bodies_max: 256 << 20,
             connections_max: 1024,
+            idle_of_address_max: 256,
             sessions_max: 1024,
+            sessions_of_client_max: 256,
             session_ttl: Duration::from_secs(3600),
             head_timeout: Duration::from_secs(10),
             body_timeout: Duration::from_secs(30),

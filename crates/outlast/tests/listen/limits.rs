@@ -8,7 +8,7 @@ use std::{
 use outlast::gateway::listen::Limits;
 use serde_json::json;
 
-use crate::support::{Front, PATIENCE, initialize, limits, request};
+use crate::support::{Front, PATIENCE, initialize, limits, request, two_people};
 
 const NEWEST: &str = "2025-11-25";
 const SHORT: Duration = Duration::from_millis(100);
@@ -209,6 +209,43 @@ fn sessions_are_bounded_and_the_idlest_makes_room() {
     let answer = wire.post(&[], &initialize(NEWEST));
     assert_eq!((answer.status, answer.header("retry-after")), (503, Some("10")));
     assert_eq!((ask(&mut wire, &first), ask(&mut wire, &third)), (200, 200));
+}
+
+#[test]
+fn no_client_ends_the_session_of_another() {
+    let front = Front::with(Limits { sessions_max: 3, sessions_of_client_max: 2, ..limits() }, || Some(two_people()));
+    let open = |token: &str| {
+        let answer = front.connect().post(&[("authorization", token)], &initialize(NEWEST));
+        (answer.status, answer.header("mcp-session-id").unwrap_or_default().to_owned())
+    };
+    let ask = |token: &str, session: &str| {
+        let headers = [("authorization", token), ("mcp-session-id", session)];
+        front.connect().post(&headers, &request(1, "echo", json!({}))).status
+    };
+    let (anna, bert) = ("Bearer anna", "Bearer bert");
+    let (_, first) = open(anna);
+    let berts: Vec<(u16, String)> = (0..4).map(|_| open(bert)).collect();
+    assert!(berts.iter().all(|(status, _)| *status == 200), "{berts:?}");
+    // Only his own made room: two are left to him, and hers is there.
+    assert_eq!(ask(anna, &first), 200);
+    let left: Vec<u16> = berts.iter().map(|(_, id)| ask(bert, id)).collect();
+    assert_eq!(left, [404, 404, 200, 200]);
+    // All places are taken, and she may only end her own.
+    assert_eq!(open(anna).0, 200);
+    assert_eq!((ask(anna, &first), ask(bert, &berts[3].1)), (404, 200));
+}
+
+#[test]
+fn an_address_with_many_idle_connections_loses_the_oldest() {
+    let front = Front::with(Limits { idle_of_address_max: 2, ..limits() }, || None);
+    let mut wires: Vec<crate::support::Wire> = Vec::new();
+    for _ in 0..4 {
+        let mut wire = front.connect();
+        assert_eq!(wire.post(&[], &initialize(NEWEST)).status, 200);
+        wires.push(wire);
+    }
+    assert!(wires[0].is_closed() && wires[1].is_closed());
+    assert_eq!(wires[3].post(&[], &initialize(NEWEST)).status, 200);
 }
 
 #[test]

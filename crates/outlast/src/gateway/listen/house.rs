@@ -73,6 +73,12 @@ enum Guest {
     Request(Request),
 }
 
+impl Guest {
+    fn is_session_of(&self, who: &Who) -> bool {
+        matches!(self, Guest::Session(session) if session.who.name == who.name)
+    }
+}
+
 /// One POST of the stateless era.
 struct Request {
     way: Way,
@@ -354,11 +360,24 @@ impl House {
             return None;
         }
         let (key, line) = (self.next_line, Line::new(ends, self.backlog.clone(), now));
+        self.close_idlest(&line);
         self.next_line += 1;
         self.lines.insert(key, line.clone());
         let idle = now + self.limits.idle_timeout;
         self.want(idle);
         Some((key, line))
+    }
+
+    /// An address that holds too many connections without using them loses the one that was idle longest.
+    fn close_idlest(&self, new: &Line) {
+        let address = new.peer_ip();
+        let idle = self.lines.values().filter(|line| line.peer_ip() == address);
+        let idle: Vec<(Instant, &Rc<Line>)> = idle.filter_map(|line| Some((line.idle_since()?, line))).collect();
+        if idle.len() >= self.limits.idle_of_address_max
+            && let Some((_, line)) = idle.into_iter().min_by_key(|(since, _)| *since)
+        {
+            line.cut();
+        }
     }
 
     pub fn line_left(&mut self, key: u64) {
@@ -389,9 +408,17 @@ impl House {
         line: Rc<Line>,
         now: Instant,
     ) -> Result<Exchange, Box<Answer>> {
-        let count = self.guests.values().filter(|guest| matches!(guest, Guest::Session(_))).count();
-        if count >= self.limits.sessions_max && !self.end_idlest() {
-            return Err(words::too_many_sessions(self.limits.sessions_max));
+        let all = self.guests.values().filter(|guest| matches!(guest, Guest::Session(_))).count();
+        let own = self.guests.values().filter(|guest| guest.is_session_of(&who)).count();
+        // Where nobody proves who they are, all have one name.
+        let own_max = if line.is_known() { self.limits.sessions_of_client_max } else { usize::MAX };
+        for (count, max) in [(own, own_max), (all, self.limits.sessions_max)] {
+            if count >= max {
+                match self.end_idlest(&who) {
+                    true => break,
+                    false => return Err(words::too_many_sessions(max)),
+                }
+            }
         }
         let client = self.next_client();
         let mut session = Session::new(client, who.clone(), now);
@@ -682,10 +709,12 @@ impl House {
         }
     }
 
-    /// Makes room for a new session; false if all are in use.
-    fn end_idlest(&mut self) -> bool {
+    /// Makes room for a new session of a client, by ending one of its own; false if it has none, or all are in use.
+    fn end_idlest(&mut self, who: &Who) -> bool {
         let idle = self.guests.iter().filter_map(|(client, guest)| match guest {
-            Guest::Session(session) if !session.is_attended() => Some((session.seen, *client)),
+            Guest::Session(session) if guest.is_session_of(who) && !session.is_attended() => {
+                Some((session.seen, *client))
+            }
             _ => None,
         });
         let idlest = idle.min();

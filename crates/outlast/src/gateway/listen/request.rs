@@ -159,7 +159,7 @@ pub fn identify(door: &Door, line: &Line, headers: &HeaderMap) -> Result<Rc<Who>
             answer.with("www-authenticate", refused.challenge)
         }),
     }?;
-    line.set_who(&who, until);
+    line.set_who(&who, door.auth.borrow().is_some(), until);
     Ok(who)
 }
 

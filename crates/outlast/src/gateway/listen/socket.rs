@@ -52,6 +52,8 @@ pub struct Line {
     peer_user: Cell<Option<PeerUser>>,
     /// Who sent the request that is being answered, if that was found out.
     who: RefCell<Option<Rc<Who>>>,
+    /// It proved that.
+    is_known: Cell<bool>,
     /// When its credentials expire.
     until: Cell<Option<SystemTime>>,
     phase: Cell<Phase>,
@@ -117,6 +119,7 @@ impl Line {
             peer: ends.peers.map_or_else(String::new, |peer| peer.to_string()).into(),
             peer_user: Cell::new(None),
             who: RefCell::new(None),
+            is_known: Cell::new(false),
             until: Cell::new(None),
             waiting: Cell::new(0),
             backlog,
@@ -137,9 +140,23 @@ impl Line {
         self.ends.peers.map(|address| address.ip())
     }
 
-    pub fn set_who(&self, who: &Rc<Who>, until: Option<SystemTime>) {
+    pub fn set_who(&self, who: &Rc<Who>, is_known: bool, until: Option<SystemTime>) {
         self.who.replace(Some(who.clone()));
+        self.is_known.set(is_known);
         self.until.set(until);
+    }
+
+    /// Since when it is between two requests, or before the first.
+    pub fn idle_since(&self) -> Option<Instant> {
+        match self.phase.get() {
+            Phase::Idle(since) => Some(since),
+            Phase::Head(_) | Phase::Busy => None,
+        }
+    }
+
+    /// Whether the sender of its request proved who it is.
+    pub fn is_known(&self) -> bool {
+        self.is_known.get()
     }
 
     pub fn who(&self) -> Option<Rc<Who>> {
