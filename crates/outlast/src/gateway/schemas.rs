@@ -422,7 +422,7 @@ mod tests {
         for keyword in ["allOf", "anyOf", "oneOf"] {
             assert!(matches!(check(&definitions(24, keyword), "{}"), Fit::Unchecked(_)), "{keyword}");
             // What is just affordable is checked.
-            assert!(is_misfit(&definitions(11, keyword), "{}"), "{keyword}");
+            assert!(is_misfit(&definitions(10, keyword), "{}"), "{keyword}");
         }
         let twice = r##"{"properties": {"a": {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}}}"##;
         let nested = |depth: usize| format!("{}1{}", r#"{"a":"#.repeat(depth), "}".repeat(depth));
