@@ -31,6 +31,12 @@ pub const PASSED: [&str; 74] = [
     "NVM_*", "VOLTA_HOME", "CARGO_HOME", "RUSTUP_HOME", "GOPATH", "JAVA_HOME", "VIRTUAL_ENV",
 ];
 
+/// Of those, what holds keys and settings of agents and their models: a server behind the gateway does not get them.
+#[rustfmt::skip]
+pub const FOR_AGENTS: [&str; 9] = [
+    "ANTHROPIC_*", "CLAUDE_*", "DISABLE_*", "OPENAI_*", "CODEX_*", "GEMINI_*", "GOOGLE_*", "AWS_*", "AZURE_*",
+];
+
 /// Besides those, for an agent with a profile.
 #[rustfmt::skip]
 pub const PASSED_TO_AGENTS: [&str; 5] = ["IS_SANDBOX", "*_API_KEY", "OTEL_*", "GH_TOKEN", "GITHUB_TOKEN"];
@@ -155,12 +161,47 @@ pub fn build(
         all.retain(|(name, _)| name != "TERM");
         all.push(("TERM".into(), TERM_DEFAULT.into()));
     }
+    let left_out = left_out(&ours, &all);
+    Ok(Environment { all, left_out })
+}
+
+/// The environment of a server behind the gateway: what passes, and what its configuration sets. Secrets of the gateway, such as
+/// the one that tokens are signed with, are not its business.
+pub fn of_backend(
+    ours: impl IntoIterator<Item = (OsString, OsString)>,
+    configured: impl IntoIterator<Item = (OsString, OsString)>,
+    cwd: &Path,
+) -> Environment {
+    let nothing = For { profile: Profile::None, args: &[], passed: &[] };
+    let is_for_agents =
+        |name: &OsStr| name.to_str().is_some_and(|name| FOR_AGENTS.iter().any(|pattern| fits(pattern, name)));
+    let passes = |name: &OsStr| is_listed(name, nothing) && !is_for_agents(name);
+    let ours: Vec<(OsString, OsString)> = ours.into_iter().collect();
+    let mut all: Vec<(OsString, OsString)> = ours.iter().filter(|(name, _)| passes(name)).cloned().collect();
+    for (name, value) in [("PWD".into(), cwd.into())].into_iter().chain(configured) {
+        all.retain(|(known, _)| !is_same(known, &name));
+        all.push((name, value));
+    }
+    let left_out = left_out(&ours, &all);
+    Environment { all, left_out }
+}
+
+fn left_out(ours: &[(OsString, OsString)], all: &[(OsString, OsString)]) -> Vec<String> {
     let is_there =
         |name: &OsStr| REPLACED.iter().any(|known| name == *known) || all.iter().any(|(known, _)| is_same(known, name));
     let left_out = ours.iter().map(|(name, _)| name).filter(|name| !is_there(name));
     let mut left_out: Vec<String> = left_out.map(|name| name.to_string_lossy().into_owned()).collect();
     left_out.sort_unstable();
-    Ok(Environment { all, left_out })
+    left_out
+}
+
+/// The line in the log that names what a backend was not given, and how it is passed. None if nothing was left out.
+pub fn left_out_of_backend_in_words(left_out: &[String]) -> Option<String> {
+    let all = format!(
+        "variables not passed to it: {}; `env` in its table passes one, `inherit_env = true` all",
+        left_out.join(", ")
+    );
+    (!left_out.is_empty()).then_some(all)
 }
 
 /// The most names in the line at the start; `state` and the log have all of them.
@@ -391,5 +432,39 @@ mod tests {
         assert_eq!((error.line, error.what.as_str()), (4, "there is no variable `NONE` to put in"));
         let error = build_from(&[], &[], &[("A", "${NONE")], None).unwrap_err();
         assert_eq!(error.what, "`${NONE` has no closing brace");
+    }
+
+    #[test]
+    fn a_backend_gets_what_passes_and_what_it_is_given() {
+        let named = |pairs: &[(&str, &str)]| -> Vec<(OsString, OsString)> {
+            pairs.iter().map(|(name, value)| (name.into(), value.into())).collect()
+        };
+        let ours = named(&[
+            ("PATH", "/bin"),
+            ("HOME", "/home/ann"),
+            ("PWD", "/elsewhere"),
+            ("SIGNING", "secret"),
+            ("GITHUB_TOKEN", "secret"),
+            ("AWS_SECRET_ACCESS_KEY", "secret"),
+            ("ANTHROPIC_API_KEY", "secret"),
+            ("LC_ALL", "C"),
+        ]);
+        let built = of_backend(ours, named(&[("GITHUB_TOKEN", "its own"), ("HOME", "/srv")]), Path::new("/work"));
+        let mut all = built.all;
+        all.sort();
+        assert_eq!(
+            all,
+            named(&[
+                ("GITHUB_TOKEN", "its own"),
+                ("HOME", "/srv"),
+                ("LC_ALL", "C"),
+                ("PATH", "/bin"),
+                ("PWD", "/work")
+            ])
+        );
+        assert_eq!(built.left_out, ["ANTHROPIC_API_KEY", "AWS_SECRET_ACCESS_KEY", "SIGNING"]);
+        let words = left_out_of_backend_in_words(&built.left_out).unwrap();
+        assert!(words.contains("SIGNING") && words.contains("inherit_env") && !words.contains("secret"), "{words}");
+        assert!(FOR_AGENTS.iter().all(|pattern| PASSED.contains(pattern)));
     }
 }

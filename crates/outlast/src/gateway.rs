@@ -29,6 +29,7 @@ use tokio::{
 
 use crate::{
     control::Control,
+    environment::{self, Environment},
     journal::{Journal, Origin, SessionLabel},
     memory_watch::MemoryWatch,
     os::{self, Household, News},
@@ -108,6 +109,8 @@ pub struct Driver {
     outside: Rope,
     /// By serial.
     links: BTreeMap<u64, Wire>,
+    /// Names of our variables that each backend did not get, by its name.
+    left_out: BTreeMap<String, Vec<String>>,
     /// Children with a deadline, by serial.
     restless: BTreeSet<u64>,
     /// Links with something to be sent in this turn.
@@ -233,6 +236,7 @@ impl Driver {
             tower,
             rung: Vec::new(),
             links: BTreeMap::new(),
+            left_out: BTreeMap::new(),
             restless: BTreeSet::new(),
             full: Vec::new(),
             heard: Vec::new(),
@@ -545,10 +549,20 @@ impl Driver {
         let Kind::Stdio { command, args, env, cwd } = &backend.kind else { return };
         let cwd = cwd.as_ref().map_or_else(|| self.plan.cwd.clone(), |cwd| self.plan.cwd.join(cwd.expose()));
         let args: Vec<String> = args.iter().map(|word| word.expose().to_owned()).collect();
+        let configured = env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value.expose())));
+        let env = match backend.inherit_env {
+            true => configured.collect(),
+            false => {
+                let Environment { all, left_out } = environment::of_backend(environment::ours(), configured, &cwd);
+                self.env_left_out(&backend.name, left_out);
+                all
+            }
+        };
         let order = Command {
             program: command.expose(),
             args: &args,
-            env: env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value.expose()))).collect(),
+            env,
+            env_is_all: !backend.inherit_env,
             cwd: &cwd,
             tag: format!("{}.{}.{}", self.plan.id, backend.name, link.serial),
         };
@@ -562,6 +576,17 @@ impl Driver {
                 self.tell(Event::LinkDown { link, how, stderr_tail: String::new(), unsent: Vec::new() });
             }
         }
+    }
+
+    /// Variables of ours that a backend does not get; told when that changes.
+    fn env_left_out(&mut self, backend: &str, left_out: Vec<String>) {
+        if self.left_out.get(backend) == Some(&left_out) {
+            return;
+        }
+        if let Some(words) = environment::left_out_of_backend_in_words(&left_out) {
+            self.journal.note(&format!("{backend}: {words}"));
+        }
+        self.left_out.insert(backend.to_owned(), left_out);
     }
 
     fn tell_link(&mut self, link: Link, message: Bytes) {

@@ -96,6 +96,7 @@ impl Inherit {
             cwd: self.plan.cwd.clone(),
             env: Vec::new(),
             tag: format!("{}.{}", self.plan.id, self.generation),
+            env_is_all: false,
             stdio: Stdio::Inherit,
         };
         match self.household.spawn(self.generation.into(), &order) {

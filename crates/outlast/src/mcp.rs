@@ -337,6 +337,7 @@ impl Driver {
             cwd: self.plan.cwd.clone(),
             env: Vec::new(),
             tag: format!("{}.{generation}", self.plan.id),
+            env_is_all: false,
             stdio: Stdio::Piped,
         };
         match self.household.spawn(generation.into(), &order) {
@@ -605,6 +606,7 @@ impl Driver {
             cwd: self.plan.cwd.clone(),
             env: Vec::new(),
             tag: format!("{}.build", self.plan.id),
+            env_is_all: false,
             stdio: Stdio::Build,
         };
         match self.household.spawn(BUILD, &order) {

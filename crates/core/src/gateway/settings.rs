@@ -37,6 +37,8 @@ pub struct Backend {
     /// How many processes `per_session` may have at a time.
     pub children_max: usize,
     pub start: Start,
+    /// Its process gets all of the gateway's environment.
+    pub inherit_env: bool,
     pub era: EraChoice,
     pub policy: Policy,
     /// A call that takes longer is cancelled and fails; progress begins it anew, up to `call_max` in all.

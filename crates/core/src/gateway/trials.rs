@@ -275,5 +275,8 @@ impl Gateway {
 /// Whether a change can only be made with another process or connection. All else is applied to what runs.
 pub(super) fn needs_process(old: &Backend, new: &Backend) -> bool {
     let is_pool = |backend: &Backend| matches!(backend.children, Children::Pool(_));
-    old.kind != new.kind || old.era != new.era || is_pool(old) != is_pool(new)
+    old.kind != new.kind
+        || old.era != new.era
+        || old.inherit_env != new.inherit_env
+        || is_pool(old) != is_pool(new)
 }

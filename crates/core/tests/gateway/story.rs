@@ -39,6 +39,7 @@ pub fn stdio(name: &str) -> Backend {
         children: Children::Shared,
         children_max: 64,
         start: Start::Eager,
+        inherit_env: false,
         era: EraChoice::Auto,
         policy: Policy { jitter_percent: 0, ..Policy::exponential() },
         call_timeout: secs(60),

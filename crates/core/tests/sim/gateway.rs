@@ -521,6 +521,7 @@ fn backend(name: &str, dice: &mut Dice) -> Backend {
         _ => Children::Shared,
     };
     Backend {
+        inherit_env: dice.one_in(4),
         name: name.into(),
         kind,
         prefix: if dice.one_in(6) { String::new() } else { format!("{name}__") },

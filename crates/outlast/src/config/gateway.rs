@@ -285,6 +285,7 @@ impl Check<'_> {
                 Some("lazy") => Start::Lazy,
                 _ => Start::Eager,
             },
+            inherit_env: section.truth("inherit_env"),
             era: match section.text("era").as_deref() {
                 Some("handshake") => EraChoice::Handshake,
                 Some("stateless") => EraChoice::Stateless,

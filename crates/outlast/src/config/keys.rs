@@ -182,6 +182,13 @@ pub const BACKEND: &[Key] = &[
     key("args", Shape::Texts, "[]", "Its arguments.").guarded(),
     key("env", Shape::Pairs, "{}", "Variables for its environment. Secrets by reference: `\"${GITHUB_TOKEN}\"`.")
         .guarded(),
+    key(
+        "inherit_env",
+        Shape::Truth,
+        "false",
+        "It gets all variables of the gateway's own environment, its secrets among them, and not only the usual ones.",
+    )
+    .guarded(),
     key("cwd", Shape::Path, "\".\"", "Where it works.").guarded_outside(),
     key("url", Shape::Text, "", "The address of a server that runs already. Either this or `command`.").guarded(),
     key(
@@ -278,6 +285,7 @@ pub const BACKEND: &[Key] = &[
 pub const OF_COMMANDS: &[&str] = &[
     "args",
     "env",
+    "inherit_env",
     "cwd",
     "children",
     "children_max",

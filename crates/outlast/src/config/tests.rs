@@ -119,6 +119,7 @@ fn all_that_can_be_set_is_set() {
         command = "npx"
         args = ["-y", "${HOME_DIR:-/data}"]
         env = { TOKEN = "${GITHUB_TOKEN}" }
+        inherit_env = true
         prefix = "fs_"
         allow = ["read*"]
         deny = "read_secret"
@@ -258,6 +259,8 @@ fn all_that_can_be_set_is_set() {
     assert_eq!(settings.rates.default, Some(Rate { per_minute: 60, burst: 60 }));
     assert_eq!(settings.rates.of("fs_read"), Some(Rate { per_minute: 6, burst: 2 }), "in the order of the file");
     assert_eq!(settings.switched_off, [Switch::Backend("docs".into()), Switch::Tool("fs_read_file".into())]);
+    assert!(settings.backends[0].inherit_env);
+    assert!(settings.forward_unknown);
     assert_eq!((settings.limits.hold, settings.limits.held_max), (secs(1), 2));
     assert_eq!((settings.limits.in_flight_max, settings.limits.page, settings.limits.retry_given_up), (3, 4, secs(10)));
     let watched: Vec<_> = gateway.watched.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();

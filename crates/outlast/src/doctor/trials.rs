@@ -164,6 +164,7 @@ impl All<'_> {
                 cwd: trial.cwd.clone(),
                 env: trial.env.iter().map(|(name, value)| (name.into(), value.into())).collect(),
                 tag: format!("doctor-{}.{at}", std::process::id()),
+                env_is_all: false,
                 stdio: Stdio::Piped,
             };
             let now = Instant::now();

@@ -38,6 +38,8 @@ pub struct Command<'a> {
     pub program: &'a str,
     pub args: &'a [String],
     pub env: Vec<(OsString, OsString)>,
+    /// It gets nothing of our own environment besides.
+    pub env_is_all: bool,
     pub cwd: &'a Path,
     /// Carried by all its descendants; no two children share one.
     pub tag: String,
@@ -50,6 +52,7 @@ impl Command<'_> {
             args: self.args.iter().map(OsString::from).collect(),
             cwd: self.cwd.to_owned(),
             env: self.env,
+            env_is_all: self.env_is_all,
             tag: self.tag,
             stdio: Stdio::Piped,
         }

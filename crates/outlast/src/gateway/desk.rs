@@ -291,7 +291,10 @@ impl Driver {
             state["last_stderr"] = child.tail.last().into();
         }
         state["diverted"] = diverted.into();
-        let kind = self.gateway.backends().find(|backend| backend.name == name).map(|backend| &backend.kind);
+        let settings = self.gateway.backends().find(|backend| backend.name == name);
+        let left_out = self.left_out.get(&name).filter(|_| settings.is_some_and(|backend| !backend.inherit_env));
+        state["env_left_out"] = left_out.cloned().unwrap_or_default().into();
+        let kind = settings.map(|backend| &backend.kind);
         state["command"] = match kind {
             Some(Kind::Stdio { command, args, .. }) => {
                 let words: Vec<String> = [command].into_iter().chain(args).map(Resolved::to_string).collect();

@@ -120,8 +120,10 @@ pub struct Order {
     pub program: OsString,
     pub args: Vec<OsString>,
     pub cwd: PathBuf,
-    /// Additions to our own environment; for a child with a terminal, all it has.
+    /// Additions to our own environment, or all that the child has.
     pub env: Vec<(OsString, OsString)>,
+    /// It gets nothing of our own environment. A child with a terminal never does.
+    pub env_is_all: bool,
     /// The value of [`CHILD_TAG`]. No two living children share one.
     pub tag: String,
     pub stdio: Stdio,

@@ -83,6 +83,7 @@ impl Terminal {
             cwd: self.place.cwd.path.clone(),
             env: self.place.env.clone(),
             tag: format!("{}.{key}", self.plan.id),
+            env_is_all: true,
             stdio: Stdio::Terminal(self.viewers.size()),
         };
         match self.household.spawn(key, &order) {

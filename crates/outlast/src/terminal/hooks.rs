@@ -73,6 +73,7 @@ impl Hooks {
                 ("OUTLAST_EVENT".into(), name.to_owned().into()),
             ],
             tag: format!("{}.notify{}", plan.id, key - KEYS),
+            env_is_all: false,
             stdio: Stdio::Piped,
         };
         match household.spawn(key, &order) {

@@ -335,6 +335,33 @@ fn a_call_that_waits_is_not_sent_with_a_key_that_was_revoked_meanwhile() {
     gate.end();
 }
 
+#[test]
+fn a_backend_does_not_get_the_secrets_of_the_gateway() {
+    let environment_of = |pid: u32| {
+        let all = std::fs::read(format!("/proc/{pid}/environ")).expect("the environment of a child of ours");
+        let all: Vec<String> =
+            all.split(|byte| *byte == 0).map(|one| String::from_utf8_lossy(one).into_owned()).collect();
+        all
+    };
+    let config = backend("one", &[], &format!("{HASTY}\nenv = {{ GIVEN = \"${{TOKEN}}\" }}"))
+        + &backend("two", &[], &format!("{HASTY}\ninherit_env = true"))
+        + &auth();
+    let gate = Gate::listen_with(Place::new(), &config, |setup| setup.env("SIGNING", SECRET).env("TOKEN", "t0ken"));
+    let (one, two) = (environment_of(gate.child("one")), environment_of(gate.child("two")));
+    let signing = format!("SIGNING={SECRET}");
+    assert!(two.contains(&signing), "{two:?}");
+    assert!(!one.iter().any(|entry| entry.contains(SECRET) || entry.starts_with("TOKEN=")), "{one:?}");
+    assert!(one.contains(&"GIVEN=t0ken".to_owned()), "{one:?}");
+    assert!(one.iter().any(|entry| entry.starts_with("PATH=")), "{one:?}");
+    let left_out = gate.backend("one")["env_left_out"].clone();
+    let has = |name: &str| left_out.as_array().is_some_and(|names| names.contains(&json!(name)));
+    assert!(has("SIGNING") && has("TOKEN") && !has("PATH"), "{left_out}");
+    assert_eq!(gate.backend("two")["env_left_out"], json!([]));
+    let line = gate.client.says("one: variables not passed to it: ");
+    assert!(line.contains("SIGNING") && line.contains("inherit_env"), "{line}");
+    gate.end();
+}
+
 /// A backend that does not look for an id would run it, and no guard had seen it.
 #[test]
 fn a_tool_call_without_an_id_reaches_no_backend() {

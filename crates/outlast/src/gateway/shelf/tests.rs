@@ -18,6 +18,7 @@ fn backend(name: &str, command: &str) -> Backend {
         children: Children::Shared,
         children_max: 64,
         start: Start::Eager,
+        inherit_env: false,
         era: EraChoice::Auto,
         policy: Policy::exponential(),
         call_timeout: Duration::ZERO,

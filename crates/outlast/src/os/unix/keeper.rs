@@ -431,9 +431,10 @@ fn timeout(next: Option<Instant>) -> PollTimeout {
 fn command(order: &Order, [stdin, stdout, stderr]: [OwnedFd; 3]) -> Command {
     let mut command = Command::new(&order.program);
     let has_terminal = matches!(order.stdio, Stdio::Terminal(_));
-    if has_terminal {
+    if has_terminal || order.env_is_all {
         command.env_clear();
-    } else {
+    }
+    if !has_terminal {
         command.process_group(0);
     }
     command

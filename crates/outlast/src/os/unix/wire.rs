@@ -40,7 +40,7 @@ pub(super) fn encode_spawn(key: u64, order: &Order) -> io::Result<Vec<u8>> {
     frame.put_bytes(std::path::absolute(&order.cwd)?.as_os_str().as_bytes());
     frame.put_bytes(order.tag.as_bytes());
     let has_terminal = matches!(order.stdio, Stdio::Terminal(_));
-    let mut frame = frame.with_u32(has_terminal.into());
+    let mut frame = frame.with_u32(u32::from(has_terminal) | u32::from(order.env_is_all) << 1);
     frame.put_length(order.args.len());
     for arg in &order.args {
         frame.put_bytes(arg.as_bytes());
@@ -75,14 +75,15 @@ pub(super) fn take_request(inbox: &mut Vec<u8>) -> io::Result<Option<Request>> {
                 let program = body.take_os_string()?;
                 let cwd = PathBuf::from(body.take_os_string()?);
                 let tag = body.take_string()?;
-                let has_terminal = body.take_u32()? != 0;
+                let flags = body.take_u32()?;
+                let (has_terminal, env_is_all) = (flags & 1 != 0, flags & 2 != 0);
                 let args = (0..body.take_u32()?).map(|_| body.take_os_string()).collect::<Option<_>>()?;
                 let env = (0..body.take_u32()?)
                     .map(|_| Some((body.take_os_string()?, body.take_os_string()?)))
                     .collect::<Option<_>>()?;
                 // The keeper is handed the ends themselves, and cares only whether they are a terminal.
                 let stdio = if has_terminal { Stdio::Terminal(Size::default()) } else { Stdio::Piped };
-                Request::Spawn { key, order: Order { program, args, cwd, env, tag, stdio } }
+                Request::Spawn { key, order: Order { program, args, cwd, env, env_is_all, tag, stdio } }
             }
             b'H' => Request::Signal { key, signal: Signal::HangUp },
             b'T' => Request::Signal { key, signal: Signal::Terminate },
@@ -253,6 +254,7 @@ mod tests {
             args: vec!["a".into(), "".into(), "x".repeat(100_000).into()],
             cwd: "/somewhere".into(),
             env: vec![("NAME".into(), "value".into())],
+            env_is_all: true,
             tag: "id.7".into(),
             stdio: Stdio::Piped,
         };

@@ -228,6 +228,9 @@ impl Household {
 
 fn command(order: &Order) -> Command {
     let mut command = Command::new(locate(order).unwrap_or_else(|| order.program.clone().into()));
+    if order.env_is_all {
+        command.env_clear();
+    }
     command
         .args(&order.args)
         .current_dir(&order.cwd)
@@ -304,6 +307,7 @@ mod tests {
             cwd: env::temp_dir(),
             env: env::vars_os().collect(),
             tag: "test".into(),
+            env_is_all: false,
             stdio: Stdio::Terminal(Size { columns: 90, rows: 30, width: 0, height: 0 }),
         }
     }
