@@ -53,9 +53,11 @@ fn a_backend_has_its_own_environment_and_directory() {
     let config = backend("one", &[], "env = { SECRET = \"s-${OUTER}\", PLAIN = \"yes\" }\ncwd = \"inside\"");
     place.write("outlast.toml", &config);
     let mut client = Setup::gateway(&place).env("OUTER", "outer").options(["--stdio"]).hasty().ready();
-    for (name, value) in [("SECRET", "s-outer"), ("PLAIN", "yes"), ("OUTER", "outer")] {
+    for (name, value) in [("SECRET", "s-outer"), ("PLAIN", "yes")] {
         assert_eq!(client.call("one__env", json!({"name": name})), value, "{name}");
     }
+    let outer = client.ask("tools/call", json!({"name": "one__env", "arguments": {"name": "OUTER"}}));
+    assert_eq!(outer["result"]["isError"], true, "only what it was given: {outer}");
     let pid = client.call("one__pid", json!({}));
     let cwd = std::fs::read_link(format!("/proc/{pid}/cwd")).expect("it runs");
     assert!(cwd.ends_with("inside"), "{}", cwd.display());
