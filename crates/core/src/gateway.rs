@@ -402,7 +402,7 @@ const LIST_PAGES_MAX: usize = 100;
 /// How large one backend's four lists may be together; what comes after is left out, and that is noted.
 const OFFER_BYTES_MAX: usize = 16 << 20;
 /// How many elements one list of a backend may have; what comes after is left out, and that is noted.
-const LIST_ITEMS_MAX: usize = 100_000;
+const LIST_ITEMS_MAX: usize = 20_000;
 /// How long the address of a resource may be to be held against templates; a longer one fits none.
 const URI_MATCHED_MAX: usize = 8 << 10;
 /// How long the name of a tool or prompt may be; one with a longer name is left out.

@@ -46,6 +46,11 @@ fn offset(cursor: Option<Raw<'_>>) -> Result<usize, String> {
 impl Gateway {
     pub(super) fn search_asked(&mut self, asked: Asked<'_>, name: &str, now: Instant) {
         let arguments = asked.params.arguments();
+        // They name the tool that is called, and so they are read by guards.
+        if let Some(member) = arguments.and_then(|arguments| message::doubled(arguments, |_| false)) {
+            let words = format!("`{}` is there twice, or in other capitals", words::cut(&member, 50));
+            return self.unknown(&asked, words, Some(name));
+        }
         if name == CALL {
             return self.call_through(asked, now);
         }

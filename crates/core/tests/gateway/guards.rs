@@ -202,6 +202,8 @@ fn a_search_client_finds_reads_and_calls() {
     assert_eq!(code(&mut story, 1), -32602);
     use_tool(&mut story, "call_tool", json!({"name": "call_tool"}));
     assert_eq!(code(&mut story, 1), -32602);
+    use_tool(&mut story, "call_tool", json!({"name": "a__time", "Name": "b__hidden"}));
+    assert_eq!(code(&mut story, 1), -32602);
 }
 
 #[test]
@@ -314,7 +316,7 @@ fn only_so_many_elements_of_a_list_are_kept() {
         "0,".repeat(200_000)
     );
     story.event(Event::LinkSaid { link, message: page.into() });
-    assert_eq!(story.status("a")["offers"]["tools"], 100_000);
+    assert_eq!(story.status("a")["offers"]["tools"], 20_000);
     assert!(story.notes.iter().any(|note| note.contains("too many")), "{:?}", story.notes);
 }
 

@@ -230,6 +230,14 @@ impl World {
                 }
             }
             _ if self.dice.one_in(3) => self.client_leaves(client),
+            // Nothing but notifications of MCP reaches a backend without an id.
+            _ if handshake => {
+                let method = self.dice.pick(&["tools/call", "notifications/strange", "resources/read"]);
+                self.client_says(
+                    client,
+                    &json!({"jsonrpc": "2.0", "method": method, "params": {"name": "t0", "uri": "r://0/0"}}),
+                );
+            }
             _ => {}
         }
     }

@@ -127,6 +127,9 @@ impl World {
             return;
         }
         let Some(id) = said.get("id") else {
+            let known = ["initialized", "cancelled", "progress", "roots/list_changed"];
+            let is_known = known.iter().any(|known| said["method"] == format!("notifications/{known}"));
+            check!(self, is_known, "{link:?} was told {said} without an id");
             if said["method"] == "notifications/cancelled" {
                 let (now, is_stubborn) = (self.now, server.is_stubborn && !self.resting);
                 let is_it = |work: &Work| work.id == said["params"]["requestId"];

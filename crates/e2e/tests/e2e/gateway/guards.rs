@@ -335,6 +335,40 @@ fn a_call_that_waits_is_not_sent_with_a_key_that_was_revoked_meanwhile() {
     gate.end();
 }
 
+/// 1.5 KB of it stopped the gateway for 5 s.
+#[test]
+fn a_schema_that_costs_too_much_leaves_its_tool_unchecked_and_is_reported() {
+    let place = Place::new();
+    let mut definitions = serde_json::Map::new();
+    for n in 0..24 {
+        let next = json!({"$ref": format!("#/$defs/d{}", n + 1)});
+        definitions.insert(format!("d{n}"), json!({"anyOf": [next, next]}));
+    }
+    definitions.insert("d24".into(), json!({"type": "string"}));
+    let bomb = json!({"$ref": "#/$defs/d0", "$defs": definitions});
+    let twice = json!({"properties": {"a": {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}}});
+    let tools = json!([{"name": "bomb", "inputSchema": bomb}, {"name": "twice", "inputSchema": twice}]);
+    place.write("tools.json", &tools.to_string());
+    let tools = place.join("tools.json");
+    let gate = Gate::listen(place, &backend("one", &["--tools", &tools], HASTY));
+    let mut session = gate.session();
+    until("the tools", || session.tools().contains(&"one__bomb".to_owned()).then_some(()));
+    for _ in 0..2 {
+        session.call("one__bomb", json!({"text": "it works"}));
+    }
+    let record = gate.place.recorded("schema_unchecked", 1);
+    assert_eq!((&record["backend"], &record["tool"]), (&json!("one"), &json!("one__bomb")), "{record}");
+    assert!(record["reason"].as_str().is_some_and(|why| why.contains("parts")), "{record}");
+    assert_eq!(gate.place.audit_of("schema_unchecked").len(), 1);
+    assert_eq!(gate.backend("one")["unchecked"][0]["tool"], "one__bomb");
+    gate.client.says("the arguments of `one__bomb` are not checked");
+    let deep = (0..40).fold(json!(1), |inner, _| json!({"a": inner}));
+    let refused = session.result("one__twice", deep);
+    assert!(refused["isError"] == true && text(&refused).contains("too long"), "{refused}");
+    session.call("one__echo", json!({"text": "after it"}));
+    gate.end();
+}
+
 #[test]
 fn a_backend_does_not_get_the_secrets_of_the_gateway() {
     let environment_of = |pid: u32| {
