@@ -32,7 +32,8 @@ use std::{
 
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::signal::{SigSet, Signal, raise},
+    sys::signal::{SigSet, Signal, kill, raise},
+    unistd::Pid,
 };
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
@@ -61,6 +62,10 @@ const TOOLS: &[(&str, &str)] = &[
     ("crash", "{code = 1, once}: exits without an answer; with a file `once` only if it does not exist yet"),
     ("exit", "{code = 0, answer = true}: exits, with or without an answer"),
     ("kill_self", "{signal}: a number or a name such as SIGKILL"),
+    (
+        "signal_above",
+        "{signal, keeper = false}: signals the keeper, if told to, and then its own monitor, without an answer",
+    ),
     ("pid", "its process id"),
     ("generation", "the value of OUTLAST_CHILD"),
     ("env", "{name}: the value of an environment variable"),
@@ -70,7 +75,7 @@ const TOOLS: &[(&str, &str)] = &[
     ("log", "{level = info, text}: notifications/message, where the level asked for admits it"),
     ("progress", "{steps, ms}: notifications/progress at that distance, then an answer"),
     ("ask", "{method, params, wait = true}: asks the client; the whole response as text"),
-    ("grandchild", "{setsid, ignore_term, hold_stdout}: starts one that sleeps; its process id"),
+    ("grandchild", "{setsid, ignore_term, hold_stdout, clear_env}: starts one that sleeps; its process id"),
     ("hang", "{answer = false}: stops reading"),
     ("deaf", "answers no call from here on, and everything else"),
     ("close_stdout", "closes stdout, without an answer, and goes on"),
@@ -675,12 +680,23 @@ impl Puppet {
             }
             "exit" => self.exit(request, flag("answer", true), number("code", 0)),
             "restart_server" if self.flags.own_restart => self.exit(request, flag("answer", false), number("code", 42)),
-            "kill_self" => {
-                let signal = match &arguments["signal"] {
-                    Value::String(name) => name.parse().ok(),
-                    number => number.as_i64().and_then(|number| Signal::try_from(number as i32).ok()),
+            "signal_above" => {
+                let Some(signal) = signal_of(&arguments["signal"]) else {
+                    return Outcome::Fails("no such signal".into());
                 };
-                let Some(signal) = signal else { return Outcome::Fails("no such signal".into()) };
+                let monitor = nix::unistd::getppid();
+                if flag("keeper", false)
+                    && let Some(keeper) = parent_of(monitor)
+                {
+                    kill(keeper, signal).expect("the keeper is of the same user");
+                }
+                kill(monitor, signal).expect("the monitor is of the same user");
+                Outcome::Later
+            }
+            "kill_self" => {
+                let Some(signal) = signal_of(&arguments["signal"]) else {
+                    return Outcome::Fails("no such signal".into());
+                };
                 raise(signal).expect("a process may signal itself");
                 Outcome::Says(format!("survived {signal}"))
             }
@@ -707,7 +723,7 @@ impl Puppet {
             "ask" => self.ask(request.clone(), &text("method"), &arguments["params"], flag("wait", true)),
             "grandchild" => {
                 let traits = ["setsid", "ignore_term"].into_iter().filter(|name| flag(name, false));
-                match start_grandchild(traits, flag("hold_stdout", false)) {
+                match start_grandchild(traits, flag("hold_stdout", false), flag("clear_env", false)) {
                     Ok(pid) => Outcome::Says(pid.to_string()),
                     Err(problem) => Outcome::Fails(problem.to_string()),
                 }
@@ -867,6 +883,19 @@ impl Puppet {
     }
 }
 
+fn signal_of(argument: &Value) -> Option<Signal> {
+    match argument {
+        Value::String(name) => name.parse().ok(),
+        number => number.as_i64().and_then(|number| Signal::try_from(number as i32).ok()),
+    }
+}
+
+fn parent_of(pid: Pid) -> Option<Pid> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("PPid:"))?;
+    line.trim().parse().ok().map(Pid::from_raw)
+}
+
 fn server_info() -> Value {
     json!({"name": "puppet", "version": env!("CARGO_PKG_VERSION")})
 }
@@ -875,8 +904,16 @@ fn read_tools(path: &Path) -> io::Result<Vec<Value>> {
     Ok(serde_json::from_slice(&fs::read(path)?)?)
 }
 
-fn start_grandchild(traits: impl Iterator<Item = &'static str>, holds_stdout: bool) -> io::Result<u32> {
-    let mut child = Command::new(env::current_exe()?)
+fn start_grandchild(
+    traits: impl Iterator<Item = &'static str>,
+    holds_stdout: bool,
+    clears_env: bool,
+) -> io::Result<u32> {
+    let mut command = Command::new(env::current_exe()?);
+    if clears_env {
+        command.env_clear();
+    }
+    let mut child = command
         .arg(GRANDCHILD)
         .args(traits)
         .stdin(Stdio::null())

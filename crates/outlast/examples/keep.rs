@@ -28,6 +28,7 @@ use bytes::{Buf, BytesMut};
 use outlast::os::{self, Exit, Household, Keeper, News, Order, Pipes, Signal, Sink, Source, Stdio, Stops};
 
 fn main() -> ExitCode {
+    Keeper::become_one_if_asked(&env::args_os().collect::<Vec<_>>());
     let keeper = Keeper::begin().expect("the keeper starts");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
@@ -111,6 +112,7 @@ impl Keep {
                     self.children.remove(&key);
                     self.tell(&format!("swept {key}"));
                 }
+                Event::News(News::Noticed(sentence)) => self.tell(&format!("noticed {sentence}")),
                 Event::News(News::KeeperLost) => {
                     self.children.clear();
                     self.tell("lost");

@@ -648,6 +648,7 @@ impl Driver {
                 News::Swept { key } => self.live(key, life::Event::Swept),
                 // Only of children with a terminal.
                 News::Stopped { .. } => {}
+                News::Noticed(sentence) => self.journal.note(&format!("WARNING: {sentence}")),
                 News::KeeperLost => {
                     self.journal
                         .note("the process that keeps the children is gone; no backend can be started any more");

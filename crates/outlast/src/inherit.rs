@@ -302,6 +302,7 @@ impl Inherit {
             News::Swept { .. } => self.live(life::Event::Swept),
             // Only of children with a terminal.
             News::Stopped { .. } => {}
+            News::Noticed(sentence) => self.journal.note(&format!("WARNING: {sentence}")),
             News::KeeperLost => self.code = Some(report::FAILURE),
         }
     }

@@ -50,6 +50,8 @@ pub mod wrap;
 /// The whole program, callable from a test.
 pub fn main(args: impl IntoIterator<Item = OsString>) -> ExitCode {
     let args: Vec<OsString> = args.into_iter().collect();
+    #[cfg(unix)]
+    os::Keeper::become_one_if_asked(&args);
     let parsed = cli::Cli::command().try_get_matches_from(&args);
     let (cli, given) = match parsed.and_then(|given| Ok((cli::Cli::from_arg_matches(&given)?, given))) {
         Ok(parsed) => parsed,

@@ -412,6 +412,7 @@ impl Driver {
             News::Swept { key } => self.live(generation_of(key), life::Event::Swept),
             // Only of children with a terminal.
             News::Stopped { .. } => {}
+            News::Noticed(sentence) => self.journal.note(&format!("WARNING: {sentence}")),
             News::KeeperLost => {
                 // Nothing can be started or stopped any more. What runs goes on until its pipes close.
                 self.journal.note("the process that keeps the children is gone; no server can be started any more");

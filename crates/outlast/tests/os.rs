@@ -151,15 +151,17 @@ fn many_children_leave_no_descriptors() {
         pid
     };
     keep.tell("spawn 0 piped sleep 1000");
-    let keeper = parent_of(keep.hear_started(0));
+    let keeper = keeper_of(keep.hear_started(0));
     one(&mut keep, 1);
     let open = |pid: i32| fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let is_settled = move |_: &Keep| children_of(keeper).len() == 1;
+    keep.wait_for("one monitor alone, zombies reaped", is_settled);
     let before = (open(keep.pid()), open(keeper));
     for key in 2..=200 {
         one(&mut keep, key);
     }
+    keep.wait_for("one monitor alone, zombies reaped", is_settled);
     assert_eq!((open(keep.pid()), open(keeper)), before);
-    assert_eq!(children_of(keeper).len(), 1, "zombies are reaped");
 }
 
 #[test]
@@ -258,7 +260,7 @@ fn nothing_stays_when_we_are_killed() {
     keep.hear("out 1");
     keep.hear("out 2");
     keep.hear("exited 3");
-    let keeper = parent_of(keep.hear_started(1));
+    let keeper = keeper_of(keep.hear_started(1));
     let all = descendants_of(keeper);
     assert!(6 < all.len(), "{all:?}");
     let began = Instant::now();
@@ -274,7 +276,7 @@ fn a_polite_family_is_not_waited_for() {
     is_done_at_once(|| {
         let mut keep = Keep::begin();
         keep.tell("spawn 1 piped setsid sleep 1000 & exec sleep 1000");
-        let keeper = parent_of(keep.hear_started(1));
+        let keeper = keeper_of(keep.hear_started(1));
         keep.wait_for("the stray", |keep| keep.tagged(1).len() == 2);
         let began = Instant::now();
         keep.tell("close");
@@ -296,7 +298,7 @@ fn a_keeper_of_nobody_goes_at_once() {
     is_done_at_once(|| {
         let mut keep = Keep::begin();
         keep.tell("spawn 1 piped :");
-        let keeper = parent_of(keep.hear_started(1));
+        let keeper = keeper_of(keep.hear_started(1));
         keep.hear("exited 1");
         keep.tell("sweep 1");
         keep.hear("swept 1");
@@ -311,7 +313,7 @@ fn a_keeper_of_nobody_goes_at_once() {
 fn a_clients_killpg_misses_the_keeper() {
     let mut keep = Keep::begin();
     keep.tell("spawn 1 piped setsid sleep 1000 & exec sleep 1000");
-    let keeper = parent_of(keep.hear_started(1));
+    let keeper = keeper_of(keep.hear_started(1));
     keep.wait_for("the stray", |keep| keep.tagged(1).len() == 2);
     killpg(Pid::from_raw(keep.pid()), Signal::SIGKILL).unwrap();
     assert_eq!(keep.wait().signal(), Some(9));
@@ -322,7 +324,7 @@ fn a_clients_killpg_misses_the_keeper() {
 fn the_keeper_shrugs_at_signals_and_holds_nothing_of_the_client() {
     let mut keep = Keep::begin();
     keep.tell("spawn 1 piped cat");
-    let keeper = parent_of(keep.hear_started(1));
+    let keeper = keeper_of(keep.hear_started(1));
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP, Signal::SIGPIPE] {
         kill(Pid::from_raw(keeper), signal).unwrap();
     }
@@ -335,18 +337,134 @@ fn the_keeper_shrugs_at_signals_and_holds_nothing_of_the_client() {
     }
 }
 
+/// A child with a descendant in a session of its own, which has cleared its environment. Both process ids.
+fn start_with_stray(keep: &mut Keep, key: u32) -> (i32, i32) {
+    keep.tell(&format!("spawn {key} piped setsid env -i sh -c 'echo $$ >&3; exec sleep 1000' 3>&1 & exec sleep 1000"));
+    let child = keep.hear_started(key);
+    let stray = keep.hear(&format!("out {key} ")).parse().unwrap();
+    (child, stray)
+}
+
+fn send(pid: i32, signal: Signal) {
+    kill(Pid::from_raw(pid), signal).unwrap();
+}
+
 #[test]
-fn a_lost_keeper_is_told_and_takes_its_children_with_it() {
+fn a_monitor_that_is_killed_or_stopped_costs_its_own_child_and_no_other() {
+    for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
+        let mut keep = Keep::begin();
+        keep.tell("spawn 2 piped exec cat");
+        let other = keep.hear_started(2);
+        let (child, stray) = start_with_stray(&mut keep, 1);
+        send(parent_of(child), signal);
+        keep.hear(&format!("noticed the monitor of process {child} was killed or stopped"));
+        keep.hear("exited 1 signal 9");
+        keep.tell("sweep 1");
+        keep.hear("swept 1");
+        assert!(!is_alive(child) && !is_alive(stray), "{signal}: swept is swept");
+        keep.tell("say 2 still here");
+        keep.hear("out 2 still here");
+        assert!(is_alive(other));
+        keep.tell("spawn 1 piped echo again");
+        keep.hear("out 1 again");
+        keep.tell("close");
+        assert_eq!(keep.wait().code(), Some(0));
+    }
+}
+
+#[test]
+fn a_keeper_that_is_killed_or_stopped_is_replaced_and_costs_no_child() {
+    for signal in [Signal::SIGKILL, Signal::SIGSTOP] {
+        let mut keep = Keep::begin();
+        keep.tell("spawn 1 piped exec cat");
+        let first = keep.hear_started(1);
+        let keeper = keeper_of(first);
+        send(keeper, signal);
+        keep.hear("noticed the keeper process was killed or stopped; a new one was started");
+        keep.wait_for("the keeper to be reaped", |_| state_of(keeper).is_none());
+        keep.tell("say 1 still here");
+        keep.hear("out 1 still here");
+        keep.tell("spawn 2 piped exec cat");
+        let second = keep.hear_started(2);
+        let new = keeper_of(second);
+        assert_ne!(new, keeper);
+        assert_eq!(fs::read_to_string(format!("/proc/{new}/comm")).unwrap().trim(), "outlast-keeper");
+        assert_eq!(parent_of(parent_of(first)), keep.pid(), "orphaned monitors come to us");
+        // A monitor whose keeper is gone is still watched, and both ends of it are still noticed.
+        send(parent_of(first), signal);
+        keep.hear("exited 1 signal 9");
+        keep.tell("sweep 1");
+        keep.hear("swept 1");
+        keep.tell("kill 2");
+        keep.hear("exited 2 signal 9");
+        keep.tell("close");
+        assert_eq!(keep.wait().code(), Some(0));
+        assert!(!is_alive(new), "closing waits for the keeper");
+    }
+}
+
+#[test]
+fn a_child_that_kills_monitor_and_keeper_leaves_nothing_and_costs_no_other() {
+    for signal in ["KILL", "STOP"] {
+        let mut keep = Keep::begin();
+        keep.tell("spawn 2 piped exec cat");
+        let other = keep.hear_started(2);
+        let keeper = keeper_of(other);
+        // The child waits for a line and then signals all its ancestors but the last.
+        keep.tell(&format!(
+            "spawn 1 piped setsid env -i sh -c 'echo $$ >&3; exec sleep 1000' 3>&1 & read go; kill -{signal} {keeper} $PPID; exec sleep 1000"
+        ));
+        let child = keep.hear_started(1);
+        let stray: i32 = keep.hear("out 1 ").parse().unwrap();
+        keep.tell("say 1 go");
+        keep.hear("exited 1 signal 9");
+        keep.tell("sweep 1");
+        keep.hear("swept 1");
+        assert!(!is_alive(child) && !is_alive(stray), "{signal}: swept is swept");
+        keep.tell("say 2 still here");
+        keep.hear("out 2 still here");
+        keep.tell("spawn 3 piped echo new");
+        keep.hear("out 3 new");
+        let noticed = keep.passed.iter().filter(|line| line.starts_with("noticed the keeper")).count();
+        assert_eq!(noticed, 1, "it is replaced once, and not swept: {:?}", keep.passed);
+        keep.tell("close");
+        assert_eq!(keep.wait().code(), Some(0));
+        assert!(!is_alive(other));
+    }
+}
+
+#[test]
+fn keepers_that_are_killed_one_after_the_other_are_replaced_when_one_is_needed() {
     let mut keep = Keep::begin();
-    keep.tell("spawn 1 piped exec sleep 1000");
-    let child = keep.hear_started(1);
-    kill(Pid::from_raw(parent_of(child)), Signal::SIGKILL).unwrap();
-    keep.hear("lost");
-    keep.wait_for("the child to go", |_| !is_alive(child));
-    keep.tell("spawn 2 piped :");
-    keep.tell("term 1");
+    keep.tell("spawn 1 piped exec cat");
+    let first = keep.hear_started(1);
+    send(keeper_of(first), Signal::SIGKILL);
+    keep.hear("noticed the keeper process was killed or stopped; a new one was started");
+    let monitor = parent_of(first);
+    let keepers = |keep: &Keep| children_of(keep.pid()).into_iter().filter(|pid| *pid != monitor).collect::<Vec<_>>();
+    keep.wait_for("the first to be reaped", |keep| keepers(keep).len() == 1);
+    send(keepers(&keep)[0], Signal::SIGKILL);
+    // Which of the two is said depends on how quick we were.
+    keep.hear("noticed the keeper process was killed or stopped");
+    keep.tell("spawn 2 piped echo new");
+    keep.hear("out 2 new");
+    keep.tell("say 1 still here");
+    keep.hear("out 1 still here");
     keep.tell("close");
     assert_eq!(keep.wait().code(), Some(0));
+}
+
+#[test]
+fn nothing_stays_when_we_are_killed_after_our_keeper() {
+    let mut keep = Keep::begin();
+    let (child, stray) = start_with_stray(&mut keep, 1);
+    send(keeper_of(child), Signal::SIGKILL);
+    keep.hear("noticed the keeper process was killed or stopped; a new one was started");
+    let (second, second_stray) = start_with_stray(&mut keep, 2);
+    send(keep.pid(), Signal::SIGKILL);
+    for pid in [child, stray, second, second_stray] {
+        keep.wait_for("all to go", |_| !is_alive(pid));
+    }
 }
 
 #[test]
@@ -618,6 +736,11 @@ fn state_of(pid: i32) -> Option<char> {
 
 fn is_alive(pid: i32) -> bool {
     state_of(pid).is_some_and(|state| state != 'Z' && state != 'X')
+}
+
+/// Of a child: its parent is its monitor.
+fn keeper_of(child: i32) -> i32 {
+    parent_of(parent_of(child))
 }
 
 fn parent_of(pid: i32) -> i32 {

@@ -233,7 +233,7 @@ impl<'a> Bench<'a> {
         let _guard = session.guard(GUARD);
         thread::sleep(SETTLE);
         let resident = |session: &Session| {
-            let bytes: u64 = session.relays(self.stage).iter().map(|process| process.rss()).sum();
+            let bytes: u64 = session.relays(self.stage).iter().map(|process| process.memory()).sum();
             bytes as f64 / MEGABYTE as f64
         };
         self.report.sample(Metric::RssIdle, subject, resident(&session));

@@ -152,7 +152,7 @@ fn sample(
         let megabytes = copy_mb as f64 * 1.048_576;
         report.sample(Metric::Copy, subject, megabytes / took.as_secs_f64());
         report.sample(Metric::Cpu, subject, (rig.cpu() - before).as_secs_f64() * 1000.0 / megabytes);
-        report.sample(Metric::Rss, subject, rig.rss() as f64 / 1e6);
+        report.sample(Metric::Rss, subject, rig.memory() as f64 / 1e6);
     }
     if wants(Phase::Idle) {
         report.sample(Metric::Idle, subject, rig.idle(Duration::from_secs(2)));

@@ -48,10 +48,11 @@ impl Process {
         }
     }
 
-    /// Resident memory in bytes; none once it is gone.
-    pub fn rss(self) -> u64 {
-        let status = fs::read_to_string(self.path("status")).unwrap_or_default();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    /// Resident memory in bytes, pages that several processes share divided among them (PSS), so that a sum counts each page
+    /// once; none once it is gone.
+    pub fn memory(self) -> u64 {
+        let rollup = fs::read_to_string(self.path("smaps_rollup")).unwrap_or_default();
+        let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
         line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
     }
 

@@ -38,6 +38,8 @@ mod matrix;
 #[cfg(target_os = "linux")]
 mod mcp;
 #[cfg(target_os = "linux")]
+mod monitors;
+#[cfg(target_os = "linux")]
 mod profiles;
 #[cfg(unix)]
 mod puppet;

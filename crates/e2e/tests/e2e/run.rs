@@ -42,6 +42,7 @@ while read -r word rest; do
         where) printf 'where=%s\n' "$(pwd)" ;;
         modes) printf '\033[?1049h\033[?2004h\033[?1000h\033[?25lmodes' ;;
         stop) kill -STOP $$ ;;
+        above) kill -"$rest" $PPID ;;
         suspend) printf 'going down\n'; kill -TSTP 0; printf 'up again\n' ;;
         all-modes) printf '\033[?9h\033[?1000h\033[?1001h\033[?1002h\033[?1003h\033[?1005h\033[?1006h\033[?1015h\033[?1016h\033[?1004h\033[?2004h\033[?2026h\033[?2031h\033[?2048h\033[>31u\033[=31;1u\033[>4;2m\033[?1h\033=\033[?67h\033[?25l\033[4 q\033[4h\033[20h\033[?7l\033[?5h\033[?69h\033[?1047h'; printf 'set all\n' ;;
         linger) printf 'leaving\n'; sleep 1; exit 0 ;;
@@ -770,6 +771,24 @@ fn a_killed_codex_is_resumed_by_the_id_in_its_file() {
 }
 
 // ---- what is left ------------------------------------------------------------------------------------------------
+
+#[test]
+fn an_agent_that_kills_or_stops_its_monitor_is_started_again_and_leaves_nothing_behind() {
+    for signal in ["KILL", "STOP"] {
+        let world = World::new();
+        let mut session = world.session();
+        let stray: u64 = session.ask("stray", "stray=").parse().unwrap();
+        let agent = world.state()["pid"].as_u64().unwrap();
+        session.type_keys(format!("above {signal}\r").as_bytes());
+        session.shows("again in 2 s");
+        until_gone(agent);
+        until_gone(stray);
+        session.shows("ready> ");
+        assert_ne!(world.state()["pid"].as_u64(), Some(agent));
+        world.outlast(&["stop", "s"]);
+        assert_eq!(session.ended().0, Some(129));
+    }
+}
 
 #[test]
 fn a_killed_outlast_leaves_nothing_behind() {

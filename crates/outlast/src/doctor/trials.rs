@@ -198,7 +198,7 @@ impl All<'_> {
                     run.is_gone = true;
                 }
             }
-            News::Started { .. } | News::Stopped { .. } | News::KeeperLost => {}
+            News::Started { .. } | News::Stopped { .. } | News::Noticed(_) | News::KeeperLost => {}
         }
     }
 

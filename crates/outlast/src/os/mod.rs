@@ -214,7 +214,9 @@ pub enum News {
     Stopped {
         key: u64,
     },
-    /// Whoever kept the children is gone: nothing can be started or signalled any more. Told once.
+    /// A sentence for the log: a process of outlast's own was killed or stopped, and what was done about it.
+    Noticed(String),
+    /// Nothing can be started or signalled any more. Told once.
     KeeperLost,
 }
 

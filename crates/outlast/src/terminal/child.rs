@@ -158,6 +158,7 @@ impl Terminal {
             }
             News::Swept { key } => self.live(key, life::Event::Swept),
             News::Stopped { key } => self.stopped(key),
+            News::Noticed(sentence) => self.journal.note(&format!("WARNING: {sentence}")),
             News::KeeperLost => {
                 self.journal.note("the process that keeps the children is gone; no agent can be started any more");
                 self.lives.clear();

@@ -96,7 +96,7 @@ impl Hooks {
             | News::Exited { key, .. }
             | News::Swept { key }
             | News::Stopped { key } => *key,
-            News::KeeperLost => return None,
+            News::Noticed(_) | News::KeeperLost => return None,
         };
         if key < KEYS {
             return None;

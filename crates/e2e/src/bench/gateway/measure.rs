@@ -228,7 +228,7 @@ impl<'a> Bench<'a> {
                 if servers < BACKENDS {
                     return Err(io::Error::other(format!("started {servers} of {BACKENDS} servers")));
                 }
-                Ok(running.gateway(&self.stage.echo).iter().map(|process| process.rss()).sum::<u64>())
+                Ok(running.gateway(&self.stage.echo).iter().map(|process| process.memory()).sum::<u64>())
             });
             match measured {
                 Ok(bytes) => self.report.sample(Metric::Rss, subject, bytes as f64 / 1e6),

@@ -53,7 +53,7 @@ impl Metric {
             Metric::CpuSmall => ("cpu_small", "CPU of the gateway per call, one session", "µs", Some(Bar::Most(80.0))),
             Metric::Load => ("load", "32 sessions", "calls/s", Some(Bar::LeastTimesHop(0.7))),
             Metric::CpuLoad => ("cpu_load", "CPU of the gateway per call, 32 sessions", "µs", Some(Bar::Most(80.0))),
-            Metric::Rss => ("rss", "RSS idle, 10 backends", "MB", Some(Bar::Most(15.0))),
+            Metric::Rss => ("rss", "PSS idle, 10 backends", "MB", Some(Bar::Most(15.0))),
             Metric::Crash => (
                 "crash",
                 "kill -9 to the same session's next answer (direct: a start)",

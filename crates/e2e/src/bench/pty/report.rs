@@ -23,7 +23,7 @@ impl Metric {
             Self::Copy => ("copy", "text copied, MB/s"),
             Self::Cpu => ("cpu", "CPU of what is in between, ms/MB"),
             Self::Echo => ("echo", "a key echoed, p50, µs"),
-            Self::Rss => ("rss", "RSS after that, MB"),
+            Self::Rss => ("rss", "PSS after that, MB"),
             Self::Idle => ("idle", "CPU while nothing happens, ms/s"),
         }
     }

@@ -205,8 +205,8 @@ impl Rig {
     }
 
     /// Memory of all that stands between the pty and the child, in bytes.
-    pub fn rss(&self) -> u64 {
-        self.between().into_iter().map(Process::rss).sum()
+    pub fn memory(&self) -> u64 {
+        self.between().into_iter().map(Process::memory).sum()
     }
 
     /// CPU of the same so far.

@@ -137,7 +137,7 @@ fn tagged(id: &str) -> Vec<u32> {
         .collect()
 }
 
-fn pids() -> impl Iterator<Item = u32> {
+pub fn pids() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").expect("a process table");
     entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }

@@ -1,36 +1,17 @@
-//! Finds processes that left their group. Only Linux lets us: orphans come back to the keeper, and
-//! `/proc` shows who carries which tag. Elsewhere a child's group is all we know of.
+//! Finds processes that left their group. Only Linux lets us: orphans come to the nearest subreaper, and `/proc` shows the
+//! parents. Elsewhere a child's group is all we know of.
 
 use nix::{sys::signal::Signal, unistd::Pid};
 
-/// A child as far as it matters for finding its descendants.
-#[derive(Clone, Copy, Debug)]
-#[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "only Linux shows who belongs to whom"))]
-pub(super) struct Family<'a> {
-    /// The child's process id and group. A descendant of it, or one in its group, is of the family.
-    pub leader: Pid,
-    /// And so is whoever carries this tag, and all below.
-    pub tag: &'a str,
-}
-
-/// What a look around found.
-#[derive(Debug, Default)]
-pub(super) struct Found {
-    /// How many are alive. All of them were signalled.
-    pub alive: usize,
-    /// Someone's parent went away while we looked, so that it may be ours: look again.
-    pub is_unsure: bool,
-}
-
-/// Signals every living descendant of this process, or those of one family.
+/// Signals every living descendant of this process, but for those in one group. How many there are, that group included.
 #[cfg(target_os = "linux")]
-pub(super) fn signal(family: Option<Family<'_>>, except_group: Option<Pid>, signal: Signal) -> Found {
-    linux::signal(family, except_group, signal)
+pub(super) fn signal(except_group: Option<Pid>, signal: Signal) -> usize {
+    linux::signal(except_group, signal)
 }
 
 #[cfg(not(target_os = "linux"))]
-pub(super) fn signal(_family: Option<Family<'_>>, _except_group: Option<Pid>, _signal: Signal) -> Found {
-    Found::default()
+pub(super) fn signal(_except_group: Option<Pid>, _signal: Signal) -> usize {
+    0
 }
 
 /// How many living descendants this process has.
@@ -41,6 +22,18 @@ pub(super) fn count() -> usize {
 
 #[cfg(not(target_os = "linux"))]
 pub(super) fn count() -> usize {
+    0
+}
+
+/// Kills the orphans of monitors that are gone: what is below one of these roots (the keeper, outlast), and is neither
+/// one of them nor one of those to be left alone, nor below such a one. How many were alive.
+#[cfg(target_os = "linux")]
+pub(super) fn kill_unmonitored(roots: &[Pid], left_alone: &[Pid]) -> usize {
+    linux::kill_unmonitored(roots, left_alone)
+}
+
+#[cfg(not(target_os = "linux"))]
+pub(super) fn kill_unmonitored(_roots: &[Pid], _left_alone: &[Pid]) -> usize {
     0
 }
 
@@ -71,9 +64,6 @@ mod linux {
         unistd::{Pid, SysconfVar, getpid, sysconf},
     };
 
-    use super::{Family, Found};
-    use crate::os::CHILD_TAG;
-
     /// One line of `/proc/PID/stat`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     struct Process {
@@ -91,37 +81,42 @@ mod linux {
     enum Descent {
         Ours,
         Others,
-        /// The chain of parents broke off.
-        Unknown,
+        /// The chain of parents broke off at this process: its parent ended while we looked.
+        Broken(i32),
     }
 
-    pub(super) fn signal(family: Option<Family<'_>>, except_group: Option<Pid>, signal: Signal) -> Found {
-        let processes = look();
-        let mut found = Found::default();
-        for process in processes.iter().filter(|process| process.is_alive) {
-            let is_wanted = match descent(&processes, process) {
-                Descent::Others => false,
-                Descent::Ours => family.is_none_or(|family| belongs(&processes, process, family)),
-                Descent::Unknown => {
-                    found.is_unsure |= family.is_some_and(|family| has_tag(process.pid, family.tag));
-                    false
-                }
-            };
-            if !is_wanted {
-                continue;
-            }
-            found.alive += 1;
-            if except_group != Some(Pid::from_raw(process.group)) {
-                signal_exactly(process, signal);
-            }
+    pub(super) fn signal(except_group: Option<Pid>, signal: Signal) -> usize {
+        let found = below(&[getpid().as_raw()], &[]);
+        for process in found.iter().filter(|process| except_group != Some(Pid::from_raw(process.group))) {
+            signal_exactly(process, signal);
         }
-        found
+        found.len()
     }
 
     pub(super) fn count() -> usize {
+        below(&[getpid().as_raw()], &[]).len()
+    }
+
+    pub(super) fn kill_unmonitored(roots: &[Pid], left_alone: &[Pid]) -> usize {
+        let numbers = |pids: &[Pid]| pids.iter().map(|pid| pid.as_raw()).collect::<Vec<i32>>();
+        let found = below(&numbers(roots), &numbers(left_alone));
+        found.iter().for_each(|process| signal_exactly(process, Signal::SIGKILL));
+        found.len()
+    }
+
+    /// Every living process below one of the roots, but for the roots themselves and what is left alone.
+    fn below(roots: &[i32], left_alone: &[i32]) -> Vec<Process> {
         let processes = look();
-        let ours = |process: &&Process| process.is_alive && matches!(descent(&processes, process), Descent::Ours);
-        processes.iter().filter(ours).count()
+        let is_ours = |process: &&Process| {
+            process.is_alive
+                && match descent(roots, left_alone, &processes, process) {
+                    Descent::Ours => true,
+                    Descent::Others => false,
+                    // It has a new parent by now. What has come to us is ours, with all below it.
+                    Descent::Broken(at) => read(at).is_some_and(|now| roots.contains(&now.parent)),
+                }
+        };
+        processes.iter().filter(is_ours).copied().collect()
     }
 
     pub(super) fn weigh(leaders: &[u32]) -> Option<Vec<u64>> {
@@ -177,15 +172,14 @@ mod linux {
         processes.binary_search_by_key(&pid, |process| process.pid).ok().map(|at| &processes[at])
     }
 
-    fn descent(processes: &[Process], process: &Process) -> Descent {
-        descent_from(getpid().as_raw(), processes, process)
-    }
-
-    fn descent_from(keeper: i32, processes: &[Process], process: &Process) -> Descent {
+    fn descent(roots: &[i32], left_alone: &[i32], processes: &[Process], process: &Process) -> Descent {
         let mut below = process;
         // The pids were not all read at the same moment, so a chain might run in a circle.
         for _ in 0..processes.len() {
-            if below.parent == keeper {
+            if roots.contains(&below.pid) || left_alone.contains(&below.pid) {
+                return Descent::Others;
+            }
+            if roots.contains(&below.parent) {
                 return Descent::Ours;
             }
             if below.parent <= 1 {
@@ -194,37 +188,10 @@ mod linux {
             match find(processes, below.parent) {
                 // One that is younger than its child has the number of a parent that is gone.
                 Some(above) if above.started <= below.started => below = above,
-                _ => return Descent::Unknown,
+                _ => return Descent::Broken(below.pid),
             }
         }
-        Descent::Unknown
-    }
-
-    /// Of a process below the keeper: whether it, or someone between the keeper and it, is of the family.
-    fn belongs(processes: &[Process], process: &Process, family: Family<'_>) -> bool {
-        let keeper = getpid().as_raw();
-        let leader = family.leader.as_raw();
-        let mut next = Some(process);
-        for _ in 0..processes.len() {
-            let Some(process) = next.filter(|process| process.pid != keeper) else { return false };
-            if process.group == leader || process.pid == leader || has_tag(process.pid, family.tag) {
-                return true;
-            }
-            next = find(processes, process.parent);
-        }
-        false
-    }
-
-    fn has_tag(pid: i32, tag: &str) -> bool {
-        // The environment a process was started with; unreadable if it changed its user, and then out of
-        // our reach in any case.
-        let Ok(environment) = fs::read(format!("/proc/{pid}/environ")) else { return false };
-        environment.split(|&byte| byte == 0).any(|entry| {
-            entry
-                .strip_prefix(CHILD_TAG.as_bytes())
-                .and_then(|rest| rest.strip_prefix(b"="))
-                .is_some_and(|value| value == tag.as_bytes())
-        })
+        Descent::Broken(below.pid)
     }
 
     /// Signals this very process and never a later one of the same number: a handle is opened first, and
@@ -298,13 +265,38 @@ mod linux {
                 (11, Descent::Ours),
                 (20, Descent::Others),
                 (30, Descent::Others),
-                (31, Descent::Unknown),
+                (31, Descent::Broken(31)),
                 (32, Descent::Ours),
             ];
             for (pid, expected) in table {
                 let process = find(&processes, pid).unwrap();
-                assert_eq!(descent_from(keeper, &processes, process), expected, "{pid}");
+                assert_eq!(descent(&[keeper], &[], &processes, process), expected, "{pid}");
             }
+        }
+
+        #[test]
+        fn what_has_a_monitor_is_left_alone_and_orphans_are_found() {
+            let one = |pid, parent| Process { pid, parent, group: pid, started: 1, is_alive: true, pages: 1 };
+            let (outlast, keeper, monitor) = (10, 11, 12);
+            let processes = [
+                one(1, 0),
+                one(9, 1),
+                one(outlast, 9),
+                one(keeper, outlast),
+                one(monitor, keeper),
+                one(13, monitor),
+                one(14, 13),
+                one(20, keeper),
+                one(21, 20),
+                one(22, outlast),
+                one(23, 9),
+            ];
+            let ours: Vec<i32> = processes
+                .iter()
+                .filter(|process| descent(&[outlast, keeper], &[monitor], &processes, process) == Descent::Ours)
+                .map(|process| process.pid)
+                .collect();
+            assert_eq!(ours, [20, 21, 22]);
         }
 
         #[test]

@@ -11,7 +11,7 @@ use std::io;
 /// To be called between fork and exec, by the leader of a session. A kernel that cannot tell of the leader's end (before
 /// Linux 5.3) gets no guard; the agent then works, and cannot be stopped.
 pub(super) fn begin() -> io::Result<()> {
-    // SAFETY: plain system calls on values of this process. The keeper that was forked has one thread, so the copy may
+    // SAFETY: plain system calls on values of this process. The monitor that was forked has one thread, so the copy may
     // fork again; the copies never return into the program, and the parent reaps the first one.
     unsafe {
         let leader = libc::getpid();
@@ -22,7 +22,7 @@ pub(super) fn begin() -> io::Result<()> {
         match libc::fork() {
             -1 => {}
             0 => {
-                // The guard goes to the keeper, so that the agent has no child that it did not start.
+                // The guard goes to the monitor, so that the agent has no child that it did not start.
                 if libc::fork() == 0 {
                     guard(leader, watch);
                 }
@@ -71,7 +71,7 @@ unsafe fn guard(leader: libc::pid_t, watch: libc::c_int) -> ! {
     }
 }
 
-/// Among them are the agent's terminal, which hangs up when all have closed it, and the pipe by which the keeper learns that
+/// Among them are the agent's terminal, which hangs up when all have closed it, and the pipe by which the monitor learns that
 /// the agent was started.
 ///
 /// # Safety

@@ -1,4 +1,4 @@
-//! Linux and macOS: a keeper process, pipes in the reactor, signals.
+//! Linux and macOS: a keeper process and a monitor for each child, pipes in the reactor, signals.
 
 mod descendants;
 mod descriptors;
@@ -8,6 +8,7 @@ mod household;
 mod job;
 mod keeper;
 mod memory;
+mod monitor;
 #[cfg(target_os = "linux")]
 mod open_files;
 mod outer;

@@ -1,4 +1,4 @@
-//! What outlast and its keeper say to each other: frames of a u32 length and a body, over a stream
+//! What outlast and a monitor say to each other: frames of a u32 length and a body, over a stream
 //! socket, because macOS has no sockets that keep the borders of big messages.
 //!
 //! Both ends are the same program image, so there is no version and a malformed frame is a bug.
@@ -17,7 +17,7 @@ pub(super) const FRAME_MAX: usize = 32 * 1024 * 1024;
 
 const HEAD: usize = size_of::<u32>();
 
-/// From outlast to its keeper.
+/// From outlast to a monitor.
 #[derive(Debug)]
 pub(super) enum Request {
     /// The child's stdin, stdout and stderr come with the first byte of the frame.
@@ -81,7 +81,7 @@ pub(super) fn take_request(inbox: &mut Vec<u8>) -> io::Result<Option<Request>> {
                 let env = (0..body.take_u32()?)
                     .map(|_| Some((body.take_os_string()?, body.take_os_string()?)))
                     .collect::<Option<_>>()?;
-                // The keeper is handed the ends themselves, and cares only whether they are a terminal.
+                // The monitor is handed the ends themselves, and cares only whether they are a terminal.
                 let stdio = if has_terminal { Stdio::Terminal(Size::default()) } else { Stdio::Piped };
                 Request::Spawn { key, order: Order { program, args, cwd, env, env_is_all, tag, stdio } }
             }
@@ -110,14 +110,27 @@ pub(super) fn encode_news(news: &News) -> Vec<u8> {
         }
         News::Swept { key } => Frame::new(b'W', *key).finish_small(),
         News::Stopped { key } => Frame::new(b'P', *key).finish_small(),
-        News::KeeperLost => unreachable!("a lost keeper cannot say so"),
+        News::Noticed(_) | News::KeeperLost => unreachable!("only outlast notices that"),
     }
 }
 
-/// Takes the first whole piece of news off the front, if there is one.
-pub(super) fn take_news(inbox: &mut Vec<u8>) -> io::Result<Option<News>> {
+/// From a monitor to outlast.
+#[derive(Debug)]
+pub(super) enum Word {
+    /// The monitor runs, and this is its process id. It comes before any news.
+    Monitor(i32),
+    News(News),
+}
+
+pub(super) fn encode_monitor(pid: u32) -> Vec<u8> {
+    Frame::new(b'M', 0).with_u32(pid).finish_small()
+}
+
+/// Takes the first whole word off the front, if there is one.
+pub(super) fn take_word(inbox: &mut Vec<u8>) -> io::Result<Option<Word>> {
     take(inbox, |kind, key, body| {
-        Some(match kind {
+        Some(Word::News(match kind {
+            b'M' => return Some(Word::Monitor(body.take_u32()? as i32)),
             b'S' => News::Started { key, pid: body.take_u32()? },
             b'F' => {
                 let kind = kind_of(body.take_u32()?);
@@ -128,7 +141,7 @@ pub(super) fn take_news(inbox: &mut Vec<u8>) -> io::Result<Option<News>> {
             b'W' => News::Swept { key },
             b'P' => News::Stopped { key },
             _ => return None,
-        })
+        }))
     })
 }
 
@@ -167,7 +180,7 @@ fn take<T>(inbox: &mut Vec<u8>, read: impl FnOnce(u8, u64, &mut Body<'_>) -> Opt
     .ok_or_else(malformed)?;
     inbox.drain(..HEAD + length);
     if inbox.is_empty() {
-        // One big order must not stay in memory for the keeper's whole life.
+        // One big order must not stay in memory for the monitor's whole run.
         *inbox = Vec::new();
     }
     Ok(Some(value))
@@ -294,10 +307,11 @@ mod tests {
         ];
         let mut inbox: Vec<u8> = table.iter().flat_map(encode_news).collect();
         for news in &table {
-            let arrived = take_news(&mut inbox).unwrap().unwrap();
+            let Some(Word::News(arrived)) = take_word(&mut inbox).unwrap() else { panic!("no news") };
             assert_eq!(format!("{arrived:?}"), format!("{news:?}"));
         }
-        assert!(take_news(&mut inbox).unwrap().is_none());
+        assert!(take_word(&mut inbox).unwrap().is_none());
+        assert!(matches!(take_word(&mut encode_monitor(7)).unwrap(), Some(Word::Monitor(7))));
     }
 
     #[test]
