@@ -174,7 +174,8 @@ fn named(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     let mark = *bytes.get(next).filter(|byte| matches!(byte, b'=' | b':'))?;
     // Of `request.headers.token` and `key.rs` the last part is the name. Looked at last, as few words come this far.
     let name = text[at..end].rsplit('.').next().unwrap_or_default();
-    if !tells(name) {
+    // A server's challenge names what it wants, and holds nothing of ours.
+    if !tells(name) || name.eq_ignore_ascii_case("www-authenticate") {
         return None;
     }
     next += 1;
@@ -218,8 +219,9 @@ fn credential(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     }
     let length = run(text, end + 1, |byte| is_token(byte) || matches!(byte, b'.' | b'=' | b'+' | b'/' | b'~'));
     let value = &text[end + 1..end + 1 + length];
-    // `token expired` is a sentence.
-    let is_value = value.bytes().any(|byte| !byte.is_ascii_lowercase());
+    // `token expired` is a sentence, and `Bearer realm="x"` is a challenge, which names parameters.
+    let is_challenge = value.ends_with('=') && text[end + 1 + length..].starts_with('"');
+    let is_value = !is_challenge && value.bytes().any(|byte| !byte.is_ascii_lowercase());
     (length >= CREDENTIAL_MIN && is_value).then_some(end + 1..end + 1 + length)
 }
 
@@ -288,6 +290,7 @@ mod tests {
             ("Authorization: Bearer abcdef0123", "Authorization: Bearer …"),
             ("authorization: Basic dXNlcjpwdw==", "authorization: Basic …"),
             ("sent Bearer ABCDEF012345", "sent Bearer …"),
+            (r#"WWW-Authenticate: Bearer error="invalid_token""#, r#"WWW-Authenticate: Bearer error="invalid_token""#),
             ("the token expired yesterday", "the token expired yesterday"),
             ("KeyError: name", "KeyError: name"),
             ("invalid token: expected `}`", "invalid token: expected `}`"),

@@ -384,7 +384,9 @@ impl Gateway {
             for ticket in tickets {
                 self.ticket_done(
                     ticket,
-                    Err(format!("{name} was not restarted: the new server did not start ({how}); the old one keeps serving")),
+                    Err(format!(
+                        "{name} was not restarted: the new server did not start ({how}); the old one keeps serving"
+                    )),
                 );
             }
             return;

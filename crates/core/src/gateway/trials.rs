@@ -247,7 +247,8 @@ impl Gateway {
         }
         self.leave_trial_place(trial.place);
         for ticket in tickets {
-            let words = format!("{name}: its changed configuration was not applied: {detail}; the old one keeps serving");
+            let words =
+                format!("{name}: its changed configuration was not applied: {detail}; the old one keeps serving");
             self.ticket_done(ticket, Err(words));
         }
         true
@@ -275,8 +276,5 @@ impl Gateway {
 /// Whether a change can only be made with another process or connection. All else is applied to what runs.
 pub(super) fn needs_process(old: &Backend, new: &Backend) -> bool {
     let is_pool = |backend: &Backend| matches!(backend.children, Children::Pool(_));
-    old.kind != new.kind
-        || old.era != new.era
-        || old.inherit_env != new.inherit_env
-        || is_pool(old) != is_pool(new)
+    old.kind != new.kind || old.era != new.era || old.inherit_env != new.inherit_env || is_pool(old) != is_pool(new)
 }
