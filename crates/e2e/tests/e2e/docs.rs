@@ -318,3 +318,37 @@ fn what_help_says_stands_in_the_book_word_for_word() {
         assert!(is_there, "the topic `{}` and the book differ", topic.name);
     }
 }
+
+/// Every row of the threat model names tests that exist, and every entry point has its table.
+#[test]
+fn every_defence_in_the_threat_model_has_its_tests() {
+    let mut tests = BTreeSet::new();
+    let mut left = vec![root().join("crates")];
+    while let Some(next) = left.pop() {
+        for entry in fs::read_dir(next).unwrap().flatten() {
+            if entry.file_type().unwrap().is_dir() {
+                left.push(entry.path());
+                continue;
+            }
+            let text = fs::read_to_string(entry.path()).unwrap_or_default();
+            let named = text.split("#[test]").skip(1).filter_map(|rest| rest.split_once("fn ")?.1.split_once('('));
+            tests.extend(named.map(|(name, _)| name.to_owned()));
+        }
+    }
+    let page = fs::read_to_string(root().join("docs/threats.md")).unwrap();
+    let sections: Vec<&str> = page.split("\n## ").skip(1).collect();
+    assert_eq!(sections.len(), 7, "client, server, repository, other user, network, web page, terminal");
+    for section in sections {
+        let (title, table) = section.split_once("|---|---|---|\n").expect("each entry point has a table");
+        let rows: Vec<&str> = table.lines().filter(|line| line.starts_with("| ")).collect();
+        assert!(!rows.is_empty(), "{title}");
+        for row in rows {
+            let named = row.trim_end_matches(" |").rsplit(" | ").next().unwrap_or_default();
+            let named: Vec<&str> = named.split('`').skip(1).step_by(2).collect();
+            assert!(!named.is_empty(), "no test: {row}");
+            for name in named {
+                assert!(tests.contains(name), "there is no test `{name}`");
+            }
+        }
+    }
+}
