@@ -410,7 +410,7 @@ impl House {
     ) -> Result<Exchange, Box<Answer>> {
         let all = self.guests.values().filter(|guest| matches!(guest, Guest::Session(_))).count();
         let own = self.guests.values().filter(|guest| guest.is_session_of(&who)).count();
-        // Where nobody proves who they are, all have one name.
+        // Without authentication all clients have one name.
         let own_max = if line.is_known() { self.limits.sessions_of_client_max } else { usize::MAX };
         for (count, max) in [(own, own_max), (all, self.limits.sessions_max)] {
             if count >= max {
