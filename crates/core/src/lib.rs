@@ -22,6 +22,7 @@ pub mod refusals;
 pub mod relay;
 pub mod restarts;
 pub mod same_text;
+pub mod sandbox;
 pub mod secret;
 pub mod seen_lines;
 pub mod send;

@@ -69,6 +69,10 @@ const TOOLS: &[(&str, &str)] = &[
     ("pid", "its process id"),
     ("generation", "the value of OUTLAST_CHILD"),
     ("env", "{name}: the value of an environment variable"),
+    (
+        "use",
+        "{how, path, port, pid}: `ok` or the error of read, stat, list, write, truncate, run, connect, bind, udp, unix or signal",
+    ),
     ("stderr", "{text}: a line on stderr"),
     ("garbage", "{text}: a line on stdout, as it is"),
     ("big", "{bytes}: so many letters x"),
@@ -706,6 +710,7 @@ impl Puppet {
                 Ok(value) => Outcome::Says(value),
                 Err(problem) => Outcome::Fails(problem.to_string()),
             },
+            "use" => Outcome::Says(use_something(&text("how"), &text("path"), &number)),
             "stderr" => {
                 eprintln!("{}", text("text"));
                 Outcome::Says("said".into())
@@ -923,4 +928,37 @@ fn start_grandchild(
     let mut word = [0; 6];
     child.stderr.take().expect("stderr is piped").read_exact(&mut word)?;
     Ok(child.id())
+}
+
+/// Uses a file, a TCP port or a process, as a sandbox may forbid.
+fn use_something(how: &str, path: &str, number: &dyn Fn(&str, u64) -> u64) -> String {
+    let port = || u16::try_from(number("port", 0)).expect("a port");
+    let used = match how {
+        "read" => File::open(path).and_then(|mut file| file.read(&mut [0])).map(drop),
+        "stat" => fs::metadata(path).map(drop),
+        "list" => fs::read_dir(path).map(drop),
+        "write" => fs::write(path, "written"),
+        "truncate" => nix::unistd::truncate(path, 0).map_err(io::Error::from),
+        "run" => match Command::new("cat").arg(path).stdin(Stdio::null()).output() {
+            Ok(output) if output.status.success() => Ok(()),
+            Ok(output) => Err(io::Error::other(String::from_utf8_lossy(&output.stderr).trim().to_owned())),
+            Err(error) => Err(error),
+        },
+        "connect" => std::net::TcpStream::connect(("127.0.0.1", port())).map(drop),
+        "bind" => std::net::TcpListener::bind(("127.0.0.1", port())).map(drop),
+        "udp" => std::net::UdpSocket::bind(("127.0.0.1", 0))
+            .and_then(|socket| socket.send_to(b"text", ("127.0.0.1", port())))
+            .map(drop),
+        "unix" => std::os::unix::net::UnixStream::connect(path).map(drop),
+        "signal" => {
+            let pid = i32::try_from(number("pid", 0)).expect("a process id");
+            nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), None).map_err(io::Error::from)
+        }
+        other => Err(io::Error::other(format!("{other} is not known"))),
+    };
+    match used {
+        Ok(()) => "ok".to_owned(),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => "denied".to_owned(),
+        Err(error) => error.to_string(),
+    }
 }

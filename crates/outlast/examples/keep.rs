@@ -232,7 +232,8 @@ impl Keep {
         stdio: Stdio,
     ) -> io::Result<()> {
         let tag = format!("{}.{key}", env::var("KEEP").unwrap_or_else(|_| "keep".into()));
-        let order = Order { program: program.into(), args, cwd: cwd.into(), env, env_is_all: false, tag, stdio };
+        let order =
+            Order { program: program.into(), args, cwd: cwd.into(), env, env_is_all: false, tag, stdio, sandbox: None };
         let Pipes { stdin, stdout, stderr, .. } = self.household.spawn(key, &order)?;
         let child = Child {
             stdin,

@@ -6,7 +6,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use outlast_core::keys::DetachKey;
 
-use crate::{config, duration, gateway::listen, help, history::Since, wrap::clients::Client};
+use crate::{config, duration, gateway::listen, help, history::Since, os::Sandbox, wrap::clients::Client};
 
 /// The connection outlasts the process.
 ///
@@ -183,6 +183,10 @@ pub struct Mcp {
     #[arg(long, conflicts_with_all = ["watch", "build", "reload", "drain", "retry", "hold", "start_timeout", "no_tools",
         "marker", "on_clean_exit", "answer_after", "heartbeat", "call_timeout", "memory_max", "restart_tool"])]
     pub inherit: bool,
+
+    /// From the configuration: what the server may use.
+    #[arg(skip)]
+    pub sandbox: Option<Sandbox>,
 
     /// From the configuration: files that are not used, or not as a whole.
     #[arg(skip)]

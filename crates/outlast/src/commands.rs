@@ -97,6 +97,7 @@ async fn serve(arguments: cli::Mcp, keeper: Keeper, cwd: &Path) -> Result<u8, Re
         build: arguments.build.clone(),
         grace,
         id: id.clone(),
+        sandbox: arguments.sandbox.clone(),
         watches_memory: arguments.memory_max.is_some(),
         cache: env::home_dir()
             .filter(|home| home.is_absolute() && !arguments.inherit)

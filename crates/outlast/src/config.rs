@@ -12,6 +12,7 @@ pub mod mistake;
 pub mod pages;
 pub mod read;
 pub mod reference;
+pub mod sandbox;
 pub mod schema;
 pub mod show;
 pub mod tree;
@@ -152,12 +153,14 @@ impl Config {
         let file = Rc::new(File { path, shown });
         self.files.push(file.clone());
         let is_toml = file.path.extension().is_some_and(|extension| extension == "toml");
-        let parsed =
-            text_of(&file).and_then(|text| if is_toml { tree::toml(&file, &text) } else { tree::json(&file, &text) });
+        let text = text_of(&file);
+        let names_sandbox = text.as_ref().is_ok_and(|text| text.contains("sandbox"));
+        let parsed = text.and_then(|text| if is_toml { tree::toml(&file, &text) } else { tree::json(&file, &text) });
         let node = match parsed {
             Ok(node) => node,
-            // A server does not go down with a merge conflict in a file that it can do without.
-            Err(mistake) if trust.is_some() && matches!(want, Want::Only("mcp" | "run")) => {
+            // A server does not go down with a merge conflict in a file that it can do without. One that may be restricted
+            // by the file is not started without its sandbox.
+            Err(mistake) if !names_sandbox && trust.is_some() && matches!(want, Want::Only("mcp" | "run")) => {
                 let why = format!("{}; nothing in this file is used", mistake.sentence());
                 let hint = mistake.hint.unwrap_or_else(|| "mend the file and start again".to_owned());
                 return self.untrusted.push(Untrusted { path: file.path.clone(), why, hint });

@@ -21,6 +21,8 @@ use self::{
     variables::Variables,
     words::{Area, Finding, Level},
 };
+use outlast_core::sandbox::{Sandbox, Support};
+
 use crate::{
     cli,
     commands::{settle_in, without_secrets},
@@ -115,6 +117,23 @@ struct Visit {
     cwd: PathBuf,
 }
 
+/// What a sandbox could restrict here. None is asked for unless a configuration says so, so a lack is no problem yet.
+fn sandbox(support: Support) -> Finding {
+    let finding = |level, says: &str| Finding::new(level, Area::Program, "sandbox", says);
+    let can = |abi, what: &str| format!("Landlock ABI {abi}: {what} can be restricted");
+    match (Sandbox::default().refusal(support), support) {
+        (None, Support::Landlock(abi)) => finding(Level::Fine, &can(abi, "files and TCP ports")),
+        (_, Support::NotLinux) => finding(Level::Absent, "only Linux has one"),
+        (Some(refusal), Support::Landlock(abi)) if refusal.why.contains("TCP") => {
+            finding(Level::Remark, &can(abi, "files, but not TCP ports,"))
+        }
+        (refusal, _) => {
+            let says = refusal.map_or_else(String::new, |refusal| refusal.why);
+            finding(Level::Remark, &says)
+        }
+    }
+}
+
 /// What is to be tried, each thing once, however many clients name it; and which finding is about which.
 #[derive(Default)]
 struct Trials {
@@ -177,6 +196,7 @@ impl Visit {
                 .mend(format!("put {} on PATH", dir_of(&exe))),
             ),
         }
+        findings.push(sandbox(os::sandbox_support()));
         findings
     }
 

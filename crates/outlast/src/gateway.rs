@@ -546,7 +546,7 @@ impl Driver {
     }
 
     fn start(&mut self, link: Link, backend: &Backend) {
-        let Kind::Stdio { command, args, env, cwd } = &backend.kind else { return };
+        let Kind::Stdio { command, args, env, cwd, sandbox } = &backend.kind else { return };
         let cwd = cwd.as_ref().map_or_else(|| self.plan.cwd.clone(), |cwd| self.plan.cwd.join(cwd.expose()));
         let args: Vec<String> = args.iter().map(|word| word.expose().to_owned()).collect();
         let configured = env.iter().map(|(name, value)| (OsString::from(name), OsString::from(value.expose())));
@@ -565,6 +565,7 @@ impl Driver {
             env_is_all: !backend.inherit_env,
             cwd: &cwd,
             tag: format!("{}.{}.{}", self.plan.id, backend.name, link.serial),
+            sandbox: sandbox.clone(),
         };
         match self.keeper().spawn(link.serial, &order.order()) {
             Ok(pipes) => {

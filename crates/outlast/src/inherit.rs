@@ -98,6 +98,7 @@ impl Inherit {
             tag: format!("{}.{}", self.plan.id, self.generation),
             env_is_all: false,
             stdio: Stdio::Inherit,
+            sandbox: self.plan.sandbox.clone(),
         };
         match self.household.spawn(self.generation.into(), &order) {
             Ok(_) => self.child = Some((Life::new(self.plan.grace), Instant::now())),

@@ -30,7 +30,7 @@ use crate::{
     marker::{self, Marker, Markers},
     memory_watch::MemoryWatch,
     offload::{Task, offload},
-    os::{self, Household, News, Order, Sink, Source, Stdio},
+    os::{self, Household, News, Order, Sandbox, Sink, Source, Stdio},
     outbox::{BYTES_HIGH, Outbox},
     report,
     start_cache::StartCache,
@@ -62,6 +62,8 @@ pub struct Plan {
     pub id: String,
     /// Where the last run of this command left what it told its client; none without a home directory.
     pub cache: Option<StartCache>,
+    /// Of the server; a build is not sandboxed.
+    pub sandbox: Option<Sandbox>,
     /// The server has a limit of memory.
     pub watches_memory: bool,
 }
@@ -339,6 +341,7 @@ impl Driver {
             tag: format!("{}.{generation}", self.plan.id),
             env_is_all: false,
             stdio: Stdio::Piped,
+            sandbox: self.plan.sandbox.clone(),
         };
         match self.household.spawn(generation.into(), &order) {
             Ok(pipes) => {
@@ -609,6 +612,7 @@ impl Driver {
             tag: format!("{}.build", self.plan.id),
             env_is_all: false,
             stdio: Stdio::Build,
+            sandbox: None,
         };
         match self.household.spawn(BUILD, &order) {
             Ok(pipes) => {

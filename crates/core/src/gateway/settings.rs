@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use crate::{restarts::Policy, secret::Resolved};
+use crate::{restarts::Policy, sandbox::Sandbox, secret::Resolved};
 
 use super::Switch;
 
@@ -64,6 +64,8 @@ pub enum Kind {
         args: Vec<Resolved>,
         env: BTreeMap<String, Resolved>,
         cwd: Option<Resolved>,
+        /// Its processes may do anything if there is none.
+        sandbox: Option<Sandbox>,
     },
     Http {
         url: Resolved,
@@ -77,7 +79,7 @@ impl Kind {
     /// Every text that may hold something out of a reference.
     pub fn texts(&self) -> impl Iterator<Item = &Resolved> {
         let (first, list, map, last) = match self {
-            Kind::Stdio { command, args, env, cwd } => (command, &args[..], env, cwd.as_ref()),
+            Kind::Stdio { command, args, env, cwd, .. } => (command, &args[..], env, cwd.as_ref()),
             Kind::Http { url, headers, .. } => (url, &[][..], headers, None),
         };
         std::iter::once(first).chain(list).chain(map.values()).chain(last)

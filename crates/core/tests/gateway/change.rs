@@ -55,7 +55,8 @@ fn another_command_is_another_child_and_held_calls_go_there() {
     story.call(1, 1, "a__x");
     let (_, told) = story.told("a");
     let mut other = stdio("a");
-    other.kind = Kind::Stdio { command: "other".into(), args: vec![], env: Default::default(), cwd: None };
+    other.kind =
+        Kind::Stdio { command: "other".into(), args: vec![], env: Default::default(), cwd: None, sandbox: None };
     story.event(Event::Configured(Box::new(settings(vec![other]))));
     assert_eq!(story.connected.len(), 2);
     story.call(1, 2, "a__x");

@@ -261,7 +261,7 @@ fn what_was_turned_off_and_on_again_keeps_its_history() {
     assert_eq!(told(&story).0, json!(2));
     assert_eq!(story.status("a")["generation"], 4);
     let mut other = stdio("a");
-    other.kind = Kind::Stdio { command: "b".into(), args: vec![], env: Default::default(), cwd: None };
+    other.kind = Kind::Stdio { command: "b".into(), args: vec![], env: Default::default(), cwd: None, sandbox: None };
     story.event(Event::Configured(Box::new(settings(vec![other]))));
     assert_eq!(story.status("a")["generation"], 5);
     story.event(Event::Configured(Box::new(settings(vec![stdio("b")]))));
@@ -625,7 +625,8 @@ fn a_lazy_child_without_a_cached_catalogue_is_started_once_to_read_it() {
 #[test]
 fn a_lazy_child_that_is_changed_is_asked_what_it_offers() {
     let other = |backend: &Backend| {
-        let kind = Kind::Stdio { command: "other".into(), args: vec![], env: Default::default(), cwd: None };
+        let kind =
+            Kind::Stdio { command: "other".into(), args: vec![], env: Default::default(), cwd: None, sandbox: None };
         Backend { kind, ..backend.clone() }
     };
     let mut story = Story::with_kept(settings(vec![lazy()]), &[("a", maker(&["x"]))], kept());

@@ -32,7 +32,7 @@ pub fn ms(ms: u64) -> Duration {
 pub fn stdio(name: &str) -> Backend {
     Backend {
         name: name.into(),
-        kind: Kind::Stdio { command: name.into(), args: vec![], env: BTreeMap::new(), cwd: None },
+        kind: Kind::Stdio { command: name.into(), args: vec![], env: BTreeMap::new(), cwd: None, sandbox: None },
         prefix: format!("{name}__"),
         allow: vec![],
         deny: vec![],

@@ -4,7 +4,7 @@ use crate::story::*;
 
 /// The same backend with another command.
 fn other(backend: &Backend) -> Backend {
-    let kind = Kind::Stdio { command: "other".into(), args: vec![], env: Default::default(), cwd: None };
+    let kind = Kind::Stdio { command: "other".into(), args: vec![], env: Default::default(), cwd: None, sandbox: None };
     Backend { kind, ..backend.clone() }
 }
 
@@ -332,7 +332,7 @@ fn the_last_of_several_changes_counts() {
     story.event(configured(vec![other(&backend)])).event(Event::OutcomeAsked { ticket: 2 });
     assert_eq!(story.link("a"), first);
     // Another one takes its place, and a restart waits for it.
-    let kind = Kind::Stdio { command: "third".into(), args: vec![], env: Default::default(), cwd: None };
+    let kind = Kind::Stdio { command: "third".into(), args: vec![], env: Default::default(), cwd: None, sandbox: None };
     let third = Backend { kind, ..backend.clone() };
     story.event(configured(vec![third.clone()])).event(Event::OutcomeAsked { ticket: 3 });
     assert_eq!(story.disconnected, [(first, true)]);

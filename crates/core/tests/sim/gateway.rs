@@ -516,6 +516,7 @@ fn backend(name: &str, dice: &mut Dice) -> Backend {
             args: vec![version.to_string().into()],
             env: BTreeMap::new(),
             cwd: None,
+            sandbox: None,
         },
     };
     let children = match dice.below(4) {

@@ -48,6 +48,8 @@ mod race;
 #[cfg(target_os = "linux")]
 mod run;
 #[cfg(target_os = "linux")]
+mod sandbox;
+#[cfg(target_os = "linux")]
 mod send;
 #[cfg(unix)]
 mod support;

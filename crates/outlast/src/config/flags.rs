@@ -67,6 +67,7 @@ pub fn fill_mcp(arguments: &mut cli::Mcp, given: &ArgMatches, around: &Surroundi
     let filler = Filler { file: config.table("mcp"), given };
     check_mcp(&filler.file)?;
     // What is about messages means nothing to a server that has our own stdin and stdout.
+    arguments.sandbox = super::sandbox::read(&filler.file, &mut Mistakes::default());
     filler.truth("inherit", &mut arguments.inherit);
     filler.optional_text("name", &mut arguments.name);
     filler.choice("policy", &mut arguments.policy);
@@ -187,6 +188,7 @@ pub fn check_mcp(file: &Section) -> Result<(), Mistakes> {
         let mistake = super::mistake::Mistake::new(set.at.clone(), "mcp.heartbeat", what);
         mistakes.add(mistake.hint("at least 100ms"));
     }
+    super::sandbox::read(file, &mut mistakes);
     if file.truth("inherit") {
         for name in ABOUT_MESSAGES {
             if let Some(set) = file.set(name) {

@@ -350,6 +350,7 @@ impl Check<'_> {
                     args: section.texts("args").iter().map(Text::resolved).collect(),
                     env: self.variables(section, path),
                     cwd: self.cwd(section, path),
+                    sandbox: super::sandbox::read(section, &mut self.mistakes),
                 })
             }
             (None, Some(url)) => {

@@ -46,6 +46,10 @@ pub enum Shape {
     Address,
     Choice(&'static [&'static str]),
     Choices(&'static [&'static str]),
+    /// TCP ports: a list, or `"any"`.
+    Ports {
+        least: u16,
+    },
     /// How many processes: `"shared"`, `"per_session"` or `{ pool = n }`.
     Children,
     /// `[name]`
@@ -271,6 +275,12 @@ pub const BACKEND: &[Key] = &[
         "A process that nobody has called for so long is stopped, and started again by the next call.",
     ),
     key("memory_max", Shape::Size, "", "A process that holds more, with all below it, is replaced."),
+    key(
+        "sandbox",
+        Shape::Table(SANDBOX),
+        "",
+        "What its processes may use, enforced by the kernel (Linux): see [sandbox](sandbox.md). `sandbox = {}` is the strictest.",
+    ),
     key("breaker", Shape::Table(BREAKER), "", "When calls stop being sent to a backend that only fails."),
     key(
         "retry",
@@ -297,10 +307,31 @@ pub const OF_COMMANDS: &[&str] = &[
     "delay_max",
     "idle_stop",
     "memory_max",
+    "sandbox",
 ];
 
 /// Keys of a backend that only an address has.
 pub const OF_ADDRESSES: &[&str] = &["headers"];
+
+/// None of these is guarded as a whole: a file that is not trusted may restrict a server. Paths outside of its directory are
+/// left out, which restricts the server further.
+pub const SANDBOX: &[Key] = &[
+    key("read", Shape::Paths, "", "Files and directories that may be read and executed, besides the system's.")
+        .guarded_outside(),
+    key("write", Shape::Paths, "", "Files and directories that may be changed, too.").guarded_outside(),
+    key(
+        "tcp_connect",
+        Shape::Ports { least: 1 },
+        "",
+        "Ports that it may connect to over TCP, on any host; `\"any\"` does not restrict them. Otherwise none.",
+    ),
+    key(
+        "tcp_bind",
+        Shape::Ports { least: 0 },
+        "",
+        "Ports that it may listen on; 0 lets the system choose one, `\"any\"` does not restrict them. Otherwise none.",
+    ),
+];
 
 pub const BREAKER: &[Key] = &[
     key("failures", ANY, "5", "Calls in a row that were lost, timed out or could not be sent; 0 is never."),
@@ -464,6 +495,12 @@ pub const MCP: &[Key] = &[
         Shape::Span,
         "",
         "How long a tool call may take without progress; then it is cancelled and fails. Otherwise there is no limit.",
+    ),
+    key(
+        "sandbox",
+        Shape::Table(SANDBOX),
+        "",
+        "What the server may use, enforced by the kernel (Linux): see [sandbox](sandbox.md). `sandbox = {}` is the strictest.",
     ),
     key("tool", Shape::Named(MCP_TOOL), "", "What is different for one of the server's tools."),
     key(

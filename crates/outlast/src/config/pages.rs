@@ -62,6 +62,7 @@ fn what(shape: Shape) -> String {
         Shape::Choice(values) => choices(values),
         Shape::Choices(values) => format!("list of {}", choices(values)),
         Shape::Children => "`\"shared\"`, `\"per_session\"`, `{ pool = 4 }`".to_owned(),
+        Shape::Ports { .. } => "ports, `\"any\"`".to_owned(),
         Shape::Table(_) | Shape::Named(_) | Shape::Many(_) => String::new(),
     }
 }

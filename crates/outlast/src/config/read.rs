@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use outlast_core::{
     gateway::{Children, Pattern},
+    sandbox::Ports,
     secret::{Part, Resolved},
 };
 
@@ -48,6 +49,7 @@ pub enum Got {
     Span(Duration),
     Size(u64),
     Children(Children),
+    Ports(Ports),
     Section(Section),
     Named(Vec<(String, Place, Section)>),
     Many(Vec<Section>),
@@ -196,6 +198,13 @@ impl Section {
         match self.set(name).map(|set| &set.got) {
             Some(Got::Children(children)) => *children,
             _ => Children::Shared,
+        }
+    }
+
+    pub fn ports(&self, name: &str) -> Ports {
+        match self.set(name).map(|set| &set.got) {
+            Some(Got::Ports(ports)) => ports.clone(),
+            _ => Ports::default(),
         }
     }
 
@@ -374,6 +383,7 @@ impl Reader<'_> {
                 Some(Got::Texts(nodes.iter().filter_map(|node| self.choice(path, node, choices)).collect()))
             }
             Shape::Children => self.children(path, node).map(Got::Children),
+            Shape::Ports { least } => self.ports(path, node, least).map(Got::Ports),
             Shape::Table(keys) => Some(Got::Section(self.section(keys, path, node))),
             Shape::Named(keys) => {
                 let Value::Table(entries) = &node.value else {
@@ -485,6 +495,36 @@ impl Reader<'_> {
             self.mistakes.add(Mistake::new(node.at.clone(), path, what).hint(HINT));
         }
         children
+    }
+
+    fn ports(&mut self, path: &str, node: &Node, least: u16) -> Option<Ports> {
+        let hint = format!("write a list of numbers from {least} to 65535, such as [443], or \"any\"");
+        let nodes = match &node.value {
+            Value::Text(text) if text == "any" => return Some(Ports::Any),
+            Value::List(nodes) => nodes.as_slice(),
+            // One may stand for a list of one.
+            Value::Whole(_) => std::slice::from_ref(node),
+            _ => {
+                let what = format!("a list of ports is wanted, not {}", shown(&node.value));
+                self.mistakes.add(Mistake::new(node.at.clone(), path, what).hint(hint));
+                return None;
+            }
+        };
+        let mut ports = Vec::new();
+        for node in nodes {
+            let port = match node.value {
+                Value::Whole(number) => u16::try_from(number).ok().filter(|port| least <= *port),
+                _ => None,
+            };
+            match port {
+                Some(port) => ports.push(port),
+                None => {
+                    let what = format!("{} is no port", shown(&node.value));
+                    self.mistakes.add(Mistake::new(node.at.clone(), path, what).hint(hint.clone()));
+                }
+            }
+        }
+        (ports.len() == nodes.len()).then_some(Ports::Only(ports))
     }
 
     fn span(&mut self, path: &str, node: &Node) -> Option<Duration> {

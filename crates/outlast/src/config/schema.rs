@@ -1,5 +1,6 @@
 //! The JSON schema of `outlast.toml`, for editors, from the list of keys.
 
+use outlast_core::sandbox::RULES_MAX;
 use serde_json::{Map, Value, json};
 
 use super::keys::{Key, ROOT, Shape};
@@ -50,6 +51,10 @@ fn shape(shape: Shape) -> Value {
         ] }),
         Shape::Choice(choices) => json!({ "enum": choices }),
         Shape::Choices(choices) => json!({ "type": "array", "items": { "enum": choices } }),
+        Shape::Ports { least } => {
+            let port = json!({ "type": "integer", "minimum": least, "maximum": 65535 });
+            json!({ "anyOf": [{ "type": "array", "items": port, "maxItems": RULES_MAX }, port, { "enum": ["any"] }] })
+        }
         Shape::Children => json!({ "anyOf": [
             { "enum": ["shared", "per_session"] },
             {

@@ -3,7 +3,7 @@
 //! What came out of the environment is shown as it was referred to. Values of `env` and `headers` are shown only if they
 //! are nothing but references: they are where people put secrets.
 
-use outlast_core::gateway::Children;
+use outlast_core::{gateway::Children, sandbox::Ports};
 use serde_json::{Value as Json, json};
 
 use super::{
@@ -151,6 +151,8 @@ fn shown(got: &Got) -> Json {
         Got::Children(Children::Shared) => json!("shared"),
         Got::Children(Children::PerSession) => json!("per_session"),
         Got::Children(Children::Pool(count)) => json!({ "pool": count }),
+        Got::Ports(Ports::Any) => json!("any"),
+        Got::Ports(Ports::Only(ports)) => json!(ports),
         Got::Pairs(_) | Got::Section(_) | Got::Named(_) | Got::Many(_) => Json::Null,
     }
 }

@@ -214,7 +214,7 @@ fn all_that_can_be_set_is_set() {
     assert_eq!(front.session_idle, secs(90));
 
     let [files, docs, bare] = settings.backends.as_slice() else { panic!("{:?}", settings.backends.len()) };
-    let Kind::Stdio { command, args, env, cwd } = &files.kind else { panic!() };
+    let Kind::Stdio { command, args, env, cwd, .. } = &files.kind else { panic!() };
     assert_eq!((command.expose(), args[1].expose(), env["TOKEN"].expose()), ("npx", "/data", "gh-s3cret"));
     assert_eq!(env["TOKEN"].to_string(), "${GITHUB_TOKEN}");
     assert!(Path::new(cwd.as_ref().unwrap().expose()).is_absolute());
@@ -502,8 +502,8 @@ fn every_option_has_its_key() {
             let has_reason = flags::WITHOUT_KEY.iter().any(|(name, _)| name == option);
             assert!(has_key != has_reason, "{command} --{option}: a key, or a reason why there is none");
         }
-        // A table for each tool has no place on a command line.
-        for key in keys.iter().filter(|key| !matches!(key.shape, keys::Shape::Named(_))) {
+        // A table has no place on a command line.
+        for key in keys.iter().filter(|key| key.shape.inner().is_none()) {
             assert!(options.contains(&key.name), "[{command}] {} has no option", key.name);
         }
     }
@@ -688,6 +688,22 @@ fn the_example_of_the_book_is_right() {
     let world =
         World { environment: [("GITHUB_TOKEN", "x"), ("DOCS_TOKEN", "y")].into(), ..World::new(&[(NAME, example)]) };
     assert_eq!(world.gateway(&[]).unwrap().settings.backends.len(), 2);
+}
+
+#[test]
+fn the_sandboxes_of_the_book_can_be_read() {
+    let page = include_str!("../../../../docs/sandbox.md");
+    let examples = page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
+    let mut count = 0;
+    for example in examples {
+        let mut world = World::new(&[(NAME, example)]);
+        world.environment.insert("HOME", "/home/ann");
+        let config = world.around(|around| Config::load(&[], Want::Everything, around));
+        let config = config.unwrap_or_else(|mistakes| panic!("{}", Report::from(mistakes)));
+        assert!(config.table("mcp").set("sandbox").is_some(), "{example}");
+        count += 1;
+    }
+    assert_eq!(count, 3);
 }
 
 #[test]

@@ -304,6 +304,8 @@ mod tests {
             ("[mcp]\nwatch = \"src/../../x\"",                                 &["mcp.watch"]),
             ("[mcp]\nwatch = \"missing/../../x\"",                             &["mcp.watch"]),
             ("[mcp]\nmarker = \"/tmp/marker\"",                                &["mcp.marker"]),
+            ("[mcp]\nsandbox = { read = \"src\", tcp_connect = \"any\" }",      &[]),
+            ("[mcp]\nsandbox = { read = [\"src\", \"/etc\"], write = \"..\" }", &["mcp.sandbox.read", "mcp.sandbox.write"]),
             ("[run]\nenv_pass = [\"AWS*\"]\nenv = \"all\"\nnotify = \"x\"",    &["run.env_pass", "run.env", "run.notify"]),
             ("[run]\ndetach = true\nhang_timeout = 5",                         &[]),
             ("[agent.python]\nfresh = [\"-c\", \"x\"]\nprompt = \">\"",        &["agent.python.fresh"]),

@@ -166,6 +166,7 @@ impl All<'_> {
                 tag: format!("doctor-{}.{at}", std::process::id()),
                 env_is_all: false,
                 stdio: Stdio::Piped,
+                sandbox: None,
             };
             let now = Instant::now();
             let mut run = Run::new(now, now + self.patience);

@@ -14,7 +14,7 @@ use outlast_core::life::{Grace, Life};
 use super::bells::Rope;
 use crate::{
     lines::{Line, Lines},
-    os::{Order, Pipes, Sink, Source, Stdio},
+    os::{Order, Pipes, Sandbox, Sink, Source, Stdio},
     outbox::Outbox,
 };
 
@@ -43,6 +43,7 @@ pub struct Command<'a> {
     pub cwd: &'a Path,
     /// Carried by all its descendants; no two children share one.
     pub tag: String,
+    pub sandbox: Option<Sandbox>,
 }
 
 impl Command<'_> {
@@ -55,6 +56,7 @@ impl Command<'_> {
             env_is_all: self.env_is_all,
             tag: self.tag,
             stdio: Stdio::Piped,
+            sandbox: self.sandbox,
         }
     }
 }

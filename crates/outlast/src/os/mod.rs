@@ -9,7 +9,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use outlast_core::terminal::Size;
+pub use outlast_core::{sandbox::Sandbox, terminal::Size};
 
 mod calm;
 mod own_files;
@@ -36,12 +36,18 @@ pub use platform::{
 };
 
 #[cfg(target_os = "linux")]
-pub use unix::{family, open_files};
+pub use unix::{family, open_files, sandbox_support};
 
 /// The files that a child and those below it have open; elsewhere nobody tells.
 #[cfg(not(target_os = "linux"))]
 pub fn open_files(_leader: u32) -> Vec<PathBuf> {
     Vec::new()
+}
+
+/// What this system can enforce of a sandbox.
+#[cfg(not(target_os = "linux"))]
+pub fn sandbox_support() -> outlast_core::sandbox::Support {
+    outlast_core::sandbox::Support::NotLinux
 }
 
 /// A process and those below it, parents first; elsewhere only the process itself.
@@ -127,6 +133,8 @@ pub struct Order {
     /// The value of [`CHILD_TAG`]. No two living children share one.
     pub tag: String,
     pub stdio: Stdio,
+    /// Linux only: elsewhere such a child is not started.
+    pub sandbox: Option<Sandbox>,
 }
 
 /// Where a child's standard streams lead.

@@ -85,6 +85,7 @@ impl Terminal {
             tag: format!("{}.{key}", self.plan.id),
             env_is_all: true,
             stdio: Stdio::Terminal(self.viewers.size()),
+            sandbox: None,
         };
         match self.household.spawn(key, &order) {
             Ok(pipes) => {

@@ -75,6 +75,7 @@ impl Hooks {
             tag: format!("{}.notify{}", plan.id, key - KEYS),
             env_is_all: false,
             stdio: Stdio::Piped,
+            sandbox: None,
         };
         match household.spawn(key, &order) {
             Ok(pipes) => {

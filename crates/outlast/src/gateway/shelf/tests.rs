@@ -11,7 +11,7 @@ fn backend(name: &str, command: &str) -> Backend {
     let env = [("TOKEN".to_owned(), "s3cret".into())].into();
     Backend {
         name: name.to_owned(),
-        kind: Kind::Stdio { command: command.into(), args: vec![], env, cwd: None },
+        kind: Kind::Stdio { command: command.into(), args: vec![], env, cwd: None, sandbox: None },
         prefix: String::new(),
         allow: vec![],
         deny: vec![],

@@ -14,6 +14,7 @@ mod open_files;
 mod outer;
 mod process;
 mod pty;
+mod sandbox;
 mod socket;
 mod stand_in;
 mod stops;
@@ -33,6 +34,8 @@ pub use open_files::{family, open_files};
 pub use outer::{Outer, outer_size, write_stdout};
 pub use process::{born, is_exiting};
 pub use pty::Window;
+#[cfg(target_os = "linux")]
+pub use sandbox::sandbox_support;
 pub use socket::{Line, Listener, Peer, claim_dir, is_ours, remove_socket, sockets};
 pub use stand_in::{StandIn, stand_in};
 pub use stops::Stops;

@@ -45,6 +45,7 @@ use nix::{
 use super::{
     descendants,
     memory::give_back_code,
+    sandbox,
     stops::is_ignored,
     stream::{pipe, set_nonblocking},
     wire::{self, Request},
@@ -159,7 +160,8 @@ impl Monitor {
 
     fn spawn(&mut self, key: u64, order: &Order, fds: [OwnedFd; 3]) {
         self.has_spawned = true;
-        match command(order, fds).spawn() {
+        let mut command = command(order, fds);
+        match sandbox::confine(&mut command, order).and_then(|()| command.spawn()) {
             Ok(process) => {
                 let pid = process.id();
                 self.children.push(Child {
@@ -463,6 +465,9 @@ fn explain(order: &Order, error: &io::Error) -> io::Error {
             return io::Error::new(problem.kind(), words);
         }
     }
+    if let Some(error) = sandbox::explain(order, error) {
+        return error;
+    }
     let words = match (error.kind(), locate(order)) {
         (ErrorKind::NotFound, None) => format!("no program named `{program}`"),
         (ErrorKind::NotFound, Some(path)) => match interpreter(&path) {
@@ -482,7 +487,7 @@ fn words_of(error: &io::Error) -> String {
 }
 
 /// Where the program is, executable or not.
-fn locate(order: &Order) -> Option<PathBuf> {
+pub(super) fn locate(order: &Order) -> Option<PathBuf> {
     let program = Path::new(&order.program);
     if 1 < program.components().count() || program.is_absolute() {
         return Some(order.cwd.join(program)).filter(|path| path.exists());

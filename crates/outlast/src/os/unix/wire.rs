@@ -10,12 +10,17 @@ use std::{
     path::PathBuf,
 };
 
-use crate::os::{Exit, News, Order, Signal, Size, Stdio};
+use outlast_core::sandbox::{Ports, RULES_MAX};
+
+use crate::os::{Exit, News, Order, Sandbox, Signal, Size, Stdio};
 
 /// A longer order is refused by whoever makes it; no kernel would start it anyway.
 pub(super) const FRAME_MAX: usize = 32 * 1024 * 1024;
 
 const HEAD: usize = size_of::<u32>();
+
+/// In place of a number of ports: all of them.
+const ANY_PORTS: u32 = u32::MAX;
 
 /// From outlast to a monitor.
 #[derive(Debug)]
@@ -23,7 +28,7 @@ pub(super) enum Request {
     /// The child's stdin, stdout and stderr come with the first byte of the frame.
     Spawn {
         key: u64,
-        order: Order,
+        order: Box<Order>,
     },
     Signal {
         key: u64,
@@ -50,7 +55,60 @@ pub(super) fn encode_spawn(key: u64, order: &Order) -> io::Result<Vec<u8>> {
         frame.put_bytes(name.as_bytes());
         frame.put_bytes(value.as_bytes());
     }
+    put_sandbox(&mut frame, order.sandbox.as_ref())?;
     frame.finish()
+}
+
+/// At most [`RULES_MAX`] entries for each list; the configuration refuses more.
+fn put_sandbox(frame: &mut Frame, sandbox: Option<&Sandbox>) -> io::Result<()> {
+    frame.put_length(sandbox.is_some().into());
+    let Some(sandbox) = sandbox else { return Ok(()) };
+    let too_many = || io::Error::new(ErrorKind::InvalidInput, "the sandbox has too many entries");
+    for paths in [&sandbox.read, &sandbox.write] {
+        if RULES_MAX < paths.len() {
+            return Err(too_many());
+        }
+        frame.put_length(paths.len());
+        for path in paths {
+            frame.put_bytes(std::path::absolute(path)?.as_os_str().as_bytes());
+        }
+    }
+    for ports in [&sandbox.tcp_connect, &sandbox.tcp_bind] {
+        let Ports::Only(ports) = ports else {
+            frame.put_length(ANY_PORTS as usize);
+            continue;
+        };
+        if RULES_MAX < ports.len() {
+            return Err(too_many());
+        }
+        frame.put_length(ports.len());
+        ports.iter().for_each(|port| frame.put_length((*port).into()));
+    }
+    Ok(())
+}
+
+/// An outer none is a malformed frame.
+fn take_sandbox(body: &mut Body<'_>) -> Option<Option<Sandbox>> {
+    if body.take_u32()? == 0 {
+        return Some(None);
+    }
+    let count = |body: &mut Body<'_>| body.take_u32().filter(|count| *count as usize <= RULES_MAX);
+    let paths = |body: &mut Body<'_>| -> Option<Vec<PathBuf>> {
+        (0..count(body)?).map(|_| body.take_os_string().map(PathBuf::from)).collect()
+    };
+    let ports = |body: &mut Body<'_>| -> Option<Ports> {
+        match body.take_u32()? {
+            ANY_PORTS => Some(Ports::Any),
+            count if count as usize <= RULES_MAX => {
+                let ports = (0..count).map(|_| u16::try_from(body.take_u32()?).ok());
+                ports.collect::<Option<_>>().map(Ports::Only)
+            }
+            _ => None,
+        }
+    };
+    let (read, write) = (paths(body)?, paths(body)?);
+    let (tcp_connect, tcp_bind) = (ports(body)?, ports(body)?);
+    Some(Some(Sandbox { read, write, tcp_connect, tcp_bind }))
 }
 
 pub(super) fn encode_signal(key: u64, signal: Signal) -> Vec<u8> {
@@ -81,9 +139,13 @@ pub(super) fn take_request(inbox: &mut Vec<u8>) -> io::Result<Option<Request>> {
                 let env = (0..body.take_u32()?)
                     .map(|_| Some((body.take_os_string()?, body.take_os_string()?)))
                     .collect::<Option<_>>()?;
+                let sandbox = take_sandbox(body)?;
                 // The monitor is handed the ends themselves, and cares only whether they are a terminal.
                 let stdio = if has_terminal { Stdio::Terminal(Size::default()) } else { Stdio::Piped };
-                Request::Spawn { key, order: Order { program, args, cwd, env, env_is_all, tag, stdio } }
+                Request::Spawn {
+                    key,
+                    order: Box::new(Order { program, args, cwd, env, env_is_all, tag, stdio, sandbox }),
+                }
             }
             b'H' => Request::Signal { key, signal: Signal::HangUp },
             b'T' => Request::Signal { key, signal: Signal::Terminate },
@@ -270,6 +332,12 @@ mod tests {
             env_is_all: true,
             tag: "id.7".into(),
             stdio: Stdio::Piped,
+            sandbox: Some(Sandbox {
+                read: vec!["/a".into(), "/b c".into()],
+                write: vec![],
+                tcp_connect: Ports::Only(vec![443, 65535]),
+                tcp_bind: Ports::Any,
+            }),
         };
         let mut stream = encode_spawn(7, &order).unwrap();
         stream.extend(encode_signal(8, Signal::Kill));
@@ -293,6 +361,27 @@ mod tests {
         };
         assert_eq!(format!("{arrived:?}"), format!("{order:?}"));
         assert!(inbox.is_empty());
+    }
+
+    #[test]
+    fn a_sandbox_with_too_many_entries_is_not_sent() {
+        let order = |entries: usize| Order {
+            program: "p".into(),
+            args: vec![],
+            cwd: "/".into(),
+            env: vec![],
+            env_is_all: false,
+            tag: String::new(),
+            stdio: Stdio::Piped,
+            sandbox: Some(Sandbox {
+                read: vec!["/a".into(); entries],
+                tcp_bind: Ports::Only(vec![1; entries]),
+                ..Sandbox::default()
+            }),
+        };
+        let mut stream = encode_spawn(1, &order(RULES_MAX)).unwrap();
+        assert!(matches!(take_request(&mut stream), Ok(Some(Request::Spawn { .. }))));
+        assert_eq!(encode_spawn(1, &order(RULES_MAX + 1)).unwrap_err().kind(), ErrorKind::InvalidInput);
     }
 
     #[test]

@@ -88,6 +88,9 @@ impl Household {
             }
             Stdio::Terminal(size) => return self.spawn_in_terminal(key, order, size),
         }
+        if order.sandbox.is_some() {
+            return Err(io::Error::other("only Linux can enforce a sandbox"));
+        }
         let job = Job::new()?;
         match self.start(key, &mut command, job) {
             Ok((stdin, stdout, stderr)) => {
@@ -309,6 +312,7 @@ mod tests {
             tag: "test".into(),
             env_is_all: false,
             stdio: Stdio::Terminal(Size { columns: 90, rows: 30, width: 0, height: 0 }),
+            sandbox: None,
         }
     }
 
