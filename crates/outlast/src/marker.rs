@@ -3,7 +3,7 @@
 use crate::{home::Home, os};
 use serde::{Deserialize, Serialize};
 use std::{
-    fs::{self, File, OpenOptions},
+    fs::{self, OpenOptions},
     io::{self, Read, Write},
     path::{Path, PathBuf},
     time::SystemTime,
@@ -129,7 +129,7 @@ fn fill(path: &Path, text: &str) -> io::Result<()> {
 /// A rename is on disk only when the directory is.
 #[cfg(unix)]
 fn force_names(dir: &Path) -> io::Result<()> {
-    match File::open(dir)?.sync_all() {
+    match fs::File::open(dir)?.sync_all() {
         // Some file systems have nothing to force here, and say so this way.
         Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
         other => other,

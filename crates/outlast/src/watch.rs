@@ -25,7 +25,7 @@ use std::{
     },
     task::{Context, Poll},
     thread,
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant, SystemTime},
 };
 use tokio::{sync::mpsc, time::Sleep};
 
@@ -216,7 +216,7 @@ fn changed_at(found: &fs::Metadata) -> Option<SystemTime> {
     use std::os::unix::fs::MetadataExt;
     let seconds = u64::try_from(found.ctime()).ok()?;
     let nanoseconds = u32::try_from(found.ctime_nsec()).ok()?;
-    UNIX_EPOCH.checked_add(Duration::new(seconds, nanoseconds))
+    SystemTime::UNIX_EPOCH.checked_add(Duration::new(seconds, nanoseconds))
 }
 
 #[cfg(not(unix))]
@@ -912,7 +912,7 @@ mod tests {
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
         bench.nothing_but("src/s").await;
         // Both times, as `touch` does: Linux reports the time of writing, set alone, as if it were a write.
-        for then in [SystemTime::now(), UNIX_EPOCH] {
+        for then in [SystemTime::now(), SystemTime::UNIX_EPOCH] {
             let file = fs::File::options().append(true).open(&path).unwrap();
             file.set_times(fs::FileTimes::new().set_accessed(then).set_modified(then)).unwrap();
             drop(file);
@@ -930,7 +930,7 @@ mod tests {
         for name in ["old.py", "server.py"] {
             put(&at(name), name);
             let file = fs::File::options().append(true).open(at(name)).unwrap();
-            file.set_modified(UNIX_EPOCH + Duration::from_secs(1_000_000)).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000)).unwrap();
         }
         std::os::unix::fs::symlink("server.py", at("link.py")).unwrap();
         let before = Look::at(&at("server.py"));
@@ -941,7 +941,7 @@ mod tests {
         let after = Look::at(&at("server.py"));
         assert_eq!(
             fs::metadata(at("server.py")).unwrap().modified().unwrap(),
-            UNIX_EPOCH + Duration::from_secs(1_000_000)
+            SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000)
         );
         assert!(after.changed.unwrap() > before.changed.unwrap());
         assert_ne!(after.print, before.print);

@@ -364,9 +364,9 @@ mod tests {
         let copy = dir.path().join("copy.toml");
         fs::copy(&file, &copy).unwrap();
         assert_eq!(store.verdict(&copy, &make), Verdict::Unknown);
-        let other = tempfile::tempdir().unwrap();
         #[cfg(unix)]
         {
+            let other = tempfile::tempdir().unwrap();
             // A link to a trusted file would run its command in another directory.
             let link = other.path().join("outlast.toml");
             std::os::unix::fs::symlink(&file, &link).unwrap();
