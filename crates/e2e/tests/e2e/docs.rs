@@ -27,6 +27,21 @@ fn pages() -> Vec<(PathBuf, String)> {
     paths.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 
+/// Every file below a directory: its path and its text, empty if it is none.
+fn texts_below(dir: PathBuf) -> Vec<(PathBuf, String)> {
+    let (mut found, mut left) = (Vec::new(), vec![dir]);
+    while let Some(next) = left.pop() {
+        for entry in fs::read_dir(next).unwrap().flatten() {
+            if entry.file_type().unwrap().is_dir() {
+                left.push(entry.path());
+            } else {
+                found.push((entry.path(), fs::read_to_string(entry.path()).unwrap_or_default()));
+            }
+        }
+    }
+    found
+}
+
 /// A block between fences: its language, the number of its first line, its text.
 fn blocks(text: &str) -> Vec<(String, usize, String)> {
     let mut blocks = Vec::new();
@@ -233,19 +248,11 @@ fn every_exit_code_is_in_the_book() {
     });
     assert_eq!(codes, named.chain([0]).collect());
     assert!(topic.page.contains("128 + n"), "signals");
-    let mut left = vec![source];
-    while let Some(next) = left.pop() {
-        for entry in fs::read_dir(next).unwrap().flatten() {
-            if entry.file_type().unwrap().is_dir() {
-                left.push(entry.path());
-                continue;
-            }
-            let text = fs::read_to_string(entry.path()).unwrap_or_default();
-            for start in ["ExitCode::from(", "Report::new("] {
-                let after = text.split(start).skip(1).filter_map(|rest| rest.trim_start().chars().next());
-                let numbers = after.filter(|letter| ('1'..='9').contains(letter)).count();
-                assert_eq!(numbers, 0, "{}: a code without a name after {start}", entry.path().display());
-            }
+    for (path, text) in texts_below(source) {
+        for start in ["ExitCode::from(", "Report::new("] {
+            let after = text.split(start).skip(1).filter_map(|rest| rest.trim_start().chars().next());
+            let numbers = after.filter(|letter| ('1'..='9').contains(letter)).count();
+            assert_eq!(numbers, 0, "{}: a code without a name after {start}", path.display());
         }
     }
 }
@@ -323,17 +330,9 @@ fn what_help_says_stands_in_the_book_word_for_word() {
 #[test]
 fn every_defence_in_the_threat_model_has_its_tests() {
     let mut tests = BTreeSet::new();
-    let mut left = vec![root().join("crates")];
-    while let Some(next) = left.pop() {
-        for entry in fs::read_dir(next).unwrap().flatten() {
-            if entry.file_type().unwrap().is_dir() {
-                left.push(entry.path());
-                continue;
-            }
-            let text = fs::read_to_string(entry.path()).unwrap_or_default();
-            let named = text.split("#[test]").skip(1).filter_map(|rest| rest.split_once("fn ")?.1.split_once('('));
-            tests.extend(named.map(|(name, _)| name.to_owned()));
-        }
+    for (_, text) in texts_below(root().join("crates")) {
+        let named = text.split("#[test]").skip(1).filter_map(|rest| rest.split_once("fn ")?.1.split_once('('));
+        tests.extend(named.map(|(name, _)| name.to_owned()));
     }
     let page = fs::read_to_string(root().join("docs/threats.md")).unwrap();
     let sections: Vec<&str> = page.split("\n## ").skip(1).collect();

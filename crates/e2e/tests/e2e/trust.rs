@@ -86,8 +86,9 @@ const OTHER_USER: u32 = 65534;
 
 #[test]
 fn a_build_command_runs_only_if_the_file_is_trusted() {
-    let clone =
-        Clone::with("outlast.toml", "[mcp]\nname = \"weather\"\nwatch = [\".\", \"..\"]\nbuild = \"touch built\"\n");
+    let outside = tempfile::tempdir().unwrap();
+    let watch = format!("watch = [\".\", {:?}]", outside.path());
+    let clone = Clone::with("outlast.toml", &format!("[mcp]\nname = \"weather\"\n{watch}\nbuild = \"touch built\"\n"));
     let client = clone.setup().ready();
     clone.stdout(&["restart", "weather"]);
     assert!(!clone.is_there("built"));
@@ -111,10 +112,10 @@ fn a_build_command_runs_only_if_the_file_is_trusted() {
     // Other edits ask no question; a changed command does.
     clone
         .project
-        .write("outlast.toml", "[mcp]\nbuild = \"touch built\"\nwatch = [\".\", \"..\"]\nhold = 5\nname = \"weather\"");
+        .write("outlast.toml", &format!("[mcp]\nbuild = \"touch built\"\n{watch}\nhold = 5\nname = \"weather\""));
     let client = clone.setup().ready();
     assert_eq!(warnings(client), [""; 0]);
-    clone.project.write("outlast.toml", "[mcp]\nbuild = \"touch owned\"\nwatch = [\".\", \"..\"]\nname = \"weather\"");
+    clone.project.write("outlast.toml", &format!("[mcp]\nbuild = \"touch owned\"\n{watch}\nname = \"weather\""));
     let client = clone.setup().ready();
     clone.stdout(&["restart", "weather"]);
     let said = warnings(client);
