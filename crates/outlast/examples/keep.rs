@@ -28,6 +28,7 @@ use bytes::{Buf, BytesMut};
 use outlast::os::{self, Exit, Household, Keeper, News, Order, Pipes, Signal, Sink, Source, Stdio, Stops};
 
 fn main() -> ExitCode {
+    #[cfg(unix)]
     Keeper::become_one_if_asked(&env::args_os().collect::<Vec<_>>());
     let keeper = Keeper::begin().expect("the keeper starts");
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
