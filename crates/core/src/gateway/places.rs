@@ -559,7 +559,7 @@ impl Gateway {
         }
     }
 
-    /// A place that nobody can come back to.
+    /// Removes a place for good: what waits there fails.
     pub(super) fn drop_place(&mut self, key: PlaceKey, failure: &Failure, now: Instant) {
         let Some(place) = self.take_place(key) else { return };
         self.keep_restarts(key.backend, &place.restarts);

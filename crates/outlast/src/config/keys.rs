@@ -101,7 +101,7 @@ pub const ROOT: &[Key] = &[
         "auth",
         Shape::Table(AUTH),
         "",
-        "Who may connect. Without it nobody is asked, and only this machine is listened to.",
+        "Who may connect. Without it clients need no credentials, and the gateway listens on this machine only.",
     )
     .guarded(),
     key("rates", Shape::Table(RATES), "", "How often each client may call each tool."),
