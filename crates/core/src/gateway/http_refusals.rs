@@ -1,12 +1,12 @@
 //! Requests that an HTTP backend answered with a status that says no: reported, or sent again when the backend asks for that.
 //! Which answers of HTTP these are, and what counts as a lost session, the driver of the link decides.
 
-use super::*;
+use super::{BTreeMap, Bytes, Call, Connection, Duration, Gateway, How, Id, Instant, Kind, Link, links, words};
 use crate::exit::Denied;
 
-use calls::What;
-use opening::Private;
-use words::Failure;
+use super::calls::What;
+use super::opening::Private;
+use super::words::Failure;
 
 /// The pause before a request is sent again to a backend that does not say when, doubled each time.
 const BUSY_PAUSE: Duration = Duration::from_millis(100);

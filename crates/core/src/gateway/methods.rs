@@ -1,7 +1,7 @@
 //! Methods that are forwarded between clients and backends: which of them MCP has, and what becomes of all others.
 //! Where a known request goes is decided in [`super::dispatch`].
 
-use super::*;
+use super::{Action, Client, Gateway, METHOD_SHOWN_MAX, Rc, RefusedNotification, Sender, guests, words};
 
 /// Every request of MCP, of either side and era.
 const REQUESTS: [&str; 23] = [

@@ -3,11 +3,14 @@
 
 use serde_json::{Value, json};
 
-use super::*;
+use super::{
+    Action, Backend, Children, Connection, Eras, Gateway, How, Instant, Link, List, Place, PlaceKey, Record, Seat,
+    Start, Ticket, mem, record, words,
+};
 use crate::restarts::Restarts;
 
-use links::Phase;
-use places::State;
+use super::links::Phase;
+use super::places::State;
 
 /// A change that is being tried.
 #[derive(Debug)]

@@ -1,7 +1,10 @@
 //! Hung servers (SPEC H1, rows y1 to y9): when a server counts as hung, and what becomes of the requests it holds. A slow
 //! server is not replaced: silence alone proves nothing, only a private ping that stays unanswered does.
 
-use super::*;
+use super::{
+    BTreeMap, Class, Current, Duration, Failure, Id, Instant, Next, Open, Origin, Outcome, Place, Private, Record,
+    Relay, Ticket, record,
+};
 use crate::{
     message::{line, quote},
     patience::Patience,

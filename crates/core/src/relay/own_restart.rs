@@ -1,7 +1,9 @@
 //! The server's own restart tool (x4, x4b). A Python SDK server that called `sys.exit` in such a tool is blocked in the
 //! thread that reads its stdin and exits only at the next line: outlast sends it one, and replaces it if that does not help.
 
-use super::*;
+use super::{
+    Action, Class, Current, How, Instant, Message, Open, Origin, Place, Private, Relay, Ticket, client, message,
+};
 use crate::{
     message::{pick, text},
     patience::Patience,
