@@ -1,4 +1,4 @@
-//! The book for a browser: built by mdbook, and every link within it followed.
+//! Builds the book as HTML with mdbook, and checks every link within it.
 
 use crate::report::Failure;
 use crate::{cargo, must, peers, root, target};
@@ -7,10 +7,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the book was last built with; another one on `PATH` does as well.
+/// The version that the book was last built with; another one on `PATH` is accepted.
 const MDBOOK: &str = "0.4.52";
 
-pub fn build() -> Result<(), Failure> {
+pub(crate) fn build() -> Result<(), Failure> {
     let folder = target().join("book");
     let mut command = Command::new(mdbook()?);
     must_be_silent(command.arg("build").arg("--dest-dir").arg(&folder).current_dir(root()))?;
@@ -23,7 +23,7 @@ pub fn build() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The one on `PATH`, or one that is built once and kept beside the peers.
+/// The mdbook on `PATH`, or one that is built once and kept beside the peers.
 fn mdbook() -> Result<PathBuf, Failure> {
     let works = |program: &Path| Command::new(program).arg("--version").output().is_ok_and(|it| it.status.success());
     let on_path = PathBuf::from("mdbook");
@@ -41,7 +41,7 @@ fn mdbook() -> Result<PathBuf, Failure> {
     Ok(kept)
 }
 
-/// A warning of mdbook's is a mistake of the book's.
+/// A warning of mdbook is an error in the book.
 fn must_be_silent(command: &mut Command) -> Result<(), Failure> {
     let output = command.output().map_err(|error| crate::cannot_run(command, error))?;
     let said = [output.stdout, output.stderr].concat();
@@ -55,31 +55,35 @@ fn must_be_silent(command: &mut Command) -> Result<(), Failure> {
     Err(Failure::new("the book does not build").because(words))
 }
 
-/// The text of each page, by its name; the one that repeats all others is left out.
+/// The text of each page, by its path below the directory; pages that repeat others are left out.
 fn pages(folder: &Path) -> std::io::Result<BTreeMap<String, String>> {
-    let mut pages = BTreeMap::new();
-    for entry in fs::read_dir(folder)? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let is_page = name.ends_with(".html") && !["print.html", "404.html", "toc.html"].contains(&name.as_str());
-        if is_page {
-            pages.insert(name, fs::read_to_string(&path)?);
+    let (mut pages, mut left) = (BTreeMap::new(), vec![(folder.to_owned(), String::new())]);
+    while let Some((folder, above)) = left.pop() {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            let name = format!("{above}{}", path.file_name().unwrap_or_default().to_string_lossy());
+            let is_page = name.ends_with(".html") && !["print.html", "404.html", "toc.html"].contains(&name.as_str());
+            if path.is_dir() {
+                left.push((path, format!("{name}/")));
+            } else if is_page {
+                pages.insert(name, fs::read_to_string(&path)?);
+            }
         }
     }
     Ok(pages)
 }
 
 fn broken_links(pages: &BTreeMap<String, String>) -> Vec<String> {
-    let places: BTreeMap<&String, BTreeSet<&str>> =
-        pages.iter().map(|(name, text)| (name, attributes(text, "id").collect())).collect();
+    let places: BTreeMap<&str, BTreeSet<&str>> =
+        pages.iter().map(|(name, text)| (name.as_str(), attributes(text, "id").collect())).collect();
     let mut broken = Vec::new();
     for (name, text) in pages {
         for link in attributes(text, "href").filter(|link| !link.contains(':')) {
             let (page, place) = link.split_once('#').unwrap_or((link, ""));
-            let page = if page.is_empty() { name } else { &page.to_owned() };
-            let leads = match places.get(page) {
+            let page = if page.is_empty() { name.clone() } else { target_of(name, page) };
+            let leads = match places.get(page.as_str()) {
                 Some(places) => place.is_empty() || places.contains(place),
-                // A picture, a style, or a page that only mdbook makes.
+                // A picture, a style sheet, or a page that mdbook generates.
                 None => !page.ends_with(".html") || page == "print.html",
             };
             if !leads {
@@ -88,6 +92,20 @@ fn broken_links(pages: &BTreeMap<String, String>) -> Vec<String> {
         }
     }
     broken
+}
+
+/// The page that a relative link on `page` points to.
+fn target_of(page: &str, link: &str) -> String {
+    let mut parts: Vec<&str> = page.split('/').collect();
+    parts.pop();
+    for part in link.split('/') {
+        match part {
+            "." => {}
+            ".." => drop(parts.pop()),
+            part => parts.push(part),
+        }
+    }
+    parts.join("/")
 }
 
 fn attributes<'a>(text: &'a str, name: &str) -> impl Iterator<Item = &'a str> {
@@ -106,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_link_that_leads_nowhere_is_found() {
+    fn a_broken_link_is_found() {
         let page = |name: &str, text: &str| (name.to_owned(), text.to_owned());
         let pages = BTreeMap::from([
             page(
@@ -117,7 +135,11 @@ mod tests {
                 "b.html",
                 r#"<h2 id="two"></h2><a href="a.html#gone"></a><a href="none.html"></a><link href="x.css">"#,
             ),
+            page("in/c.html", r#"<a href="../a.html#one"></a><a href="../b.html#gone"></a><a href="a.html"></a>"#),
         ]);
-        assert_eq!(broken_links(&pages), ["b.html: a.html#gone", "b.html: none.html"]);
+        assert_eq!(
+            broken_links(&pages),
+            ["b.html: a.html#gone", "b.html: none.html", "in/c.html: ../b.html#gone", "in/c.html: a.html"]
+        );
     }
 }

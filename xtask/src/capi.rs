@@ -1,4 +1,4 @@
-//! The library for C as people install it: shared, static, and the header.
+//! Builds the C library as users install it: shared, static, and the header.
 
 use crate::report::Failure;
 use crate::{cannot_run, cargo, must, root, target};
@@ -8,12 +8,12 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 const NAME: &str = "outlast_client";
-/// What a static library needs besides is the system's, and rustc knows it.
+/// The output line of rustc that lists the system libraries which a static library needs.
 const SYSTEMS_OWN: &str = "native-static-libs: ";
 const PROGRAM: &str =
     "#include \"outlast.h\"\nint main(void) { return outlast_api_version() != OUTLAST_API_VERSION; }\n";
 
-pub fn build() -> Result<(), Failure> {
+pub(crate) fn build() -> Result<(), Failure> {
     must(cargo(["build", "--profile", "capi", "-p", "outlast-capi"]), "the library for C does not build")?;
     let made = target().join("capi");
     let place = target().join("capi").join("outlast-capi");
@@ -46,7 +46,7 @@ pub fn build() -> Result<(), Failure> {
     Ok(())
 }
 
-/// A program with each of them starts, and finds the version it was made for.
+/// Checks that a program with each of them starts, and finds the version it was built for.
 fn check(place: &Path, shared: &str, systems_own: &str) -> Result<(), Failure> {
     let cannot_write = |error| Failure::new(format!("cannot write to {}", place.display())).because(error);
     let source = place.join("check.c");

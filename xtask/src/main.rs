@@ -1,8 +1,10 @@
-//! The chores of the house: `cargo xtask COMMAND`. Plain std, so that it builds before anything else does.
+//! Development commands: `cargo xtask COMMAND`. Only std, so that it builds quickly.
 
 mod book;
 mod capi;
+mod fuzz;
 mod peers;
+mod planted;
 mod report;
 
 use report::Failure;
@@ -10,30 +12,47 @@ use std::env;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
+use std::thread;
+
+/// Read by the test programs.
+const TEST_THREADS: &str = "RUST_TEST_THREADS";
 
 const HELP: &str = "\
-Chores of the house
+Development commands of outlast
 
 Usage: cargo xtask COMMAND
 
 Commands:
-  test [ARGS…]                    Fetch the real peers, then run fmt, clippy and every test;
+  test [ARGS…]                    Install the real peers, then run fmt, clippy and every test;
                                   ARGS go to `cargo test`
   sim --seeds N [--from SEED]     Run the simulated worlds of the core, N seeds from SEED (0) on
-  cross                           Type-check for Windows and macOS, where the cross tools are at hand
-  bench [mcp|gateway|pty] [ARGS…] Build for speed and run the benchmark; ARGS go to it
+  sim --planted [NAME…]           Run the joined world on each planted bug (crates/core/tests/planted),
+                                  or on those with NAME; fails if one is not found within 1,000 seeds
+  fuzz [TARGET…] [--minutes N] [--keep]
+                                  Build the fuzz targets with coverage and run each, or the named
+                                  ones (relay, gateway, http, control, config), for N (20) minutes of
+                                  processor time; --keep adds what covers more to the corpora. Needs
+                                  Linux and a C++ compiler
+  cross                           Type-check for Windows and macOS, if the cross tools are installed
+  bench [mcp|gateway|cluster|pty|share] [ARGS…]
+                                  Build the release profile and run the benchmark; ARGS go to it
+  chaos [--cluster] [--minutes N] [--seed S]
+                                  Faults on real processes of `mcp`, `gateway` and `run` under load; a ledger of
+                                  all calls shows what was lost, executed twice or leaked (30 s by default).
+                                  --cluster: on three gateways and three NATS servers instead
   conformance [ARGS…]             Run the conformance suites against a server, directly and through
                                   the gateway; ARGS go to outlast-conformance
   capi                            Build the library for C, shared and static, with its header,
                                   into `capi` in the target folder, and link a program with each
-  book                            Build the book in `docs` for a browser, into `book` in the target
-                                  folder, and follow every link in it
-  peers                           Fetch the real peers and print where they are
+  book                            Build the book in `docs` as HTML, into `book` in the target folder,
+                                  and check every link in it
+  peers                           Install the real peers and print their folder
 
 Environment:
   OUTLAST_PEERS    the peers' folder itself; by default one named after their versions, in
                    `outlast-peers` under $XDG_CACHE_HOME or ~/.cache
   OUTLAST_CROSS    the cross tools' check.sh
+  RUST_TEST_THREADS how many tests `test` runs at the same time; two for each core by default
 ";
 
 fn main() -> ExitCode {
@@ -45,8 +64,10 @@ fn main() -> ExitCode {
     let outcome = match command.as_str() {
         "test" => test(rest),
         "sim" => sim(rest),
+        "fuzz" => fuzz::run(rest),
         "cross" => none(rest).and_then(|()| cross()),
         "bench" => bench(rest),
+        "chaos" => chaos(rest),
         "conformance" => conformance(rest),
         "book" => none(rest).and_then(|()| book::build()),
         "capi" => none(rest).and_then(|()| capi::build()),
@@ -57,7 +78,7 @@ fn main() -> ExitCode {
             print!("{HELP}");
             Ok(())
         }
-        other => Err(Failure::usage(format!("no chore named `{other}`"))),
+        other => Err(Failure::usage(format!("unknown command `{other}`"))),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -65,7 +86,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Every check is run even after one has failed: one run should say all there is to mend.
+/// All checks run even after one has failed, so that one run reports all failures.
 fn test(arguments: &[String]) -> Result<(), Failure> {
     let peers = peers::provide(peers::FOR_TESTS)?;
     peers::shells();
@@ -79,6 +100,9 @@ fn test(arguments: &[String]) -> Result<(), Failure> {
     }
     let mut tests = cargo(["test", "--workspace", "--no-fail-fast"]);
     tests.args(arguments).env(peers::VARIABLE, &peers);
+    if env::var_os(TEST_THREADS).is_none() {
+        tests.env(TEST_THREADS, test_threads().to_string());
+    }
     match peers::browser() {
         Ok(()) => drop(tests.env(peers::BROWSER, "1")),
         Err(failure) => {
@@ -95,7 +119,17 @@ fn test(arguments: &[String]) -> Result<(), Failure> {
     if failed.is_empty() { Ok(()) } else { Err(Failure::new(format!("{} failed", failed.join(", ")))) }
 }
 
+/// How many tests run at the same time. Most tests of the program wait for processes, so two for each core keep it busy.
+fn test_threads() -> usize {
+    2 * thread::available_parallelism().map_or(1, usize::from)
+}
+
 fn sim(arguments: &[String]) -> Result<(), Failure> {
+    if let Some((option, names)) = arguments.split_first()
+        && option == "--planted"
+    {
+        return planted::run(names);
+    }
     let (mut seeds, mut from) = (None, "0");
     let mut rest = arguments.iter();
     while let Some(option) = rest.next() {
@@ -109,7 +143,7 @@ fn sim(arguments: &[String]) -> Result<(), Failure> {
     }
     let seeds = seeds.ok_or_else(|| Failure::usage("how many worlds? say --seeds N"))?;
 
-    let mut command = cargo(["test", "-p", "outlast-core", "--release", "--test", "sim"]);
+    let mut command = cargo(["test", "-p", "outlast-core", "--profile", "sim", "--test", "sim"]);
     command.env("OUTLAST_SEEDS", seeds).env("OUTLAST_SEED_FROM", from);
     must(command, "the simulation failed")
 }
@@ -131,11 +165,15 @@ fn cross() -> Result<(), Failure> {
 }
 
 fn bench(arguments: &[String]) -> Result<(), Failure> {
-    let is_pty = arguments.first().is_some_and(|word| word == "pty");
-    // The rivals of a terminal are the system's own; those that are not to be had are said to be missing.
-    let peers = if is_pty { peers::terminals() } else { peers::provide(peers::FOR_BENCH)? };
+    let peers = match arguments.first().map(String::as_str) {
+        // The rivals of a terminal are programs of the system; missing ones are reported.
+        Some("pty") => peers::terminals(),
+        Some("share") => peers::provide(peers::FOR_SHARE)?,
+        Some("cluster") => peers::provide(peers::FOR_CLUSTER)?,
+        _ => peers::provide(peers::FOR_BENCH)?,
+    };
     let mut build = cargo(["build", "--release", "-p", "outlast", "-p", "outlast-e2e"]);
-    // Only those: each is optimised as a whole, which takes its time.
+    // Only these programs: each is built with full optimisation, which takes long.
     for program in ["outlast", "outlast-bench", "outlast-echo", "outlast-hop", "outlast-puppet"] {
         build.args(["--bin", program]);
     }
@@ -143,6 +181,16 @@ fn bench(arguments: &[String]) -> Result<(), Failure> {
     let mut command = Command::new(target().join("release").join(format!("outlast-bench{}", env::consts::EXE_SUFFIX)));
     command.args(arguments).env(peers::VARIABLE, peers).current_dir(root());
     must(command, "the benchmark failed")
+}
+
+fn chaos(arguments: &[String]) -> Result<(), Failure> {
+    must(cargo(["build", "-p", "outlast-e2e", "--bins"]), "the build failed")?;
+    let mut command = Command::new(target().join("debug").join(format!("outlast-chaos{}", env::consts::EXE_SUFFIX)));
+    command.args(arguments).current_dir(root());
+    if arguments.iter().any(|argument| argument == "--cluster") {
+        command.env(peers::VARIABLE, peers::provide(peers::FOR_CLUSTER)?);
+    }
+    must(command, "a promise was broken")
 }
 
 fn conformance(arguments: &[String]) -> Result<(), Failure> {
@@ -154,7 +202,7 @@ fn conformance(arguments: &[String]) -> Result<(), Failure> {
     must(command, "not all is as expected")
 }
 
-/// What the test binaries said of themselves, summed up.
+/// The sum of the results that the test binaries printed.
 struct Tally {
     succeeded: bool,
     passed: u64,
@@ -198,7 +246,8 @@ fn none(arguments: &[String]) -> Result<(), Failure> {
     }
 }
 
-/// The workspace we were started in: a target folder shared by two checkouts holds the xtask of only one of them.
+/// The workspace of the current directory: a target directory shared by two checkouts holds the xtask of only one of
+/// them.
 fn root() -> PathBuf {
     let xtask = env::var_os("CARGO_MANIFEST_DIR").map_or_else(|| env!("CARGO_MANIFEST_DIR").into(), PathBuf::from);
     xtask.parent().expect("xtask lies in the workspace").to_owned()
@@ -231,7 +280,7 @@ mod tests {
     use super::Tally;
 
     #[test]
-    fn the_tally_sums_what_the_test_binaries_said() {
+    fn the_tally_sums_the_results_of_the_test_binaries() {
         let mut tally = Tally { succeeded: true, passed: 0, failed: 0, ignored: 0 };
         for line in [
             "running 3 tests",

@@ -1,4 +1,4 @@
-//! The real peers: SDKs, servers and rivals at pinned versions, fetched once into a cache of our own.
+//! The real peers: SDKs, servers and rivals at pinned versions, fetched once into a separate cache.
 //!
 //! ```text
 //! <cache>/outlast-peers/<pins>/       named after the pins, so changed pins mean another folder
@@ -6,11 +6,12 @@
 //!     node/                           node_modules, with a Node of its own
 //!     agents/                         claude and codex, run by that Node
 //!     conformance/                    the conformance suites, run by that Node
+//!     nats/  nats-oldest/             virtual environments with nats-server, at two versions
 //!     mcpmon/  rivals/  rivals-py/    rivals, for the benchmarks alone
 //! ```
 //!
-//! Each part is made under another name and moved into place when it works, so a part that is there is whole. The scripts
-//! of a virtual environment name the place they were made in, and are told of the move.
+//! Each part is made under a temporary name and moved into place when it works, so that an existing part is complete.
+//! The scripts of a virtual environment contain the path they were made in, which is replaced after the move.
 
 use crate::report::Failure;
 use crate::root;
@@ -20,12 +21,21 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// Tells the tests and the benchmark where the peers are; set by a person, where they shall be.
-pub const VARIABLE: &str = "OUTLAST_PEERS";
+/// The directory of the peers, for the tests and the benchmark. If the user sets it, the peers are put there.
+pub(crate) const VARIABLE: &str = "OUTLAST_PEERS";
 
-pub const FOR_TESTS: &[Part] = &[Part::Python("python-1"), Part::Python("python-2"), Part::Node, Part::Agents];
-pub const FOR_CONFORMANCE: &[Part] = &[Part::Node, Part::Packages("conformance")];
-pub const FOR_BENCH: &[Part] = &[
+pub(crate) const FOR_TESTS: &[Part] = &[
+    Part::Python("python-1"),
+    Part::Python("python-2"),
+    Part::Python("nats"),
+    Part::Python("nats-oldest"),
+    Part::Node,
+    Part::Agents,
+];
+pub(crate) const FOR_CONFORMANCE: &[Part] = &[Part::Node, Part::Packages("conformance")];
+pub(crate) const FOR_SHARE: &[Part] = &[Part::Python("python-1")];
+pub(crate) const FOR_CLUSTER: &[Part] = &[Part::Python("nats")];
+pub(crate) const FOR_BENCH: &[Part] = &[
     Part::Python("python-1"),
     Part::Python("python-2"),
     Part::Node,
@@ -35,11 +45,13 @@ pub const FOR_BENCH: &[Part] = &[
 ];
 
 /// The files in `crates/e2e/peers` that decide what is fetched.
-const PINS: [&str; 12] = [
+const PINS: [&str; 14] = [
     "package.json",
     "package-lock.json",
     "python-1.txt",
     "python-2.txt",
+    "nats.txt",
+    "nats-oldest.txt",
     "mcpmon.txt",
     "agents/package.json",
     "agents/package-lock.json",
@@ -50,14 +62,14 @@ const PINS: [&str; 12] = [
     "rivals-py.txt",
 ];
 
-/// The stamp in a finished folder: which pins it was made from.
+/// The stamp in a finished directory: the pins it was made from.
 const STAMP: &str = "pins";
 
-/// How the name of a part in the making begins.
+/// The prefix of the name of an unfinished part.
 const UNFINISHED: &str = "unfinished-";
 
-/// Gives the folder that holds `parts`, after making what is not there yet.
-pub fn provide(parts: &[Part]) -> Result<PathBuf, Failure> {
+/// Returns the directory that holds `parts`, after making the missing ones.
+pub(crate) fn provide(parts: &[Part]) -> Result<PathBuf, Failure> {
     let pins = fingerprint()?;
     let folder = match env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         Some(named) => std::path::absolute(&named)
@@ -76,7 +88,7 @@ fn prepare(folder: &Path, pins: &str, parts: &[Part]) -> Result<(), Failure> {
     };
     fs::create_dir_all(folder).map_err(cannot_write)?;
 
-    // Held until the file is closed, by us or by the end of this process: two runs never make the same part.
+    // Held until the file is closed or this process exits: two runs never make the same part.
     let lock = File::create(folder.join("lock")).map_err(cannot_write)?;
     if lock.try_lock().is_err() {
         eprintln!("peers: waiting for another run that is fetching them");
@@ -96,7 +108,7 @@ fn prepare(folder: &Path, pins: &str, parts: &[Part]) -> Result<(), Failure> {
     for part in parts {
         let place = folder.join(part.name());
         if part.check(&place).is_ok() {
-            // One that was moved before scripts were told of it.
+            // The part may have been moved before its scripts were changed.
             part.settle(&place).map_err(cannot_write)?;
             continue;
         }
@@ -113,13 +125,13 @@ fn prepare(folder: &Path, pins: &str, parts: &[Part]) -> Result<(), Failure> {
 }
 
 #[derive(Clone, Copy)]
-pub enum Part {
-    /// A virtual environment, named like the list of what it holds.
+pub(crate) enum Part {
+    /// A virtual environment, named after its requirements file.
     Python(&'static str),
     Node,
-    /// The command lines that people run under `outlast run`, and the terminal they run it in.
+    /// The agents that people run under `outlast run`, and the terminal for them.
     Agents,
-    /// Programs for that Node, named like the folder that lists them.
+    /// Programs for that Node, named after the directory that lists them.
     Packages(&'static str),
 }
 
@@ -132,13 +144,13 @@ impl Part {
         }
     }
 
-    /// Whether it runs at all: a cache outlives the Python it was made with.
+    /// Checks whether it runs at all: a cache may be older than the Python of the system.
     fn check(self, place: &Path) -> Result<(), String> {
         let program = match self {
             Part::Python(_) => venv_python(place),
             Part::Node => node(place),
             Part::Agents => return check_agents(place),
-            // Moved into place when all of it was there, and nothing in it is built for this machine.
+            // Moved into place when it was complete, and nothing in it is built for this machine.
             Part::Packages(_) => {
                 let is_there = place.join("node_modules").is_dir();
                 return if is_there { Ok(()) } else { Err(format!("nothing in {}", place.display())) };
@@ -151,7 +163,7 @@ impl Part {
         }
     }
 
-    /// It was moved: what names the place it was made in names this one now.
+    /// After the move: replaces the path it was made in by this one.
     fn settle(self, place: &Path) -> io::Result<()> {
         match self {
             Part::Python(name) => rename_in_scripts(&place.join("bin"), &format!("{UNFINISHED}{name}"), name),
@@ -182,7 +194,7 @@ impl Part {
             Part::Packages(name) => fetch(name, &pins_folder().join(name), place, &["--ignore-scripts"]),
             Part::Agents => {
                 tmux()?;
-                // Their install scripts wait for somebody's consent; the one that is needed is run here, by name.
+                // npm asks before it runs install scripts; the needed one is run here, by name.
                 fetch(self.name(), &pins_folder().join("agents"), place, &["--ignore-scripts"])?;
                 let script = place.join("node_modules/@anthropic-ai/claude-code/install.cjs");
                 run(Command::new(node(&beside(place))).arg(script)).map_err(|cause| failed().because(cause))?;
@@ -192,8 +204,8 @@ impl Part {
     }
 }
 
-/// Puts one name for another where it is a folder in a path, in every text of a folder. Whoever runs one of them meanwhile
-/// has the old one or the new one, whole.
+/// Replaces a directory name in the paths that the scripts of a directory contain. Each file is replaced as a whole,
+/// so that a script that is started meanwhile is the old one or the new one.
 fn rename_in_scripts(folder: &Path, old: &str, new: &str) -> io::Result<()> {
     let Ok(entries) = fs::read_dir(folder) else { return Ok(()) };
     for entry in entries.flatten().filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_file())) {
@@ -213,7 +225,7 @@ fn rename_in_scripts(folder: &Path, old: &str, new: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// What a lock file lists, into a folder.
+/// Installs the packages of a lock file into a directory.
 fn fetch(what: &str, pins: &Path, place: &Path, options: &[&str]) -> Result<(), Failure> {
     let failed = || Failure::new(format!("cannot fetch {what}"));
     let npm = npm()?;
@@ -235,14 +247,14 @@ fn version_of(command: &mut Command) -> Result<String, String> {
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// Both start, and are those that the tests were written for.
+/// Checks that both agents start, and have the versions that the tests were written for.
 fn check_agents(place: &Path) -> Result<(), String> {
     let program = |name| place.join("node_modules/.bin").join(name);
     let mut codex = Command::new(node(&beside(place)));
     codex.arg(program("codex"));
     let agents = [(Command::new(program("claude")), "2.1.325 (Claude Code)"), (codex, "codex-cli 0.166.0")];
     for (mut agent, expected) in agents {
-        // A home of its own: whatever they write at their first start is not for ours.
+        // A separate home directory: files of their first start must not be in the user's home.
         let version = version_of(agent.env("HOME", place.join("home")).env("DISABLE_AUTOUPDATER", "1"))?;
         if version != expected {
             return Err(format!("{} is {version}, not {expected}", agent.get_program().display()));
@@ -251,7 +263,7 @@ fn check_agents(place: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// The Node that was fetched before.
+/// The Node of the part `node`.
 fn beside(place: &Path) -> PathBuf {
     place.parent().unwrap_or(place).join(Part::Node.name())
 }
@@ -260,21 +272,21 @@ fn tmux() -> Result<(), Failure> {
     install_unless(|| quietly(Command::new("tmux").arg("-V")), &["tmux"], "tmux, the terminal around the agents")
 }
 
-/// The rivals of `outlast run`, installed where that is possible. They have no folder of their own.
-pub fn terminals() -> PathBuf {
+/// The rivals of `outlast run`, installed if possible. They have no directory of their own.
+pub(crate) fn terminals() -> PathBuf {
     install(&[("tmux", "-V", "tmux"), ("dtach", "--version", "dtach"), ("script", "--version", "bsdutils")]);
     PathBuf::new()
 }
 
-/// The shells whose completions are tried, and the terminal they are tried in. Tests of those that are not to be had say so.
-pub fn shells() {
+/// The shells whose completions are tested, and the terminal for these tests. Tests of missing shells report that.
+pub(crate) fn shells() {
     install(&[("tmux", "-V", "tmux"), ("zsh", "--version", "zsh"), ("fish", "--version", "fish")]);
 }
 
-/// What cannot be installed is said to be missing.
+/// Programs that cannot be installed are reported as missing.
 fn install(programs: &[(&str, &str, &str)]) {
     for &(program, option, package) in programs {
-        // Nothing depends on the exit code: dtach has no use for the option, and that it says so is enough.
+        // The exit code does not matter: dtach rejects the option, and that it starts is enough.
         let is_here = || Command::new(program).arg(option).stdin(Stdio::null()).output().is_ok();
         if let Err(failure) = install_unless(is_here, &[package], program) {
             failure.report();
@@ -282,11 +294,11 @@ fn install(programs: &[(&str, &str, &str)]) {
     }
 }
 
-/// Says to the tests that there must be a browser.
-pub const BROWSER: &str = "OUTLAST_BROWSER";
+/// Tells the tests that a browser is required.
+pub(crate) const BROWSER: &str = "OUTLAST_BROWSER";
 
-/// For the gateway's status page: a Chromium or Chrome, and the driver that goes with it.
-pub fn browser() -> Result<(), Failure> {
+/// For the gateway's status page: a Chromium or Chrome, and its driver.
+pub(crate) fn browser() -> Result<(), Failure> {
     let works = || {
         let browsers = ["chromium", "google-chrome", "chromium-browser"];
         let is_mac_app = Path::new("/Applications/Google Chrome.app").exists();
@@ -296,7 +308,7 @@ pub fn browser() -> Result<(), Failure> {
     install_unless(works, &["chromium", "chromium-driver"], "a browser with its driver, for the status page")
 }
 
-/// The major version the Inspector needs; the system's Node may be older.
+/// The major version that the Inspector needs; the system's Node may be older.
 const NODE: &str = "v22.";
 
 fn node(place: &Path) -> PathBuf {
@@ -307,7 +319,7 @@ fn venv_python(place: &Path) -> PathBuf {
     if cfg!(windows) { place.join("Scripts").join("python.exe") } else { place.join("bin").join("python") }
 }
 
-/// A Python that can make virtual environments, installed if this machine lets us.
+/// A Python that can make virtual environments, installed if this machine permits it.
 fn python() -> Result<&'static str, Failure> {
     let python = if cfg!(windows) { "python" } else { "python3" };
     // The SDKs need 3.10; a Debian without python3-venv has `venv` but not `ensurepip`.
@@ -361,7 +373,7 @@ fn quietly(command: &mut Command) -> bool {
         .is_ok_and(|status| status.success())
 }
 
-/// Runs with all output on our stderr: stdout is kept for the answer of `cargo xtask peers`.
+/// Runs with all output on stderr: stdout is reserved for the result of `cargo xtask peers`.
 fn run(command: &mut Command) -> Result<(), String> {
     let status = command.stdin(Stdio::null()).stdout(io::stderr()).status();
     let name = command.get_program().display();
@@ -379,7 +391,7 @@ fn remove(folder: &Path) -> io::Result<()> {
     }
 }
 
-pub fn cache() -> Result<PathBuf, Failure> {
+pub(crate) fn cache() -> Result<PathBuf, Failure> {
     let given = |name| env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     given("XDG_CACHE_HOME")
         .or_else(|| env::home_dir().filter(|home| home.is_absolute()).map(|home| home.join(".cache")))
@@ -390,20 +402,20 @@ fn pins_folder() -> PathBuf {
     root().join("crates/e2e/peers")
 }
 
-/// A name for these pins on this kind of machine.
+/// A name for these pins on this platform.
 fn fingerprint() -> Result<String, Failure> {
     let mut text = format!("{} {}\n", env::consts::OS, env::consts::ARCH);
     for name in PINS {
         let path = pins_folder().join(name);
         let pins = fs::read_to_string(&path)
             .map_err(|error| Failure::new(format!("cannot read {}", path.display())).because(error))?;
-        // A checkout on Windows may have changed the line ends, never the meaning.
+        // A checkout on Windows may have changed the line ends, which does not change the meaning.
         text.push_str(&pins.replace('\r', ""));
     }
     Ok(format!("{:016x}", fnv1a(text.as_bytes())))
 }
 
-/// FNV-1a: std's hashers promise no stable result from one release of Rust to the next.
+/// FNV-1a: std's hashers have no stable result across releases of Rust.
 fn fnv1a(bytes: &[u8]) -> u64 {
     bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
@@ -413,7 +425,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn scripts_are_told_of_the_move_and_stay_programs() {
+    fn scripts_get_the_new_path_and_stay_executable() {
         let folder = env::temp_dir().join(format!("outlast-xtask-scripts-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
         let script = folder.join("mcp-server");

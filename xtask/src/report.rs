@@ -1,10 +1,10 @@
-//! A failure of a chore, in words: what went wrong, why, and what to do about it.
+//! A failed command, in words: what went wrong, why, and what to do about it.
 
 use std::fmt::Display;
 use std::process::ExitCode;
 
 #[derive(Debug)]
-pub struct Failure {
+pub(crate) struct Failure {
     what: String,
     because: Option<String>,
     hint: Option<String>,
@@ -12,23 +12,23 @@ pub struct Failure {
 }
 
 impl Failure {
-    pub fn new(what: impl Into<String>) -> Failure {
+    pub(crate) fn new(what: impl Into<String>) -> Failure {
         Failure { what: what.into(), because: None, hint: None, code: 1 }
     }
 
-    pub fn usage(what: impl Into<String>) -> Failure {
+    pub(crate) fn usage(what: impl Into<String>) -> Failure {
         Failure { code: 2, ..Failure::new(what) }.hint("`cargo xtask --help` lists the chores")
     }
 
-    pub fn because(self, cause: impl Display) -> Failure {
+    pub(crate) fn because(self, cause: impl Display) -> Failure {
         Failure { because: Some(cause.to_string()), ..self }
     }
 
-    pub fn hint(self, hint: impl Into<String>) -> Failure {
+    pub(crate) fn hint(self, hint: impl Into<String>) -> Failure {
         Failure { hint: Some(hint.into()), ..self }
     }
 
-    pub fn report(&self) -> ExitCode {
+    pub(crate) fn report(&self) -> ExitCode {
         eprintln!("error: {}", self.what);
         if let Some(cause) = &self.because {
             eprintln!("  because: {cause}");

@@ -33,7 +33,7 @@ typedef int32_t outlast_status;
 #define OUTLAST_BAD_ARGUMENT 1
 /* Nothing of that name runs, or several do. */
 #define OUTLAST_NOT_FOUND 2
-/* It is gone, or nobody listens there. Connect again. */
+/* The instance is gone, or no process listens on its socket. Connect again. */
 #define OUTLAST_UNREACHABLE 3
 /* It heard, and would not; outlast_last_code says why in a word. */
 #define OUTLAST_REFUSED 4

@@ -1,4 +1,4 @@
-//! One connection that several threads may use, one after the other.
+//! One connection, which several threads may use in turn.
 
 use std::{
     path::Path,
@@ -6,72 +6,73 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outlast::{
-    control::client::{self, AskError},
-    instances,
+use outlast_control::{
+    client::{self, AskError},
+    find,
+    method::{Method, Stop},
 };
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::failure::{Failure, Status};
 
 pub struct Client {
-    line: Mutex<Line>,
+    line: Mutex<Connection>,
 }
 
-enum Line {
+enum Connection {
     Open(client::Client),
-    /// A request went out in part, or nobody is there: whatever came next would make no sense.
+    /// A request was sent in part, or the instance has disconnected: later answers could not be matched to requests.
     Lost,
 }
 
 impl Client {
     /// By id, by name, or by the beginning of an id.
     pub fn named(which: &str, patience: Duration) -> Result<Client, Failure> {
-        let entry = instances::find(Some(which)).map_err(|report| Failure::of_report(&report))?;
+        let entry = find::find(Some(which))?;
         Client::at(&entry.socket, patience)
     }
 
     pub fn at(socket: &Path, patience: Duration) -> Result<Client, Failure> {
         let line = client::Client::connect(socket, patience).map_err(|error| {
-            Failure::new(Status::Unreachable, format!("nobody listens at {}\n{error}", socket.display()))
+            Failure::new(Status::Unreachable, format!("no process listens at {}\n{error}", socket.display()))
         })?;
-        Ok(Client { line: Mutex::new(Line::Open(line)) })
+        Ok(Client { line: Mutex::new(Connection::Open(line)) })
     }
 
-    pub fn ask(&self, method: &str, params: Value, deadline: Option<Instant>) -> Result<Value, Failure> {
+    pub fn ask(&self, method: &Method, deadline: Option<Instant>) -> Result<Value, Failure> {
         let mut line = self.line()?;
-        ask(&mut line, method, params, deadline)
+        ask(&mut line, method, deadline)
     }
 
-    /// Asks for the end and waits for it.
+    /// Asks the instance to stop and waits until it has exited.
     pub fn stop(&self, force: bool, deadline: Option<Instant>) -> Result<(), Failure> {
         let mut line = self.line()?;
-        ask(&mut line, "stop", json!({"graceful": !force}), deadline)?;
-        let Line::Open(client) = &mut *line else { return Err(lost()) };
+        ask(&mut line, &Method::Stop(Stop { graceful: Some(!force) }), deadline)?;
+        let Connection::Open(client) = &mut *line else { return Err(lost()) };
         client.wait_for_end(deadline)?;
-        *line = Line::Lost;
+        *line = Connection::Lost;
         Ok(())
     }
 
-    fn line(&self) -> Result<MutexGuard<'_, Line>, Failure> {
+    fn line(&self) -> Result<MutexGuard<'_, Connection>, Failure> {
         self.line.lock().map_err(|_| Failure::new(Status::Broken, "a bug in outlast's library broke this client"))
     }
 }
 
-fn ask(line: &mut Line, method: &str, params: Value, deadline: Option<Instant>) -> Result<Value, Failure> {
-    let Line::Open(client) = line else { return Err(lost()) };
-    let answer = match client.send(method, params) {
+fn ask(line: &mut Connection, method: &Method, deadline: Option<Instant>) -> Result<Value, Failure> {
+    let Connection::Open(client) = line else { return Err(lost()) };
+    let answer = match client.send(method, None) {
         Ok(id) => client.answer_to(id, deadline),
         Err(error) => {
             if !matches!(error, AskError::Refused(_)) {
-                *line = Line::Lost;
+                *line = Connection::Lost;
             }
             return Err(error.into());
         }
     };
-    // An answer that is late is known by its id when it comes.
+    // A late answer is recognised by its id when it arrives.
     if let Err(AskError::Ended | AskError::Nonsense | AskError::Os(_)) = answer {
-        *line = Line::Lost;
+        *line = Connection::Lost;
     }
     Ok(answer?)
 }

@@ -1,4 +1,4 @@
-//! What went wrong, as C hears of it: a number, and the words for it until the thread's next call.
+//! Failures as C sees them: a status number, and a text that stays valid until the thread's next call.
 
 use std::{
     any::Any,
@@ -7,12 +7,9 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use outlast::{
-    control::client::AskError,
-    report::{self, Report},
-};
+use outlast_control::{client::AskError, find::FindError};
 
-/// The numbers of `outlast.h`.
+/// The status numbers of `outlast.h`.
 #[repr(i32)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
@@ -40,12 +37,13 @@ impl Failure {
     pub fn argument(words: impl Into<String>) -> Failure {
         Failure::new(Status::BadArgument, words)
     }
+}
 
-    /// In one line after the other, without the marks of a terminal's error.
-    pub fn of_report(report: &Report) -> Failure {
-        let status = if report.code == report::USAGE { Status::BadArgument } else { Status::NotFound };
-        let parts = [Some(&report.sentence), report.because.as_ref(), report.hint.as_ref()];
-        Failure::new(status, parts.into_iter().flatten().map(String::as_str).collect::<Vec<_>>().join("\n"))
+impl From<FindError> for Failure {
+    /// The sentence, its cause and the hint, each on its own line.
+    fn from(error: FindError) -> Failure {
+        let parts = [Some(error.sentence), error.because, error.hint];
+        Failure::new(Status::NotFound, parts.into_iter().flatten().collect::<Vec<_>>().join("\n"))
     }
 }
 
@@ -70,10 +68,10 @@ thread_local! {
     static LAST: RefCell<Last> = RefCell::default();
 }
 
-/// Carries out a call: its failure is noted, and a panic is one.
-pub fn guard(call: impl FnOnce() -> Result<(), Failure>) -> Status {
+/// Runs a call and stores its failure for the thread. A panic is a failure, too.
+pub(crate) fn guard(call: impl FnOnce() -> Result<(), Failure>) -> Status {
     forget();
-    // What a call leaves half done is behind the client's lock, which is poisoned then.
+    // State that a panic leaves inconsistent is behind the client's mutex, which is then poisoned.
     let outcome = catch_unwind(AssertUnwindSafe(call)).unwrap_or_else(|panic| Err(bug(&*panic)));
     match outcome {
         Ok(()) => Status::Ok,
@@ -84,21 +82,21 @@ pub fn guard(call: impl FnOnce() -> Result<(), Failure>) -> Status {
     }
 }
 
-/// A new call: what was said of the last one holds no more.
-pub fn forget() {
+/// Clears the failure of the previous call.
+pub(crate) fn forget() {
     LAST.with_borrow_mut(|last| *last = Last::default());
 }
 
-pub fn last_words() -> *const c_char {
+pub(crate) fn last_words() -> *const c_char {
     LAST.with_borrow(|last| last.words.as_ptr())
 }
 
-pub fn last_code() -> *const c_char {
+pub(crate) fn last_code() -> *const c_char {
     LAST.with_borrow(|last| last.code.as_ptr())
 }
 
 fn note(failure: &Failure) {
-    // A zero would end it for C.
+    // A zero byte would end the text for C.
     let text = |words: &str| CString::new(words.replace('\0', "\u{fffd}")).unwrap_or_default();
     let last = Last { words: text(&failure.words), code: text(&failure.code) };
     LAST.with_borrow_mut(|known| *known = last);
@@ -117,7 +115,7 @@ mod tests {
 
     #[expect(unsafe_code, reason = "as C would read it")]
     fn said() -> String {
-        // SAFETY: the words of this thread, which makes no call in between.
+        // SAFETY: the text of this thread, which makes no other call in between.
         unsafe { CStr::from_ptr(last_words()) }.to_string_lossy().into_owned()
     }
 
@@ -130,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn words_are_whole_for_c() {
+    fn texts_are_valid_c_strings() {
         assert_eq!(guard(|| Err(Failure::argument("a\0b"))), Status::BadArgument);
         assert_eq!(said(), "a\u{fffd}b");
         assert_eq!(std::thread::spawn(said).join().unwrap(), "", "each thread has its own");

@@ -1,5 +1,5 @@
-//! The control client for C, as `include/outlast.h` promises it. Nothing unwinds past this border, and no pointer is
-//! looked behind before it was looked at.
+//! The control client for C, as declared in `include/outlast.h`. No panic unwinds into the caller, and every pointer
+//! is checked for NULL before it is read.
 #![expect(unsafe_code, reason = "the border to C: each pointer that comes over it is proven where it is used")]
 
 use std::{
@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use serde_json::json;
+use outlast_control::method::{Inject, Method, Mode, Restart, Send};
 
 mod client;
 mod failure;
@@ -17,14 +17,14 @@ mod failure;
 pub use client::Client;
 use failure::{Failure, Status, forget, guard};
 
-/// Goes up when something that is promised changes; what is added does not change it.
+/// Increased by an incompatible change of the interface; additions do not change it.
 const API_VERSION: u32 = 1;
-/// The wait that has no end.
+/// A timeout without a limit.
 const FOREVER: u32 = u32::MAX;
-/// The most that is typed at once; a frame holds it.
+/// The most bytes typed in one call; they fit into one frame.
 const INJECT_MAX: usize = 512 << 10;
 
-/// Once there is a place to type, a session needs no longer than this to know what came of a text.
+/// Once the agent can take input, a session reports the result of a text within this time.
 const ARRIVAL_MAX: Duration = Duration::from_secs(60);
 
 const CONTINUE: i32 = 0;
@@ -36,11 +36,11 @@ pub extern "C" fn outlast_api_version() -> u32 {
 }
 
 /// # Safety
-/// `which` is NULL or a text that ends with a zero; `client` is NULL or a place for a pointer.
+/// `which` is NULL or a text that ends with a zero byte; `client` is NULL or a writable location for a pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outlast_connect(which: *const c_char, timeout_ms: u32, client: *mut *mut Client) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise is ours.
+        // SAFETY: by this function's own contract.
         let place = unsafe { place(client, "client") }?;
         *place = ptr::null_mut();
         // SAFETY: as above.
@@ -56,22 +56,23 @@ pub unsafe extern "C" fn outlast_connect(which: *const c_char, timeout_ms: u32, 
 }
 
 /// # Safety
-/// `client` is NULL or came from [`outlast_connect`] and was not freed; `json` is NULL or a place for a pointer.
+/// `client` is NULL or came from [`outlast_connect`] and was not freed; `json` is NULL or a writable location for a
+/// pointer.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outlast_state(client: *mut Client, timeout_ms: u32, json: *mut *mut c_char) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise is ours.
+        // SAFETY: by this function's own contract.
         let place = unsafe { place(json, "json") }?;
         *place = ptr::null_mut();
         // SAFETY: as above.
         let client = unsafe { connected(client) }?;
-        *place = owned(&client.ask("state", json!({}), deadline(timeout_ms))?.to_string());
+        *place = owned(&client.ask(&Method::State, deadline(timeout_ms))?.to_string());
         Ok(())
     })
 }
 
 /// # Safety
-/// As for [`outlast_state`]; `reason` is NULL or a text that ends with a zero.
+/// As for [`outlast_state`]; `reason` is NULL or a text that ends with a zero byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outlast_restart(
     client: *mut Client,
@@ -81,18 +82,19 @@ pub unsafe extern "C" fn outlast_restart(
     json: *mut *mut c_char,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise is ours.
+        // SAFETY: by this function's own contract.
         let place = unsafe { optional(json) };
         // SAFETY: as above.
         let (client, reason) = unsafe { (connected(client)?, text(reason, "reason")?) };
         let mode = match mode {
-            // Which servers do not know, and agents do by themselves.
+            // Servers have no modes, and to continue is the default of agents.
             CONTINUE => None,
-            FRESH => Some("fresh"),
+            FRESH => Some(Mode::Fresh),
             mode => return Err(Failure::argument(format!("there is no mode {mode}"))),
         };
-        let reason = reason.unwrap_or("asked for by a program");
-        let answer = client.ask("restart", json!({"reason": reason, "mode": mode}), deadline(timeout_ms))?;
+        let reason = Some(reason.unwrap_or("requested by a program").to_owned());
+        let answer =
+            client.ask(&Method::Restart(Restart { reason, mode, ..Restart::default() }), deadline(timeout_ms))?;
         if let Some(place) = place {
             *place = owned(&answer.to_string());
         }
@@ -101,7 +103,7 @@ pub unsafe extern "C" fn outlast_restart(
 }
 
 /// # Safety
-/// `client` as for [`outlast_state`]; at `bytes` there are `count` of them, or `count` is 0.
+/// `client` as for [`outlast_state`]; `bytes` points to `count` readable bytes, or `count` is 0.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outlast_inject(
     client: *mut Client,
@@ -110,24 +112,24 @@ pub unsafe extern "C" fn outlast_inject(
     timeout_ms: u32,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise is ours.
+        // SAFETY: by this function's own contract.
         let client = unsafe { connected(client) }?;
         if count > INJECT_MAX {
-            return Err(Failure::argument(format!("more than {INJECT_MAX} bytes are too much at once")));
+            return Err(Failure::argument(format!("the text is longer than {INJECT_MAX} bytes")));
         }
         let bytes = match (bytes.is_null(), count) {
             (_, 0) => &[][..],
             (true, _) => return Err(Failure::argument("`bytes` is NULL")),
-            // SAFETY: not NULL, of a length that is no more than the limit, and the caller says that they are there.
+            // SAFETY: not NULL, `count` is within the limit, and the caller guarantees that the bytes are readable.
             (false, count) => unsafe { slice::from_raw_parts(bytes, count) },
         };
-        client.ask("inject", json!({"bytes": outlast::base64::encode(bytes)}), deadline(timeout_ms))?;
+        client.ask(&Method::Inject(Inject { bytes: bytes.to_vec() }), deadline(timeout_ms))?;
         Ok(())
     })
 }
 
 /// # Safety
-/// As for [`outlast_state`]; `text` is NULL or ends with a zero.
+/// As for [`outlast_state`]; `text` is NULL or ends with a zero byte.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outlast_send(
     client: *mut Client,
@@ -137,13 +139,14 @@ pub unsafe extern "C" fn outlast_send(
     json: *mut *mut c_char,
 ) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise is ours.
+        // SAFETY: by this function's own contract.
         let place = unsafe { optional(json) };
         // SAFETY: as above.
         let (client, text) = unsafe { (connected(client)?, self::text(text, "text")?) };
         let text = text.ok_or_else(|| Failure::argument("`text` is NULL"))?;
-        let params = json!({"text": text, "submit": submit != 0, "timeout_ms": timeout_ms});
-        let answer = client.ask("send", params, deadline(timeout_ms).map(|at| at + ARRIVAL_MAX))?;
+        let send =
+            Send { text: text.to_owned(), submit: Some(submit != 0), timeout_ms: Some(timeout_ms.into()), key: None };
+        let answer = client.ask(&Method::Send(send), deadline(timeout_ms).map(|at| at + ARRIVAL_MAX))?;
         if let Some(place) = place {
             *place = owned(&answer.to_string());
         }
@@ -156,7 +159,7 @@ pub unsafe extern "C" fn outlast_send(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outlast_stop(client: *mut Client, force: i32, timeout_ms: u32) -> Status {
     guard(|| {
-        // SAFETY: the caller's promise is ours.
+        // SAFETY: by this function's own contract.
         let client = unsafe { connected(client) }?;
         client.stop(force != 0, deadline(timeout_ms))
     })
@@ -173,64 +176,65 @@ pub extern "C" fn outlast_last_code() -> *const c_char {
 }
 
 /// # Safety
-/// `client` is NULL or came from [`outlast_connect`], was not freed, and nobody uses it any more.
+/// `client` is NULL or came from [`outlast_connect`], was not freed, and no other thread uses it any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outlast_free(client: *mut Client) {
     forget();
     if !client.is_null() {
-        // SAFETY: made by `Box::into_raw` in `outlast_connect`, and given back once.
+        // SAFETY: made by `Box::into_raw` in `outlast_connect`, and freed once.
         drop(unsafe { Box::from_raw(client) });
     }
 }
 
 /// # Safety
-/// `text` is NULL or was handed out by one of the functions here, and was not freed.
+/// `text` is NULL or was returned by a function of this library, and was not freed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn outlast_free_text(text: *mut c_char) {
     forget();
     if !text.is_null() {
-        // SAFETY: made by `CString::into_raw` in `owned`, and given back once.
+        // SAFETY: made by `CString::into_raw` in `owned`, and freed once.
         drop(unsafe { CString::from_raw(text) });
     }
 }
 
 /// # Safety
-/// NULL, or a client that was not freed.
+/// `client` is NULL or was not freed.
 unsafe fn connected<'a>(client: *mut Client) -> Result<&'a Client, Failure> {
-    // SAFETY: the caller's promise. Shared: several threads may be in here, and `Client` is for several.
+    // SAFETY: by this function's own contract. The reference is shared: several threads may hold one, and `Client` is
+    // made for that.
     unsafe { client.as_ref() }.ok_or_else(|| Failure::argument("`client` is NULL"))
 }
 
 /// # Safety
-/// NULL, or a place that can be written to.
+/// `place` is NULL or a writable location.
 unsafe fn place<'a, T>(place: *mut *mut T, name: &str) -> Result<&'a mut *mut T, Failure> {
-    // SAFETY: the caller's promise.
+    // SAFETY: by this function's own contract.
     unsafe { place.as_mut() }.ok_or_else(|| Failure::argument(format!("`{name}` is NULL")))
 }
 
-/// A place that need not be there, emptied.
+/// An optional output location; it is set to NULL.
 ///
 /// # Safety
-/// NULL, or a place that can be written to.
+/// `place` is NULL or a writable location.
 unsafe fn optional<'a, T>(place: *mut *mut T) -> Option<&'a mut *mut T> {
-    // SAFETY: the caller's promise.
+    // SAFETY: by this function's own contract.
     let place = unsafe { place.as_mut() }?;
     *place = ptr::null_mut();
     Some(place)
 }
 
 /// # Safety
-/// NULL, or a text that ends with a zero and stays for as long as the call.
+/// `text` is NULL, or ends with a zero byte and stays valid during the call.
 unsafe fn text<'a>(text: *const c_char, name: &str) -> Result<Option<&'a str>, Failure> {
     if text.is_null() {
         return Ok(None);
     }
-    // SAFETY: not NULL, and the rest is the caller's promise.
+    // SAFETY: not NULL; the rest is this function's own contract.
     let text = unsafe { CStr::from_ptr(text) };
     text.to_str().map(Some).map_err(|_| Failure::argument(format!("`{name}` is not UTF-8")))
 }
 
-/// JSON has no zero in it: there it is written `\u0000`.
+/// JSON contains no zero byte: it is written as `\u0000`.
 fn owned(json: &str) -> *mut c_char {
     CString::new(json).unwrap_or_default().into_raw()
 }
@@ -251,7 +255,7 @@ mod tests {
 
     const HEADER: &str = include_str!("../include/outlast.h");
 
-    /// What stands between two texts, wherever they stand.
+    /// Every text that stands between `before` and `after`.
     fn between<'a>(text: &'a str, before: &'a str, after: char) -> BTreeSet<&'a str> {
         text.split(before).skip(1).filter_map(|rest| rest.split(after).next()).collect()
     }

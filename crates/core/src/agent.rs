@@ -1,37 +1,42 @@
-//! What is known of the agents people use: how a conversation is taken up again, how one sees that they are ready, and
-//! the words that send them away.
+//! Facts about the agents: how a conversation is resumed, how readiness is detected, and their quit words.
+
+use serde::{Deserialize, Serialize};
 
 use crate::{
-    agent_line::{Line, is_uuid},
+    agent_line::{CommandLine, is_uuid},
     session::Mode,
     stance::{self, Sight, Stance, View},
 };
 
-/// The newest output that is looked through for what it says.
+mod saved;
+
+pub use saved::{Saved, SavedPrompt};
+
+/// The end of the output that is searched.
 pub const TAIL_MAX: usize = 4 << 10;
 
-/// Most agents take `ESC [ ? 2004 h` to say that they can be typed to.
+/// Most agents send `ESC [ ? 2004 h` when they accept input.
 const PASTE_ON: &[u8] = b"\x1b[?2004h";
-/// And these show where one types, in this order: the same letter in a greeting before is none.
+/// claude shows both, in this order: the same letter in an earlier greeting does not count.
 const CLAUDE_SIGNS: [&[u8]; 2] = [PASTE_ON, "❯".as_bytes()];
 const CODEX_SIGNS: [&[u8]; 2] = [PASTE_ON, "›".as_bytes()];
 /// In the arguments of a described agent, this stands for the id of its conversation.
 pub const ID_MARK: &str = "{id}";
-/// Lines at the end of the screen in which a described agent says that it is busy.
+/// Lines at the end of the screen in which a described agent shows that it is busy.
 const DESCRIBED_LINES: usize = 10;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Claude,
     Codex,
-    /// `[agent.NAME]` in `outlast.toml` says how it is driven.
+    /// `[agent.NAME]` in `outlast.toml` describes it.
     Described,
-    /// It has no conversation: restarted as it was.
+    /// It has no conversation: it is restarted with the same arguments.
     Shell,
     /// Not known by name.
     Other,
-    /// A program of a known name, told to do something that is no conversation.
-    Errand,
+    /// A program of a known name with a command that is no conversation.
+    NotInteractive,
 }
 
 impl Kind {
@@ -45,7 +50,7 @@ impl Kind {
             Kind::Described => "described",
             Kind::Shell => "shell",
             Kind::Other => "other",
-            Kind::Errand => "not_interactive",
+            Kind::NotInteractive => "not_interactive",
         }
     }
 }
@@ -62,19 +67,21 @@ pub enum Profile {
     Described(Description),
 }
 
-/// `[agent.NAME]`: how an agent is driven that is not built in.
+/// `[agent.NAME]`: how to drive an agent without a built-in profile.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Description {
-    /// Added to its command line when it goes on with a conversation.
+    /// Added to its command line when it continues a conversation.
     pub resume: Vec<String>,
-    /// Added to its command line when it begins one.
+    /// Added to its command line when it begins a conversation.
     pub fresh: Vec<String>,
-    /// At the beginning of the line one types in. Without it the first output counts as ready.
+    /// The beginning of its input line. Without it the first output counts as ready.
     pub prompt: Option<String>,
     /// In one of the last lines of its screen while it works.
     pub busy: Option<String>,
     /// The bytes that submit what was typed; Enter if there are none.
     pub submit: Option<String>,
+    /// The beginning of the line in which it says that its usage limit is reached.
+    pub limit: Option<String>,
 }
 
 impl Description {
@@ -83,18 +90,18 @@ impl Description {
         self.fresh.iter().any(|word| word.contains(ID_MARK))
     }
 
-    /// A sentence if it cannot work.
+    /// An error message if it cannot work.
     pub fn complaint(&self) -> Option<&'static str> {
         let wants_id = self.resume.iter().any(|word| word.contains(ID_MARK));
         (wants_id && !self.takes_id())
-            .then_some("`resume` has `{id}` in it, and `fresh` has not, so the id is never known")
+            .then_some("`resume` contains `{id}` and `fresh` does not, so the id is never known")
     }
 }
 
 /// One agent and its conversation.
 #[derive(Clone, Debug)]
 pub struct Agent {
-    line: Line,
+    line: CommandLine,
     description: Description,
     /// The conversation that the agent is in, by its id, once it is known.
     conversation: Option<String>,
@@ -104,14 +111,15 @@ pub struct Agent {
     kept: Kept,
 }
 
-/// What an agent has written of its conversation, as far as it can be taken up.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What an agent has stored of its conversation, as far as it can be resumed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Kept {
-    /// Nothing yet: there is nothing to take up, and the id is still free.
+    /// Nothing yet: there is nothing to resume, and the id is still free.
     Nothing,
-    /// Its id, and no turn: there is nothing to take up, and the id is gone.
+    /// Its id, and no turn: there is nothing to resume, and the id is used.
     NoTurn,
-    /// A turn or more; or so it is hoped where it cannot be looked up.
+    /// At least one turn; also assumed where it cannot be looked up.
     #[default]
     Turns,
 }
@@ -120,7 +128,7 @@ pub enum Kept {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
     pub args: Vec<String>,
-    /// As it is, which may be less than was wished for.
+    /// The actual mode, which may differ from the requested one.
     pub mode: Mode,
 }
 
@@ -131,12 +139,12 @@ impl Agent {
             Profile::Named(kind) => (Some(kind), Description::default()),
             Profile::Described(description) => (Some(Kind::Described), description),
         };
-        let line = Line::read(program, args, chosen);
+        let line = CommandLine::read(program, args, chosen);
         let conversation = line.chosen_id().map(str::to_owned);
         Agent { line, description, conversation, starts: 0, kept: Kept::Turns }
     }
 
-    /// Goes on with a conversation of an earlier outlast. `is_prompt_sent`: the command line is the same as then, so its
+    /// Continues a conversation of an earlier session. `is_prompt_sent`: the command line is the same as then, so its
     /// initial prompt was sent.
     pub fn go_on(&mut self, conversation: Option<String>, is_prompt_sent: bool) {
         self.starts = u32::from(is_prompt_sent);
@@ -145,8 +153,8 @@ impl Agent {
         }
     }
 
-    /// `new_id` is for an agent that takes the id of its conversation from us; `settings` is a file that makes it report
-    /// through hooks, and already holds what the user's own `--settings` says.
+    /// `new_id` is for an agent that accepts an id for its conversation; `settings` is a file that makes it report
+    /// through hooks, and already contains the user's own `--settings`.
     pub fn start(&mut self, mode: Mode, new_id: &str, settings: Option<&str>) -> Start {
         let has_begun = self.starts > 0;
         self.starts = self.starts.saturating_add(1);
@@ -157,7 +165,7 @@ impl Agent {
             let settings = settings.iter().flat_map(|file| ["--settings", file]);
             words.iter().copied().chain(settings).map(str::to_owned).collect()
         };
-        // What is given at the first start stands there only then: the initial prompt, and the user's own choice.
+        // The initial prompt and the user's own choice are passed at the first start only.
         let line = &self.line;
         let build = |words: &[&str]| match has_begun {
             true => line.again(&with_settings(words), is_ours),
@@ -165,15 +173,15 @@ impl Agent {
         };
         let fresh = |args| Start { args, mode: Mode::Fresh };
         let is_own_choice = line.has_choice() && !has_begun;
-        // Where the agent is not known to be in any conversation yet, the user's choice is still to be carried out.
+        // While no conversation of the agent is known yet, the user's choice still applies.
         let is_choice_open = line.has_choice() && self.conversation.is_none() && mode == Mode::Continue;
         match (line.kind, mode, &self.conversation) {
-            (Kind::Errand | Kind::Shell, ..) => fresh(line.as_given(&[], false)),
+            (Kind::NotInteractive | Kind::Shell, ..) => fresh(line.as_given(&[], false)),
             (Kind::Claude | Kind::Codex, ..) if is_own_choice => fresh(line.as_given(&with_settings(&[]), is_ours)),
             (Kind::Claude | Kind::Codex, ..) if is_choice_open => {
                 fresh(line.without_prompt(&with_settings(&[]), is_ours))
             }
-            // To resume what was never written fails; to begin it under its id does not.
+            // Resuming a conversation that was never stored fails; beginning it under its id does not.
             (Kind::Claude, Mode::Continue, Some(id)) if kept == Kept::Nothing => fresh(build(&["--session-id", id])),
             (Kind::Claude, Mode::Continue, Some(id)) if kept == Kept::Turns => {
                 Start { args: build(&["--resume", id]), mode }
@@ -205,7 +213,7 @@ impl Agent {
         }
     }
 
-    /// The process could not be started at all: what is for the first start is still to be given.
+    /// The process could not be started at all: what is for the first start is still to be passed.
     pub fn never_ran(&mut self) {
         self.starts = self.starts.saturating_sub(1);
     }
@@ -234,17 +242,27 @@ impl Agent {
         self.description.submit.as_deref()
     }
 
+    /// The beginning of its notice of a usage limit, for an agent that the user described.
+    pub fn limit(&self) -> Option<&str> {
+        self.description.limit.as_deref()
+    }
+
+    /// Whether outlast recognises that it has reached its usage limit.
+    pub fn shows_limits(&self) -> bool {
+        matches!(self.line.kind, Kind::Claude | Kind::Codex) || self.description.limit.is_some()
+    }
+
     pub fn conversation(&self) -> Option<&str> {
         self.conversation.as_deref()
     }
 
-    /// The conversation, if its agent keeps it in a file under this name from the first turn on.
+    /// The conversation, if its agent stores it in a file of this name from the first turn on.
     pub fn kept_as(&self) -> Option<&str> {
         let is_kept = matches!(self.line.kind, Kind::Claude | Kind::Codex);
         self.conversation.as_deref().filter(|id| is_kept && is_uuid(id.as_bytes()))
     }
 
-    /// What was found there. It holds for the next start.
+    /// What was found there. It applies to the next start.
     pub fn has_kept(&mut self, kept: Kept) {
         self.kept = kept;
     }
@@ -259,7 +277,7 @@ impl Agent {
         self.line.kind == Kind::Codex
     }
 
-    /// The end of what it wrote, when it is gone.
+    /// The end of its output, after it exited.
     pub fn said_last(&mut self, tail: &[u8]) {
         if self.tells_its_conversation()
             && let Some(id) = conversation_in(tail)
@@ -268,7 +286,7 @@ impl Agent {
         }
     }
 
-    /// It is gone, and which conversation it had is not known.
+    /// It exited, and its conversation is not known.
     pub fn is_without_conversation(&self) -> bool {
         self.line.kind == Kind::Codex && self.conversation.is_none()
     }
@@ -283,20 +301,22 @@ impl Agent {
         self.line.took_turn(text);
     }
 
-    /// The words that send it away when Enter follows.
-    pub fn farewells(&self) -> &'static [&'static str] {
+    /// Its quit words.
+    pub fn quit_words(&self) -> &'static [&'static str] {
         match self.line.kind {
             Kind::Claude | Kind::Codex => &["/exit", "/quit", "exit", "quit"],
-            Kind::Described | Kind::Shell | Kind::Other | Kind::Errand => &["/exit", "/quit", "exit", "quit", "logout"],
+            Kind::Described | Kind::Shell | Kind::Other | Kind::NotInteractive => {
+                &["/exit", "/quit", "exit", "quit", "logout"]
+            }
         }
     }
 
-    /// Whether one can see in its window what it is doing.
+    /// Whether its window shows what it is doing.
     pub fn is_readable(&self) -> bool {
         matches!(self.line.kind, Kind::Claude | Kind::Codex) || self.description.busy.is_some()
     }
 
-    /// What its window says it is doing.
+    /// What its window shows.
     pub fn stance(&self, view: &View) -> Sight {
         match self.line.kind {
             Kind::Described => Sight { stance: self.description.stance(&view.lines), is_sure: true },
@@ -304,13 +324,13 @@ impl Agent {
         }
     }
 
-    /// Looks for its prompt in what it writes from its start on.
+    /// Finds its prompt in its output, from its start on.
     pub fn prompt(&self) -> Prompt {
         let signs = match self.line.kind {
             Kind::Claude => CLAUDE_SIGNS.map(<[u8]>::to_vec).to_vec(),
             Kind::Codex => CODEX_SIGNS.map(<[u8]>::to_vec).to_vec(),
             Kind::Described => self.description.prompt.iter().map(|sign| sign.trim_end().as_bytes().to_vec()).collect(),
-            Kind::Shell | Kind::Other | Kind::Errand => Vec::new(),
+            Kind::Shell | Kind::Other | Kind::NotInteractive => Vec::new(),
         };
         Prompt { signs, seen: 0, tail: Vec::new() }
     }
@@ -334,17 +354,17 @@ fn filled(words: &[String], id: &str) -> Vec<String> {
     words.iter().map(|word| word.replace(ID_MARK, id)).collect()
 }
 
-/// Output on its way past, until it has shown all signs of a prompt. Without any sign the first output is it.
+/// Searches output until all signs of a prompt were found. Without any sign the first output counts.
 #[derive(Clone, Debug)]
 pub struct Prompt {
     signs: Vec<Vec<u8>>,
     seen: usize,
-    /// The end of what came before: a sign may be cut in two.
+    /// The end of earlier output: a sign may be cut between two reads.
     tail: Vec<u8>,
 }
 
 impl Prompt {
-    /// True as soon as it is there. Not to be asked again after that.
+    /// True as soon as the prompt is found. Not called again after that.
     pub fn is_in(&mut self, output: &[u8]) -> bool {
         self.tail.extend_from_slice(output);
         let mut from = 0;
@@ -363,7 +383,7 @@ impl Prompt {
     }
 }
 
-/// The last id that stands where codex names its conversation.
+/// The last id in the place where codex prints its conversation.
 fn conversation_in(tail: &[u8]) -> Option<String> {
     const BEFORE: [&[u8]; 2] = [b"Session ID: ", b"codex resume "];
     let found = BEFORE.iter().flat_map(|before| {
@@ -410,7 +430,7 @@ mod tests {
             ("claude --session-id=OLD -x",   &[Fresh, Fresh],            "fresh: --session-id NEW -x"),
             ("claude -x --resume OLD",       &[Fresh],                   "fresh: -x --resume OLD"),
             ("claude -x --resume OLD",       &[Fresh, Continue],         "continue: --resume OLD -x"),
-            // Which conversation that was is learned; until then it is still to be chosen.
+            // That conversation is learned later; until then the choice still applies.
             ("claude --continue",            &[Fresh, Continue],         "fresh: --continue"),
             ("claude --continue",            &[Fresh, Fresh],            "fresh: --session-id NEW"),
             ("claude now --model x",         &[Fresh],                   "fresh: --session-id NEW now --model x"),
@@ -427,7 +447,7 @@ mod tests {
             ("claude mcp list",              &[Fresh, Continue],         "fresh: mcp list"),
             ("claude -p hello",              &[Fresh, Continue],         "fresh: -p hello"),
             ("codex --model x",              &[Fresh],                   "fresh: --model x"),
-            // Its id was never learned, and the newest in this directory may be anybody's.
+            // Its id was never learned, and the newest one in this directory may belong to another session.
             ("codex --model x",              &[Fresh, Continue],         "fresh: --model x"),
             ("codex resume OLD --model x",   &[Fresh],                   "fresh: resume OLD --model x"),
             ("codex resume OLD --model x",   &[Fresh, Continue],         "continue: resume OLD --model x"),
@@ -450,14 +470,14 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_written_is_begun_under_its_own_id() {
+    fn a_conversation_that_was_never_stored_begins_under_its_own_id() {
         let mut claude = agent("claude", "--model x");
         claude.start(Mode::Fresh, NEW, None);
         assert_eq!(claude.kept_as(), Some(NEW));
         #[rustfmt::skip]
         let table = [
             (Kept::Nothing, Mode::Continue, "fresh: --session-id NEW --model x"),
-            // It was said once.
+            // It was reported once.
             (Kept::Turns,   Mode::Continue, "continue: --resume NEW --model x"),
             (Kept::NoTurn,  Mode::Continue, "fresh: --session-id OLD --model x"),
             (Kept::Nothing, Mode::Fresh,    "fresh: --session-id OLD --model x"),
@@ -468,14 +488,14 @@ mod tests {
             }
             assert_eq!(shown(&claude.start(mode, OLD, None)), expected, "{kept:?}");
         }
-        // What a person calls by a name may well be written, and codex tells what it has.
+        // A conversation with a name may well be stored, and codex reports what it has.
         let mut named = agent("claude", "--resume parser");
         named.start(Mode::Fresh, NEW, None);
         assert_eq!(named.kept_as(), None);
     }
 
     #[test]
-    fn codex_tells_its_conversation_when_it_leaves() {
+    fn codex_prints_its_conversation_when_it_exits() {
         let mut codex = agent("codex", "--model x");
         codex.start(Mode::Fresh, NEW, None);
         codex.said_last(format!("bye\r\nSession ID: {OLD}\r\n").as_bytes());
@@ -488,7 +508,7 @@ mod tests {
     }
 
     #[test]
-    fn a_prompt_is_seen_however_it_is_cut() {
+    fn a_prompt_is_found_in_reads_of_any_size() {
         let output = "welcome ❯ \x1b[?25l\x1b[?2004h\r\n╭─\r\n ❯ \r\n".as_bytes();
         for size in 1..output.len() {
             let mut prompt = agent("claude", "").prompt();
@@ -511,7 +531,7 @@ mod tests {
     }
 
     #[test]
-    fn the_conversation_is_the_one_the_agent_is_in() {
+    fn the_conversation_follows_the_agent() {
         let mut claude = agent("claude", "-c now");
         claude.start(Mode::Fresh, NEW, None);
         claude.learned(OLD.to_owned());
@@ -521,7 +541,8 @@ mod tests {
         codex.learned(OLD.to_owned());
         codex.learned(NEW.to_owned());
         assert_eq!(shown(&codex.start(Mode::Continue, OLD, None)), "continue: resume NEW --oss");
-        // After `/new` nothing is written until the first turn: there is nothing to resume, and the old one is not meant.
+        // After `/new` nothing is stored until the first turn: there is nothing to resume, and the old conversation
+        // is not meant.
         codex.has_kept(Kept::Nothing);
         assert_eq!(shown(&codex.start(Mode::Continue, OLD, None)), "fresh: --oss");
     }
@@ -547,6 +568,7 @@ mod tests {
             prompt: Some("ask> ".into()),
             busy: Some("thinking".into()),
             submit: None,
+            limit: None,
         };
         assert_eq!(description.complaint(), None);
         assert!(Description { fresh: Vec::new(), ..description.clone() }.complaint().is_some());
@@ -568,7 +590,7 @@ mod tests {
     }
 
     #[test]
-    fn a_later_outlast_goes_on_where_the_first_one_was() {
+    fn a_later_session_continues_the_conversation() {
         let mut same = agent("claude", "now -x");
         same.go_on(Some(OLD.to_owned()), true);
         assert_eq!(shown(&same.start(Mode::Continue, NEW, None)), "continue: --resume OLD -x");

@@ -8,6 +8,8 @@
 
 use serde_json::{Map, Value, json};
 
+use crate::cut::head;
+
 /// The events that claude is asked for. Each one costs a process start in claude's turn.
 pub const CLAUDE_HOOKS: [&str; 5] = ["SessionStart", "SessionEnd", "UserPromptSubmit", "Stop", "Notification"];
 /// Seconds after which claude gives a hook up. The command has a shorter limit of its own.
@@ -29,8 +31,9 @@ pub enum What {
     Left { reason: String },
     /// A turn was submitted, with this text.
     Prompt { text: String, bytes: usize },
-    /// The turn is over; the agent waits for the next.
-    TurnEnded,
+    /// The turn is over; the agent waits for the next. `answer`: what it said last, and `bytes` of the whole, of which
+    /// this may be only the beginning.
+    TurnEnded { answer: Option<String>, bytes: usize },
     /// The agent wants attention. `kind` is claude's own word, such as `permission_prompt` or `idle_prompt`.
     Notified { kind: Option<String>, message: String },
 }
@@ -47,7 +50,13 @@ impl Report {
                 let whole = event["prompt_bytes"].as_u64().and_then(|bytes| usize::try_from(bytes).ok());
                 What::Prompt { bytes: whole.unwrap_or(text.len()), text }
             }
-            "Stop" => What::TurnEnded,
+            "Stop" => {
+                let answer = text("last_assistant_message");
+                let whole =
+                    event["last_assistant_message_bytes"].as_u64().and_then(|bytes| usize::try_from(bytes).ok());
+                let bytes = whole.unwrap_or_else(|| answer.as_ref().map_or(0, String::len));
+                What::TurnEnded { answer, bytes }
+            }
             "Notification" => {
                 What::Notified { kind: text("notification_type"), message: text("message").unwrap_or_default() }
             }
@@ -62,7 +71,7 @@ impl Report {
             What::Began { .. } => "began",
             What::Left { .. } => "left",
             What::Prompt { .. } => "prompt",
-            What::TurnEnded => "turn_ended",
+            What::TurnEnded { .. } => "turn_ended",
             What::Notified { .. } => "notified",
         }
     }
@@ -75,10 +84,9 @@ pub fn trimmed(event: &Value, prompt_max: usize) -> Value {
         ["hook_event_name", "session_id", "source", "reason", "notification_type", "transcript_path"];
     let mut kept: Map<String, Value> =
         MEMBERS.iter().filter_map(|member| Some(((*member).to_owned(), event.get(member)?.clone()))).collect();
-    for member in ["prompt", "message"] {
+    for member in ["prompt", "message", "last_assistant_message"] {
         if let Some(text) = event[member].as_str() {
-            let cut = (0..=prompt_max.min(text.len())).rev().find(|at| text.is_char_boundary(*at)).unwrap_or(0);
-            kept.insert(member.to_owned(), json!(text[..cut]));
+            kept.insert(member.to_owned(), json!(head(text, prompt_max)));
             kept.insert(format!("{member}_bytes"), json!(text.len()));
         }
     }
@@ -112,7 +120,8 @@ mod tests {
             (about("UserPromptSubmit", "prompt", "abc"),   Some(What::Prompt { text: "abc".into(), bytes: 3 })),
             (about("UserPromptSubmit", "prompt", "abcéf"), Some(What::Prompt { text: "abc".into(), bytes: 6 })),
             (about("UserPromptSubmit", "x", ""),           None),
-            (about("Stop", "x", ""),                       Some(What::TurnEnded)),
+            (about("Stop", "x", ""),                       Some(What::TurnEnded { answer: None, bytes: 0 })),
+            (about("Stop", "last_assistant_message", "abcde"), Some(What::TurnEnded { answer: Some("abcd".into()), bytes: 5 })),
             (about("Notification", "message", "hi"),       Some(What::Notified { kind: None, message: "hi".into() })),
             (about("Later", "x", ""),                      None),
             (json!({"hook_event_name": "Stop"}),           None),

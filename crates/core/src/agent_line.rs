@@ -1,9 +1,9 @@
-//! The command line of an agent: where its own arguments begin behind `env`, `npx` or a wrapper, which of them choose a
+//! The command line of an agent: where its own arguments begin after `env`, `npx` or a wrapper, which of them choose a
 //! conversation, and which one is the initial prompt. It reads words; it starts nothing.
 
 use crate::agent::Kind;
 
-/// Shells are restarted as they were: `--continue` means nothing to them.
+/// Shells are restarted with the same arguments: they have no `--continue`.
 const SHELLS: [&str; 19] = [
     "sh",
     "bash",
@@ -26,7 +26,7 @@ const SHELLS: [&str; 19] = [
     "cmd",
 ];
 
-/// claude: subcommands that are no conversation.
+/// claude: subcommands that do not start a conversation.
 const CLAUDE_ERRANDS: [&str; 22] = [
     "mcp",
     "doctor",
@@ -51,7 +51,7 @@ const CLAUDE_ERRANDS: [&str; 22] = [
     "import",
     "ultrareview",
 ];
-/// claude: options with which it is not an interactive conversation on this terminal.
+/// claude: options that make it something else than an interactive conversation on this terminal.
 const CLAUDE_NOT_INTERACTIVE: [&str; 12] = [
     "-p",
     "--print",
@@ -66,7 +66,7 @@ const CLAUDE_NOT_INTERACTIVE: [&str; 12] = [
     "--environment",
     "--teleport",
 ];
-/// claude: options that take the next word, whatever it is.
+/// claude: options that take the next word, with or without a `-`.
 const CLAUDE_ONE: [&str; 24] = [
     "--agent",
     "--agents",
@@ -110,7 +110,7 @@ const CLAUDE_MANY: [&str; 9] = [
     "--mcp-config",
     "--tools",
 ];
-/// claude: flags, so that the word behind one is not taken for its value.
+/// claude: flags, so that the word after one is not taken for its value.
 const CLAUDE_FLAGS: [&str; 24] = [
     "--allow-dangerously-skip-permissions",
     "--ax-screen-reader",
@@ -140,7 +140,7 @@ const CLAUDE_FLAGS: [&str; 24] = [
 /// claude: options that choose a conversation.
 const CLAUDE_CHOICE: [&str; 7] = ["--session-id", "--resume", "-r", "--continue", "-c", "--fork-session", "--from-pr"];
 
-/// codex: subcommands that are no conversation.
+/// codex: subcommands that do not start a conversation.
 const CODEX_ERRANDS: [&str; 26] = [
     "exec",
     "e",
@@ -211,15 +211,15 @@ const CODEX_FLAGS: [&str; 16] = [
 /// codex: only for the choice of a conversation.
 const CODEX_CHOICE: [&str; 3] = ["--last", "--all", "--include-non-interactive"];
 
-/// An agent's command line, taken apart.
+/// A parsed command line of an agent.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Line {
+pub struct CommandLine {
     pub kind: Kind,
-    /// Words before the agent's own arguments: those of `env` and `npx`, and the agent's name behind them.
+    /// Words before the agent's own arguments: those of `env` and `npx`, and the agent's name after them.
     before: Vec<String>,
     /// The agent's own arguments.
     args: Vec<Arg>,
-    /// The command is a wrapper whose own arguments are not known: what is added goes to the end.
+    /// The command is a wrapper with unknown arguments of its own: additions go to the end.
     is_wrapper: bool,
 }
 
@@ -239,41 +239,41 @@ enum Role {
     Settings,
     /// It is submitted at the start.
     Prompt,
-    /// A word of a wrapper that may be its own or the prompt.
+    /// A word of a wrapper that may be an argument of the wrapper or the prompt.
     MayBePrompt,
 }
 
-impl Line {
+impl CommandLine {
     /// `chosen` is the profile that the user named; without it the program's name decides.
-    pub fn read(program: &str, args: &[String], chosen: Option<Kind>) -> Line {
+    pub fn read(program: &str, args: &[String], chosen: Option<Kind>) -> CommandLine {
         let words: Vec<&str> = [program].into_iter().chain(args.iter().map(String::as_str)).collect();
         let at = program_at(&words);
         let known = words.get(at).map_or(Kind::Other, |word| kind_of(word));
         let named = match chosen {
-            // Behind a wrapper that names the agent, its arguments begin there.
+            // In a wrapper's command line that names the agent, the agent's arguments begin after that name.
             Some(kind) if known != kind => words.iter().skip(1).position(|word| kind_of(word) == kind).map(|at| at + 1),
             _ => Some(at),
         };
         let kind = chosen.unwrap_or(known);
         let is_wrapper = named.is_none();
         let named = named.unwrap_or(0).min(args.len());
-        let mut line = Line { kind, before: args[..named].to_vec(), args: Vec::new(), is_wrapper };
+        let mut line = CommandLine { kind, before: args[..named].to_vec(), args: Vec::new(), is_wrapper };
         let own = &args[named..];
         let read = match kind {
             Kind::Claude => claude(own),
             Kind::Codex => codex(own),
-            Kind::Other | Kind::Shell | Kind::Described | Kind::Errand => Some(vec![Arg::other(own)]),
+            Kind::Other | Kind::Shell | Kind::Described | Kind::NotInteractive => Some(vec![Arg::other(own)]),
         };
         match read {
             Some(args) => line.args = args,
             None => {
-                line.kind = Kind::Errand;
+                line.kind = Kind::NotInteractive;
                 line.args = vec![Arg::other(own)];
             }
         }
         if is_wrapper {
             for arg in line.args.iter_mut().filter(|arg| arg.role == Role::Prompt) {
-                // A wrapper's own argument is seldom a sentence.
+                // An argument of the wrapper itself is seldom a sentence.
                 let is_sentence = arg.words.iter().any(|word| word.contains(char::is_whitespace));
                 arg.role = if is_sentence { Role::Prompt } else { Role::MayBePrompt };
             }
@@ -286,14 +286,14 @@ impl Line {
         self.args.iter().any(|arg| arg.role == Role::Choice)
     }
 
-    /// The conversation that the user chose, if it is named by its id.
+    /// The id of the conversation that the user chose, if the command line has it.
     pub fn chosen_id(&self) -> Option<&str> {
         let is_fork = self.words_of(Role::Choice).any(|word| word == "--fork-session" || word == "fork");
         let ids = self.words_of(Role::Choice).map(|word| word.split_once('=').map_or(word, |(_, value)| value));
         ids.filter(|word| is_uuid(word.as_bytes())).last().filter(|_| !is_fork)
     }
 
-    /// What the user wrote as `--settings`.
+    /// The user's value of `--settings`.
     pub fn settings(&self) -> Option<&str> {
         let last = self.words_of(Role::Settings).last()?;
         Some(last.strip_prefix("--settings=").unwrap_or(last))
@@ -303,7 +303,7 @@ impl Line {
         self.args.iter().any(|arg| matches!(arg.role, Role::Prompt | Role::MayBePrompt))
     }
 
-    /// The agent recorded this turn: a word of a wrapper that is the same was the initial prompt.
+    /// The agent recorded this turn: an equal word of a wrapper was the initial prompt.
     pub fn took_turn(&mut self, text: &str) {
         for arg in self.args.iter_mut().filter(|arg| arg.role == Role::MayBePrompt) {
             if arg.words.last().is_some_and(|word| word.trim() == text.trim()) {
@@ -312,18 +312,33 @@ impl Line {
         }
     }
 
-    /// What `env` sets on the command line.
+    /// The places of the arguments that are the initial prompt.
+    pub fn prompts(&self) -> Vec<usize> {
+        let args = self.args.iter().enumerate();
+        args.filter(|(_, arg)| arg.role == Role::Prompt).map(|(place, _)| place).collect()
+    }
+
+    /// These arguments are the initial prompt, if they can be.
+    pub fn set_prompts(&mut self, places: &[usize]) {
+        for (place, arg) in self.args.iter_mut().enumerate() {
+            if arg.role == Role::MayBePrompt && places.contains(&place) {
+                arg.role = Role::Prompt;
+            }
+        }
+    }
+
+    /// The value that `env` assigns to a variable on the command line.
     pub fn assigned(&self, name: &str) -> Option<&str> {
         self.before.iter().rev().find_map(|word| word.strip_prefix(name)?.strip_prefix('='))
     }
 
-    /// All words as the user wrote them, with these in front of the agent's own arguments. `--settings` of the user's is
-    /// left out if `settings` has taken its place.
+    /// All words as the user wrote them, with these before the agent's own arguments. The user's `--settings` are
+    /// left out if our settings replace them.
     pub fn as_given(&self, added: &[String], is_settings_ours: bool) -> Vec<String> {
         self.build(added, &[], |role| role != Role::Settings || !is_settings_ours)
     }
 
-    /// For a restart: without what chose a conversation at the first start, and without the initial prompt.
+    /// For a restart: without the choice of a conversation, and without the initial prompt.
     pub fn again(&self, added: &[String], is_settings_ours: bool) -> Vec<String> {
         self.build(added, &[], |role| match role {
             Role::Other | Role::MayBePrompt => true,
@@ -332,7 +347,7 @@ impl Line {
         })
     }
 
-    /// The first start, but with this conversation instead of what the user chose.
+    /// For the first start, with this conversation instead of the user's choice.
     pub fn first_in(&self, added: &[String], is_settings_ours: bool) -> Vec<String> {
         self.build(added, &[], |role| role != Role::Choice && (role != Role::Settings || !is_settings_ours))
     }
@@ -366,7 +381,7 @@ impl Arg {
     }
 }
 
-/// Which of the words is the program that counts: behind `env` and those that fetch a package and run it.
+/// The position of the actual program: after `env` and package runners such as `npx`.
 fn program_at(words: &[&str]) -> usize {
     let behind = match name_of(words.first().copied().unwrap_or_default()) {
         "env" => env_at(words),
@@ -388,7 +403,7 @@ fn env_at(words: &[&str]) -> Option<usize> {
         match *word {
             "-u" | "--unset" | "-C" | "--chdir" => at += 2,
             "--" => return Some(at + 1),
-            // It holds a command line of its own.
+            // The option contains a command line of its own.
             word if word.starts_with("-S") || word.starts_with("--split-string") => return None,
             word if word.starts_with('-') || word.contains('=') => at += 1,
             _ => return Some(at),
@@ -427,14 +442,14 @@ fn kind_of(word: &str) -> Kind {
     }
 }
 
-/// How many words behind an option are its own.
+/// How many words after an option belong to it.
 enum Takes {
     Nothing,
     One,
-    /// Unless it begins with `-`.
+    /// One, unless it begins with `-`.
     Optional,
     Many,
-    /// An option of a version that is not known here: a word behind it is its value, a sentence is not.
+    /// An option of a newer version: a single word after it is its value, a sentence is not.
     Unknown,
 }
 
@@ -453,7 +468,7 @@ impl Takes {
     }
 }
 
-/// None if it is no interactive conversation.
+/// None if the arguments do not start an interactive conversation.
 fn claude(args: &[String]) -> Option<Vec<Arg>> {
     let mut read = Vec::new();
     let mut at = 0;
@@ -500,11 +515,11 @@ fn claude(args: &[String]) -> Option<Vec<Arg>> {
     Some(read)
 }
 
-/// None if it is no interactive conversation.
+/// None if the arguments do not start an interactive conversation.
 fn codex(args: &[String]) -> Option<Vec<Arg>> {
     let mut read = Vec::new();
     let mut at = 0;
-    // None until the first word that is no option: `resume` and `fork` have a conversation behind them.
+    // None until the first word that is not an option: `resume` and `fork` are followed by a conversation.
     let mut behind_choice: Option<bool> = None;
     while let Some(word) = args.get(at) {
         if word == "--" {
@@ -521,7 +536,7 @@ fn codex(args: &[String]) -> Option<Vec<Arg>> {
                 }
                 Some(true) => {
                     behind_choice = Some(false);
-                    // With `--last` there is no id, and this is the prompt.
+                    // With `--last` there is no id, and this word is the prompt.
                     let is_last = args.iter().any(|arg| arg == "--last");
                     if is_last && !is_uuid(word.as_bytes()) { Role::Prompt } else { Role::Choice }
                 }
@@ -552,7 +567,7 @@ fn codex(args: &[String]) -> Option<Vec<Arg>> {
         };
         let end = at + 1 + takes.count(&args[at + 1..]);
         let role = match name {
-            // An image goes with the initial prompt.
+            // An image belongs to the initial prompt.
             "-i" | "--image" => Role::Prompt,
             name if CODEX_CHOICE.contains(&name) => Role::Choice,
             _ => Role::Other,
@@ -563,7 +578,7 @@ fn codex(args: &[String]) -> Option<Vec<Arg>> {
     Some(read)
 }
 
-/// Letters of an id.
+/// Length of an id in characters.
 const UUID_LENGTH: usize = 36;
 
 pub(crate) fn is_uuid(bytes: &[u8]) -> bool {
@@ -580,12 +595,12 @@ mod tests {
 
     const ID: &str = "11111111-1111-4111-8111-111111111111";
 
-    /// Words are separated by blanks; `_` in a word stands for one.
-    fn line(text: &str, chosen: Option<Kind>) -> Line {
+    /// Words are separated by blanks; `_` in a word stands for a blank.
+    fn line(text: &str, chosen: Option<Kind>) -> CommandLine {
         let mut words: Vec<String> =
             text.split_whitespace().map(|word| word.replace('_', " ").replace("ID", ID)).collect();
         let program = words.remove(0);
-        Line::read(&program, &words, chosen)
+        CommandLine::read(&program, &words, chosen)
     }
 
     fn shown(words: &[String]) -> String {
@@ -664,7 +679,7 @@ mod tests {
             assert_eq!(line.chosen_id(), id, "{command}");
             assert_eq!(shown(&line.as_given(&[], false)), command.split_once(' ').unwrap().1, "{command}");
         }
-        for errand in [
+        for command in [
             "claude mcp list",
             "claude -p hello",
             "claude --verbose --print x",
@@ -673,7 +688,7 @@ mod tests {
             "claude --bg x",
             "codex --version",
         ] {
-            assert_eq!(line(errand, None).kind, Kind::Errand, "{errand}");
+            assert_eq!(line(command, None).kind, Kind::NotInteractive, "{command}");
         }
     }
 

@@ -1,41 +1,41 @@
-//! Where one types to an agent, as it is to be seen on its screen: whether it is there, and what stands in it.
+//! The composer of an agent, the place on its screen for input: whether it is visible, and what it holds.
 
 use crate::{
     agent::Kind,
     same_text::{self, Held, is_blank},
 };
 
-/// A line of at least so many strokes, and of little else, is one.
+/// A line with at least this many strokes, and with little else, is a rule.
 const RULE_MIN: usize = 10;
-/// In both, this sign in the place of the usual one says that the line is a shell command.
+/// In both agents this sign instead of the usual one marks a shell command.
 const SHELL_SIGN: char = '!';
-/// What both put in the place of a long text.
+/// What both agents show instead of a long text.
 const STANDS_FOR_A_PASTE: &str = "[Pasted";
 
-/// A screen, as far as it matters here.
+/// The part of a screen that matters here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
-    /// Row by row; letters that are faint are blank, as they are nobody's words but the agent's.
+    /// Row by row; faint letters are blank, because the agent wrote them.
     pub lines: Vec<String>,
     /// Row and column.
     pub cursor: (usize, usize),
     pub is_cursor_visible: bool,
-    /// It tells a paste from typing.
+    /// It supports bracketed paste.
     pub takes_pastes: bool,
-    /// It wants even Enter as a sequence.
+    /// It needs even Enter as a sequence.
     pub takes_sequences: bool,
 }
 
-/// What stands in a composer, if there is one to be seen; without a profile, what stands before the cursor.
+/// The text in a visible composer; without a profile, the text before the cursor.
 pub fn draft(kind: Kind, seen: &Seen) -> Option<String> {
     match kind {
         Kind::Claude => between_rules(seen),
         Kind::Codex => at_the_cursor(seen),
-        Kind::Described | Kind::Shell | Kind::Other | Kind::Errand => before_the_cursor(seen),
+        Kind::Described | Kind::Shell | Kind::Other | Kind::NotInteractive => before_the_cursor(seen),
     }
 }
 
-/// Whether nothing at all stands where one types, not even the sign: claude makes that faint while it works.
+/// Whether the input line is completely empty, without its sign: claude makes the sign faint while it works.
 pub fn is_bare(kind: Kind, seen: &Seen) -> bool {
     let row = seen.cursor.0.min(seen.lines.len());
     let (above, below) = seen.lines.split_at(row);
@@ -45,7 +45,8 @@ pub fn is_bare(kind: Kind, seen: &Seen) -> bool {
     length > 0 && seen.lines[first + 1..row + length].iter().all(|line| line.trim_matches(is_blank).is_empty())
 }
 
-/// Whether a text is in a draft: its end, as its beginning may be out of sight, or what stands for it.
+/// Whether a text is in a draft: its end, because its beginning may be out of sight, or what the agent shows instead
+/// of it.
 pub fn holds(draft: &str, text: &str) -> Held {
     if draft.contains(STANDS_FOR_A_PASTE) { Held::Exactly } else { same_text::held_at_end(draft, text) }
 }
@@ -65,7 +66,7 @@ fn is_rule(line: &str) -> bool {
     strokes >= RULE_MIN && strokes * 2 > line.trim().chars().count()
 }
 
-/// codex: a line that begins with its sign, and those below it down to the cursor and to the next blank one.
+/// codex: a line that begins with its sign, and those below it down to the cursor and to the next blank line.
 fn at_the_cursor(seen: &Seen) -> Option<String> {
     let row = seen.cursor.0.min(seen.lines.len().checked_sub(1)?);
     let first = (0..=row).rev().find(|at| seen.lines[*at].starts_with(['›', SHELL_SIGN]))?;
@@ -99,16 +100,16 @@ mod tests {
     }
 
     #[test]
-    fn a_composer_is_known_when_it_is_seen() {
+    fn a_composer_is_recognized() {
         const RULE: &str = "────────────────────                                        ";
         let claude = |inside: &str| format!("❯ an old question\n● an answer\n{RULE}\n{inside}\n{RULE}\n  auto mode on");
         #[rustfmt::skip]
         let table = [
-            // who          cursor   the screen                                       the draft
+            // agent        cursor   the screen                                       the draft
             (Kind::Claude, (3, 2),  claude("❯\u{a0}"),                               Some("")),
             (Kind::Claude, (3, 2),  claude("❯ hello"),                               Some("hello")),
             (Kind::Claude, (4, 6),  claude("❯ two\n  lines"),                        Some("two\nlines")),
-            // A shell command, and what it is of.
+            // A shell command, with its sign.
             (Kind::Claude, (3, 2),  claude("! echo hi"),                             Some("!echo hi")),
             (Kind::Claude, (3, 2),  claude("! "),                                    Some("!")),
             (Kind::Codex,  (3, 2),  "› an old one\n\n• answer\n! ls\n\n  model".to_owned(), Some("!ls")),
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_stands_for_a_long_text_is_that_text() {
+    fn the_mark_of_a_long_paste_counts_as_the_text() {
         let long = "words ".repeat(2000);
         for draft in ["[Pasted text #1 +120 lines]", "[Pasted Content 12120 chars]"] {
             assert_eq!(holds(draft, &long), Held::Exactly);

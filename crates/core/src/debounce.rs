@@ -1,44 +1,49 @@
-//! When changed files are worth a reload: once they have been quiet for a moment, or have been restless too long.
+//! When changed files cause a reload: after a quiet time, or when changes have continued for too long. Finding the
+//! changes and reading files is the driver's work.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     path::PathBuf,
     time::{Duration, Instant},
 };
 
-/// How long nothing may change before a change counts.
+use serde::{Deserialize, Serialize};
+
+use crate::saved::Moment;
+
+/// How long no file may change before the changes are reported.
 pub const QUIET: Duration = Duration::from_millis(100);
-/// How long constant change can put the news off.
+/// How long continuous changes can delay the report.
 pub const PATIENCE: Duration = Duration::from_secs(2);
 /// How many paths are named; the others are counted.
 pub const PATHS_SHOWN: usize = 5;
-/// How many paths are told apart; beyond that nothing more is counted, and `more` is the least it could be.
+/// How many different paths are counted. At the bound no further path is counted, and `more` is a lower bound.
 pub const PATHS_COUNTED: usize = 1_000;
 
-/// One thing that happened to the watched files.
+/// One change of a watched file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// This file's content was changed, or it came or went.
+    /// The content of this file changed, or the file was created or removed.
     To(PathBuf),
-    /// This file came with its directory, so that its own times may be older than the move.
+    /// This file was moved together with its directory, so that its own times may be older than the move.
     Moved(PathBuf),
-    /// Something changed, and what it was got lost on the way.
+    /// Something changed, and the path was lost on the way.
     Somewhere,
 }
 
-/// All that changed since the last time, as one piece of news.
+/// All changes since the last report.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Changed {
-    /// The first few, in the order they came; empty if none is known.
+    /// The first few, in the order of the changes; empty if none is known.
     pub paths: Vec<PathBuf>,
-    /// How many others there were.
+    /// How many other paths changed.
     pub more: usize,
-    /// Some came with their directory: the times of files do not show when.
+    /// Some files were moved with their directory: their own times do not show when.
     pub is_moved: bool,
 }
 
-/// Gathers changes into news. A save is many changes, a checkout is thousands, and a build never seems to end:
-/// each is one reload.
+/// Gathers changes into one report. A save is many changes, a checkout is thousands, and a build changes files for a
+/// long time: each causes one reload.
 #[derive(Debug)]
 pub struct Debounce {
     quiet: Duration,
@@ -63,8 +68,8 @@ impl Debounce {
         Debounce { quiet, patience, state: State::Quiet }
     }
 
-    /// `None` says that only time passed; early or twice, that changes nothing. A change never makes news by
-    /// itself: the news is out when the deadline is reached.
+    /// `None` means that only time passed; an early or repeated call changes nothing. A change alone never causes a
+    /// report: it is returned when the deadline is reached.
     pub fn handle(&mut self, change: Option<Change>, now: Instant) -> Option<Changed> {
         match change {
             Some(change) => {
@@ -75,7 +80,7 @@ impl Debounce {
         }
     }
 
-    /// When it next wants to hear that time passed.
+    /// When the machine next needs a call because time passed.
     pub fn deadline(&self) -> Option<Instant> {
         match &self.state {
             State::Quiet => None,
@@ -110,26 +115,27 @@ impl Debounce {
     }
 }
 
-/// Which changed files are worth a reload. A file that the server itself changes at each start would reload it for ever,
+/// Which changed files cause a reload. A file that the server itself changes at each start would reload it for ever,
 /// so a file that changes right after several starts in a row is *muted*: it causes no reload for now.
 ///
-/// A person who saves often looks the same at first, so nothing is lost by it. A muted file whose content is not what was
-/// loaded is loaded once more when it has been quiet for a moment. Only if it changes right after that start as well is
-/// it the server's own. A change at any other time unmutes it at once, and so do a quiet minute and a requested restart.
+/// Frequent saves of a person look the same at first, so no change may be lost. If the content of a muted file
+/// differs from the loaded content, the file is loaded once more after a quiet time. Only if it changes right after
+/// that start as well does the server itself write it. A change at any other time unmutes it at once, and so do a
+/// quiet minute and a requested restart.
 #[derive(Debug, Default)]
 pub struct Habits {
-    /// When a start, a build or a handshake was last seen: a change soon after it may be caused by it.
+    /// When a start, a build or a handshake was last reported: it may have caused a change soon after it.
     disturbed: Option<Instant>,
     files: HashMap<PathBuf, Habit>,
 }
 
-/// A hash of a file's content, or of what is known about it if it is too large to be read.
+/// A hash of a file's content, or of its metadata if it is too large to be read.
 pub type Print = u64;
 
 /// One file that changed right after a start.
 #[derive(Debug, Clone)]
 struct Habit {
-    /// How often in a row.
+    /// How many times in a row.
     count: u32,
     muted: Option<Muted>,
     /// It changed right after the start that loaded it once more: the server writes it.
@@ -143,26 +149,26 @@ struct Habit {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Muted {
-    /// Loaded once more at this time, if its content is not what was loaded.
+    /// Loaded once more at this time, if its content differs from the loaded content.
     Until(Instant),
-    /// That was asked for; a change right after the start is the server's own.
+    /// That load was requested; a change right after the start comes from the server.
     Tried,
     Settled,
 }
 
-/// A change so soon after a start may be caused by the server.
+/// The server may have caused a change this soon after a start.
 pub const RIGHT_AFTER: Duration = Duration::from_millis(1500);
-/// So many in a row mute a file.
+/// How many such changes in a row mute a file.
 pub const HABIT: u32 = 5;
-/// A muted file that has not changed for so long is unmuted.
+/// A muted file that has not changed for this long is unmuted.
 pub const QUIET_MINUTE: Duration = Duration::from_secs(60);
-/// Files that are counted; beyond that none is added, and such a file is never muted.
+/// How many files are counted. At the bound no further file is added, and such a file is never muted.
 pub const HABITS_MAX: usize = 100;
 
-/// What is left of the news.
+/// What is left of a report after the muted files.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Judged {
-    /// Worth a reload.
+    /// The changes that cause a reload.
     pub changed: Option<Changed>,
     /// Files that were muted just now.
     pub muted: Vec<PathBuf>,
@@ -219,7 +225,7 @@ impl Habits {
                 habit.muted = Some(if habit.is_own { Muted::Settled } else { Muted::Until(now + RIGHT_AFTER) });
                 false
             }
-            // Other content, and not caused by a start. One more change right after a start mutes it again.
+            // Other content, and no start caused it. One more change right after a start mutes it again.
             Some(_) => {
                 *habit = Habit { count: HABIT - 1, muted: None, is_own: false, ..habit.clone() };
                 judged.unmuted.push(path.clone());
@@ -234,7 +240,7 @@ impl Habits {
                 judged.muted.push(path.clone());
                 false
             }
-            // At any other time a change is a person's.
+            // A change at any other time comes from a person.
             None => {
                 self.files.remove(path);
                 true
@@ -242,7 +248,7 @@ impl Habits {
         }
     }
 
-    /// Something of ours began or ended that may change files: a start, a build, a handshake.
+    /// outlast began or ended something that may change files: a start, a build, a handshake.
     pub fn disturbed(&mut self, now: Instant) {
         self.disturbed = Some(now);
     }
@@ -253,18 +259,18 @@ impl Habits {
         self.files.values_mut().for_each(|habit| habit.loaded = habit.print);
     }
 
-    /// A restart was asked for by a person or an agent: the files that are unmuted by it. One more change right after a
+    /// A person or an agent requested a restart. Returns the files that it unmutes; one more change right after a
     /// start mutes each of them again.
     pub fn restart_requested(&mut self) -> Vec<PathBuf> {
         self.unmute(|_| true)
     }
 
-    /// When it next wants to hear that time passed.
+    /// When the machine next needs a call because time passed.
     pub fn deadline(&self) -> Option<Instant> {
         self.files.values().filter_map(Habit::deadline).min()
     }
 
-    /// Early or twice, this changes nothing.
+    /// An early or repeated call changes nothing.
     pub fn time_passed(&mut self, now: Instant) -> Judged {
         let unmuted = self.unmute(|habit| habit.changed + QUIET_MINUTE <= now);
         let mut due = Vec::new();
@@ -318,6 +324,69 @@ impl Habit {
     }
 }
 
+/// [`Habits`] as saved state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saved {
+    disturbed: Option<Moment>,
+    /// Files whose paths are not UTF-8 are left out: they count anew.
+    files: BTreeMap<String, SavedHabit>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedHabit {
+    count: u32,
+    muted: Option<SavedMuted>,
+    is_own: bool,
+    changed: Moment,
+    print: Option<Print>,
+    loaded: Option<Print>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum SavedMuted {
+    Until(Moment),
+    Tried,
+    Settled,
+}
+
+impl Habits {
+    pub fn save(&self, now: Instant) -> Saved {
+        let moment = |at: Instant| Moment::of(at, now);
+        let save = |habit: &Habit| SavedHabit {
+            count: habit.count,
+            muted: habit.muted.map(|muted| match muted {
+                Muted::Until(at) => SavedMuted::Until(moment(at)),
+                Muted::Tried => SavedMuted::Tried,
+                Muted::Settled => SavedMuted::Settled,
+            }),
+            is_own: habit.is_own,
+            changed: moment(habit.changed),
+            print: habit.print,
+            loaded: habit.loaded,
+        };
+        let files = self.files.iter().filter_map(|(path, habit)| Some((path.to_str()?.to_owned(), save(habit))));
+        Saved { disturbed: self.disturbed.map(moment), files: files.collect() }
+    }
+
+    pub fn restore(saved: Saved, now: Instant) -> Habits {
+        let restore = |habit: SavedHabit| Habit {
+            count: habit.count,
+            muted: habit.muted.map(|muted| match muted {
+                SavedMuted::Until(at) => Muted::Until(at.at(now)),
+                SavedMuted::Tried => Muted::Tried,
+                SavedMuted::Settled => Muted::Settled,
+            }),
+            is_own: habit.is_own,
+            changed: habit.changed.at(now),
+            print: habit.print,
+            loaded: habit.loaded,
+        };
+        let files = saved.files.into_iter().map(|(path, habit)| (path.into(), restore(habit)));
+        Habits { disturbed: saved.disturbed.map(|at| at.at(now)), files: files.collect() }
+    }
+}
+
 #[cfg(test)]
 #[expect(clippy::disallowed_methods, reason = "a test needs one moment to count from")]
 mod tests {
@@ -332,9 +401,9 @@ mod tests {
     }
 
     #[test]
-    fn a_change_is_news_once_it_has_been_quiet() {
+    fn a_change_is_reported_after_a_quiet_period() {
         let table = [
-            // at ms  what happened             the news                next deadline
+            // at ms  what happened             reported                next deadline
             (0, None, None, None),
             (0, to("a"), None, Some(100)),
             (50, None, None, Some(100)),
@@ -353,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn constant_change_is_news_after_a_while() {
+    fn constant_changes_are_reported_after_a_time_limit() {
         let mut table = vec![];
         for at in (0..2000).step_by(50) {
             table.push((at, to("log"), None, Some((at + 100).min(2000))));
@@ -377,7 +446,7 @@ mod tests {
         assert_eq!(changed, news(&["0", "1", "2", "3", "4"], PATHS_COUNTED));
     }
 
-    /// At these milliseconds: what happened, the news, and the next deadline.
+    /// Time in milliseconds, change, report, and the next deadline.
     type Step = (u64, Option<Change>, Option<Changed>, Option<u64>);
 
     fn play(table: &[Step]) {
@@ -395,7 +464,7 @@ mod tests {
         habits: Habits,
         begin: Instant,
         now: Instant,
-        /// The content of the file that the server writes, which is another one each time.
+        /// The content of the file that the server writes; it differs at each start.
         own: Option<Print>,
         content: Print,
         loaded: Print,
@@ -469,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_saves_quickly_is_served_the_last_content() {
+    fn after_quick_saves_the_last_content_is_served() {
         for gap in [100, 300, 700, 1_000, 1_400, 1_499, 1_500, 2_000] {
             for saves in 1..30 {
                 let mut project = Project::new(false);
@@ -498,7 +567,7 @@ mod tests {
         project.at(50_000);
         assert_eq!(project.reloads, reloads, "it stays muted");
 
-        // Another file still counts, and the own file of the start that it causes does not.
+        // Another file still counts; the file that the server writes at the start caused by it does not.
         project.saves(5);
         assert_eq!((project.loaded, project.reloads), (5, reloads + 1));
         project.at(60_000);
@@ -511,14 +580,14 @@ mod tests {
         project.at(210_000);
         assert_eq!((project.muted(), project.reloads), (vec!["run.txt"], reloads + 2));
 
-        // The same for a restart that was asked for.
+        // The same for a requested restart.
         assert_eq!(project.habits.restart_requested(), [PathBuf::from("run.txt")]);
         assert_eq!(project.muted(), [""; 0]);
         project.starts();
         project.at(220_000);
         assert_eq!((project.muted(), project.reloads), (vec!["run.txt"], reloads + 2));
 
-        // When it changes at another time, a person did it, and it is counted from the start.
+        // A change at another time comes from a person, and the count starts again.
         project.changes("run.txt", 7);
         project.at(240_000);
         assert!((reloads + 3..=reloads + 3 + HABIT + 1).contains(&project.reloads), "{}", project.reloads);
@@ -544,7 +613,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_counted_is_bounded() {
+    fn the_counted_paths_are_bounded() {
         let mut project = Project::new(false);
         for number in 0..3 * HABITS_MAX {
             let changed = Changed { paths: vec![format!("{number}").into()], ..Changed::default() };

@@ -1,23 +1,24 @@
-//! What the kernel said about an ending, and what it means.
+//! What the kernel reports about an exit, and what it means for the next start. It plans no restart.
 
 use std::fmt;
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-/// The exit code by which a server asks to be started again.
+/// The exit code with which a server requests a restart.
 pub const RESTART_CODE: i32 = 42;
 
-/// What the kernel reports of a process that is no more.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// What the kernel reports about a process that exited.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Exit {
     Code(i32),
     Signal(i32),
 }
 
 impl Exit {
-    /// A shell, or a program that catches a signal and leaves in order, tells of signal n by exit code 128 + n.
-    /// Whoever cares what ended the process more than who reported it reads both alike.
+    /// Exit code 128 + n as signal n: a shell, and a program that catches a signal and exits, report it this way.
     pub fn folded(self) -> Exit {
         match self {
             Exit::Code(code) if signal_name(code.saturating_sub(128)).is_some() => Exit::Signal(code - 128),
@@ -38,8 +39,9 @@ impl fmt::Display for Exit {
     }
 }
 
-/// How a child came to its end. `Display` is the part of a sentence that people and models read.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// How a child ended. `Display` is the part of a sentence that people and models read.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum How {
     Exited(Exit),
     ClosedStdout,
@@ -48,29 +50,32 @@ pub enum How {
     HandshakeLate(Duration),
     HandshakeRefused(String),
     LineTooLong,
-    /// It lets what is meant for it pile up.
+    /// It does not read its input, and the queue is full.
     StoppedReading,
-    /// Of a server that is no child: it cannot be spoken to any more.
+    /// Of a server that is not a child: the connection is lost.
     Lost(String),
-    /// Of a server that is no child: it is there, and does not know us any more.
+    /// Of a server that is not a child: it runs, and does not know our session any more.
     Forgot(String),
-    /// Of a server that is no child: it does not accept our credentials, or wants some.
+    /// Of a server that is not a child: it requires credentials, or rejects ours.
     Unauthorized(Denied),
-    /// By us, because it was to say something, by its own account or because it was asked, and said nothing for so long.
+    /// outlast ended it, because a message was due (promised by the server itself, or requested) and none came for
+    /// this long.
     Hung(Duration),
-    /// By us, because somebody asked for it.
+    /// The lease under which it ran ended, and all its processes were killed at that moment.
+    LeaseEnded,
+    /// outlast stopped it on request.
     Stopped,
 }
 
-/// The answer 401 or 403 of a server over HTTP. `Display` says what to do about it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The response 401 or 403 of a server over HTTP. `Display` says what to do about it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Denied {
     pub status: u16,
-    /// What the server answered, with its address, as one sentence without its full stop.
+    /// The server's response, with its address, as one sentence without its full stop.
     pub words: String,
     /// The value of `WWW-Authenticate`.
     pub challenge: Option<String>,
-    /// Whether the configuration names an `Authorization` header for it.
+    /// Whether the configuration has an `Authorization` header for it.
     pub has_credentials: bool,
 }
 
@@ -79,13 +84,13 @@ impl Denied {
     pub fn hint(&self) -> &'static str {
         match (self.status, self.has_credentials) {
             (403, _) => {
-                "its credentials are not allowed to do this: check their scope with the server, then `outlast reload`"
+                "its credentials do not allow this: check their scope with the server, then run `outlast reload`"
             }
             (_, true) => {
-                "it did not accept the `Authorization` header in `headers` of this backend: renew it, then `outlast reload`"
+                "it did not accept the `Authorization` header in `headers` of this backend: renew it, then run `outlast reload`"
             }
             (_, false) => {
-                "it wants credentials: add an `Authorization` header to `headers` of this backend, then `outlast reload`"
+                "it needs credentials: add an `Authorization` header to `headers` of this backend, then run `outlast reload`"
             }
         }
     }
@@ -131,38 +136,41 @@ impl fmt::Display for How {
             How::LineTooLong => f.write_str("wrote a line over 64 MiB"),
             How::StoppedReading => f.write_str("stopped reading its stdin"),
             How::Lost(why) => write!(f, "was lost: {why}"),
-            How::Forgot(why) => write!(f, "has to be met anew: {why}"),
+            How::Forgot(why) => write!(f, "lost its session: {why}"),
             How::Unauthorized(denied) => denied.fmt(f),
             How::Hung(silence) => write!(f, "hung: silent for {} s", silence.as_secs_f64()),
+            How::LeaseEnded => f.write_str("was killed because its lease ended"),
             How::Stopped => f.write_str("was stopped"),
         }
     }
 }
 
-/// What an ending means to those who decide what comes next.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What an end means for the next start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Cause {
-    /// We ended it, because somebody asked.
+    /// outlast ended it on request.
     Asked,
-    /// It had served and left on purpose.
+    /// It was ready and exited on purpose.
     Clean,
-    /// It asked to be started again.
+    /// It requested a restart.
     RestartRequested,
-    /// Nothing broke but the acquaintance.
+    /// Only the session was lost.
     Forgot,
-    /// It had served and broke.
+    /// It was ready and crashed.
     Crashed,
-    /// It broke before it could serve: a crash too, and the likelier to repeat itself.
+    /// It failed before it was ready: also a crash, and more likely to repeat.
     NeverReady,
 }
 
 pub fn classify(how: &How, asked: bool, was_ready: bool) -> Cause {
     match how {
         _ if asked => Cause::Asked,
-        How::Stopped => Cause::Asked,
+        // Without a lease it must not be started again by the restart policy, and it did nothing wrong.
+        How::Stopped | How::LeaseEnded => Cause::Asked,
         How::Exited(Exit::Code(RESTART_CODE)) => Cause::RestartRequested,
         How::CouldNotStart(_) | How::HandshakeLate(_) | How::HandshakeRefused(_) => Cause::NeverReady,
-        // Leaving in peace before the handshake is no peace to the client who waits for it.
+        // An exit with 0 before the handshake is a failure for the client that waits for it.
         _ if !was_ready => Cause::NeverReady,
         How::Exited(Exit::Code(0)) => Cause::Clean,
         How::Forgot(_) => Cause::Forgot,
@@ -171,32 +179,32 @@ pub fn classify(how: &How, asked: bool, was_ready: bool) -> Cause {
     }
 }
 
-/// A few words for people on what a well-known ending usually stands for.
+/// A few words for people about the usual meaning of a well-known exit.
 pub fn meaning(exit: &Exit) -> Option<String> {
     let words = match *exit {
-        Exit::Code(0) => "it left on purpose",
+        Exit::Code(0) => "it is done",
         Exit::Code(RESTART_CODE) => "it asks to be started again",
         Exit::Code(126) => "the command exists but cannot be run",
         Exit::Code(127) => "the command was not found",
-        Exit::Code(_) => match exit.clone().folded() {
+        Exit::Code(_) => match exit.folded() {
             Exit::Code(_) => return None,
-            signal => return Some(format!("a shell's word for {signal}")),
+            signal => return Some(format!("the shell's code for {signal}")),
         },
         Exit::Signal(signal) => match signal_name(signal)? {
-            "SIGKILL" => "killed by force, by a user or by the system when memory ran out",
-            "SIGTERM" => "it was asked to end",
+            "SIGKILL" => "killed by a user, or by the system because memory ran out",
+            "SIGTERM" => "it was asked to terminate",
             "SIGINT" => "interrupted, as by Ctrl-C",
-            "SIGHUP" => "its terminal or its parent went away",
-            "SIGSEGV" | "SIGBUS" => "it touched memory that it does not have",
+            "SIGHUP" => "its terminal was closed, or its parent ended",
+            "SIGSEGV" | "SIGBUS" => "it accessed invalid memory",
             "SIGABRT" => "it gave itself up: a failed assertion or a fatal error of its runtime",
-            "SIGPIPE" => "it wrote to a pipe that is no longer read",
+            "SIGPIPE" => "it wrote to a closed pipe",
             _ => return None,
         },
     };
     Some(words.to_string())
 }
 
-/// The name this system gives to a signal; none for real-time signals, which have only numbers.
+/// The name of a signal on this system; none for real-time signals, which have only numbers.
 pub fn signal_name(signal: i32) -> Option<&'static str> {
     #[rustfmt::skip]
     const LINUX: [&str; 31] = [
@@ -235,13 +243,13 @@ mod tests {
     }
 
     #[test]
-    fn who_is_denied_is_told_what_to_do() {
+    fn a_denied_request_gets_a_hint() {
         #[rustfmt::skip]
         let table = [
             // status, credentials, words
-            (401, false, "http://a answered 401 (WWW-Authenticate: Bearer); it wants credentials: add an `Authorization` header to `headers` of this backend, then `outlast reload`"),
-            (401, true,  "http://a answered 401 (WWW-Authenticate: Bearer); it did not accept the `Authorization` header in `headers` of this backend: renew it, then `outlast reload`"),
-            (403, true,  "http://a answered 403 (WWW-Authenticate: Bearer); its credentials are not allowed to do this: check their scope with the server, then `outlast reload`"),
+            (401, false, "http://a answered 401 (WWW-Authenticate: Bearer); it needs credentials: add an `Authorization` header to `headers` of this backend, then run `outlast reload`"),
+            (401, true,  "http://a answered 401 (WWW-Authenticate: Bearer); it did not accept the `Authorization` header in `headers` of this backend: renew it, then run `outlast reload`"),
+            (403, true,  "http://a answered 403 (WWW-Authenticate: Bearer); its credentials do not allow this: check their scope with the server, then run `outlast reload`"),
         ];
         for (status, has_credentials, words) in table {
             assert_eq!(How::Unauthorized(Denied { has_credentials, ..denied(status) }).to_string(), words);
@@ -249,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ending_means() {
+    fn exits_have_their_causes() {
         use Cause::*;
         let late = || How::HandshakeLate(Duration::from_secs(30));
         #[rustfmt::skip]
@@ -284,6 +292,8 @@ mod tests {
             (late(),                             false, true,  NeverReady),
             (How::HandshakeRefused("no".into()), false, false, NeverReady),
             (How::Stopped,                       false, true,  Asked),
+            (How::LeaseEnded,                    false, true,  Asked),
+            (How::LeaseEnded,                    false, false, Asked),
             (code(0),                            true,  true,  Asked),
             (code(1),                            true,  true,  Asked),
             (code(42),                           true,  true,  Asked),
@@ -296,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn an_ending_in_words_and_in_json() {
+    fn an_exit_as_text_and_as_json() {
         #[rustfmt::skip]
         let table = [
             // how, words, json
@@ -314,6 +324,7 @@ mod tests {
             (How::StoppedReading,                             "stopped reading its stdin",               r#"{"why":"stopped reading its stdin"}"#),
             (How::Lost("no answer".into()),                   "was lost: no answer",                     r#"{"why":"was lost: no answer"}"#),
             (How::Hung(Duration::from_secs(5)),               "hung: silent for 5 s",                 r#"{"why":"hung: silent for 5 s"}"#),
+            (How::LeaseEnded,                                 "was killed because its lease ended",      r#"{"why":"was killed because its lease ended"}"#),
             (How::Stopped,                                    "was stopped",                             r#"{"why":"was stopped"}"#),
         ];
         for (how, words, json) in table {
@@ -324,21 +335,21 @@ mod tests {
     }
 
     #[test]
-    fn well_known_endings_have_a_meaning() {
+    fn well_known_exit_codes_have_a_meaning() {
         #[rustfmt::skip]
         let table = [
-            (Exit::Code(0),        Some("it left on purpose")),
+            (Exit::Code(0),        Some("it is done")),
             (Exit::Code(1),        None),
             (Exit::Code(42),       Some("it asks to be started again")),
             (Exit::Code(126),      Some("the command exists but cannot be run")),
             (Exit::Code(127),      Some("the command was not found")),
             (Exit::Code(128),      None),
-            (Exit::Code(130),      Some("a shell's word for signal 2 (SIGINT)")),
-            (Exit::Code(137),      Some("a shell's word for signal 9 (SIGKILL)")),
+            (Exit::Code(130),      Some("the shell's code for signal 2 (SIGINT)")),
+            (Exit::Code(137),      Some("the shell's code for signal 9 (SIGKILL)")),
             (Exit::Code(255),      None),
             (Exit::Code(i32::MIN), None),
-            (Exit::Signal(9),      Some("killed by force, by a user or by the system when memory ran out")),
-            (Exit::Signal(11),     Some("it touched memory that it does not have")),
+            (Exit::Signal(9),      Some("killed by a user, or by the system because memory ran out")),
+            (Exit::Signal(11),     Some("it accessed invalid memory")),
             (Exit::Signal(64),     None),
         ];
         for (exit, words) in table {

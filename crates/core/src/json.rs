@@ -1,9 +1,9 @@
-//! Finds its way through JSON without building it: checks every byte, keeps only where things stand.
+//! Checks JSON text without building values: it reads every byte once and keeps only the positions of parts.
 //!
-//! A relay looks at a few members of each line and must know that the rest is JSON. A general parser spends most of
-//! that on payloads, byte by byte; here long strings go by in blocks.
+//! A relay reads a few members of each line and must know that the rest is valid JSON. Long strings, which are most
+//! of a payload, are skipped in blocks.
 
-/// A piece of JSON text that was checked.
+/// A piece of valid JSON text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Raw<'a>(&'a str);
 
@@ -15,7 +15,7 @@ impl<'a> Raw<'a> {
         scan.is_over().then_some(raw)
     }
 
-    /// A part of a text that was checked as a whole.
+    /// A part of a text that was already checked as a whole.
     pub(crate) fn checked(text: &'a str) -> Raw<'a> {
         Raw(text)
     }
@@ -38,7 +38,7 @@ impl<'a> Raw<'a> {
         (!inner.contains('\\')).then_some(inner)
     }
 
-    /// The members of an object, in their order; `None` if it is none.
+    /// Calls `each` for the members of an object, in their order; `None` if the value is not an object.
     pub fn for_each_member(self, mut each: impl FnMut(Raw<'a>, Raw<'a>)) -> Option<()> {
         Scan::new(self.0).object(|scan, name| {
             let value = scan.value()?;
@@ -47,7 +47,7 @@ impl<'a> Raw<'a> {
         })
     }
 
-    /// The first elements of an array, and whether there are more; `None` if it is none.
+    /// The first elements of an array, and whether there are more; `None` if the value is not an array.
     pub fn first_elements(self, max: usize) -> Option<(Vec<Raw<'a>>, bool)> {
         let (mut elements, mut is_cut) = (Vec::new(), false);
         Scan::new(self.0).array(|element| match elements.len() < max {
@@ -58,10 +58,11 @@ impl<'a> Raw<'a> {
     }
 }
 
-/// How deep containers may be nested in a message. The walk itself needs one bit a level; the programs behind us recurse.
+/// How deep containers may be nested in a message. This check needs one bit per level, but the servers and clients
+/// that receive the message recurse.
 pub const DEPTH_MAX: usize = 10_000;
 
-/// A walk through a text, from its start to its end. It does not recurse.
+/// A pass over a text, from its start to its end. It does not recurse.
 #[derive(Debug)]
 pub struct Scan<'a> {
     text: &'a str,
@@ -69,7 +70,7 @@ pub struct Scan<'a> {
     is_too_deep: bool,
 }
 
-/// Containers are objects or arrays; one bit each, so that the usual depth needs no allocation.
+/// Whether each open container is an object or an array: one bit each, so that the usual depth needs no allocation.
 #[derive(Default)]
 struct Depth {
     bits: u64,
@@ -109,7 +110,7 @@ impl<'a> Scan<'a> {
         self.is_too_deep
     }
 
-    /// How far the walk has come.
+    /// The offset of the next byte to read.
     pub fn position(&self) -> usize {
         self.at
     }
@@ -119,7 +120,7 @@ impl<'a> Scan<'a> {
         self.text.as_bytes().get(self.at).copied()
     }
 
-    /// The next byte that is no white space.
+    /// The next byte that is not white space.
     #[inline(always)]
     pub fn next_byte(&mut self) -> Option<u8> {
         match self.peek()? {
@@ -147,7 +148,7 @@ impl<'a> Scan<'a> {
         (self.next_byte()? == byte).then(|| self.at += 1)
     }
 
-    /// Walks over an object; `each` is called at each member's value and must walk over it.
+    /// Reads an object; `each` is called at each member's value and must read that value.
     pub fn object(&mut self, mut each: impl FnMut(&mut Self, Raw<'a>) -> Option<()>) -> Option<()> {
         self.eat(b'{')?;
         if self.next_byte()? == b'}' {
@@ -168,7 +169,7 @@ impl<'a> Scan<'a> {
         }
     }
 
-    /// Walks over an array.
+    /// Reads an array.
     pub fn array(&mut self, mut each: impl FnMut(Raw<'a>)) -> Option<()> {
         self.eat(b'[')?;
         if self.next_byte()? == b']' {
@@ -199,7 +200,7 @@ impl<'a> Scan<'a> {
         Some(name)
     }
 
-    /// Walks over one value of any kind.
+    /// Reads one value of any kind.
     pub fn value(&mut self) -> Option<Raw<'a>> {
         let first = self.next_byte()?;
         let start = self.at;
@@ -242,7 +243,7 @@ impl<'a> Scan<'a> {
                 b'n' => self.word("null")?,
                 _ => return None,
             }
-            // A value is over; so may be what it stands in.
+            // A value ended; the containers around it may end here, too.
             loop {
                 if depth.count == 0 {
                     return Some(());
@@ -278,7 +279,7 @@ impl<'a> Scan<'a> {
             return None;
         }
         self.at += 1;
-        // Names are short, and over within a word.
+        // Fast path: most names are shorter than a word.
         if let Some(word) = rest.first_chunk() {
             let length = plain_in(*word);
             if rest.get(length) == Some(&b'"') {
@@ -289,7 +290,7 @@ impl<'a> Scan<'a> {
         self.long_string()
     }
 
-    /// The rest of a string, from anywhere in it.
+    /// Reads the rest of a string, from any position in it.
     fn long_string(&mut self) -> Option<()> {
         let bytes = self.text.as_bytes();
         loop {
@@ -353,7 +354,8 @@ impl<'a> Scan<'a> {
     }
 }
 
-/// How many bytes stand before the first that ends a run of plain text: a quote, a backslash, or less than a space.
+/// How many bytes come before the first byte that ends a run of plain text: a quote, a backslash, or a control
+/// character.
 fn plain_length(bytes: &[u8]) -> usize {
     let mut length = 0;
     loop {
@@ -365,7 +367,7 @@ fn plain_length(bytes: &[u8]) -> usize {
                 return length;
             }
         }
-        // Without a way out in its middle, a block is looked at by a few vector instructions.
+        // The check of a block has no early exit, so that it compiles to a few vector instructions.
         length += bytes[length..].chunks_exact(BLOCK).take_while(|block| is_plain(block)).count() * BLOCK;
     }
 }
@@ -379,14 +381,14 @@ fn is_plain(block: &[u8]) -> bool {
     block.iter().fold(0, |found, byte| found | ends(*byte)) == 0
 }
 
-/// What is looked at in one go.
+/// Bytes that are checked at once.
 const BLOCK: usize = 64;
-/// What is looked at word by word before that.
+/// Words that are checked one by one before the first block.
 const SHORT_WORDS: usize = 4;
 
 const WORD: usize = 8;
 
-/// How many bytes of a word are plain, from its start.
+/// How many bytes at the start of a word are plain.
 #[inline(always)]
 fn plain_in(word: [u8; WORD]) -> usize {
     const ONES: u64 = 0x0101_0101_0101_0101;
@@ -396,7 +398,7 @@ fn plain_in(word: [u8; WORD]) -> usize {
     let quote = zeros(word ^ (ONES * b'"' as u64));
     let backslash = zeros(word ^ (ONES * b'\\' as u64));
     let control = word.wrapping_sub(ONES * b' ' as u64) & !word;
-    // The top bit of each byte that ends the run: the lowest one set is exact, above it a borrow may set others.
+    // The top bit of each byte that ends the run. The lowest set bit is exact; a borrow may set others above it.
     let ends = (quote | backslash | control) & TOPS;
     ends.trailing_zeros() as usize / 8
 }
@@ -412,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn json_is_what_serde_json_takes_for_it() {
+    fn valid_json_is_the_same_as_for_serde_json() {
         let table = [
             "",
             " ",
@@ -484,9 +486,9 @@ mod tests {
         agrees(&long.replace('y', "\u{2}"));
     }
 
-    /// Whatever a few changed bytes make of a message, both say the same of it.
+    /// For any message with a few changed bytes, both parsers give the same result.
     #[test]
-    fn broken_json_is_broken_to_both() {
+    fn invalid_json_is_the_same_as_for_serde_json() {
         let seed = br#"{"jsonrpc":"2.0","id":-12.5e3,"method":"a\u00e9b","params":{"x":[true,false,null,{}],"long":"0123456789012345678901234567890123456789\\"}}"#;
         let alphabet = b"{}[]\",:\\ 0-+.eEtfnu1x\x01\t";
         let mut state = 1u64;

@@ -1,17 +1,23 @@
-//! What comes from a terminal: the key that leaves, and what a terminal says by itself.
+//! Input of a terminal: key presses, the detach key, and replies that the terminal sends by itself.
 
 use std::fmt;
 
-const ESCAPE: u8 = 0x1b;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    saved::Octets,
+    vt::{self, ESCAPE, Token},
+};
+
 const PASTE_BEGINS: &[u8] = b"\x1b[200~";
 const PASTE_ENDS: &[u8] = b"\x1b[201~";
-/// A longer sequence is none, and passes as it is.
+/// A longer unfinished sequence is passed on as it is.
 const SEQUENCE_MAX: usize = 4 << 10;
 
-/// The keys that leave a session, one after the other: `ctrl-\`, `ctrl-a d`.
+/// The keys that detach a terminal from a session, pressed one after the other: `ctrl-\`, `ctrl-a d`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DetachKey {
-    /// None of them: there is no such key.
+    /// Empty: there is no detach key.
     keys: Vec<Key>,
 }
 
@@ -35,10 +41,10 @@ impl DetachKey {
         let keys: Vec<Key> = text.split_whitespace().map(Key::parse).collect::<Result<_, _>>()?;
         match keys[..] {
             [first] | [first, _] if first.has_control => Ok(DetachKey { keys }),
-            _ => {
-                Err("one key with Ctrl is wanted, and perhaps another after it: ctrl-\\, ctrl-], ctrl-a d, or none"
-                    .into())
-            }
+            _ => Err(
+                "expected one key with Ctrl, optionally followed by another key: ctrl-\\, ctrl-], ctrl-a d, or none"
+                    .into(),
+            ),
         }
     }
 }
@@ -69,202 +75,206 @@ impl Key {
         };
         match letter.as_bytes() {
             [letter] if is_known(*letter) => Ok(Key { letter: *letter, has_control }),
-            _ => Err(format!("there is no key `{text}`")),
+            _ => Err(format!("no key is named `{text}`")),
         }
     }
 
-    /// How many bytes at the beginning are this key, in whichever way a terminal says it.
-    fn length_in(self, bytes: &[u8]) -> Option<usize> {
+    fn is(self, token: &Token<'_>) -> bool {
         let plain = if self.has_control { self.letter.to_ascii_uppercase() & 0x1f } else { self.letter };
-        if bytes.first() == Some(&plain) {
-            return Some(1);
+        match token {
+            Token::Byte(byte) => *byte == plain,
+            token => Press::of(token).is_some_and(|press| {
+                press.code == u32::from(self.letter) && press.modifiers == if self.has_control { CONTROL } else { 0 }
+            }),
         }
-        // `CSI 92;5u` and `CSI 27;5;92~`, by those who were asked to tell keys apart.
-        let sequence = bytes.strip_prefix(b"\x1b[")?;
-        let end = sequence.iter().position(|byte| (0x40..=0x7e).contains(byte))?;
-        let text = std::str::from_utf8(&sequence[..end]).ok()?;
+    }
+}
+
+/// The Ctrl key in [`Press::modifiers`].
+pub const CONTROL: u32 = 4;
+
+/// A key press that a terminal reports as a sequence: `CSI 92;5u` (kitty) or `CSI 27;5;92~` (xterm).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Press {
+    /// The key's character, without modifiers.
+    pub code: u32,
+    /// Shift 1, Alt 2, Ctrl 4; without Caps Lock and Num Lock.
+    pub modifiers: u32,
+}
+
+impl Press {
+    /// None for any other sequence, and for the release of a key.
+    pub fn of(token: &Token<'_>) -> Option<Press> {
+        let Token::Control { parameters, end } = token else { return None };
+        let text = std::str::from_utf8(parameters).ok()?;
         let mut parts = text.split(';').map(|part| part.split(':').next().unwrap_or_default().parse::<u32>().ok());
-        let (letter, modifiers) = match (sequence[end], parts.next()??) {
-            (b'u', letter) => (letter, parts.next().flatten().unwrap_or(1)),
+        let (code, modifiers) = match (end, parts.next()??) {
+            (b'u', code) => (code, parts.next().flatten().unwrap_or(1)),
             (b'~', 27) => {
                 let modifiers = parts.next()??;
                 (parts.next()??, modifiers)
             }
             _ => return None,
         };
-        // Caps lock and num lock are no wish.
-        let held = modifiers.saturating_sub(1) & 0b0011_1111;
-        let wanted = if self.has_control { 4 } else { 0 };
-        // A key that is let go is told too.
         let is_release = text.ends_with(":3");
-        (letter == u32::from(self.letter) && held == wanted && !is_release).then_some(2 + end + 1)
+        (!is_release).then_some(Press { code, modifiers: modifiers.saturating_sub(1) & 0b0011_1111 })
     }
 }
 
-/// Watches what is typed for the key that leaves. What is pasted is no key.
+/// Finds the detach key in typed input. Pasted text is not searched.
 #[derive(Clone, Debug)]
-pub struct Leaving {
+pub struct DetachFilter {
     wanted: DetachKey,
     is_pasting: bool,
     /// The first of two keys, kept back until the second is known.
     held: Vec<u8>,
 }
 
-/// What is left of what was typed.
+/// What the filter lets through.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Passed {
+pub struct Filtered {
     pub bytes: Vec<u8>,
-    /// The key was pressed, after these bytes; what came after it is gone.
-    pub leaves: bool,
+    /// The detach key was pressed after these bytes; what came after it is dropped.
+    pub detaches: bool,
 }
 
-impl Leaving {
-    pub fn new(wanted: DetachKey) -> Leaving {
-        Leaving { wanted, is_pasting: false, held: Vec::new() }
+/// The same as saved state; the key is a setting.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SavedDetachFilter {
+    is_pasting: bool,
+    held: Octets,
+}
+
+impl DetachFilter {
+    pub fn save(&self) -> SavedDetachFilter {
+        SavedDetachFilter { is_pasting: self.is_pasting, held: Octets::of(&self.held) }
     }
 
-    /// Whether all of this passes as it is, which is the usual case.
+    pub fn restore(wanted: DetachKey, saved: SavedDetachFilter) -> DetachFilter {
+        DetachFilter { wanted, is_pasting: saved.is_pasting, held: saved.held.bytes().to_vec() }
+    }
+
+    pub fn new(wanted: DetachKey) -> DetachFilter {
+        DetachFilter { wanted, is_pasting: false, held: Vec::new() }
+    }
+
+    /// True if all of this passes unchanged, which is the usual case.
     pub fn is_plain(&self, bytes: &[u8]) -> bool {
-        let may_matter =
-            |byte: &u8| *byte == ESCAPE || self.wanted.keys.iter().any(|key| key.length_in(&[*byte]).is_some());
+        let may_matter = |byte: &u8| *byte == ESCAPE || self.wanted.keys.iter().any(|key| key.is(&Token::Byte(*byte)));
         self.wanted.keys.is_empty() || (self.held.is_empty() && !bytes.iter().any(may_matter))
     }
 
-    pub fn pass(&mut self, bytes: &[u8]) -> Passed {
-        let mut passed = Passed { bytes: Vec::with_capacity(bytes.len()), leaves: false };
+    pub fn pass(&mut self, bytes: &[u8]) -> Filtered {
+        let mut filtered = Filtered { bytes: Vec::with_capacity(bytes.len()), detaches: false };
         let mut rest = bytes;
         while !rest.is_empty() {
-            let taken = self.next(rest, &mut passed);
-            if passed.leaves {
+            let taken = self.next(rest, &mut filtered);
+            if filtered.detaches {
                 self.held.clear();
                 break;
             }
             rest = &rest[taken..];
         }
-        passed
+        filtered
     }
 
-    fn next(&mut self, rest: &[u8], passed: &mut Passed) -> usize {
+    fn next(&mut self, rest: &[u8], filtered: &mut Filtered) -> usize {
         if self.is_pasting {
-            let end = rest.windows(PASTE_ENDS.len()).position(|window| window == PASTE_ENDS);
+            let end = memchr::memmem::find(rest, PASTE_ENDS);
             let taken = end.map_or(rest.len(), |at| at + PASTE_ENDS.len());
             self.is_pasting = end.is_none();
-            passed.bytes.extend_from_slice(&rest[..taken]);
+            filtered.bytes.extend_from_slice(&rest[..taken]);
             return taken;
         }
-        if rest.starts_with(PASTE_BEGINS) {
-            self.is_pasting = true;
-            passed.bytes.append(&mut self.held);
-            passed.bytes.extend_from_slice(PASTE_BEGINS);
-            return PASTE_BEGINS.len();
-        }
+        self.is_pasting = rest.starts_with(PASTE_BEGINS);
+        // A sequence that is cut passes byte by byte: no key is held back for it.
+        let (token, length) = vt::input(rest).unwrap_or((Token::Byte(rest[0]), 1));
         let at = usize::from(!self.held.is_empty());
-        match self.wanted.keys.get(at).and_then(|key| key.length_in(rest)) {
-            Some(length) if at + 1 == self.wanted.keys.len() => {
-                passed.leaves = true;
-                length
-            }
-            Some(length) => {
+        match self.wanted.keys.get(at) {
+            Some(key) if key.is(&token) => {
+                filtered.detaches = at + 1 == self.wanted.keys.len();
                 self.held.extend_from_slice(&rest[..length]);
-                length
             }
-            None => {
-                passed.bytes.append(&mut self.held);
-                passed.bytes.push(rest[0]);
-                1
+            _ => {
+                filtered.bytes.append(&mut self.held);
+                filtered.bytes.extend_from_slice(&rest[..length]);
             }
         }
+        length
     }
 }
 
-/// Takes out what a terminal says by itself, for one whose terminal was not asked.
+/// Removes the replies of a terminal that the agent did not ask: another terminal answers for the session.
 #[derive(Clone, Debug, Default)]
-pub struct Replies {
-    /// The beginning of a sequence whose end is not here yet.
+pub struct ReplyFilter {
+    /// The beginning of a sequence whose end has not arrived yet.
     held: Vec<u8>,
 }
 
-impl Replies {
+impl ReplyFilter {
+    /// What it holds back, for the next program.
+    pub fn save(&self) -> Octets {
+        Octets::of(&self.held)
+    }
+
+    pub fn restore(held: Octets) -> ReplyFilter {
+        ReplyFilter { held: held.bytes().to_vec() }
+    }
+
     pub fn strip(&mut self, bytes: &[u8]) -> Vec<u8> {
         let all = [std::mem::take(&mut self.held), bytes.to_vec()].concat();
         let mut kept = Vec::with_capacity(all.len());
         let mut rest = &all[..];
         while !rest.is_empty() {
-            match sequence(rest) {
-                Some(Sequence { length, is_reply: true }) => rest = &rest[length..],
-                Some(Sequence { length, is_reply: false }) => {
-                    kept.extend_from_slice(&rest[..length]);
+            let length = match vt::input(rest) {
+                Some((token, length)) if is_reply(&token) => {
                     rest = &rest[length..];
+                    continue;
                 }
+                Some((_, length)) => length,
                 // An Escape alone is a key.
                 None if rest.len() > 1 && rest.len() < SEQUENCE_MAX => {
                     self.held = rest.to_vec();
                     break;
                 }
-                None => {
-                    kept.push(rest[0]);
-                    rest = &rest[1..];
-                }
-            }
+                None => 1,
+            };
+            kept.extend_from_slice(&rest[..length]);
+            rest = &rest[length..];
         }
         kept
     }
 }
 
-/// Whether somebody pressed a key or a button in this, and it is not all what a terminal says by itself.
+/// True if these bytes contain a key press or a mouse button, not only replies and focus reports.
 pub fn has_key(bytes: &[u8]) -> bool {
     let mut rest = bytes;
-    while !rest.is_empty() {
-        match sequence(rest) {
-            Some(Sequence { length, is_reply }) => {
-                let is_focus = matches!(&rest[..length], b"\x1b[I" | b"\x1b[O");
-                if !is_reply && !is_focus {
-                    return true;
-                }
-                rest = &rest[length..];
-            }
-            None => return rest.len() == 1,
+    while let Some((token, length)) = vt::input(rest) {
+        let is_focus = matches!(token, Token::Control { parameters: b"", end: b'I' | b'O' });
+        if !is_reply(&token) && !is_focus {
+            return true;
         }
+        rest = &rest[length..];
     }
-    false
+    rest.len() == 1
 }
 
-struct Sequence {
-    length: usize,
-    is_reply: bool,
-}
-
-/// The first key or sequence; none if its end is missing.
-fn sequence(bytes: &[u8]) -> Option<Sequence> {
-    let key = |length| Some(Sequence { length, is_reply: false });
-    let reply = |length| Some(Sequence { length, is_reply: true });
-    match bytes {
-        [ESCAPE, b'[', rest @ ..] => {
-            let end = rest.iter().position(|byte| (0x40..=0x7e).contains(byte))?;
-            let (parameters, last, length) = (&rest[..end], rest[end], end + 3);
-            match (parameters.first(), last) {
-                // Attributes, modes, keyboard flags.
-                (Some(b'?' | b'>'), b'c' | b'u' | b'y' | b'n') => reply(length),
-                (_, b'y') if parameters.contains(&b'$') => reply(length),
-                (Some(b'0' | b'3'), b'n') => reply(length),
-                // A place on the screen; F3 with Shift and its like look the same but for the first number.
-                (Some(b'0'..=b'9'), b'R') if parameters.contains(&b';') && !parameters.starts_with(b"1;") => {
-                    reply(length)
-                }
-                (Some(b'4' | b'8' | b'6'), b't') => reply(length),
-                _ => key(length),
-            }
-        }
-        [ESCAPE, b']' | b'P' | b'_' | b'^', rest @ ..] => {
-            let bell = rest.iter().position(|byte| *byte == 0x07).map(|at| at + 1);
-            let string = rest.windows(2).position(|window| window == b"\x1b\\").map(|at| at + 2);
-            let end = [bell, string].into_iter().flatten().min()?;
-            reply(end + 2)
-        }
-        [ESCAPE, b'O', _, ..] => key(3),
-        [ESCAPE] | [ESCAPE, b'O'] => None,
-        [ESCAPE, _, ..] => key(2),
-        _ => key(1),
+/// True for what a terminal sends as an answer to a query.
+fn is_reply(token: &Token<'_>) -> bool {
+    let (parameters, end) = match token {
+        Token::Control { parameters, end } => (*parameters, *end),
+        Token::String { .. } => return true,
+        _ => return false,
+    };
+    match (parameters.first(), end) {
+        // Attributes, modes, keyboard flags.
+        (Some(b'?' | b'>'), b'c' | b'u' | b'y' | b'n') => true,
+        (_, b'y') => parameters.contains(&b'$'),
+        (Some(b'0' | b'3'), b'n') => true,
+        // A cursor position. Shift-F3 and its like have the same form with 1 as their first number.
+        (Some(b'0'..=b'9'), b'R') => parameters.contains(&b';') && !parameters.starts_with(b"1;"),
+        (Some(b'4' | b'8' | b'6'), b't') => true,
+        _ => false,
     }
 }
 
@@ -272,12 +282,12 @@ fn sequence(bytes: &[u8]) -> Option<Sequence> {
 mod tests {
     use super::*;
 
-    fn leaving(keys: &str) -> Leaving {
-        Leaving::new(DetachKey::parse(keys).unwrap())
+    fn filter(keys: &str) -> DetachFilter {
+        DetachFilter::new(DetachKey::parse(keys).unwrap())
     }
 
     #[test]
-    fn a_key_is_named_as_people_do() {
+    fn a_detach_key_is_parsed_and_printed() {
         for text in ["ctrl-\\", "ctrl-]", "ctrl-a d", "none", "ctrl-^ ctrl-d"] {
             assert_eq!(DetachKey::parse(text).unwrap().to_string(), text);
         }
@@ -289,16 +299,16 @@ mod tests {
     }
 
     #[test]
-    fn the_key_is_known_however_a_terminal_says_it() {
+    fn the_detach_key_is_found_in_every_encoding() {
         #[rustfmt::skip]
         let table = [
-            // keys       typed                          passes              leaves
+            // keys       typed                          passes              detaches
             ("ctrl-\\",   "hello",                       "hello",            false),
             ("ctrl-\\",   "ab\x1ccd",                    "ab",               true),
             ("ctrl-\\",   "a\x1b[92;5u",                 "a",                true),
             ("ctrl-\\",   "a\x1b[92;5:1u",               "a",                true),
             ("ctrl-\\",   "a\x1b[92;69u",                "a",                true), // caps lock
-            ("ctrl-\\",   "\x1b[92;5:3u",                "\x1b[92;5:3u",     false), // let go
+            ("ctrl-\\",   "\x1b[92;5:3u",                "\x1b[92;5:3u",     false), // released
             ("ctrl-\\",   "\x1b[92;6u",                  "\x1b[92;6u",       false),
             ("ctrl-\\",   "\x1b[27;5;92~",               "",                 true),
             ("ctrl-\\",   "\x1b[200~a\x1cb\x1b[201~c",   "\x1b[200~a\x1cb\x1b[201~c", false),
@@ -309,28 +319,28 @@ mod tests {
             ("ctrl-a d",  "\x1b[97;5u\x1b[100u",         "",                 true),
             ("none",      "\x1c",                        "\x1c",             false),
         ];
-        for (keys, typed, passes, leaves) in table {
-            let passed = leaving(keys).pass(typed.as_bytes());
-            assert_eq!((passed.bytes, passed.leaves), (passes.into(), leaves), "{keys}: {typed:?}");
+        for (keys, typed, passes, detaches) in table {
+            let passed = filter(keys).pass(typed.as_bytes());
+            assert_eq!((passed.bytes, passed.detaches), (passes.into(), detaches), "{keys}: {typed:?}");
         }
     }
 
     #[test]
-    fn two_keys_may_come_apart() {
-        let mut leaving = leaving("ctrl-a d");
-        assert!(leaving.is_plain(b"hello"));
-        assert_eq!(leaving.pass(b"\x01"), Passed { bytes: Vec::new(), leaves: false });
-        assert!(!leaving.is_plain(b"x"));
-        assert_eq!(leaving.pass(b"x"), Passed { bytes: b"\x01x".to_vec(), leaves: false });
-        assert_eq!(leaving.pass(b"\x01"), Passed { bytes: Vec::new(), leaves: false });
-        assert!(leaving.pass(b"d").leaves);
+    fn two_keys_may_arrive_in_separate_reads() {
+        let mut filter = filter("ctrl-a d");
+        assert!(filter.is_plain(b"hello"));
+        assert_eq!(filter.pass(b"\x01"), Filtered { bytes: Vec::new(), detaches: false });
+        assert!(!filter.is_plain(b"x"));
+        assert_eq!(filter.pass(b"x"), Filtered { bytes: b"\x01x".to_vec(), detaches: false });
+        assert_eq!(filter.pass(b"\x01"), Filtered { bytes: Vec::new(), detaches: false });
+        assert!(filter.pass(b"d").detaches);
     }
 
     #[test]
-    fn what_a_terminal_says_by_itself_is_taken_out_and_keys_are_not() {
+    fn replies_are_removed_and_keys_are_kept() {
         #[rustfmt::skip]
         let table = [
-            // said                          kept            has a key
+            // sent                          kept            has a key
             ("hello",                        "hello",        true),
             ("\x1b",                         "\x1b",         true),
             ("\x1b[A\x1bOP\x1bx",            "\x1b[A\x1bOP\x1bx", true),
@@ -351,15 +361,15 @@ mod tests {
             ("a\x1b[?6cb",                   "ab",           true),
         ];
         for (said, kept, is_key) in table {
-            let mut replies = Replies::default();
+            let mut replies = ReplyFilter::default();
             assert_eq!(replies.strip(said.as_bytes()), kept.as_bytes(), "{said:?}");
             assert_eq!(has_key(said.as_bytes()), is_key, "{said:?}");
-            // Cut anywhere but after an Escape, which is a key of its own.
+            // Cut anywhere but after an Escape, which is then a key of its own.
             for at in 1..said.len() {
                 if !said.is_char_boundary(at) || said.as_bytes()[at - 1] == ESCAPE {
                     continue;
                 }
-                let mut replies = Replies::default();
+                let mut replies = ReplyFilter::default();
                 let all = [replies.strip(&said.as_bytes()[..at]), replies.strip(&said.as_bytes()[at..])].concat();
                 assert_eq!(all, kept.as_bytes(), "{said:?} cut at {at}");
             }
@@ -367,8 +377,8 @@ mod tests {
     }
 
     #[test]
-    fn a_sequence_without_end_is_not_kept_for_ever() {
-        let mut replies = Replies::default();
+    fn an_unfinished_sequence_is_not_held_without_bound() {
+        let mut replies = ReplyFilter::default();
         for _ in 0..100 {
             replies.strip(b"\x1b]11;");
             replies.strip(&[b'x'; 1000]);

@@ -1,27 +1,29 @@
-//! One child process, from the wish to start it until it is reaped and nothing of it is left.
+//! One child process, from the request to start it until it is reaped and no process of its group is left.
 //!
-//! The end is *reported* once, when nothing more will be heard of the child: its stdout was read dry, or dropped. The
-//! life may go on after that: a child that hung up without dying is reported gone and then stopped.
+//! The end is *reported* once, when no more output of the child can follow: its stdout was read to the end, or
+//! dropped. The machine may go on after that: a child that closed a pipe and still runs is reported gone and then
+//! stopped.
 
 use std::time::{Duration, Instant};
 
 use crate::exit::{Exit, How};
 
-/// How long SIGKILL may take to show. A process that the kernel holds on to beyond this is reported gone all the
-/// same, so that nobody waits for it; it is still reaped when it lets go.
+/// How long an exit after SIGKILL may take. If the kernel takes longer, the process is reported gone anyway, so that
+/// no request waits for it; it is still reaped when it exits.
 pub const KILL_SHOWS: Duration = Duration::from_millis(500);
 
-/// How long a process may take to end that has begun to. On a busy machine its pipes may close long before its exit shows.
+/// How long the exit of a process that has begun to exit may take. On a busy machine its pipes may close long before
+/// it.
 pub const EXIT_SHOWS: Duration = Duration::from_secs(1);
 
-/// How long each step of an ending may take.
+/// How long each step of a stop may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grace {
     /// From closing stdin to SIGTERM.
     pub after_stdin: Duration,
     /// From SIGTERM to SIGKILL.
     pub after_term: Duration,
-    /// From an end of a pipe to the exit that should go with it, and the other way round.
+    /// From the end of a pipe to the exit of the process, and the other way round.
     pub settle: Duration,
 }
 
@@ -43,17 +45,20 @@ pub enum Event {
     StartFailed(String),
     /// Reaped.
     Exited(Exit),
-    /// Everything the child wrote was read.
+    /// All output of the child was read.
     StdoutClosed,
     /// A write to the child's stdin failed for good.
     StdinRefused,
-    /// Nothing of the child's group is left.
+    /// No process of the child's group is left.
     Swept,
-    /// `How::Stopped` if somebody asked for it; otherwise what the child did to deserve it.
+    /// `How::Stopped` for a requested stop; otherwise what the child did wrong.
     StopAsked(How),
-    /// No more patience.
+    /// A stop without any further wait.
     KillAsked,
-    /// The system says that it is about to exit.
+    /// Its lease ended: its monitor kills it, and the exit follows. A reason to stop it that was there before stays the
+    /// reason.
+    LeaseEnded,
+    /// The system reports that the process is about to exit.
     Exiting,
     TimePassed,
 }
@@ -65,20 +70,20 @@ pub enum Action {
     Terminate,
     /// SIGKILL to the group.
     Kill,
-    /// Kill what is left of the group and of those who left it, then say `Swept`.
+    /// Kill the remaining processes of the group and those that left it, then report `Swept`.
     Sweep,
-    /// Read no more of what the child writes.
+    /// Stop reading the child's output.
     DropStdout,
     ReportStarted,
     Report(Gone),
 }
 
-/// The end of a child, for those who depend on it.
+/// The end of a child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Gone {
     pub how: How,
     pub asked: bool,
-    /// None if no process came to be.
+    /// None if no process was created.
     pub pid: Option<u32>,
 }
 
@@ -86,7 +91,7 @@ pub struct Gone {
 pub struct Life {
     grace: Grace,
     pid: Option<u32>,
-    /// Pipes end in their own time, in whatever state the process is.
+    /// Pipes can end at any time, in any state of the process.
     stdout: Stdout,
     state: State,
 }
@@ -94,35 +99,35 @@ pub struct Life {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stdout {
     Open,
-    /// Read dry or dropped.
+    /// Read to the end, or dropped.
     Done,
 }
 
 #[derive(Clone, Debug)]
 enum State {
-    /// `stop` is what to do as soon as there is a process to do it to.
+    /// `stop` is carried out as soon as the process exists.
     Starting {
         stop: Option<Stop>,
     },
     Up,
-    /// A pipe ended; if the process ended with it, the exit is about to show.
+    /// A pipe ended; if the process exits, its exit follows soon.
     Parting {
         how: How,
         until: Instant,
-        /// It is: the time is longer, and given once.
+        /// The process is exiting: the deadline was extended, once.
         is_exiting: bool,
     },
     Stopping {
         stage: Stage,
         report: Report,
     },
-    /// The exit is known; what was written before it is still to be read.
+    /// The exit is known; earlier output is still to be read.
     Ending {
         how: How,
         asked: bool,
         until: Instant,
     },
-    /// Reported and reaped; what it left behind is being killed.
+    /// Reported and reaped; the processes that it left are being killed.
     Sweeping,
     Ended,
 }
@@ -142,13 +147,13 @@ enum Stage {
 
 #[derive(Clone, Debug)]
 enum Report {
-    /// Due when the exit shows; the reason for the stop.
+    /// Reported at the exit, with the reason for the stop.
     Due(How),
     Made,
 }
 
 impl Life {
-    /// The wish to start: whoever makes a life then starts the process and says `Started` or `StartFailed`.
+    /// The driver starts the process, and reports `Started` or `StartFailed`.
     pub fn new(grace: Grace) -> Life {
         Life { grace, pid: None, stdout: Stdout::Open, state: State::Starting { stop: None } }
     }
@@ -164,14 +169,15 @@ impl Life {
             Event::Swept => self.swept(),
             Event::StopAsked(why) => self.stop_asked(why, now, &mut actions),
             Event::KillAsked => self.kill_asked(now, &mut actions),
+            Event::LeaseEnded => self.lease_ended(now, &mut actions),
             Event::Exiting => self.exiting(now),
             Event::TimePassed => self.time_passed(now, &mut actions),
         }
         actions
     }
 
-    /// What to say when the deadline has come. What hung up is looked at first: if it is about to exit, how it did is worth
-    /// waiting for.
+    /// The event for a deadline that was reached. For a process that closed a pipe, `is_exiting` is asked first: if
+    /// it is about to exit, the machine waits for the exit status.
     pub fn due(&self, is_exiting: impl FnOnce(u32) -> bool) -> Event {
         match (&self.state, self.pid) {
             (State::Parting { is_exiting: false, .. }, Some(pid)) if is_exiting(pid) => Event::Exiting,
@@ -179,7 +185,7 @@ impl Life {
         }
     }
 
-    /// When to say what is `due`.
+    /// When to handle the event of `due`.
     pub fn deadline(&self) -> Option<Instant> {
         match &self.state {
             State::Parting { until, .. } | State::Ending { until, .. } => Some(*until),
@@ -189,6 +195,16 @@ impl Life {
             },
             State::Starting { .. } | State::Up | State::Sweeping | State::Ended => None,
         }
+    }
+
+    /// A child that runs and is not being stopped, as another program left it.
+    pub fn running(grace: Grace, pid: u32) -> Life {
+        Life { grace, pid: Some(pid), stdout: Stdout::Open, state: State::Up }
+    }
+
+    /// It runs, all its pipes are open, and it is not being stopped.
+    pub fn is_running(&self) -> bool {
+        matches!(self.state, State::Up) && self.stdout == Stdout::Open
     }
 
     pub fn pid(&self) -> Option<u32> {
@@ -228,7 +244,7 @@ impl Life {
             State::Starting { stop: Some(Stop::Politely(why) | Stop::AtOnce(why)) }
             | State::Stopping { report: Report::Due(why), .. } => match why {
                 How::Stopped => (exited, true),
-                // It died of what we did about this; the exit would tell of us, not of the child.
+                // outlast ended it for this reason; the exit status would describe the kill and not the child.
                 why => (why.clone(), false),
             },
             State::Stopping { report: Report::Made, .. } => {
@@ -250,7 +266,7 @@ impl Life {
         self.end(actions);
     }
 
-    /// A pipe ended while the child had every reason to keep it.
+    /// A pipe ended although the child still needed it.
     fn part(&mut self, how: How, now: Instant) {
         if let State::Up = self.state {
             self.state = State::Parting { how, until: now + self.grace.settle, is_exiting: false };
@@ -264,7 +280,7 @@ impl Life {
         }
     }
 
-    /// If the exit is known: nothing more is read, the end is told.
+    /// If the exit is known: stops reading and reports the end.
     fn end(&mut self, actions: &mut Vec<Action>) {
         let State::Ending { how, asked, .. } = &self.state else { return };
         let gone = Gone { how: how.clone(), asked: *asked, pid: self.pid };
@@ -290,7 +306,7 @@ impl Life {
                 self.state = State::Stopping { stage, report: Report::Due(why) };
                 actions.push(Action::CloseStdin);
             }
-            // One that broke its word is not waited for as long as one that only has to go.
+            // A child that did something wrong gets less time than one that only has to stop.
             State::Up | State::Parting { .. } => {
                 actions.push(Action::CloseStdin);
                 self.terminate(Report::Due(why), now, actions);
@@ -319,14 +335,24 @@ impl Life {
         }
     }
 
+    fn lease_ended(&mut self, now: Instant, actions: &mut Vec<Action>) {
+        match &self.state {
+            State::Starting { stop: None } => {
+                self.state = State::Starting { stop: Some(Stop::AtOnce(How::LeaseEnded)) };
+            }
+            State::Up | State::Parting { .. } => self.kill(Report::Due(How::LeaseEnded), now, actions),
+            _ => self.kill_asked(now, actions),
+        }
+    }
+
     fn time_passed(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        // A step may leave no time for the next one.
+        // With a grace of zero the next step is due at once.
         while self.deadline().is_some_and(|deadline| deadline <= now) {
             self.step(now, actions);
         }
     }
 
-    /// The present deadline has come.
+    /// The current deadline was reached.
     fn step(&mut self, now: Instant, actions: &mut Vec<Action>) {
         match &self.state {
             State::Parting { how, .. } => {
@@ -389,7 +415,7 @@ mod tests {
         Instant::now()
     }
 
-    /// One line per event: when (ms), what happened, what is done about it, and the next deadline (ms).
+    /// One line per event: time (ms), event, actions, and the next deadline (ms).
     type Line = (u64, Event, Vec<Action>, Option<u64>);
 
     fn tell(story: Vec<Line>) -> Life {
@@ -431,7 +457,9 @@ mod tests {
     }
 
     use Action::*;
-    use Event::{Exiting, KillAsked, StartFailed, StdinRefused, StdoutClosed, StopAsked, Swept, TimePassed};
+    use Event::{
+        Exiting, KillAsked, LeaseEnded, StartFailed, StdinRefused, StdoutClosed, StopAsked, Swept, TimePassed,
+    };
 
     #[test]
     fn a_crash_is_reported_as_soon_as_exit_and_end_of_output_are_both_known() {
@@ -454,7 +482,7 @@ mod tests {
     }
 
     #[test]
-    fn x5_a_child_that_hangs_up_is_reported_and_then_stopped() {
+    fn x5_a_child_that_closes_its_stdout_is_reported_and_then_stopped() {
         #[rustfmt::skip]
         let life = tell(vec![
             (0,    started(),    vec![ReportStarted],                                         None),
@@ -471,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn x5_how_a_child_exits_is_waited_for_once_it_has_begun_to() {
+    fn x5_the_exit_status_is_awaited_after_the_exit_has_begun() {
         #[rustfmt::skip]
         let table = [
             vec![
@@ -505,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn x5_a_hang_up_that_overtakes_the_word_of_the_start_is_not_forgotten() {
+    fn x5_a_close_of_stdout_before_the_report_of_the_start_is_kept() {
         #[rustfmt::skip]
         tell(vec![
             (0,   StdoutClosed, vec![],                                                        None),
@@ -515,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn x5_a_child_that_no_longer_listens_is_reported_and_then_stopped() {
+    fn x5_a_child_that_closes_its_stdin_is_reported_and_then_stopped() {
         #[rustfmt::skip]
         tell(vec![
             (0,    started(),    vec![ReportStarted],                                                      None),
@@ -544,7 +572,7 @@ mod tests {
             (1051, StdoutClosed, vec![],                                          None),
             (1052, Swept,        vec![],                                          None),
         ]);
-        // Even if the exit came late in the wait for it.
+        // The same if the exit comes late in the wait for it.
         #[rustfmt::skip]
         tell(vec![
             (0,    started(),    vec![ReportStarted],                             None),
@@ -555,7 +583,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_goes_from_a_word_to_a_signal_to_force() {
+    fn a_stop_closes_stdin_then_sends_sigterm_then_sigkill() {
         #[rustfmt::skip]
         tell(vec![
             (0,    started(),    vec![ReportStarted], None),
@@ -576,7 +604,7 @@ mod tests {
     }
 
     #[test]
-    fn a_second_signal_has_no_patience() {
+    fn a_second_signal_kills_at_once() {
         #[rustfmt::skip]
         tell(vec![
             (0,    started(),    vec![ReportStarted],                                        None),
@@ -596,7 +624,57 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_while_starting_waits_for_something_to_stop() {
+    fn n3_the_end_of_a_lease_is_the_reason_unless_there_was_one_before() {
+        let ended = || report(How::LeaseEnded, false);
+        #[rustfmt::skip]
+        let table = [
+            vec![
+                (0,    started(),    vec![ReportStarted],      None),
+                (1000, LeaseEnded,   vec![Kill],               Some(1500)),
+                (1001, LeaseEnded,   vec![],                   Some(1500)),
+                (1002, StdoutClosed, vec![],                   Some(1500)),
+                (1003, killed(),     vec![Sweep, ended()],     None),
+                (1004, Swept,        vec![],                   None),
+            ],
+            // Its pipes closed first.
+            vec![
+                (0,    started(),    vec![ReportStarted],      None),
+                (1000, StdoutClosed, vec![],                   Some(1050)),
+                (1001, LeaseEnded,   vec![Kill],               Some(1501)),
+                (1002, killed(),     vec![Sweep, ended()],     None),
+                (1003, Swept,        vec![],                   None),
+            ],
+            // Reported before the start.
+            vec![
+                (0,    LeaseEnded,   vec![],                    None),
+                (1,    started(),    vec![ReportStarted, Kill], Some(501)),
+                (2,    StdoutClosed, vec![],                    Some(501)),
+                (3,    killed(),     vec![Sweep, ended()],      None),
+                (4,    Swept,        vec![],                    None),
+            ],
+            // It was being stopped, or had exited.
+            vec![
+                (0,    started(),    vec![ReportStarted],      None),
+                (1000, stop(),       vec![CloseStdin],         Some(2000)),
+                (1100, LeaseEnded,   vec![Kill],               Some(1600)),
+                (1101, StdoutClosed, vec![],                   Some(1600)),
+                (1102, killed(),     vec![Sweep, report(How::Exited(Exit::Signal(9)), true)], None),
+                (1103, Swept,        vec![],                   None),
+            ],
+            vec![
+                (0,    started(),    vec![ReportStarted],      None),
+                (1000, exited(3),    vec![],                   Some(1050)),
+                (1001, LeaseEnded,   vec![Sweep, DropStdout, report(code(3), false)], None),
+                (1002, Swept,        vec![],                   None),
+            ],
+        ];
+        for story in table {
+            assert!(tell(story).is_over());
+        }
+    }
+
+    #[test]
+    fn a_stop_during_the_start_waits_for_the_process() {
         #[rustfmt::skip]
         tell(vec![
             (0,    stop(),       vec![],                          None),
@@ -615,7 +693,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_stopped_for_what_it_did_ends_by_that_and_not_by_our_signal() {
+    fn a_child_stopped_for_a_fault_is_reported_with_the_fault_and_not_with_our_signal() {
         let late = || How::HandshakeLate(Duration::from_secs(30));
         #[rustfmt::skip]
         tell(vec![
@@ -625,7 +703,7 @@ mod tests {
             (30_020, exited(143),       vec![],                                             Some(30_070)),
             (30_070, TimePassed,        vec![Sweep, DropStdout, report(late(), false)],     None),
         ]);
-        // It was gone before anybody stopped it.
+        // It exited before it was stopped.
         #[rustfmt::skip]
         tell(vec![
             (0,      started(),         vec![ReportStarted],                                None),
@@ -637,7 +715,7 @@ mod tests {
     }
 
     #[test]
-    fn a_process_that_force_does_not_end_is_reported_and_still_reaped() {
+    fn a_process_that_survives_sigkill_is_reported_and_still_reaped() {
         #[rustfmt::skip]
         let life = tell(vec![
             (0,    started(),    vec![ReportStarted],                            None),
@@ -650,7 +728,7 @@ mod tests {
     }
 
     #[test]
-    fn no_grace_is_no_wait() {
+    fn a_grace_of_zero_does_not_wait() {
         let now = birth();
         let zero = Duration::ZERO;
         let mut life = Life::new(Grace { after_stdin: zero, after_term: zero, settle: zero });

@@ -1,16 +1,20 @@
-//! The JSON-RPC envelope. One pass finds what a relay may look at; payloads pass through unread.
+//! The JSON-RPC envelope. One pass finds the members that a relay uses; payloads are forwarded unread.
 
-use std::{borrow::Cow, fmt, ops::Range};
+use std::{borrow::Cow, collections::HashMap, fmt, ops::Range};
 
 use bytes::{BufMut, Bytes, BytesMut};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 pub use crate::json::Raw;
-use crate::json::{DEPTH_MAX, Scan};
+use crate::{
+    json::{DEPTH_MAX, Scan},
+    mcp::{meta, notification},
+};
 
 /// U+FEFF in UTF-8, which some runtimes write before their first line.
 pub const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 
-/// What a line says. Everything borrows from the line.
+/// A parsed line. Everything borrows from the line.
 #[derive(Debug)]
 pub enum Message<'a> {
     Request {
@@ -27,13 +31,13 @@ pub enum Message<'a> {
         result: Option<Raw<'a>>,
         error: Option<Raw<'a>>,
     },
-    /// The first [`MEMBERS_MAX`] members of an array.
+    /// The first [`MEMBERS_MAX`] elements of an array.
     Batch(Vec<Raw<'a>>),
-    /// JSON, but nothing that JSON-RPC has a name for.
+    /// Valid JSON that is not a message of JSON-RPC.
     Other,
 }
 
-/// An id as it stands in the line. `null`, an absent one and a fraction can be passed on but not kept track of.
+/// An id as it is written in the line. `null`, an absent id and a fraction can be forwarded but not tracked.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct RawId<'a>(Option<Raw<'a>>);
 
@@ -42,31 +46,31 @@ impl<'a> RawId<'a> {
         Id::parse(self.0?.get())
     }
 
-    /// Nothing there, or `null`.
+    /// True if the id is absent or `null`.
     pub fn is_null(&self) -> bool {
         self.0.is_none_or(|raw| raw.get() == "null")
     }
 
-    /// The bytes of `line` that hold it.
+    /// The byte range of the id in `line`.
     pub fn place(&self, line: &[u8]) -> Option<Range<usize>> {
         self.0.map(|raw| place(line, raw))
     }
 }
 
-/// The members of `params` that some row of the relay's tables needs; the rest is not looked at.
+/// The members of `params` that some row of the relay's tables needs; the others are not read.
 #[derive(Debug)]
 pub struct Params<'a> {
     text: &'a str,
     places: Places,
 }
 
-/// Where a part stands in a line, which is far shorter than 4 GiB. At 0 nothing can stand.
+/// Start and end of a part in a line, which is far shorter than 4 GiB. A start of 0 means that the part is absent.
 type Place = (u32, u32);
 
 #[derive(Debug, Clone)]
 struct Places {
     known: [Place; PARAMS],
-    /// All of them, if they are an object.
+    /// The whole of `params`, if it is an object.
     whole: Place,
     /// See [`Params::may_be_ambiguous`].
     is_odd: bool,
@@ -114,7 +118,7 @@ params! {
     client_info = 17 "clientInfo",
 }
 
-/// A request's id, by type and value: strings are unescaped, integers exact.
+/// The id of a request, by type and value: strings are unescaped, integers exact.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Id {
     Integer(i128),
@@ -144,6 +148,28 @@ impl Id {
     pub fn text(text: &str) -> Id {
         Id::Text(text.into())
     }
+
+    /// How many bytes are compared with another id.
+    pub fn size(&self) -> usize {
+        match self {
+            Id::Integer(_) => size_of::<i128>(),
+            Id::Big(text) | Id::Text(text) => text.len(),
+        }
+    }
+}
+
+/// In saved states: its JSON, as text.
+impl Serialize for Id {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+impl<'de> Deserialize<'de> for Id {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Id, D::Error> {
+        let json = String::deserialize(deserializer)?;
+        Id::parse(&json).ok_or_else(|| de::Error::custom("this is not the id of a request"))
+    }
 }
 
 /// As JSON.
@@ -162,12 +188,12 @@ pub fn quote(text: &str) -> String {
     serde_json::to_string(text).expect("a string is always JSON")
 }
 
-/// Reads the envelope of a line, or says why the line is not taken.
+/// Reads the envelope of a line, or returns why the line is refused.
 pub fn parse(line: &[u8]) -> Result<Message<'_>, Unreadable> {
     let not_json = |why: String| Unreadable { why, id: None, is_request: false, is_too_deep: false };
     let text = std::str::from_utf8(line).map_err(|error| not_json(error.to_string()))?;
     let Some((message, is_too_deep)) = envelope(text) else {
-        // serde_json says where the mistake is, for the person who has to correct it.
+        // serde_json reports the position of the error, for the person who has to correct it.
         let error = serde_json::from_str::<serde::de::IgnoredAny>(text).err();
         return Err(not_json(error.map_or_else(|| "not JSON".into(), |error| error.to_string())));
     };
@@ -183,7 +209,7 @@ pub fn parse(line: &[u8]) -> Result<Message<'_>, Unreadable> {
     Err(Unreadable { why, id, is_request, is_too_deep: true })
 }
 
-/// A line that is not JSON, or JSON that is nested too deeply to be passed on.
+/// A line that is not JSON, or JSON that is nested too deeply to be forwarded.
 #[derive(Debug)]
 pub struct Unreadable {
     pub why: String,
@@ -193,25 +219,25 @@ pub struct Unreadable {
 }
 
 impl Unreadable {
-    /// The error response for the sender of this line: under the id of its request where the line is JSON and has one.
+    /// The error response for the sender of this line: under the id of its request if the line is JSON and has one.
     pub fn refusal(&self) -> Bytes {
         let id = self.id.as_ref().filter(|_| self.is_request).map_or_else(|| "null".into(), Id::to_string);
         let (code, problem) =
             if self.is_too_deep { (-32600, "this message is") } else { (-32700, "this line is not JSON:") };
-        error_line(&id, code, &format!("{problem} {}; it was not sent on", self.why), None)
+        error_line(&id, code, &format!("{problem} {}; it was not forwarded", self.why), None)
     }
 
-    /// The error response that takes the place of a response that is not passed on; `None` if the line is none.
+    /// The error response that replaces a response which is not forwarded; `None` if the line is not a response.
     pub fn instead_of_response(&self) -> Option<Bytes> {
         let id = self.id.as_ref().filter(|_| !self.is_request)?;
-        Some(error_line(&id.to_string(), -32603, &format!("the answer is {}; it was not passed on", self.why), None))
+        Some(error_line(&id.to_string(), -32603, &format!("the answer is {}; it was not forwarded", self.why), None))
     }
 }
 
-/// How many revisions of MCP a server may say that it knows; the rest is not read.
+/// How many MCP revisions of a server are read; the others are ignored.
 pub const VERSIONS_MAX: usize = 64;
 
-/// How many members of an array are read; the rest is checked and left out.
+/// How many elements of an array are read; the others are checked and left out.
 pub const MEMBERS_MAX: usize = 4096;
 
 /// One pass over the line, and whether it is nested too deeply.
@@ -290,8 +316,8 @@ pub fn is_json_rpc(line: &[u8]) -> bool {
     is_message && has_version(line)
 }
 
-/// A member that decides what a request does and that another reader may understand otherwise: it is there twice, or
-/// written with other capitals, which some readers take for the same name.
+/// A member that decides what a request does and that another parser may read differently: the name occurs twice, or
+/// with other capitals, which some parsers treat as the same name.
 pub fn ambiguous(line: &[u8]) -> Option<String> {
     let (mut outer, mut inner) = ([false; 4], [false; PARAMS]);
     let mut found = None;
@@ -310,7 +336,7 @@ pub fn ambiguous(line: &[u8]) -> Option<String> {
     found
 }
 
-/// The same within the members of `params` that requests are routed by.
+/// The same for the members of `params` that requests are routed by.
 fn ambiguous_within(name: &str, value: Raw<'_>) -> Option<String> {
     let known: &[&str] = match name {
         "ref" => &REFERENCE,
@@ -343,15 +369,16 @@ const ENVELOPE: [&str; 4] = ["jsonrpc", "id", "method", "params"];
 const REFERENCE: [&str; 3] = ["type", "name", "uri"];
 /// Of `params._meta`.
 const META: [&str; 6] = [
-    "progressToken",
-    "io.modelcontextprotocol/protocolVersion",
-    "io.modelcontextprotocol/clientCapabilities",
-    "io.modelcontextprotocol/clientInfo",
-    "io.modelcontextprotocol/logLevel",
-    "io.modelcontextprotocol/related-task",
+    meta::PROGRESS_TOKEN,
+    meta::PROTOCOL_VERSION,
+    meta::CLIENT_CAPABILITIES,
+    meta::CLIENT_INFO,
+    meta::LOG_LEVEL,
+    meta::RELATED_TASK,
 ];
 
-/// Whether a name that is none of these may be read as one of them. Only ASCII is worth a closer look at once.
+/// Whether an unknown name may be read as a known name. A name with other characters than ASCII, or with an escape,
+/// always counts: it is compared exactly later.
 fn is_like(name: Raw<'_>, known: &[&str]) -> bool {
     let name = name.get();
     let inner = &name[1..name.len() - 1];
@@ -365,17 +392,17 @@ fn told_apart(name: Raw<'_>, known: &[&str], seen: &mut [bool]) -> Option<String
     is_other.then(|| name.into_owned())
 }
 
-/// Without the difference of capitals. Some readers fold beyond ASCII, too: the long s, the sign for Kelvin.
+/// The name with case folded. Some parsers fold beyond ASCII, too: the long s, the Kelvin sign.
 fn folded(name: &str) -> impl Iterator<Item = char> + '_ {
     name.chars().flat_map(char::to_uppercase).flat_map(char::to_lowercase)
 }
 
-/// A member that is there twice in an object within a value, or twice but for capitals where `is_read` says that a name, or
-/// the other one of the two, means something to the reader. At the top every name does.
+/// A name that occurs twice in an object within a value. Names that differ only by case count too, where `is_read` is
+/// true for one of them; at the top level they always count.
 pub fn doubled(value: Raw<'_>, is_read: impl Fn(&str) -> bool) -> Option<String> {
     let text = value.get();
     let bytes = text.as_bytes();
-    // The names of each object that is open; an array has none.
+    // The names of each open object; an array has none.
     let mut open: Vec<Vec<Cow<'_, str>>> = Vec::new();
     let mut at = 0;
     while let Some(step) = memchr::memchr3(b'"', b'{', b'}', &bytes[at..]) {
@@ -390,7 +417,7 @@ pub fn doubled(value: Raw<'_>, is_read: impl Fn(&str) -> bool) -> Option<String>
             }
             _ => {
                 let end = end_of_text(bytes, at)?;
-                // In JSON a colon follows names only.
+                // In JSON a colon follows only names.
                 if bytes[end..].trim_ascii_start().first() == Some(&b':')
                     && let Some(names) = open.last_mut()
                 {
@@ -405,7 +432,7 @@ pub fn doubled(value: Raw<'_>, is_read: impl Fn(&str) -> bool) -> Option<String>
     None
 }
 
-/// Behind the quotation mark that ends the text at this place.
+/// The position after the quotation mark that ends the string at `start`.
 fn end_of_text(bytes: &[u8], start: usize) -> Option<usize> {
     let mut at = start + 1;
     loop {
@@ -421,7 +448,8 @@ fn doubled_name(names: Vec<Cow<'_, str>>, is_read: impl Fn(&str) -> bool) -> Opt
     if names.len() < 2 {
         return None;
     }
-    let mut seen: rustc_hash::FxHashMap<String, Cow<'_, str>> = rustc_hash::FxHashMap::default();
+    // With a keyed hash: clients choose the names, and could choose many with the same unkeyed hash.
+    let mut seen: HashMap<String, Cow<'_, str>> = HashMap::new();
     for name in names {
         let key = if name.is_ascii() { name.to_ascii_lowercase() } else { folded(&name).collect() };
         if let Some(other) = seen.get(&key)
@@ -454,7 +482,7 @@ impl Envelope {
             r#""result""# => Envelope::Result,
             r#""error""# => Envelope::Error,
             r#""jsonrpc""# => Envelope::Version,
-            // Nobody writes names like that, but it would be the same name.
+            // A name with an escape is unusual, and still the same name.
             other if other.contains('\\') => match name.text().as_deref() {
                 Some("id") => Envelope::Id,
                 Some("method") => Envelope::Method,
@@ -468,7 +496,7 @@ impl Envelope {
     }
 }
 
-/// A string's content; it is copied only if something in it is escaped.
+/// The content of a string; it is copied only if it has an escape.
 fn unescaped(raw: Raw<'_>) -> Cow<'_, str> {
     match raw.plain() {
         Some(plain) => Cow::Borrowed(plain),
@@ -481,17 +509,17 @@ impl<'a> Params<'a> {
         Params { text, places: Places { known: [(0, 0); PARAMS], whole: (0, 0), is_odd: false, has_version: false } }
     }
 
-    /// The message these belong to has the member `jsonrpc`.
+    /// True if the message of these params has the member `jsonrpc`.
     pub fn has_version(&self) -> bool {
         self.places.has_version
     }
 
-    /// All of them, if they are an object.
+    /// The whole of `params`, if it is an object.
     pub fn whole(&self) -> Option<Raw<'a>> {
         between(self.text, self.places.whole)
     }
 
-    /// False: no member of the whole request is there twice or written oddly; what [`ambiguous`] says then is known.
+    /// False if no member of the whole request occurs twice or with other capitals; [`ambiguous`] then finds nothing.
     pub fn may_be_ambiguous(&self) -> bool {
         self.places.is_odd
             || self.meta().is_some_and(|meta| is_odd_within(meta, &META))
@@ -532,7 +560,7 @@ fn between(text: &str, place: Place) -> Option<Raw<'_>> {
     }
 }
 
-/// Where the parts of a request stand, so that whoever is handed its bytes need not walk through them again.
+/// The positions of the parts of a request, so that its bytes need not be parsed again.
 #[derive(Debug, Clone)]
 pub struct Outline {
     id: Place,
@@ -541,7 +569,7 @@ pub struct Outline {
 }
 
 impl Outline {
-    /// Of a request, as its line was parsed. One with a method that is not plain text is read again.
+    /// The outline of a parsed request. `None` if the method has an escape: such a request is parsed again.
     pub fn of(line: &[u8], request: &Message<'_>) -> Option<Outline> {
         let Message::Request { id, method: Cow::Borrowed(method), params } = request else { return None };
         let place = |range: Range<usize>| (range.start as u32, range.end as u32);
@@ -558,7 +586,7 @@ impl Outline {
     }
 }
 
-/// The named members of an object, the last one if a name stands twice; `None` if it is no object.
+/// The named members of an object; the last one if a name occurs twice. `None` if the value is not an object.
 pub fn pick<'a, const N: usize>(raw: Raw<'a>, names: [&str; N]) -> Option<[Option<Raw<'a>>; N]> {
     let mut found = [None; N];
     raw.for_each_member(|name, value| {
@@ -580,7 +608,7 @@ pub fn text(raw: Raw<'_>) -> Option<String> {
     raw.text()
 }
 
-/// Where a part stands in the line it was parsed from.
+/// The byte range of a part in the line it was parsed from.
 pub fn place(line: &[u8], part: Raw<'_>) -> Range<usize> {
     place_of(line, part.get())
 }
@@ -603,7 +631,7 @@ impl Edit {
         Edit { at: place(line, part), with: with.into() }
     }
 
-    /// Adds to an object or array, after what it holds.
+    /// Adds to an object or array, after its last element.
     pub fn append(line: &[u8], container: Raw<'_>, with: &str) -> Edit {
         let at = place(line, container).end - 1;
         let inner = &container.get()[1..container.get().len() - 1];
@@ -611,7 +639,7 @@ impl Edit {
         Edit { at: at..at, with: if empty { with.to_owned() } else { format!(",{with}") } }
     }
 
-    /// Sets one member of an object, whether or not it was there.
+    /// Sets one member of an object, present or not.
     pub fn set(line: &[u8], object: Raw<'_>, name: &str, value: &str) -> Option<Edit> {
         match pick(object, [name])? {
             [Some(old)] => Some(Edit::replace(line, old, value)),
@@ -620,7 +648,7 @@ impl Edit {
     }
 }
 
-/// The line with some bytes replaced and all others as they were. Edits must not overlap.
+/// The line with some bytes replaced and all others unchanged. Edits must not overlap.
 pub fn splice(line: &[u8], mut edits: Vec<Edit>) -> Bytes {
     edits.sort_by_key(|edit| edit.at.start);
     let grown: usize = edits.iter().map(|edit| edit.with.len()).sum();
@@ -635,13 +663,13 @@ pub fn splice(line: &[u8], mut edits: Vec<Edit>) -> Bytes {
     out.freeze()
 }
 
-/// The same for a few edits whose words are at hand, and always one line: white space around it goes, its line feed comes,
-/// and one within it, which can only stand between two tokens, becomes a space.
+/// The same for a few edits with borrowed text. The result is always one line: white space around the message is
+/// removed, a line feed is added, and a line break within it, which can only be between two tokens, becomes a space.
 pub fn patch(message: &[u8], edits: &mut [(Range<usize>, &str)]) -> Bytes {
     edits.sort_unstable_by_key(|(at, _)| (at.start, at.end));
     let end = message.trim_ascii_end().len();
     let mut from = message.len() - message.trim_ascii_start().len();
-    // The length it will have to the byte, so that the bytes can be shared without room for who shares them.
+    // The exact length, so that the bytes can be shared without spare capacity.
     let (gone, come) = edits.iter().fold((0, 0), |(gone, come), (at, with)| (gone + at.len(), come + with.len()));
     let mut out = Vec::with_capacity(end - from - gone + come + 1);
     for (at, with) in edits {
@@ -685,8 +713,28 @@ pub fn line(text: String) -> Bytes {
     bytes.into()
 }
 
-pub fn result_line(id: &Id, result: &str) -> Bytes {
+/// `id` is JSON: an id, or its text.
+pub fn result_line(id: impl fmt::Display, result: &str) -> Bytes {
     line(format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#))
+}
+
+/// `params` is the inside of an object, which is left out if it is empty.
+pub fn notification_line(method: &str, params: &str) -> Bytes {
+    line(match params {
+        "" => format!(r#"{{"jsonrpc":"2.0","method":"{method}"}}"#),
+        _ => format!(r#"{{"jsonrpc":"2.0","method":"{method}","params":{{{params}}}}}"#),
+    })
+}
+
+/// Cancels a request. The reason is JSON.
+pub fn cancelled_line(id: impl fmt::Display, reason: Option<&str>) -> Bytes {
+    let reason = reason.map_or_else(String::new, |reason| format!(r#","reason":{reason}"#));
+    notification_line(notification::CANCELLED, &format!(r#""requestId":{id}{reason}"#))
+}
+
+/// `params` is the inside of an object.
+pub fn request_line(id: impl fmt::Display, method: &str, params: &str) -> Bytes {
+    line(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{{params}}}}}"#))
 }
 
 /// `id` is JSON: an id as text, or `null`.
@@ -700,9 +748,9 @@ pub fn error_line(id: &str, code: i32, message: &str, data: Option<&str>) -> Byt
     })
 }
 
-/// The id in the start of a line too long to be kept whole, if it shows there.
+/// The id in the start of a line that is too long to be kept whole, if the start contains it.
 pub fn id_at_start(start: &[u8]) -> Option<Id> {
-    // The depth of braces tells the request's own `id` from one inside its payload.
+    // The depth of braces distinguishes the `id` of the request from one inside its payload.
     let (mut depth, mut at) = (0usize, 0);
     let mut key: Option<&[u8]> = None;
     while at < start.len() {
@@ -717,7 +765,7 @@ pub fn id_at_start(start: &[u8]) -> Option<Id> {
                 }
                 let string = &start[at..=end];
                 if depth == 1 && key == Some(b"\"id\"") {
-                    return Id::parse(std::str::from_utf8(string).ok()?);
+                    return checked_id(string);
                 }
                 key = (depth == 1).then_some(string);
                 at = end;
@@ -727,13 +775,18 @@ pub fn id_at_start(start: &[u8]) -> Option<Id> {
             b',' if depth == 1 => key = None,
             b'-' | b'0'..=b'9' if depth == 1 && key == Some(b"\"id\"") => {
                 let end = start[at..].iter().position(|byte| matches!(byte, b',' | b'}' | b' '))? + at;
-                return Id::parse(std::str::from_utf8(&start[at..end]).ok()?);
+                return checked_id(&start[at..end]);
             }
             _ => {}
         }
         at += 1;
     }
     None
+}
+
+/// An id from text that was not checked before: an answer must not contain what is not JSON.
+fn checked_id(text: &[u8]) -> Option<Id> {
+    Id::parse(Raw::parse(std::str::from_utf8(text).ok()?)?.get())
 }
 
 #[cfg(test)]
@@ -754,7 +807,7 @@ mod tests {
     }
 
     #[test]
-    fn a_patched_message_is_one_line_and_the_rest_is_as_it_was() {
+    fn a_patched_message_is_one_line_and_otherwise_unchanged() {
         let said = b" {\"id\":7,\n \"x\":[1.50,\t2]\r\n} \n";
         let at = |part: &[u8]| {
             let start = said.windows(part.len()).position(|window| window == part).expect("it is there");
@@ -846,7 +899,7 @@ mod tests {
     }
 
     #[test]
-    fn edits_leave_the_rest_alone() {
+    fn edits_change_nothing_else() {
         let line = br#"{ "a" : {"x":1.0} , "b":[ ], "c":[7] }"#;
         let text = std::str::from_utf8(line).unwrap();
         let raw = Raw::parse(text).unwrap();
@@ -861,12 +914,16 @@ mod tests {
     }
 
     #[test]
-    fn the_id_of_a_cut_line_is_found_where_it_shows() {
+    fn the_id_of_a_truncated_line_is_found_if_it_is_present() {
         let table = [
             (r#"{"jsonrpc":"2.0","id":5,"method":"x","params":{"a":"#, Some(Id::Integer(5))),
             (r#"{"method":"x","params":{"id":3},"id":"q","z":"#, Some(Id::text("q"))),
             (r#"{"method":"x","params":{"id":3,"#, None),
             (r#"{"id":12"#, None),
+            // Not JSON, so that no answer can carry it.
+            (r#"{"id":12:{}}"#, None),
+            (r#"{"id":-,"method":"x""#, None),
+            (r#"{"id":007,"method":"x""#, None),
         ];
         for (start, id) in table {
             assert_eq!(id_at_start(start.as_bytes()), id, "{start}");
@@ -874,7 +931,7 @@ mod tests {
     }
 
     #[test]
-    fn what_two_readers_may_understand_differently_is_seen() {
+    fn ambiguous_json_is_detected() {
         let table = [
             (r#"{"jsonrpc":"2.0","id":1,"method":"m","params":{"name":"a","arguments":{"name":1,"Name":2}}}"#, None),
             (r#"{"id":1,"method":"m","params":{"name":"a","names":1}}"#, None),
@@ -915,7 +972,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_stands_twice_is_found_at_any_depth() {
+    fn a_duplicate_name_is_found_at_any_depth() {
         let table = [
             (r#"{"a":1,"b":{"a":2},"c":[{"a":3},{"a":4}]}"#, None),
             (r#"{"a":1,"a":1}"#, Some("a")),
@@ -923,7 +980,7 @@ mod tests {
             (r#"{"a":1,"\u0061":1}"#, Some("a")),
             ("{\"k\":1,\"\u{212a}\":1}", Some("\u{212a}")),
             (r#"{"x":[[{"a":1,"a":2}]]}"#, Some("a")),
-            // Within, names that mean nothing to the reader may differ by capitals: they are data.
+            // Within a value, names that `is_read` does not know may differ by case: they are data.
             (r#"{"x":{"path":1,"Path":2}}"#, Some("Path")),
             (r#"{"x":{"Path":1,"PATH":2}}"#, None),
             (r#"{"x":{"env":1,"ENV":2}}"#, None),

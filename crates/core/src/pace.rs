@@ -1,16 +1,24 @@
-//! How many calls are answered and how quickly, over the last little while. It costs a call a few additions.
+//! How many calls were answered lately and how quickly. It costs each call a few additions.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
-/// The figures are of the last one to two of these: a half that is full makes way for the next.
+use serde::{Deserialize, Serialize};
+
+use crate::saved::Moment;
+
+/// The figures cover one to two of these periods: a full half is replaced by the next.
 const HALF: Duration = Duration::from_secs(15);
-/// Four to each doubling, from a microsecond to more than half an hour, so that a figure is off by an eighth at most.
+/// Four buckets per power of two, from a microsecond to more than half an hour, so that a figure is off by an eighth
+/// at most.
 const BUCKETS: usize = 128;
 
 #[derive(Debug, Default)]
 pub struct Pace {
     answered: u64,
-    /// Made with the first call: who is never called keeps no room for it.
+    /// Allocated with the first call, so that an unused instance takes no memory.
     window: Option<Box<Window>>,
 }
 
@@ -27,19 +35,19 @@ struct Half {
     buckets: [u32; BUCKETS],
 }
 
-/// What there is to say.
+/// The figures.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Figures {
-    /// All that were ever answered.
+    /// All calls that were ever answered.
     pub answered: u64,
     pub per_second: f64,
-    /// None if nothing was answered lately.
+    /// None if no call was answered lately.
     pub p50: Option<Duration>,
     pub p99: Option<Duration>,
 }
 
 impl Pace {
-    /// A call that was asked then is answered now.
+    /// Counts a call that was sent at `asked` and is answered now.
     pub fn note(&mut self, asked: Instant, now: Instant) {
         self.answered += 1;
         let window =
@@ -58,7 +66,7 @@ impl Pace {
             .collect();
         let count: u64 = halves.iter().map(|half| u64::from(half.count)).sum();
         let Some(oldest) = halves.iter().map(|half| half.began).min() else { return figures };
-        // A first call is no rush: less than a second counts as one.
+        // The rate of a first call is not extrapolated: less than a second counts as one second.
         let seconds = now.saturating_duration_since(oldest).as_secs_f64().max(1.0);
         figures.per_second = count as f64 / seconds;
         let at = |share: f64| {
@@ -76,6 +84,48 @@ impl Pace {
     }
 }
 
+/// As saved state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saved {
+    answered: u64,
+    /// The current half and the one before.
+    window: Option<[SavedHalf; 2]>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct SavedHalf {
+    began: Moment,
+    /// Without the empty ones.
+    buckets: BTreeMap<usize, u32>,
+}
+
+impl Pace {
+    pub fn save(&self, now: Instant) -> Saved {
+        let save = |half: &Half| SavedHalf {
+            began: Moment::of(half.began, now),
+            buckets: half.buckets.iter().copied().enumerate().filter(|(_, count)| *count > 0).collect(),
+        };
+        let window = self.window.as_ref().map(|window| [save(&window.now), save(&window.before)]);
+        Saved { answered: self.answered, window }
+    }
+
+    pub fn restore(saved: Saved, now: Instant) -> Pace {
+        let restore = |saved: SavedHalf| {
+            let mut half = Half::empty(saved.began.at(now));
+            for (at, count) in saved.buckets.into_iter().filter(|(at, _)| *at < BUCKETS) {
+                half.buckets[at] = count;
+                half.count += count;
+            }
+            half
+        };
+        let window = saved.window.map(|halves| {
+            let [now, before] = halves.map(restore);
+            Box::new(Window { now, before })
+        });
+        Pace { answered: saved.answered, window }
+    }
+}
+
 impl Window {
     fn turn(&mut self, now: Instant) {
         if now.saturating_duration_since(self.now.began) >= HALF {
@@ -90,7 +140,7 @@ impl Half {
     }
 }
 
-/// Its power of two, and the two digits after the first.
+/// The power of two, and the two binary digits after the first.
 fn bucket(took: Duration) -> usize {
     let micros = u64::try_from(took.as_micros()).unwrap_or(u64::MAX);
     if micros < 4 {
@@ -120,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn every_time_has_a_place_near_to_it() {
+    fn every_duration_has_a_bucket_near_to_it() {
         let mut last = 0;
         for micros in (0..200_u64).chain((200..10_000_000).step_by(977)).chain([u64::MAX]) {
             let at = bucket(Duration::from_micros(micros));
@@ -134,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn the_figures_are_of_the_last_little_while() {
+    fn the_figures_cover_the_last_window() {
         let start = start();
         let mut pace = Pace::default();
         let nothing = Figures { answered: 0, per_second: 0.0, p50: None, p99: None };
@@ -152,7 +202,7 @@ mod tests {
         assert!((900..1150).contains(&figures.p50.unwrap().as_micros()), "{figures:?}");
         assert!((900..1150).contains(&figures.p99.unwrap().as_micros()), "{figures:?}");
 
-        // A slow one later does not hide among the old quick ones for ever.
+        // A later slow call is not hidden by older fast calls.
         let later = start + Duration::from_secs(40);
         pace.note(later - Duration::from_secs(2), later);
         pace.note(later - Duration::from_secs(2), later + Duration::from_secs(16));

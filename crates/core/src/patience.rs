@@ -2,6 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
+use crate::saved::Moment;
+
 /// A deadline that is noticed later than this was missed by outlast (stopped by a signal, starved, resumed from suspend).
 const LATE: Duration = Duration::from_secs(1);
 
@@ -37,6 +41,24 @@ impl Patience {
             return false;
         }
         true
+    }
+}
+
+/// As saved state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saved {
+    length: Duration,
+    until: Moment,
+    is_rearmed: bool,
+}
+
+impl Patience {
+    pub fn save(&self, now: Instant) -> Saved {
+        Saved { length: self.length, until: Moment::of(self.until, now), is_rearmed: self.is_rearmed }
+    }
+
+    pub fn restore(saved: Saved, now: Instant) -> Patience {
+        Patience { length: saved.length, until: saved.until.at(now), is_rearmed: saved.is_rearmed }
     }
 }
 

@@ -1,10 +1,15 @@
 //! The reason of a restart: free text from agents, users and files, made safe for logs, terminals and markers.
 
+use crate::{cut::head, redact};
+
 /// The longest reason in bytes; a longer one is cut and ends in `…`.
 pub const REASON_MAX: usize = 500;
 
-/// One line without control characters, line separators and bidirectional controls, at most [`REASON_MAX`] bytes long.
-/// Runs of white space become one space. An empty text becomes "no reason given".
+/// How much of a text is read: a secret at the limit is recognized before the text is cut.
+const READ_MAX: usize = 2 * REASON_MAX;
+
+/// One line without secrets, control characters, line separators and bidirectional controls, at most [`REASON_MAX`]
+/// bytes long. Runs of white space become one space. An empty text becomes "no reason given".
 pub fn one_line(text: &str) -> String {
     const CUT: &str = "…";
     let mut line = String::new();
@@ -18,17 +23,15 @@ pub fn one_line(text: &str) -> String {
             }
             line.push(letter);
         }
-        if line.len() > REASON_MAX {
-            let mut end = REASON_MAX - CUT.len();
-            while !line.is_char_boundary(end) {
-                end -= 1;
-            }
-            line.truncate(end);
-            line.push_str(CUT);
+        if line.len() > READ_MAX {
             break;
         }
     }
-    if line.is_empty() { "no reason given".into() } else { line }
+    match redact::text(&line) {
+        line if line.len() > REASON_MAX => format!("{}{CUT}", head(&line, REASON_MAX - CUT.len())),
+        line if line.is_empty() => "no reason given".into(),
+        line => line.into_owned(),
+    }
 }
 
 /// Characters that change how the text around them is displayed, or that are not displayed at all. The two joiners stay,
@@ -51,6 +54,7 @@ mod tests {
             ("\u{1b}]0;title\u{7}x\u{9b}31m", "]0;title x 31m"),
             ("a\u{202e}b\u{2069}c\u{feff}d\u{85}e\u{2029}f", "abcd e f"),
             ("نمی\u{200c}خواهم", "نمی\u{200c}خواهم"),
+            ("use ghp_0123456789abcdefABCD, --pat S3cret1 and Password=x", "use …, --pat … and Password=…"),
             ("", "no reason given"),
             ("\0\n\u{200b}", "no reason given"),
         ];
@@ -60,10 +64,12 @@ mod tests {
     }
 
     #[test]
-    fn a_long_text_is_cut_between_letters() {
+    fn a_long_reason_is_cut_between_characters() {
         assert_eq!(one_line(&"x".repeat(REASON_MAX)), "x".repeat(REASON_MAX));
         let long = one_line(&"ä".repeat(REASON_MAX));
         assert!(long.len() <= REASON_MAX && long.ends_with("ä…"), "{long}");
         assert_eq!(one_line(&long), long, "what is clean stays as it is");
+        let secret = format!("{} ghp_0123456789abcdefABCD", "x".repeat(REASON_MAX - 10));
+        assert!(!one_line(&secret).contains("ghp_"), "a secret is hidden before the text is cut");
     }
 }

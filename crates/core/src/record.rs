@@ -1,16 +1,21 @@
 //! One line of the audit log, as a type.
 //!
-//! The shape is a promise to those who query the log: fields are added, never renamed. Nothing a child wrote is in it,
-//! as that may hold secrets.
+//! The format is stable for programs that query the log: fields are added, never renamed. It contains no output of a
+//! child, because that may hold secrets.
 
 use std::{borrow::Cow, time::Duration};
 
 use serde::Serialize;
+use time::OffsetDateTime;
 
-use crate::exit::{Exit, How, RESTART_CODE};
+use crate::{
+    cut::head,
+    exit::{Exit, How, RESTART_CODE},
+    message::quote,
+};
 
-/// The longest free text in a record, in bytes; what is longer is cut there and ends in `…`. It keeps a line short enough
-/// for one write to hand it over whole.
+/// The longest free text in a record, in bytes; longer text is cut there and ends in `…`. A line is short enough to
+/// be written in one write.
 pub const TEXT_MAX: usize = 2048;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,34 +36,40 @@ pub enum Event {
     AuditDegraded,
     /// The marker of a restart could not be written; the restart goes on.
     RestartMarkerFailed,
-    /// A server did what the protocol does not allow, or refused what it should grant; the conversation goes on.
+    /// A server did something that the protocol does not allow, or refused a request that it should accept; the
+    /// conversation goes on.
     ProtocolNoted,
-    /// Something about the conversation that the user may want to act on; no fault of the server or the client.
+    /// A fact about the conversation that the user may want to act on; neither the server nor the client is at fault.
     ConversationNoted,
     /// A watched file no longer causes reloads, because it changed right after each of the last starts.
     WatchMuted,
-    /// It causes reloads again.
+    /// The file causes reloads again.
     WatchUnmuted,
-    /// One call through the gateway left it, one way or another.
+    /// A call through the gateway ended, with any outcome.
     CallEnded,
     /// The schema of a tool cannot be used, so its arguments are not checked.
     SchemaUnchecked,
-    /// A tool or a backend was turned off by hand, or on again.
+    /// An operator turned a tool or a backend off, or on again.
     Switched,
-    /// Another configuration is in force. One that was refused is a reload that failed.
+    /// A new configuration is in force. A refused configuration is recorded as a failed reload.
     Configured,
-    /// A request over HTTP was refused before it reached a backend, or calls were refused too often to write each.
+    /// A request over HTTP was refused before it reached a backend, or calls were refused too often for a record
+    /// each.
     RequestRefused,
-    /// An operator asked for something: over the control socket, by the status page, or by a signal.
+    /// An operator made a request: over the control socket, on the status page, or by a signal.
     OperatorRequested,
     /// A server hung and is replaced.
     ServerHung,
-    /// A server uses more memory than it may and is replaced.
+    /// A server exceeds its memory limit and is replaced.
     ServerTooLarge,
+    /// The instance goes on as another program.
+    Upgraded,
+    /// An upgrade came to nothing; the program that ran before goes on.
+    UpgradeFailed,
 }
 
 impl Event {
-    pub const ALL: [Event; 26] = [
+    pub const ALL: [Event; 28] = [
         Event::InstanceStarted,
         Event::InstanceEnded,
         Event::ServerRestartRequested,
@@ -85,6 +96,8 @@ impl Event {
         Event::OperatorRequested,
         Event::ServerHung,
         Event::ServerTooLarge,
+        Event::Upgraded,
+        Event::UpgradeFailed,
     ];
 
     /// The `event_type` that queries look for.
@@ -129,11 +142,13 @@ impl Event {
             Event::OperatorRequested      => ("operator_requested",       "INFO",    "Operator request"),
             Event::ServerHung             => ("server_hung",              "ERROR",   "Server hung"),
             Event::ServerTooLarge         => ("server_too_large",         "WARNING", "Server uses too much memory"),
+            Event::Upgraded               => ("upgraded",                 "INFO",    "Instance upgraded"),
+            Event::UpgradeFailed          => ("upgrade_failed",           "ERROR",   "Upgrade failed"),
         }
     }
 }
 
-/// What happened, and what is known of it; what is not known is left out of the line.
+/// An event and its known details; unknown details are left out of the line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     pub event: Event,
@@ -141,42 +156,42 @@ pub struct Record {
     pub id: Option<String>,
     pub kind: Option<&'static str>,
     pub reason: Option<String>,
-    /// The child's, or for events of the instance outlast's own.
+    /// The pid of the child, or of outlast for events of the instance.
     pub pid: Option<u32>,
     pub previous_pid: Option<u32>,
     pub generation: Option<u64>,
     pub exit_code: Option<i32>,
     pub signal: Option<i32>,
-    /// The ending in words, or anything else that is to be read rather than queried.
+    /// The end in words, or other text for people.
     pub detail: Option<String>,
     pub crashes: Option<u32>,
     pub restarts: Option<u32>,
     pub delay: Option<Duration>,
     pub uptime: Option<Duration>,
     pub took: Option<Duration>,
-    /// Records that never reached the log.
+    /// How many records were lost before this one.
     pub lost: Option<u64>,
-    /// What is known only of a gateway's backends and calls.
+    /// The details that only backends and calls of a gateway have.
     pub gateway: Option<Box<OfGateway>>,
 }
 
-/// What records of a gateway have besides.
+/// Further fields of records of a gateway.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OfGateway {
     /// By name.
     pub backend: Option<String>,
-    /// Who called, as authentication found out, and by which right.
+    /// The client that called, as authentication identified it, and by which right.
     pub who: Option<String>,
     pub role: Option<String>,
     pub method: Option<String>,
-    /// As clients see it. Arguments are in no record.
+    /// The name that clients see. Arguments are in no record.
     pub tool: Option<String>,
     pub outcome: Option<&'static str>,
     /// The address that the request came from.
     pub peer: Option<String>,
-    /// The first digits of the HTTP session's id, or `stdio`.
+    /// The first digits of the HTTP session id, or `stdio`.
     pub session: Option<String>,
-    /// Refusals of the same kind before this one that were counted and not written.
+    /// Earlier refusals of the same kind that were counted and not written.
     pub suppressed: Option<u64>,
 }
 
@@ -203,19 +218,19 @@ impl Record {
         }
     }
 
-    /// The backend it is about.
+    /// The backend of this record.
     pub fn backend(&self) -> Option<&str> {
         self.gateway.as_ref()?.backend.as_deref()
     }
 
-    /// Says which backend it is about.
+    /// Sets the backend of this record.
     pub fn of_backend(mut self, name: &str) -> Record {
         self.gateway.get_or_insert_default().backend = Some(name.to_owned());
         self
     }
 
-    /// How the child of this record ended: as numbers where there are any, and in words. An exit for a restart has its
-    /// reason, too.
+    /// Sets how the child of this record ended: as numbers where there are any, and in words. An exit for a restart
+    /// has its reason, too.
     pub fn ended(mut self, how: &How) -> Record {
         match how.exit() {
             Some(Exit::Code(code)) => self.exit_code = Some(*code),
@@ -234,113 +249,62 @@ impl Record {
         self
     }
 
-    /// The whole line, its line feed included, for one write. `timestamp` is what `iso` makes.
+    /// The whole line with its line feed, for one write. `timestamp` has the format of `iso`, and is repeated in `props`, for
+    /// queries that read these alone.
     pub fn to_line(&self, timestamp: &str, logger: &str) -> String {
-        let of_gateway = self.gateway.as_deref();
-        let text = |of: fn(&OfGateway) -> &Option<String>| of(of_gateway?).as_deref().map(cut);
-        let line = Line {
-            timestamp,
-            level: self.event.level(),
-            logger,
-            message: self.event.message(),
-            props: Props {
-                event_type: self.event.name(),
-                timestamp,
-                id: self.id.as_deref().map(cut),
-                kind: self.kind,
-                reason: self.reason.as_deref().map(cut),
-                pid: self.pid,
-                previous_pid: self.previous_pid,
-                generation: self.generation,
-                exit_code: self.exit_code,
-                signal: self.signal,
-                detail: self.detail.as_deref().map(cut),
-                crashes: self.crashes,
-                restarts: self.restarts,
-                delay_ms: self.delay.map(millis),
-                uptime_ms: self.uptime.map(millis),
-                took_ms: self.took.map(millis),
-                lost: self.lost,
-                backend: text(|of| &of.backend),
-                who: text(|of| &of.who),
-                role: text(|of| &of.role),
-                method: text(|of| &of.method),
-                tool: text(|of| &of.tool),
-                outcome: of_gateway.and_then(|of| of.outcome),
-                suppressed: of_gateway.and_then(|of| of.suppressed),
-                peer: text(|of| &of.peer),
-                session: text(|of| &of.session),
-            },
-        };
-        let mut text = serde_json::to_string(&line).expect("text and numbers are always JSON");
-        text.push('\n');
-        text
+        let mut props = Members::default();
+        props.add("event_type", Some(self.event.name()));
+        props.add("timestamp", Some(timestamp));
+        props.add_text("id", &self.id);
+        props.add("kind", self.kind);
+        props.add_text("reason", &self.reason);
+        props.add("pid", self.pid);
+        props.add("previous_pid", self.previous_pid);
+        props.add("generation", self.generation);
+        props.add("exit_code", self.exit_code);
+        props.add("signal", self.signal);
+        props.add_text("detail", &self.detail);
+        props.add("crashes", self.crashes);
+        props.add("restarts", self.restarts);
+        props.add("delay_ms", self.delay.map(millis));
+        props.add("uptime_ms", self.uptime.map(millis));
+        props.add("took_ms", self.took.map(millis));
+        props.add("lost", self.lost);
+        if let Some(of) = &self.gateway {
+            props.add_text("backend", &of.backend);
+            props.add_text("who", &of.who);
+            props.add_text("role", &of.role);
+            props.add_text("method", &of.method);
+            props.add_text("tool", &of.tool);
+            props.add("outcome", of.outcome);
+            props.add("suppressed", of.suppressed);
+            // Last: these are appended to lines that many calls share.
+            props.add_text("peer", &of.peer);
+            props.add_text("session", &of.session);
+        }
+        let (level, message) = (self.event.level(), self.event.message());
+        let (logger, props) = (quote(logger), props.0);
+        format!(
+            r#"{{"timestamp":"{timestamp}","level":"{level}","logger":{logger},"message":"{message}","props":{{{props}}}}}"#
+        ) + "\n"
     }
 }
 
-#[derive(Serialize)]
-struct Line<'a> {
-    timestamp: &'a str,
-    level: &'static str,
-    logger: &'a str,
-    message: &'static str,
-    props: Props<'a>,
-}
+/// The members of a JSON object, in order. What is unknown is left out.
+#[derive(Default)]
+struct Members(String);
 
-/// The timestamp stands here too, as queries that look at `props` alone expect it there.
-#[derive(Serialize)]
-struct Props<'a> {
-    event_type: &'static str,
-    timestamp: &'a str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<Cow<'a, str>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    kind: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<Cow<'a, str>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pid: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    previous_pid: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    generation: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    exit_code: Option<i32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    signal: Option<i32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    detail: Option<Cow<'a, str>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    crashes: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    restarts: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    delay_ms: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    uptime_ms: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    took_ms: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    lost: Option<u64>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    backend: Option<Cow<'a, str>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    who: Option<Cow<'a, str>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    role: Option<Cow<'a, str>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    method: Option<Cow<'a, str>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    tool: Option<Cow<'a, str>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    outcome: Option<&'static str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    suppressed: Option<u64>,
-    // These two stand last: they are put behind lines that many calls share.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    peer: Option<Cow<'a, str>>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    session: Option<Cow<'a, str>>,
+impl Members {
+    fn add(&mut self, name: &str, value: Option<impl Serialize>) {
+        let Some(value) = value else { return };
+        let comma = if self.0.is_empty() { "" } else { "," };
+        let value = serde_json::to_string(&value).expect("text and numbers are always JSON");
+        self.0 += &format!(r#"{comma}"{name}":{value}"#);
+    }
+
+    fn add_text(&mut self, name: &str, text: &Option<String>) {
+        self.add(name, text.as_deref().map(cut));
+    }
 }
 
 fn cut(text: &str) -> Cow<'_, str> {
@@ -348,37 +312,33 @@ fn cut(text: &str) -> Cow<'_, str> {
         return text.into();
     }
     const MARK: &str = "…";
-    let end = (0..=TEXT_MAX - MARK.len()).rev().find(|&end| text.is_char_boundary(end)).unwrap_or(0);
-    format!("{}{MARK}", &text[..end]).into()
+    format!("{}{MARK}", head(text, TEXT_MAX - MARK.len())).into()
 }
 
-fn millis(duration: Duration) -> u64 {
+/// Whole milliseconds.
+pub fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Milliseconds since 1970 as `2026-01-13T14:32:45.123Z`.
+/// Milliseconds since 1970 as `2026-01-13T14:32:45.123Z`; at most the end of the year 9999.
 pub fn iso(unix_millis: u64) -> String {
-    let (seconds, millis) = (unix_millis / 1000, unix_millis % 1000);
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
-    let (year, month, day) = civil_from_days(days);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    const LAST: u64 = 253_402_300_799_999;
+    let nanos = i128::from(unix_millis.min(LAST)) * 1_000_000;
+    let at = OffsetDateTime::from_unix_timestamp_nanos(nanos).expect("every year to 9999 is in range");
+    let (year, month, day) = at.to_calendar_date();
+    let (hour, minute, second, millis) = at.to_hms_milli();
+    let month = u8::from(month);
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{millis:03}Z")
 }
 
-/// Days since 1970 as year, month and day of the Gregorian calendar. Years are taken to begin in March, so that the
-/// leap day is the last of its year; an era is 400 years, after which the calendar repeats (Hinnant's algorithm).
-fn civil_from_days(days: u64) -> (u64, u64, u64) {
-    const DAYS_TO_1970: u64 = 719_468; // From 1 March of the year 0.
-    const DAYS_OF_ERA: u64 = 146_097;
-    let days = days + DAYS_TO_1970;
-    let (era, day_of_era) = (days / DAYS_OF_ERA, days % DAYS_OF_ERA);
-    let year_of_era = (day_of_era - day_of_era / 1460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
-    let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
-    let month_from_march = (5 * day_of_year + 2) / 153;
-    let day = day_of_year - (153 * month_from_march + 2) / 5 + 1;
-    let month = if month_from_march < 10 { month_from_march + 3 } else { month_from_march - 9 };
-    let year = era * 400 + year_of_era + u64::from(month <= 2);
-    (year, month, day)
+/// Seconds since 1970 of such a text.
+pub fn unix_seconds(iso: &str) -> Option<i64> {
+    let number = |from: usize, to: usize| iso.get(from..to)?.parse::<u16>().ok();
+    let small = |from: usize| u8::try_from(number(from, from + 2)?).ok();
+    let month = time::Month::try_from(small(5)?).ok()?;
+    let date = time::Date::from_calendar_date(number(0, 4)?.into(), month, small(8)?).ok()?;
+    let at = date.with_hms(small(11)?, small(14)?, small(17)?).ok()?;
+    Some(at.assume_utc().unix_timestamp())
 }
 
 #[cfg(test)]
@@ -445,6 +405,16 @@ mod tests {
             let line: Value = serde_json::from_str(&record.to_line(NOW, "outlast.mcp")).unwrap();
             let text = line["props"]["reason"].as_str().unwrap();
             assert_eq!((text.len(), !text.ends_with('…')), (kept, whole));
+        }
+    }
+
+    #[test]
+    fn a_written_time_is_read_back() {
+        for millis in [0, 1_768_314_765_123, 253_402_300_799_999] {
+            assert_eq!(unix_seconds(&iso(millis)), i64::try_from(millis / 1000).ok());
+        }
+        for text in ["", "2026", "2026-13-01T00:00:00.000Z", "2026-01-01T25:00:00.000Z", "text that is long enough"] {
+            assert_eq!(unix_seconds(text), None, "{text}");
         }
     }
 

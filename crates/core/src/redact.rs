@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-/// Stands where a secret was.
+/// Replaces a secret.
 pub const HIDDEN: &str = "…";
 
 /// Parts of a name whose value is a secret.
@@ -23,10 +23,10 @@ const TELLING: [&str; 12] = [
     "signature",
     "private",
 ];
-/// The same, for words that also begin other words, such as `path`: they count only as a whole.
+/// The same for words that other words begin with, such as `path`: only the whole word counts.
 const TELLING_WORDS: [&str; 6] = ["pat", "pwd", "pass", "pw", "jwt", "sas"];
 
-/// The beginnings of well-known tokens, and how many letters must follow.
+/// The prefixes of well-known tokens, and how many characters must follow.
 const TOKENS: [(&str, usize); 28] = [
     ("github_pat_", 16),
     ("ghp_", 16),
@@ -63,9 +63,9 @@ const JWT_MIN: usize = 24;
 /// Words before a credential in a header.
 const SCHEMES: [&str; 3] = ["bearer", "basic", "token"];
 const CREDENTIAL_MIN: usize = 6;
-/// A longer name is none. It also bounds the work on a text that is made to be slow.
+/// A longer name is not a name. This bounds the work on a text that is made to be slow.
 const NAME_MAX: usize = 64;
-/// So much of a text is looked at to tell whether it is a token; the token itself may be longer.
+/// How much of a text is read to recognize a token; the token itself may be longer.
 const LOOKED_AT_MAX: usize = 2048;
 
 /// Whether a value under this name is probably a secret: `GITHUB_TOKEN`, `--api-key`, `Password`.
@@ -75,7 +75,7 @@ pub fn tells(name: &str) -> bool {
         || small.split(|letter: char| !letter.is_ascii_alphanumeric()).any(|word| TELLING_WORDS.contains(&word))
 }
 
-/// A command line without its secrets.
+/// A command line with its secrets replaced.
 pub fn command(words: &[String]) -> Vec<String> {
     let mut shown = Vec::with_capacity(words.len());
     let mut is_value = false;
@@ -83,7 +83,7 @@ pub fn command(words: &[String]) -> Vec<String> {
         let is_option = word.starts_with('-') && word.len() > 1;
         let name = word.split_once(['=', ':']).map(|(name, _)| name).filter(|name| !name.contains("//") && tells(name));
         shown.push(match name {
-            // Everything behind the name: a value may hold blanks and any mark.
+            // The whole text after the name, because a value may contain blanks and any punctuation.
             Some(name) if !name.contains(['?', ';', '&', ' ', '"']) => format!("{}{HIDDEN}", &word[..=name.len()]),
             _ if is_value && !is_option => HIDDEN.to_owned(),
             _ => text(word).into_owned(),
@@ -93,21 +93,22 @@ pub fn command(words: &[String]) -> Vec<String> {
     shown
 }
 
-/// A text without what looks like a secret in it.
+/// A text with everything that looks like a secret replaced.
 pub fn text(text: &str) -> Cow<'_, str> {
     let bytes = text.as_bytes();
     let mut shown = String::new();
-    // What is before this place is in `shown` already.
+    // Everything before this position is in `shown`.
     let mut done = 0;
     let mut at = 0;
     while at < bytes.len() {
-        // Only letters begin a token or a name, and only at the beginning of a word.
+        // Only a letter at the beginning of a word can begin a token or a name.
         let is_start = bytes[at].is_ascii_alphabetic() && (at == 0 || !is_word(bytes[at - 1]));
         if !is_start {
             at += 1;
             continue;
         }
-        if let Some(secret) = token(text, at).or_else(|| named(text, at)).or_else(|| credential(text, at)) {
+        let secret = token(text, at).or_else(|| named(text, at)).or_else(|| credential(text, at));
+        if let Some(secret) = secret.or_else(|| option(text, at)) {
             shown.push_str(&text[done..secret.start]);
             shown.push_str(HIDDEN);
             (done, at) = (secret.end, secret.end);
@@ -134,17 +135,17 @@ fn is_token(byte: u8) -> bool {
     is_word(byte) || byte == b'-'
 }
 
-/// How many bytes from a place on are of a kind, of at most so many.
+/// How many bytes from a position on match, up to a limit.
 fn run_up_to(text: &str, at: usize, max: usize, is_of: impl Fn(u8) -> bool) -> usize {
     text.as_bytes()[at..].iter().take(max).take_while(|byte| is_of(**byte)).count()
 }
 
-/// How many bytes from a place on are of a kind.
+/// How many bytes from a position on match.
 fn run(text: &str, at: usize, is_of: impl Fn(u8) -> bool) -> usize {
     text.as_bytes()[at..].iter().take_while(|byte| is_of(**byte)).count()
 }
 
-/// A token that is known by its beginning.
+/// A token with a known prefix.
 fn token(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     let rest = &text[at..];
     if rest.starts_with(JWT) {
@@ -154,15 +155,18 @@ fn token(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
         return is_jwt.then(|| at..at + run(text, at, is_part));
     }
     let (start, least) = TOKENS.iter().find(|(start, _)| rest.starts_with(start))?;
-    let length = run(text, at + start.len(), |byte| is_token(byte) || byte == b'.');
-    let is_whole = match *start {
-        "AKIA" | "ASIA" => rest[4..4 + length].bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit()),
-        _ => true,
+    let is_part = |byte| is_token(byte) || byte == b'.';
+    // A run of other characters is not read to its end: such runs may contain many beginnings of a token.
+    let length = match *start {
+        "AKIA" | "ASIA" => run(text, at + 4, |byte: u8| byte.is_ascii_uppercase() || byte.is_ascii_digit()),
+        start => run(text, at + start.len(), is_part),
     };
-    (is_whole && length >= *least).then_some(at..at + start.len() + length)
+    let end = at + start.len() + length;
+    let is_whole = !text.as_bytes().get(end).copied().is_some_and(is_part);
+    (is_whole && length >= *least).then_some(at..end)
 }
 
-/// The value in `name=value`, `name: value` and `"name": "value"`, if the name tells that it is a secret.
+/// The value in `name=value`, `name: value` and `"name": "value"`, if the name is that of a secret.
 fn named(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     let bytes = text.as_bytes();
     let end = at + run_up_to(text, at, NAME_MAX + 1, |byte| is_token(byte) || byte == b'.');
@@ -172,9 +176,10 @@ fn named(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     }
     let mut next = end + run_up_to(text, end, 2, |byte| matches!(byte, b'"' | b'\'' | b' '));
     let mark = *bytes.get(next).filter(|byte| matches!(byte, b'=' | b':'))?;
-    // Of `request.headers.token` and `key.rs` the last part is the name. Looked at last, as few words come this far.
+    // Of `request.headers.token` and `key.rs` the last part is the name. This is checked last because few words come
+    // this far.
     let name = text[at..end].rsplit('.').next().unwrap_or_default();
-    // A server's challenge names what it wants, and holds nothing of ours.
+    // A server's challenge contains no secret of the client.
     if !tells(name) || name.eq_ignore_ascii_case("www-authenticate") {
         return None;
     }
@@ -184,12 +189,16 @@ fn named(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
         return None;
     }
     next += run(text, next, |byte| byte == b' ');
+    // A reference is not a secret. This is checked first, because a text may contain many.
+    if text[next..].trim_start_matches(['"', '\'']).starts_with("${") {
+        return None;
+    }
     let (start, length) = match bytes.get(next)? {
         quote @ (b'"' | b'\'') => (next + 1, run(text, next + 1, |byte| byte != *quote && byte != b'\n')),
         // In a sentence a colon is followed by words.
         _ if mark == b':' && bytes[next - 1] == b' ' && !name.contains(['-', '_']) => {
             let word = next + run(text, next, |byte| !byte.is_ascii_whitespace());
-            // `Authorization: Bearer abc`: the scheme is a word of its own.
+            // `Authorization: Bearer abc`: the scheme is a separate word.
             if SCHEMES.contains(&text[next..word].to_ascii_lowercase().as_str()) {
                 return credential(text, next);
             }
@@ -205,9 +214,8 @@ fn named(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
             }),
         ),
     };
-    // A reference is no secret.
     let value = &text[start..start + length];
-    (length > 0 && !value.starts_with("${") && value != HIDDEN).then_some(start..start + length)
+    (length > 0 && value != HIDDEN).then_some(start..start + length)
 }
 
 /// The value in `Bearer value`.
@@ -223,6 +231,26 @@ fn credential(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     let is_challenge = value.ends_with('=') && text[end + 1 + length..].starts_with('"');
     let is_value = !is_challenge && value.bytes().any(|byte| !byte.is_ascii_lowercase());
     (length >= CREDENTIAL_MIN && is_value).then_some(end + 1..end + 1 + length)
+}
+
+/// The value in `--pat value`, as in a command line that a server prints. A value of small letters only may be the next
+/// word of a sentence about the option.
+fn option(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
+    let before = text[..at].strip_suffix('-')?.trim_end_matches('-');
+    let end = at + run_up_to(text, at, NAME_MAX + 1, is_token);
+    let is_inside_word = before.chars().next_back().is_some_and(char::is_alphanumeric);
+    if end - at > NAME_MAX || is_inside_word || text.as_bytes().get(end) != Some(&b' ') {
+        return None;
+    }
+    let quote = text.as_bytes().get(end + 1).copied().filter(|byte| matches!(byte, b'"' | b'\''));
+    let start = end + 1 + usize::from(quote.is_some());
+    let length = run(text, start, |byte| match quote {
+        Some(quote) => byte != quote && byte != b'\n',
+        None => !byte.is_ascii_whitespace() && !matches!(byte, b'"' | b'\'' | b'`' | b',' | b')'),
+    });
+    let value = &text[start..start + length];
+    let is_value = length >= CREDENTIAL_MIN && value.bytes().any(|byte| !byte.is_ascii_lowercase());
+    (is_value && !value.starts_with(['-', '$']) && tells(&text[at..end])).then_some(start..start + length)
 }
 
 /// `user:password` in `scheme://user:password@host`.
@@ -290,6 +318,10 @@ mod tests {
             ("Authorization: Bearer abcdef0123", "Authorization: Bearer …"),
             ("authorization: Basic dXNlcjpwdw==", "authorization: Basic …"),
             ("sent Bearer ABCDEF012345", "sent Bearer …"),
+            ("started x --pat pAtS3cret --path /a/B1", "started x --pat … --path /a/B1"),
+            ("x --api-key 'a b c D' -token Abcdef1 y", "x --api-key '…' -token … y"),
+            ("use --token to pass one, or --api-key ${API_KEY}", "use --token to pass one, or --api-key ${API_KEY}"),
+            ("a pass-key Abcdef1", "a pass-key Abcdef1"),
             (r#"WWW-Authenticate: Bearer error="invalid_token""#, r#"WWW-Authenticate: Bearer error="invalid_token""#),
             ("the token expired yesterday", "the token expired yesterday"),
             ("KeyError: name", "KeyError: name"),
@@ -312,7 +344,29 @@ mod tests {
     #[test]
     fn a_long_text_is_scanned_in_one_pass() {
         // Quadratic work would take very long.
-        for piece in ["key", "eyJ", "eyJ-", "a-", "key-", "key.", "a://", "bearer ", "\"key\": ", "ghp_", "x@", "="] {
+        for piece in [
+            "key",
+            "eyJ",
+            "eyJ-",
+            "a-",
+            "key-",
+            "key.",
+            "a://",
+            "bearer ",
+            "\"key\": ",
+            "ghp_",
+            "x@",
+            "=",
+            "-key ",
+            "-key A",
+            "AKIA-",
+            "key=${-",
+            "key='${-",
+            "key=",
+            "key: ",
+            "cookie: ",
+            "authorization: a",
+        ] {
             let long = piece.repeat(20_000);
             assert!(text(&long).len() <= long.len());
         }

@@ -1,55 +1,61 @@
-//! Whether and when to start again: one engine, whose presets are data.
+//! Whether and when to start a child again: one policy engine, whose presets are data.
 //!
-//! A *crash* is an ending nobody asked for and the policy does not forgive. Crashes are counted until a child has
-//! stayed ready for `Policy::healthy`, or somebody resumes; no other thing forgives them. A restart at once
-//! after a first crash (`First::AtOnce`) counts as crash 1 like any other, toward giving up too, but takes no delay
-//! from the list: the crash after it gets the first one.
+//! A *crash* is an end that was not requested and that the policy does not forgive. Crashes are counted until a child
+//! has stayed ready for `Policy::healthy`, or an operator resumes; nothing else resets the count. An immediate
+//! restart after a first crash (`First::AtOnce`) counts as crash 1 like any other, toward giving up too, but takes no
+//! delay from the list: the next crash gets the first delay.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::exit::{Cause, How};
 
-/// How many endings are remembered; the oldest is forgotten first.
+mod saved;
+
+pub use saved::{Saved, SavedPast};
+
+/// How many ends are kept; the oldest is dropped first.
 pub const RECENT_MAX: usize = 10;
-/// Who forgets us again and again is met anew no more often than this.
+/// The shortest time between two new sessions with a server that forgets its session again and again.
 const FORGOT_GAP: Duration = Duration::from_secs(1);
 
-/// All that distinguishes one way of starting again from another. Any mix is allowed.
+/// The parameters of a restart policy. Any combination is allowed.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Policy {
     pub delays: Delays,
-    /// Up to this many hundredths of a delay are added to it by chance, so that many children do not return in step.
+    /// Up to this percentage of a delay is added to it at random, so that many children do not restart at the same
+    /// time.
     pub jitter_percent: u32,
-    /// Too many crashes in too short a time; a list of delays alone does not see this.
+    /// Too many crashes in too short a time; a list of delays alone does not detect this.
     pub flapping: Option<Flapping>,
     pub first: First,
-    /// For `First::AtOnce`: how long a child must have been ready to earn it.
+    /// For `First::AtOnce`: how long a child must have been ready for an immediate restart.
     pub first_ready_min: Duration,
-    /// A child that has been ready for so long clears the count.
+    /// A child that has been ready for this long clears the count.
     pub healthy: Duration,
-    /// This many restarts are made for one count of crashes; the next crash gives up. `None` is no limit.
+    /// How many restarts one count of crashes allows; the next crash gives up. `None` is no limit.
     pub restarts_max: Option<u32>,
-    /// An exit by `exit::RESTART_CODE` restarts at once, but no sooner than so long after the last such restart. `None`: it
-    /// is a crash like another.
+    /// An exit with `exit::RESTART_CODE` restarts at once, but not before this time after the last such restart.
+    /// `None`: it counts as a crash.
     pub request_gap: Option<Duration>,
-    /// Leaving in peace is final; otherwise it is a crash, as for a child that nobody but us can call back.
+    /// An exit with 0 is final; otherwise it is a crash, as for a child that only outlast can start again.
     pub clean_leaves: bool,
 }
 
 /// The delay before restart n of a count.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Delays {
-    /// `(from, delay)`, rising: the last entry whose `from` is not above n holds.
+    /// `(from, delay)`, rising: the last entry with `from <= n` applies.
     Steps(Vec<(u32, Duration)>),
     /// `first` doubled with each restart, at most `max`.
     Doubling { first: Duration, max: Duration },
 }
 
-/// `crashes` within `within`, the present one among them, is flapping: the delay is then at least `delay`. At most
-/// `RECENT_MAX` crashes can be told apart.
+/// `crashes` within `within`, the current one included, is flapping: the delay is then at least `delay`. At most
+/// `RECENT_MAX` crashes are known.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Flapping {
     pub crashes: u32,
@@ -57,7 +63,7 @@ pub struct Flapping {
     pub delay: Duration,
 }
 
-/// What the first crash of a child that had served well is answered with.
+/// What follows the first crash of a child that had been ready for long enough.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum First {
     AtOnce,
@@ -65,7 +71,7 @@ pub enum First {
 }
 
 impl Policy {
-    /// For one server behind one client: peace ends it, 42 restarts it, and it is never given up.
+    /// For one server behind one client: exit code 0 is final, 42 restarts it, and it is never given up.
     pub fn watchdog() -> Policy {
         Policy {
             delays: Delays::Steps(vec![(1, secs(1)), (4, secs(5)), (11, secs(10))]),
@@ -80,7 +86,8 @@ impl Policy {
         }
     }
 
-    /// For one backend of many: every ending is a crash, the delays double, and a hopeless one is given up.
+    /// For one of many backends: every end is a crash, the delays double, and a backend that keeps crashing is given
+    /// up.
     pub fn exponential() -> Policy {
         Policy {
             delays: Delays::Doubling { first: secs(1), max: secs(60) },
@@ -95,7 +102,7 @@ impl Policy {
         }
     }
 
-    /// For an agent a person works with: short delays, long ones when it flaps, a halt at the fifth failure.
+    /// For an agent with a person at it: short delays, long ones when it flaps, a halt at the fifth failure.
     pub fn session() -> Policy {
         Policy {
             delays: Delays::Steps(vec![(1, secs(2))]),
@@ -118,7 +125,7 @@ impl Delays {
                 steps.iter().rev().find(|(from, _)| *from <= n).map_or(Duration::ZERO, |(_, delay)| *delay)
             }
             Delays::Doubling { first, max } => {
-                // Beyond 2^31 the cap has long been reached by any delay worth the name.
+                // Any realistic delay reaches its maximum before 2^31.
                 let factor = 1u32 << n.saturating_sub(1).min(31);
                 first.saturating_mul(factor).min(*max)
             }
@@ -126,7 +133,7 @@ impl Delays {
     }
 }
 
-/// What is to be done about an ending.
+/// What follows the end of a child.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     StartAt {
@@ -134,28 +141,29 @@ pub enum Verdict {
         delay: Duration,
         why: Why,
     },
-    /// `within` is the time from the first crash of the count to this one; none if there was but one.
+    /// `within` is the time from the first crash of the count to this one; none if there was only one.
     GiveUp {
         crashes: u32,
         within: Option<Duration>,
     },
-    /// Nothing is planned: it left on purpose, or somebody had it stopped and knows what comes next.
+    /// No start is planned: the child exited on purpose, or its owner stopped it and decides what follows.
     Left,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// It had served well until its first crash.
+    /// The first crash of a child that had been ready for long enough.
     AtOnce,
-    /// It asked for a restart, too soon after the last one.
+    /// The child requested a restart too soon after the last one.
     Throttled,
     Backoff,
-    /// It asked for a restart.
+    /// The child requested a restart.
     Requested,
 }
 
-/// How the child fares in the eyes of the policy.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The state of the child as the policy sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum State {
     Healthy,
     /// It flaps.
@@ -164,19 +172,19 @@ pub enum State {
     Halted,
 }
 
-/// One ending of the past.
+/// One earlier end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Past {
     pub how: How,
     pub cause: Cause,
     pub at: Instant,
-    /// How long it had been the child in place; nothing if no process came to be.
+    /// How long it had been the current child; zero if no process was created.
     pub uptime: Duration,
     counted: bool,
 }
 
 impl Past {
-    /// For whoever asks from outside.
+    /// Its wire format.
     pub fn to_json(&self, now: Instant) -> Value {
         json!({
             "how": self.how.to_string(),
@@ -188,25 +196,25 @@ impl Past {
     }
 }
 
-/// The history of one place that children fill one after the other. It hears of the child that serves or is meant
-/// to: never of one that drains, nor of a candidate before it takes over.
+/// The restart history of one slot, which children fill one after the other. It records the child that serves or
+/// is meant to serve, but no draining child, and no candidate before it takes over.
 #[derive(Clone, Debug)]
 pub struct Restarts {
     policy: Policy,
     dice: SplitMix,
     /// Newest last, at most `RECENT_MAX`.
     recent: VecDeque<Past>,
-    place: Place,
+    occupancy: Occupancy,
     count: Count,
     restarts: u32,
     any_started: bool,
-    /// When a child last came up because its predecessor had asked for it.
+    /// When a child was last started because its predecessor requested it.
     last_requested: Option<Instant>,
 }
 
 #[derive(Clone, Debug)]
-enum Place {
-    /// `requested`: the start that is planned, if one is, was asked for by the child that is gone.
+enum Occupancy {
+    /// `requested`: the previous child requested the planned start, if there is one.
     Empty {
         requested: bool,
     },
@@ -221,7 +229,7 @@ enum Place {
 struct Count {
     crashes: u32,
     first_at: Option<Instant>,
-    /// The first of them was answered at once and used up no delay.
+    /// The first of them was restarted at once and used no delay.
     first_was_free: bool,
     state: State,
 }
@@ -237,7 +245,7 @@ impl Restarts {
             policy,
             dice: SplitMix(seed),
             recent: VecDeque::with_capacity(RECENT_MAX),
-            place: Place::Empty { requested: false },
+            occupancy: Occupancy::Empty { requested: false },
             count: Count::CLEAR,
             restarts: 0,
             any_started: false,
@@ -249,35 +257,35 @@ impl Restarts {
         &self.policy
     }
 
-    /// A process came to be, as the last verdict planned it or as the very first. For one that somebody asked for,
-    /// say `replaced` instead.
+    /// A process was created: the first one, or the one that the last verdict planned. For a requested restart call
+    /// `replaced` instead.
     pub fn child_started(&mut self, now: Instant) {
-        if let Place::Empty { requested: true } = self.place {
+        if let Occupancy::Empty { requested: true } = self.occupancy {
             self.last_requested = Some(now);
         }
         self.take_place(now);
     }
 
-    /// The child in place finished its handshake. Saying it twice changes nothing.
+    /// The current child finished its handshake. A second call changes nothing.
     pub fn child_ready(&mut self, now: Instant) {
-        if let Place::Taken { ready: ready @ None, .. } = &mut self.place {
+        if let Occupancy::Taken { ready: ready @ None, .. } = &mut self.occupancy {
             *ready = Some(now);
         }
     }
 
-    /// A restart or reload that was asked for put a new child in place: no delay, the count is kept. For a reload this
-    /// is the takeover, and `child_ready` follows at once. To forgive a give-up, say `resumed` before.
+    /// A requested restart or reload put a new child in place: no delay, and the count is kept. For a reload this is
+    /// the takeover, and `child_ready` follows at once. To reset a give-up, call `resumed` before.
     pub fn replaced(&mut self, now: Instant) {
         self.forgive_if_healthy(now);
         self.take_place(now);
     }
 
-    /// The child in place, or one that should have come to be, is gone.
+    /// The current child ended, or the next one could not be started.
     pub fn child_ended(&mut self, cause: Cause, how: How, now: Instant) -> Verdict {
         self.forgive_if_healthy(now);
-        let (uptime, ready_for) = match self.place {
-            Place::Empty { .. } => (Duration::ZERO, None),
-            Place::Taken { since, ready } => {
+        let (uptime, ready_for) = match self.occupancy {
+            Occupancy::Empty { .. } => (Duration::ZERO, None),
+            Occupancy::Taken { since, ready } => {
                 (now.saturating_duration_since(since), ready.map(|ready| now.saturating_duration_since(ready)))
             }
         };
@@ -286,7 +294,7 @@ impl Restarts {
             self.recent.pop_front();
         }
         self.recent.push_back(Past { how, cause, at: now, uptime, counted });
-        self.place = Place::Empty { requested: false };
+        self.occupancy = Occupancy::Empty { requested: false };
 
         if counted {
             self.crashed(ready_for, now)
@@ -299,22 +307,22 @@ impl Restarts {
         }
     }
 
-    /// The child was stopped because it was not needed: starting the next one is no restart.
+    /// The child was stopped because it was not needed: the next start does not count as a restart.
     pub fn rested(&mut self) {
         self.any_started = false;
     }
 
-    /// Somebody forgives all crashes.
+    /// An operator resets the count of crashes.
     pub fn resumed(&mut self) {
         self.count = Count::CLEAR;
     }
 
-    /// Every replacement of a child by another, asked for or not.
+    /// Every replacement of a child by another, requested or not.
     pub fn restarts(&self) -> u32 {
         self.restarts
     }
 
-    /// Crashes not forgiven by now.
+    /// Crashes that are not forgiven by now.
     pub fn crashes(&self, now: Instant) -> u32 {
         if self.is_healthy(now) { 0 } else { self.count.crashes }
     }
@@ -323,19 +331,35 @@ impl Restarts {
         if self.is_healthy(now) { State::Healthy } else { self.count.state }
     }
 
-    /// The last endings, oldest first, at most `RECENT_MAX`.
+    /// The last ends, oldest first, at most `RECENT_MAX`.
     pub fn recent(&self) -> impl DoubleEndedIterator<Item = &Past> {
         self.recent.iter()
+    }
+
+    /// When the current child was put in its place.
+    pub fn since(&self) -> Option<Instant> {
+        match self.occupancy {
+            Occupancy::Taken { since, .. } => Some(since),
+            Occupancy::Empty { .. } => None,
+        }
+    }
+
+    /// When the current child finished its handshake.
+    pub fn ready_since(&self) -> Option<Instant> {
+        match self.occupancy {
+            Occupancy::Taken { ready, .. } => ready,
+            Occupancy::Empty { .. } => None,
+        }
     }
 
     fn take_place(&mut self, now: Instant) {
         self.restarts += u32::from(self.any_started);
         self.any_started = true;
-        self.place = Place::Taken { since: now, ready: None };
+        self.occupancy = Occupancy::Taken { since: now, ready: None };
     }
 
     fn is_healthy(&self, now: Instant) -> bool {
-        matches!(self.place, Place::Taken { ready: Some(ready), .. }
+        matches!(self.occupancy, Occupancy::Taken { ready: Some(ready), .. }
             if now.saturating_duration_since(ready) >= self.policy.healthy)
     }
 
@@ -378,14 +402,14 @@ impl Restarts {
     }
 
     fn requested(&mut self, gap: Duration, now: Instant) -> Verdict {
-        self.place = Place::Empty { requested: true };
+        self.occupancy = Occupancy::Empty { requested: true };
         match self.last_requested.map(|last| last + gap) {
             Some(at) if now < at => Verdict::StartAt { at, delay: at - now, why: Why::Throttled },
             _ => Verdict::StartAt { at: now, delay: Duration::ZERO, why: Why::Requested },
         }
     }
 
-    /// The delay of a child that flaps. Forgiven crashes do not count, recent as they may be.
+    /// The delay of a child that flaps. Forgiven crashes do not count, even recent ones.
     fn flapping_delay(&self, now: Instant) -> Option<Duration> {
         let flapping = self.policy.flapping.as_ref()?;
         let lately = self.recent.iter().rev().filter(|past| past.counted).take(self.count.crashes as usize);
@@ -394,19 +418,19 @@ impl Restarts {
     }
 }
 
-/// Chance that a test can repeat: Steele, Lea and Flood's splitmix64.
+/// Random numbers that a test can repeat: Steele, Lea and Flood's splitmix64.
 #[derive(Clone, Debug)]
-struct SplitMix(u64);
+pub(crate) struct SplitMix(pub(crate) u64);
 
 impl SplitMix {
-    fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         z ^ (z >> 31)
     }
 
-    /// Between nothing and `percent` hundredths of `whole`.
+    /// A random duration up to `percent` hundredths of `whole`.
     fn share_of(&mut self, whole: Duration, percent: u32) -> Duration {
         let chance = (self.next() >> 11) as f64 / (1u64 << 53) as f64;
         whole.mul_f64(f64::from(percent) / 100.0 * chance)
@@ -427,7 +451,7 @@ mod tests {
         Instant::now()
     }
 
-    /// A place, its clock, and children that end as told.
+    /// A restart history, its clock, and children that exit as the test says.
     struct Story {
         restarts: Restarts,
         now: Instant,
@@ -440,7 +464,7 @@ mod tests {
             story
         }
 
-        /// The child in place is ready for so long (never, if `None`), then exits; then the verdict is carried out.
+        /// The current child is ready for so long (never, if `None`), then exits; then the verdict is carried out.
         fn exit(&mut self, code: i32, ready_for: Option<u64>) -> Verdict {
             if let Some(millis) = ready_for {
                 self.restarts.child_ready(self.now);
@@ -495,7 +519,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_served_well_returns_at_once_the_first_time() {
+    fn a_stable_child_is_restarted_at_once_the_first_time() {
         #[rustfmt::skip]
         expect_delays(Policy::watchdog(), &[
             (1, Some(5_000),  Why::AtOnce,  0),
@@ -527,7 +551,7 @@ mod tests {
             (42, NEVER,       Why::Throttled, 1_000),
             (42, Some(300),   Why::Throttled, 700),
             (42, Some(1_000), Why::Requested, 0),
-            // It neither counts as a crash nor forgives one.
+            // It does not count as a crash, and it forgives none.
             (1,  Some(100),   Why::Backoff,   1_000),
             (42, NEVER,       Why::Requested, 0),
             (1,  NEVER,       Why::Backoff,   1_000),
@@ -538,7 +562,7 @@ mod tests {
     }
 
     #[test]
-    fn who_forgets_us_is_met_anew_at_once_and_then_once_a_second() {
+    fn a_lost_session_is_opened_again_at_once_and_then_once_a_second() {
         let mut restarts = Restarts::new(Policy::exponential(), 1);
         let forgot = || How::Forgot("404".into());
         let mut now = birth();
@@ -561,7 +585,7 @@ mod tests {
         let how = || How::Exited(Exit::Code(42));
         let verdict = story.restarts.child_ended(Cause::RestartRequested, how(), t);
         assert_eq!(verdict, Verdict::StartAt { at: t + secs(1), delay: secs(1), why: Why::Throttled });
-        // A person does not wait for that start; theirs is none of the kind that is throttled.
+        // A manual restart does not wait for that start, and it does not count for the throttle.
         story.restarts.replaced(t + Duration::from_millis(500));
         let verdict = story.restarts.child_ended(Cause::RestartRequested, how(), t + secs(1));
         assert_eq!(verdict, Verdict::StartAt { at: t + secs(1), delay: Duration::ZERO, why: Why::Requested });
@@ -578,7 +602,7 @@ mod tests {
         assert_eq!(story.exit(1, NEVER), Verdict::GiveUp { crashes: 6, within: Some(secs(31)) });
         assert_eq!(story.restarts.state(story.now), State::Halted);
 
-        // A new try, by whoever makes it, does not forgive; only time and `resumed` do.
+        // A new attempt does not reset the count; only time and `resumed` do.
         story.restarts.child_started(story.now);
         assert!(matches!(story.exit(1, Some(59_999)), Verdict::GiveUp { crashes: 7, .. }));
         story.restarts.resumed();
@@ -599,7 +623,7 @@ mod tests {
             (1, NEVER,       Why::Backoff, 60_000),
         ]);
 
-        // The restart at once is one of those allowed.
+        // The immediate restart counts toward the limit.
         let mut story = Story::new(exact.clone());
         for delay in [0, 1_000, 2_000, 4_000, 8_000] {
             assert_eq!(story.delay(1, (delay == 0).then_some(5_000)).1, delay);
@@ -668,7 +692,7 @@ mod tests {
     }
 
     #[test]
-    fn health_shows_as_soon_as_it_is_reached() {
+    fn a_session_is_healthy_60_s_after_its_agent_is_ready() {
         let mut story = Story::new(Policy::session());
         for _ in 0..3 {
             story.exit(1, NEVER);
@@ -678,13 +702,13 @@ mod tests {
         let (before, after) = (story.now + Duration::from_millis(59_999), story.now + secs(60));
         assert_eq!((story.restarts.crashes(before), story.restarts.state(before)), (3, State::Degraded));
         assert_eq!((story.restarts.crashes(after), story.restarts.state(after)), (0, State::Healthy));
-        // Health of the old child outlives its replacement.
+        // The count stays cleared after the child is replaced.
         story.restarts.replaced(after);
         assert_eq!(story.restarts.crashes(after), 0);
     }
 
     #[test]
-    fn leaving_in_peace_is_the_policys_to_judge() {
+    fn the_policy_decides_what_a_clean_exit_means() {
         #[rustfmt::skip]
         let table = [
             // policy, exit 0 after ready, exit 42
@@ -701,7 +725,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_asked_for_keeps_the_count_and_counts_as_a_restart() {
+    fn a_requested_restart_keeps_the_crash_count_and_counts_as_a_restart() {
         let mut story = Story::new(Policy::watchdog());
         for _ in 0..4 {
             story.exit(1, NEVER);
@@ -715,7 +739,7 @@ mod tests {
     }
 
     #[test]
-    fn a_child_that_could_not_be_started_is_a_crash_but_replaced_nobody() {
+    fn a_failed_start_is_a_crash_but_no_restart() {
         let mut story = Story::new(Policy::watchdog());
         story.now += secs(3);
         story.restarts.child_ended(Cause::Crashed, How::ClosedStdout, story.now);
@@ -728,7 +752,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_ten_endings_are_kept() {
+    fn the_last_ten_exits_are_kept() {
         let mut story = Story::new(Policy::watchdog());
         for code in 100..115 {
             story.exit(code, NEVER);

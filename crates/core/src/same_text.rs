@@ -1,33 +1,34 @@
-//! Whether two texts are the same although their form changed on the way: agents and terminals wrap lines, drop invisible
-//! characters, compose letters and draw emoji in their own way. No Unicode tables: a run of characters that has combining
-//! marks in it matches any other run that is not ASCII.
+//! Whether two texts are equal although their form changed on the way: agents and terminals wrap lines, drop
+//! invisible characters, compose letters and draw emoji in their own way. No Unicode tables: a run of characters with
+//! combining marks matches any other run that is not ASCII.
 
-/// How a draft on the screen holds a text.
+/// How exactly a draft on the screen contains a text.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Held {
     No,
-    /// All that is ASCII is there, and something stands for the rest.
+    /// All ASCII characters match, and some other characters are in place of the rest.
     Loosely,
     Exactly,
 }
 
-/// So much of the end of a text is looked for; more may have been scrolled out of a small composer.
+/// How many characters at the end of a text are compared; earlier ones may have been scrolled out of a small
+/// composer.
 const END_MAX: usize = 12;
-/// A text of more characters than this may have been wrapped, and only the rest of it stands in the last line.
+/// A longer text may have been wrapped, so that the last line has only its end.
 const LINE_MIN: usize = 40;
 
-/// Whether an agent's record of a turn is this text. `is_cut`: only the beginning of the record is known.
+/// Whether an agent's record of a turn is this text. `is_cut`: only the start of the record is known.
 pub fn is_recorded_as(record: &str, is_cut: bool, text: &str) -> bool {
     let (mut record, text) = (tokens(record), tokens(text));
     if is_cut {
-        // The cut may have gone through the last run.
+        // The cut may be inside the last run.
         record.pop();
         return !record.is_empty() && record.len() <= text.len() && record.iter().zip(&text).all(|(a, b)| a.is_same(b));
     }
     record.len() == text.len() && record.iter().zip(&text).all(|(a, b)| a.is_same(b))
 }
 
-/// Whether the end of this text is at the end of a draft; or the draft is the end of a long text.
+/// Whether the draft ends with the end of this text, or is itself the end of a long text.
 pub fn held_at_end(draft: &str, text: &str) -> Held {
     let (draft_letters, text_letters) = (without_blanks(draft), without_blanks(text));
     let end = text_letters.char_indices().rev().nth(END_MAX - 1).map_or(0, |(at, _)| at);
@@ -73,7 +74,7 @@ impl Token {
         }
     }
 
-    /// On a screen any run may look like any other: a terminal may not draw all of an emoji.
+    /// On a screen any run may look like any other: a terminal may draw only part of an emoji.
     fn looks_like(&self, other: &Token) -> bool {
         self == other || matches!((self, other), (Token::Run { .. }, Token::Run { .. }))
     }
@@ -87,7 +88,7 @@ fn tokens(text: &str) -> Vec<Token> {
             continue;
         }
         let is_mark = is_mark(letter);
-        // A letter with a mark on it is no ASCII any more.
+        // A letter with a combining mark is no longer ASCII.
         let base = match tokens.last() {
             Some(Token::Ascii(base)) if is_mark => Some(*base),
             _ => None,
@@ -106,7 +107,7 @@ fn tokens(text: &str) -> Vec<Token> {
     tokens
 }
 
-/// Has no width and no meaning of its own: joiners, direction marks, variation selectors, tags.
+/// Characters without width or meaning of their own: joiners, direction marks, variation selectors, tags.
 fn is_invisible(letter: char) -> bool {
     matches!(letter,
         '\u{ad}' | '\u{34f}' | '\u{61c}' | '\u{115f}'..='\u{1160}' | '\u{17b4}'..='\u{17b5}' | '\u{180b}'..='\u{180f}'
@@ -114,7 +115,7 @@ fn is_invisible(letter: char) -> bool {
         | '\u{fe00}'..='\u{fe0f}' | '\u{feff}' | '\u{ffa0}' | '\u{e0000}'..='\u{e0fff}')
 }
 
-/// Becomes one character with the one before it where a text is composed: combining marks, Hangul Jamo, kana marks.
+/// Characters that are composed with the preceding one: combining marks, Hangul Jamo, kana marks.
 fn is_mark(letter: char) -> bool {
     matches!(letter,
         '\u{300}'..='\u{36f}' | '\u{653}'..='\u{655}' | '\u{93c}' | '\u{1100}'..='\u{11ff}' | '\u{1ab0}'..='\u{1aff}'

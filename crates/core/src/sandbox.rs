@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-/// Entries in each of the four lists. A longer list is refused where it is read and where it is sent.
+/// Entries in each of the four lists. A longer list is refused when it is read and when it is sent.
 pub const RULES_MAX: usize = 256;
 
 /// The first Landlock ABI that controls opening, creating, renaming and truncating files.
@@ -11,11 +11,11 @@ const ABI_OF_FILES: u32 = 3;
 /// The first one that controls TCP ports.
 const ABI_OF_PORTS: u32 = 4;
 
-/// What a server may use besides the readable system paths. Everything else is denied.
+/// What a server may use in addition to the readable system paths. Everything else is denied.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sandbox {
     pub read: Vec<PathBuf>,
-    /// These may be read and executed, too.
+    /// These may also be read and executed.
     pub write: Vec<PathBuf>,
     pub tcp_connect: Ports,
     pub tcp_bind: Ports,
@@ -23,7 +23,7 @@ pub struct Sandbox {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Ports {
-    /// No rule is made.
+    /// The sandbox has no rules.
     Any,
     Only(Vec<u16>),
 }
@@ -39,9 +39,9 @@ impl Default for Ports {
 pub enum Support {
     /// The version of the Landlock ABI.
     Landlock(u32),
-    /// Landlock is built into the kernel, and was left out when the system started.
+    /// Landlock is built into the kernel, and was disabled at boot.
     Disabled,
-    /// The kernel was built without Landlock, or a filter of system calls hides it.
+    /// The kernel has no Landlock, or a system call filter hides it.
     Missing,
     NotLinux,
 }
@@ -59,20 +59,20 @@ impl Sandbox {
         let refusal = |why: &str, hint| Some(Refusal { why: why.to_owned(), hint });
         let restricts_ports = self.tcp_connect != Ports::Any || self.tcp_bind != Ports::Any;
         match support {
-            Support::NotLinux => refusal("only Linux can enforce a sandbox", "leave it out on this system"),
+            Support::NotLinux => refusal("only Linux can enforce a sandbox", "remove it on this system"),
             Support::Missing => refusal(
                 "this kernel cannot enforce a sandbox: it has no Landlock",
-                "use Linux 6.7 or later with CONFIG_SECURITY_LANDLOCK, or leave it out",
+                "use Linux 6.7 or later with CONFIG_SECURITY_LANDLOCK, or remove it",
             ),
             Support::Disabled => refusal(
                 "this kernel cannot enforce a sandbox: Landlock is disabled",
-                "add `landlock` to `lsm=` on the kernel's command line, or leave it out",
+                "add `landlock` to `lsm=` on the kernel's command line, or remove it",
             ),
             Support::Landlock(abi) if abi < ABI_OF_FILES => Some(Refusal {
                 why: format!(
                     "this kernel cannot enforce a sandbox: its Landlock ABI {abi} does not control truncation"
                 ),
-                hint: "use Linux 6.7 or later (6.2 for files alone), or leave it out",
+                hint: "use Linux 6.7 or later (6.2 for files only), or remove it",
             }),
             Support::Landlock(abi) if abi < ABI_OF_PORTS && restricts_ports => Some(Refusal {
                 why: format!("this kernel cannot restrict TCP ports: its Landlock ABI {abi} has no network rules"),

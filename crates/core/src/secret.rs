@@ -7,7 +7,8 @@ use std::{borrow::Cow, fmt, ops::Range};
 
 use serde_json::Value;
 
-/// A shorter value is masked where it is printed by itself, but not searched for in other texts: it would be found by chance.
+/// A shorter value is masked where it is printed by itself, but not searched for in other texts, where it would be
+/// found by chance.
 pub const SEARCHED_MIN: usize = 8;
 /// Values that one mask knows; with one more the shortest is forgotten.
 pub const SECRETS_MAX: usize = 4096;
@@ -16,7 +17,7 @@ pub const SECRETS_MAX: usize = 4096;
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Part {
     pub at: Range<usize>,
-    /// As it was referred to: `TOKEN` of `${TOKEN}`.
+    /// The name in the reference: `TOKEN` of `${TOKEN}`.
     pub name: String,
 }
 
@@ -25,33 +26,34 @@ pub struct Part {
 #[derive(Clone, Default, PartialEq, Eq, Hash)]
 pub struct Resolved {
     value: String,
-    /// In order, and apart from each other.
+    /// In order, without overlaps.
     parts: Vec<Part>,
 }
 
 impl Resolved {
-    /// The parts must be places in the value, in order.
+    /// The parts must be ranges of the value, in order.
     pub fn new(value: String, parts: Vec<Part>) -> Resolved {
         debug_assert!(parts.iter().all(|part| value.get(part.at.clone()).is_some()), "the parts are of another text");
         Resolved { value, parts }
     }
 
-    /// The same text with another one before it.
+    /// The same text with a prefix.
     pub fn after(self, before: &str) -> Resolved {
         let shift = |part: Part| Part { at: part.at.start + before.len()..part.at.end + before.len(), ..part };
         Resolved { value: format!("{before}{}", self.value), parts: self.parts.into_iter().map(shift).collect() }
     }
 
-    /// The real value, for the one place that needs it.
+    /// The real value, for the code that needs it.
     pub fn expose(&self) -> &str {
         &self.value
     }
 
-    pub fn is_secret(&self) -> bool {
-        !self.parts.is_empty()
+    /// The names in the references.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.parts.iter().map(|part| part.name.as_str())
     }
 
-    /// What came from references: name and value.
+    /// The parts that came from references: name and value.
     fn secrets(&self) -> impl Iterator<Item = (&str, &str)> {
         self.parts.iter().map(|part| (part.name.as_str(), &self.value[part.at.clone()]))
     }
@@ -94,14 +96,14 @@ pub struct Mask {
 }
 
 impl Mask {
-    /// Everything in it that came from a reference. Nothing that was learned before is forgotten: processes that were
-    /// started with it may still print it.
+    /// Learns all values of references in a text. Earlier values are kept, because processes that were started with
+    /// them may still print them.
     pub fn learn(&mut self, text: &Resolved) {
         for (name, value) in text.secrets() {
             let shown = format!("${{{name}}}");
             let quoted = serde_json::to_string(value).unwrap_or_default();
             let encoded = percent_encoded(value);
-            // A log is read by lines, and a value may be printed as JSON or as part of an address.
+            // A log is read line by line, and a value may be printed as JSON or as part of an address.
             let forms = [value, quoted.trim_matches('"')].into_iter().chain(value.lines().map(str::trim));
             let forms = forms.chain(encoded.iter().map(String::as_str));
             for form in forms.filter(|form| form.len() >= SEARCHED_MIN) {
@@ -124,7 +126,7 @@ impl Mask {
         text
     }
 
-    /// Every text in it, names of members included.
+    /// Masks every text in a JSON value, names of members included.
     pub fn hide_in(&self, value: &mut Value) {
         if self.known.is_empty() {
             return;
@@ -147,8 +149,8 @@ impl Mask {
     }
 }
 
-/// The ways in which programs write a value into an address: in a path or in a query, with either case of hexadecimal
-/// digits. Nothing where it stays as it is.
+/// The forms of a value in an address: in a path or in a query, with hexadecimal digits of either case. Nothing if they
+/// equal the value.
 fn percent_encoded(value: &str) -> Vec<String> {
     let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
     if value.bytes().all(is_plain) {

@@ -1,13 +1,16 @@
-//! Which lines of an agent's history a terminal has in its own scrollback already, so that a viewer who comes back is not
+//! Which lines of an agent's history a terminal has in its own scrollback already, so that a viewer that attaches again is not
 //! shown them twice. Lines are compared by hash; the screen itself is not kept here.
 
 use std::collections::VecDeque;
 
-/// So many terminals are remembered; the one that left longest ago is forgotten and gets the whole history again.
+use serde::{Deserialize, Serialize};
+
+/// Terminals that are remembered; above it the one that detached longest ago is forgotten and gets the whole history
+/// again.
 pub const TERMINALS_MAX: usize = 16;
 
-/// Lines as hashes: those that have left the screen at its top, the oldest first, and those on it.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// Lines as hashes: those that have left the screen at its top, the oldest first, and those on the screen.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ShownLines {
     pub history: Vec<u64>,
     pub screen: Vec<u64>,
@@ -20,7 +23,16 @@ pub struct SeenLines {
 }
 
 impl SeenLines {
-    /// This terminal has all of this.
+    /// The terminals, the one that left longest ago first.
+    pub fn save(&self) -> Vec<(String, ShownLines)> {
+        self.terminals.iter().cloned().collect()
+    }
+
+    pub fn restore(terminals: Vec<(String, ShownLines)>) -> SeenLines {
+        SeenLines { terminals: terminals.into() }
+    }
+
+    /// This terminal shows all of this.
     pub fn remember(&mut self, terminal: String, shown: ShownLines) {
         self.terminals.retain(|(known, _)| *known != terminal);
         if self.terminals.len() == TERMINALS_MAX {
@@ -40,7 +52,7 @@ impl SeenLines {
         if kept == 0 && !seen.history.is_empty() {
             return 0;
         }
-        // Lines that were on the screen then have followed, as far as the agent did not write over them.
+        // Lines that were on the screen then follow, as far as the agent did not overwrite them.
         let followed = history[kept..].iter().zip(&seen.screen).take_while(|(new, old)| new == old).count();
         kept + followed
     }
@@ -60,7 +72,7 @@ mod tests {
             (&[1, 2, 3],      &[4, 5],     &[1, 2, 3],           3),
             (&[1, 2, 3],      &[4, 5],     &[1, 2, 3, 4, 9, 8],  4),
             (&[1, 2, 3],      &[4, 5],     &[2, 3, 4, 5, 6],     4),
-            // All of it has been pushed out, or is of another width.
+            // All lines have left the history, or the width changed.
             (&[1, 2, 3],      &[4, 5],     &[7, 8, 9],           0),
             (&[1, 2, 3],      &[4, 5],     &[],                  0),
             (&[1, 2, 1, 2],   &[3],        &[1, 2, 3, 4],        3),
@@ -75,7 +87,7 @@ mod tests {
     }
 
     #[test]
-    fn the_terminal_that_left_longest_ago_is_forgotten() {
+    fn the_terminal_that_detached_first_is_forgotten() {
         let mut seen = SeenLines::default();
         let shown = ShownLines { history: vec![1], screen: vec![] };
         for terminal in 0..=TERMINALS_MAX {

@@ -1,40 +1,46 @@
 //! A text for an agent, from the request until the agent has recorded it as a turn.
 //!
-//! Nothing is typed before the composer is there, empty, and has been for a moment. Then the text goes in as one paste, is
-//! waited for until it is to be seen, and is sent with Enter. The proof is the agent's own record of the turn (a hook, its
-//! transcript); that the text left the composer is none. A text that was not submitted is removed from the composer. One
-//! goes after the other.
+//! Nothing is typed before the composer is visible and has been empty for a moment. Then the text is pasted at once,
+//! and Enter is pressed when the text is visible. The proof is the agent's own record of the turn (a hook, its
+//! transcript); a composer that is empty again is no proof. A text that was not submitted is removed from the
+//! composer. Texts are sent one after the other.
 
 use std::collections::VecDeque;
 use std::fmt;
 use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
 
 use crate::agent::Kind;
 use crate::composer::{self, Seen};
 use crate::count::count;
 use crate::same_text::{self, Held};
 
-/// So many wait for their turn; the next is refused.
+mod saved;
+
+pub use saved::Saved;
+
+/// Texts that wait for their turn; the next is refused.
 pub const WAITING_MAX: usize = 16;
-/// What is longer is refused; a frame holds it.
+/// A longer text is refused; a frame holds it.
 pub const TEXT_MAX: usize = 512 << 10;
-/// How long a composer must have been there, and empty: what is typed into one that is still being built is lost.
+/// How long a composer must have been visible and empty: text that is typed while the agent still draws it is lost.
 pub const SETTLED: Duration = Duration::from_millis(300);
 /// How long a text may take to be seen.
 pub const SEEN_MAX: Duration = Duration::from_secs(10);
-/// How long Enter may take; then it is pressed again, as the first may have been swallowed.
+/// How long Enter may take; then it is pressed again, because the agent may have dropped the first one.
 pub const ENTER_MAX: Duration = Duration::from_secs(3);
-/// So often Enter is pressed.
+/// How often Enter is pressed.
 pub const PRESSES_MAX: u32 = 3;
 /// How long the agent may take to record a turn after Enter; then the turn is unproven.
 pub const RECORD_MAX: Duration = Duration::from_secs(10);
 /// How long the keys that empty the composer may take; then they are typed again.
 pub const REMOVE_MAX: Duration = Duration::from_secs(1);
-/// So often they are typed.
+/// How often they are typed.
 pub const REMOVALS_MAX: u32 = 3;
-/// So many lines are removed at once; the agents show a longer text as one mark.
+/// Lines that are removed at once; the agents show a longer text as one mark.
 const REMOVED_LINES_MAX: usize = 512;
-/// So many of the last texts with a key are remembered, so that they are not sent twice.
+/// Texts with a key that are remembered, so that they are not sent twice.
 const REMEMBERED_MAX: usize = 64;
 
 const PASTE_BEGINS: &[u8] = b"\x1b[200~";
@@ -54,9 +60,9 @@ pub struct Letter {
     pub text: String,
     /// Enter follows.
     pub submit: bool,
-    /// How long it may wait for the composer, its turn included.
+    /// How long it may wait for the composer, including its place in the queue.
     pub patience: Duration,
-    /// The same key is the same text: it is sent once.
+    /// Texts with the same key are the same text: it is sent once.
     pub key: Option<String>,
 }
 
@@ -65,7 +71,7 @@ pub enum Action {
     Type(Vec<u8>),
     /// Enter follows: from now on the agent's records count.
     AwaitRecord,
-    /// Keys that remove a text which was not submitted. The screen as it is now is worth showing.
+    /// Keys that remove a text that was not submitted. The current screen explains the failure.
     Remove(Vec<u8>),
     Answer {
         ticket: u64,
@@ -73,17 +79,17 @@ pub enum Action {
     },
 }
 
-/// It was typed, and this is how far it is known to have come.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// The text was typed; how far it is known to have come.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sent {
     pub proof: Proof,
     pub presses: u32,
     /// As one paste, not as keys.
     pub as_paste: bool,
-    /// For the composer, and for those before.
+    /// For the composer, and for the texts before.
     pub waited: Duration,
     pub took: Duration,
-    /// Under this key it had been sent before.
+    /// A text with this key was sent before.
     pub is_repeated: bool,
 }
 
@@ -93,9 +99,10 @@ impl Sent {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Proof {
-    /// It was to be typed only, and is seen in the composer.
+    /// It was to be typed only, and is visible in the composer.
     Typed,
     /// Enter was pressed, and the agent recorded no such turn.
     Unproven { has_left: bool },
@@ -114,7 +121,8 @@ impl Proof {
 }
 
 /// Where a turn is recorded.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Source {
     Hook,
     /// claude's file of the conversation.
@@ -137,16 +145,16 @@ impl Source {
 pub enum Failed {
     Empty,
     TooLong,
-    /// A key in a text would be a key.
+    /// A control character in the text would act as a key.
     Control(char),
     TooMany,
-    /// No composer was to be seen in time.
+    /// No composer was visible in time.
     NotReady,
-    /// Somebody's own words stand there.
+    /// The composer holds another text.
     Occupied(String),
-    /// Lines would be sent one by one.
+    /// The agent does not support pastes, so lines would be sent one by one.
     NoPaste,
-    /// It was typed, and never seen; this was instead.
+    /// It was typed, and never visible; this was there instead.
     NotSeen {
         draft: String,
         is_removed: bool,
@@ -157,10 +165,12 @@ pub enum Failed {
         presses: u32,
         is_removed: bool,
     },
-    /// The agent ended; what was typed may have arrived.
+    /// The agent exited; the typed text may have arrived.
     Ended {
         typed: bool,
     },
+    /// The sender gave it up before it was typed.
+    Withdrawn,
 }
 
 impl Failed {
@@ -175,10 +185,11 @@ impl Failed {
             Failed::NotSeen { .. } => "not_seen",
             Failed::NotSubmitted { .. } => "not_submitted",
             Failed::Ended { .. } => "ended",
+            Failed::Withdrawn => "withdrawn",
         }
     }
 
-    /// Whether what was typed is no longer in the composer; None if nothing was.
+    /// Whether the typed text is no longer in the composer; None if nothing was typed.
     pub fn is_removed(&self) -> Option<bool> {
         match self {
             Failed::NotSeen { is_removed, .. } | Failed::NotSubmitted { is_removed, .. } => Some(*is_removed),
@@ -198,18 +209,20 @@ impl fmt::Display for Failed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Failed::Empty => f.write_str("there is nothing to send"),
-            Failed::TooLong => write!(f, "more than {TEXT_MAX} bytes are too much at once"),
+            Failed::TooLong => write!(f, "the text is longer than {TEXT_MAX} bytes"),
             Failed::Control(letter) => {
-                write!(f, "the text has a control character in it, U+{:04X}", u32::from(*letter))
+                write!(f, "the text contains a control character, U+{:04X}", u32::from(*letter))
             }
-            Failed::TooMany => write!(f, "{WAITING_MAX} texts wait already, which is the limit"),
-            Failed::NotReady => f.write_str("the agent showed no place to type in time; nothing was typed"),
+            Failed::TooMany => write!(f, "{WAITING_MAX} texts are already waiting, which is the limit"),
+            Failed::NotReady => f.write_str("the agent showed no empty input field in time; nothing was typed"),
             Failed::Occupied(draft) => {
-                write!(f, "something else stands where one types; nothing was typed. It is: {draft}")
+                write!(f, "the input field contains other text; nothing was typed. It is: {draft}")
             }
-            Failed::NoPaste => f.write_str("the agent takes no pastes, and several lines would be sent one by one"),
+            Failed::NoPaste => {
+                f.write_str("the agent does not support bracketed paste, and the lines would be sent one by one")
+            }
             Failed::NotSeen { draft, .. } if draft.is_empty() => {
-                f.write_str("the text was typed and did not appear; nothing stands where one types")
+                f.write_str("the text was typed and did not appear; the input field is empty")
             }
             Failed::NotSeen { draft, is_removed } => {
                 let after = removal(*is_removed);
@@ -222,6 +235,7 @@ impl fmt::Display for Failed {
             }
             Failed::Ended { typed: false } => f.write_str("the agent ended before anything was typed"),
             Failed::Ended { typed: true } => f.write_str("the agent ended; what was typed may have arrived"),
+            Failed::Withdrawn => f.write_str("it was given up before it was typed"),
         }
     }
 }
@@ -230,13 +244,13 @@ fn removal(is_removed: bool) -> &'static str {
     if is_removed { "it was removed again" } else { "it could not be removed" }
 }
 
-/// All that is to be sent to one agent.
+/// All texts for one agent.
 #[derive(Clone, Debug)]
 pub struct Sends {
     kind: Kind,
     submit: Option<Vec<u8>>,
     waiting: VecDeque<Job>,
-    /// What was sent under a key, the oldest first.
+    /// Texts that were sent with a key, the oldest first.
     remembered: VecDeque<(String, Sent)>,
 }
 
@@ -250,13 +264,13 @@ struct Job {
 
 #[derive(Clone, Debug)]
 enum State {
-    /// For its turn, and for a composer that has been empty since then.
+    /// Waits for its turn, and for a composer that has been empty since then.
     Waiting { empty_since: Option<Instant>, occupied_by: Option<String>, cannot_paste: bool },
-    /// Until it is seen. Where it is known only loosely, it must have stood there for a moment.
+    /// Until it is visible. If only part of it can be compared, it must have been visible for a moment.
     Typed { entry: Entry, last: String, loosely_since: Option<Instant> },
-    /// Until it has left the composer, or until it is time to press again.
+    /// Until it has left the composer, or Enter is pressed again.
     Pressed { entry: Entry, until: Instant },
-    /// Until the agent records it. `back_since`: it stands in the composer once more.
+    /// Until the agent records it. `back_since`: it is in the composer again.
     Entered { entry: Entry, has_left: bool, until: Instant, back_since: Option<Instant> },
     /// It failed, and is removed from the composer.
     Removing { entry: Entry, failed: Failed, was_seen: bool, times: u32, until: Instant },
@@ -273,18 +287,18 @@ struct Entry {
 }
 
 impl Sends {
-    /// `submit`: the bytes that submit, for an agent that wants others than Enter.
+    /// `submit`: the bytes that submit, for an agent that does not use Enter.
     pub fn new(kind: Kind, submit: Option<&str>) -> Sends {
         let submit = submit.map(|bytes| bytes.as_bytes().to_vec());
         Sends { kind, submit, waiting: VecDeque::new(), remembered: VecDeque::new() }
     }
 
-    /// Somebody looks at the screen for us only while this is so.
+    /// The driver shows the screen only while this is true.
     pub fn is_busy(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// When to look again if nothing was shown meanwhile.
+    /// When to look again if there was no output meanwhile.
     pub fn deadline(&self) -> Option<Instant> {
         let patience = self.waiting.iter().filter_map(Job::given_up_at).min();
         [self.waiting.front().and_then(Job::next_step), patience].into_iter().flatten().min()
@@ -314,10 +328,20 @@ impl Sends {
         Vec::new()
     }
 
-    /// The screen as it is now, and whether the agent is one to be typed to at all.
+    /// The sender does not need this text any more. One that is being typed is sent all the same.
+    pub fn withdraw(&mut self, ticket: u64) -> Vec<Action> {
+        let is_it = |job: &Job| job.tickets == [ticket] && matches!(job.state, State::Waiting { .. });
+        let mut actions = Vec::new();
+        if let Some(at) = self.waiting.iter().position(is_it) {
+            self.ended(at, Err(Failed::Withdrawn), &mut actions);
+        }
+        actions
+    }
+
+    /// The current screen, and whether the agent accepts input at all.
     pub fn look(&mut self, seen: &Seen, is_ready: bool, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
-        // A step may be the end of one text and so the beginning of the next, which then waits for a look of its own.
+        // A step may end one text and so begin the next, which then waits for a look of its own.
         if let Some(job) = self.waiting.front_mut() {
             let draft = is_ready.then(|| composer::draft(self.kind, seen)).flatten();
             match job.look(self.kind, seen, draft, now) {
@@ -339,7 +363,7 @@ impl Sends {
         actions
     }
 
-    /// The agent has written down a turn with this text.
+    /// The agent has recorded a turn with this text.
     pub fn recorded(&mut self, text: &str, source: Source, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
         if let Some(job) = self.waiting.front()
@@ -352,8 +376,8 @@ impl Sends {
         actions
     }
 
-    /// A hook reports that this text is about to be submitted. Another hook may still refuse it, so this is no proof yet.
-    /// `bytes`: the length of the whole text, of which this may be the beginning only.
+    /// A hook reports that this text is about to be submitted. Another hook may still refuse it, so this is no proof
+    /// yet. `bytes`: the length of the whole text, of which this may be only the beginning.
     pub fn announced(&mut self, text: &str, bytes: usize) {
         if let Some(job) = self.waiting.front_mut()
             && same_text::is_recorded_as(text, bytes > text.len(), &job.letter.text)
@@ -376,12 +400,12 @@ impl Sends {
         actions
     }
 
-    /// Whether a record of the agent would be news.
+    /// Whether a record of the agent is needed.
     pub fn awaits_record(&self) -> bool {
         keeps_records(self.kind) && self.waiting.front().is_some_and(|job| job.pressed().is_some())
     }
 
-    /// The agent is gone. What was not typed yet waits for the next one.
+    /// The agent exited. Texts that were not typed yet wait for the next one.
     pub fn agent_ended(&mut self) -> Vec<Action> {
         let mut actions = Vec::new();
         let is_typed = self.waiting.front().is_some_and(|job| !matches!(job.state, State::Waiting { .. }));
@@ -394,7 +418,7 @@ impl Sends {
         actions
     }
 
-    /// No agent will come any more.
+    /// No agent is started again.
     pub fn is_over(&mut self) -> Vec<Action> {
         let mut actions = self.agent_ended();
         while self.is_busy() {
@@ -436,7 +460,7 @@ impl Job {
             State::Waiting { empty_since, occupied_by, cannot_paste } => {
                 let is_free = match &draft {
                     None => false,
-                    // Without a profile the agent's own prompt stands there, and cannot be told from words.
+                    // Without a profile the agent's own prompt is there, and cannot be told from typed text.
                     Some(draft) => !knows_composer(kind) || draft.is_empty(),
                 };
                 *occupied_by = draft.filter(|_| !is_free);
@@ -494,7 +518,7 @@ impl Job {
             State::Pressed { entry, until } => {
                 let pressed = *entry;
                 match draft {
-                    // Only while it is seen to stand there: in another place Enter may do anything.
+                    // Only while the text is visible in the composer: elsewhere Enter could do anything.
                     Some(draft) if holds(&draft) != Held::No && pressed.presses < PRESSES_MAX => {
                         entry.presses += 1;
                         *until = now + ENTER_MAX;
@@ -548,7 +572,7 @@ impl Job {
         self.remove(failed, entry, Some(draft), now)
     }
 
-    /// Keys go only to a composer that is seen: in a dialog they could be answers.
+    /// Keys are sent only to a visible composer: in a dialog they could be answers.
     fn remove(&mut self, failed: Failed, entry: Entry, draft: Option<String>, now: Instant) -> Step {
         match draft {
             Some(draft) if !draft.is_empty() => {
@@ -596,7 +620,7 @@ impl Job {
         }
     }
 
-    /// Patience is for waiting; what was typed has limits of its own.
+    /// The time limit applies to waiting; a typed text has limits of its own.
     fn given_up_at(&self) -> Option<Instant> {
         matches!(self.state, State::Waiting { .. }).then(|| self.asked + self.letter.patience)
     }
@@ -614,15 +638,15 @@ fn knows_composer(kind: Kind) -> bool {
     matches!(kind, Kind::Claude | Kind::Codex)
 }
 
-/// Whether the agent writes down each turn in a place that is known.
+/// Whether the agent records each turn in a known place.
 fn keeps_records(kind: Kind) -> bool {
     matches!(kind, Kind::Claude | Kind::Codex)
 }
 
-/// A blank behind a text that Enter would not submit as it is. Both agents drop it.
+/// A blank after a text that Enter would not submit as it is. Both agents drop it.
 fn closing(kind: Kind, letter: &Letter) -> &'static [u8] {
     let last = letter.text.rsplit(char::is_whitespace).next().unwrap_or_default();
-    // Behind a command on its own claude would show what arguments it takes.
+    // After a command alone, claude would show its arguments.
     let is_command = letter.text.starts_with('/') && last.len() == letter.text.len();
     let is_needed = (last.contains(OPENS_MENU) && !is_command) || last.ends_with(ESCAPES_ENTER);
     if knows_composer(kind) && letter.submit && is_needed { b" " } else { b"" }
@@ -633,11 +657,11 @@ fn removal_keys(text: &str) -> Vec<u8> {
     REMOVE_LINE.repeat(lines)
 }
 
-/// Without a profile only the line of the cursor is known, and the last of a text stands there.
+/// Without a profile only the line of the cursor is known, which holds the end of a text.
 fn to_be_seen(kind: Kind, text: &str) -> &str {
     match kind {
         Kind::Claude | Kind::Codex => text,
-        Kind::Described | Kind::Shell | Kind::Other | Kind::Errand => {
+        Kind::Described | Kind::Shell | Kind::Other | Kind::NotInteractive => {
             text.lines().rfind(|line| !line.trim().is_empty()).unwrap_or(text)
         }
     }
@@ -647,7 +671,7 @@ fn enter(seen: &Seen) -> Vec<u8> {
     if seen.takes_sequences { ENTER_AS_SEQUENCE } else { ENTER }.to_vec()
 }
 
-/// A text is letters: an escape in it could end the paste and press keys.
+/// A text has no control characters: an escape in it could end the paste and press keys.
 pub fn check(text: &str) -> Result<(), Failed> {
     if text.trim().is_empty() {
         return Err(Failed::Empty);
@@ -739,7 +763,7 @@ mod tests {
             self.look()
         }
 
-        /// Looks when the machine wants to, which is never a moment that has passed.
+        /// Looks when the machine asks for it, never at a time that has passed.
         fn wait(&mut self) -> Vec<Action> {
             let next = self.sends.deadline().expect("something is awaited");
             assert!(next > self.now, "it would look without end");
@@ -761,6 +785,18 @@ mod tests {
             }
             actions => panic!("{actions:?}"),
         }
+    }
+
+    #[test]
+    fn a_text_that_was_not_typed_yet_can_be_withdrawn() {
+        let mut story = Story::new(Kind::Codex);
+        story.ask(1, letter("one"));
+        story.ask(2, letter("two"));
+        assert_eq!(answer(&story.sends.withdraw(2)), (2, Err("withdrawn")));
+        assert_eq!(story.sends.withdraw(2), []);
+        story.type_in("one");
+        assert_eq!(story.sends.withdraw(1), [], "it is typed");
+        assert!(story.sends.is_busy());
     }
 
     #[test]
@@ -806,7 +842,7 @@ mod tests {
     }
 
     #[test]
-    fn what_enter_would_not_submit_as_it_is_gets_a_blank() {
+    fn a_text_that_enter_would_not_submit_gets_a_blank() {
         #[rustfmt::skip]
         let table = [
             ("hello",           "hello"),
@@ -825,7 +861,7 @@ mod tests {
             story.type_in(pasted);
             assert_eq!(story.shows(text), entered(b"\r"));
             assert_eq!(answer(&story.records(text)), (1, Ok(("submitted", 1))));
-            // A draft is for a person to go on with.
+            // A person continues a draft.
             let mut draft = Story::new(Kind::Codex);
             draft.ask(1, Letter { submit: false, ..letter(text) });
             draft.type_in(text);
@@ -838,7 +874,7 @@ mod tests {
 
     #[test]
     fn a_text_that_was_not_submitted_is_removed() {
-        // Enter made a line of it.
+        // Enter made a line break.
         let mut story = Story::new(Kind::Codex);
         story.ask(1, letter("hello"));
         story.type_in("hello");
@@ -864,7 +900,7 @@ mod tests {
         assert_eq!((back.shows(""), back.shows("/zzz")), (vec![], vec![]));
         assert_eq!(back.wait(), removed(1));
         assert_eq!(answer(&back.shows("")), (1, Err("not_submitted")));
-        // A record that comes late is proof all the same.
+        // A late record is proof, too.
         let mut late = Story::new(Kind::Codex);
         late.ask(1, letter("hello"));
         late.type_in("hello");
@@ -911,7 +947,7 @@ mod tests {
     }
 
     #[test]
-    fn a_described_agent_is_sent_what_submits() {
+    fn a_described_agent_is_sent_its_submit_key() {
         let sends = Sends::new(Kind::Described, Some("\n\n"));
         let mut story = Story { sends, seen: at_cursor("ask> "), ..Story::new(Kind::Described) };
         story.ask(1, letter("hello"));
@@ -924,7 +960,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_typed_before_there_is_a_place_for_it() {
+    fn nothing_is_typed_before_the_composer_is_ready() {
         type Change = fn(&mut Story);
         #[rustfmt::skip]
         let table: [(&str, Change, &str); 4] = [
@@ -940,7 +976,7 @@ mod tests {
             assert_eq!(story.look(), [], "{what}");
             assert_eq!(answer(&story.wait()), (1, Err(code)), "{what}");
         }
-        // It must stay so for a moment.
+        // It must stay empty for a moment.
         let mut story = Story::new(Kind::Codex);
         story.ask(1, letter("a"));
         story.look();
@@ -952,7 +988,7 @@ mod tests {
     }
 
     #[test]
-    fn enter_is_pressed_again_only_while_the_text_stands_there() {
+    fn enter_is_pressed_again_only_while_the_text_is_visible() {
         let mut story = Story::new(Kind::Codex);
         story.ask(1, letter("hello"));
         story.type_in("hello");
@@ -976,7 +1012,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_never_seen_is_said_to_be_so() {
+    fn a_text_that_is_never_visible_is_reported() {
         let mut story = Story::new(Kind::Codex);
         story.ask(1, letter("hello"));
         story.type_in("hello");
@@ -985,7 +1021,7 @@ mod tests {
         let actions = story.shows("");
         let failed = Failed::NotSeen { draft: "hel".into(), is_removed: true };
         assert_eq!(actions, [Action::Answer { ticket: 1, result: Err(failed) }]);
-        // No keys for a dialog.
+        // No keys are sent to a dialog.
         let mut story = Story::new(Kind::Codex);
         story.ask(1, letter("hello"));
         story.type_in("hello");
@@ -994,7 +1030,7 @@ mod tests {
     }
 
     #[test]
-    fn one_goes_after_the_other_and_each_has_its_own_patience() {
+    fn texts_are_sent_in_order_and_each_has_its_own_time_limit() {
         let mut story = Story::new(Kind::Codex);
         story.ask(1, letter("one"));
         story.ask(2, Letter { patience: Duration::from_secs(1), ..letter("two") });
@@ -1025,14 +1061,14 @@ mod tests {
         let actions = story.ask(3, keyed());
         assert_eq!(answer(&actions), (3, Ok(("submitted", 1))));
         assert!(matches!(&actions[..], [Action::Answer { result: Ok(sent), .. }] if sent.is_repeated));
-        // A failure is not remembered: it may be tried again.
+        // A failure is not remembered: the text may be sent again.
         story.ask(4, Letter { key: Some("l".into()), ..letter("hello") });
         assert_eq!(answer(&story.sends.is_over()), (4, Err("ended")));
         assert_eq!(story.ask(5, Letter { key: Some("l".into()), ..letter("hello") }), []);
     }
 
     #[test]
-    fn only_so_many_keys_are_remembered() {
+    fn the_number_of_remembered_keys_is_bounded() {
         let mut story = Story::new(Kind::Codex);
         for number in 0..=REMEMBERED_MAX {
             story.seen = composer("");
@@ -1048,7 +1084,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_for_an_agent_that_ended_waits_for_the_next() {
+    fn a_text_for_an_agent_that_exited_waits_for_the_next() {
         let mut story = Story::new(Kind::Codex);
         story.ask(1, letter("one"));
         story.ask(2, letter("two"));
@@ -1079,7 +1115,7 @@ mod tests {
     }
 
     #[test]
-    fn of_many_lines_the_last_stands_at_the_cursor_of_an_agent_without_a_profile() {
+    fn the_last_line_is_at_the_cursor_of_an_agent_without_a_profile() {
         let at = |lines: &[&str]| Seen {
             lines: lines.iter().map(|line| (*line).to_owned()).collect(),
             cursor: (lines.len() - 1, lines.last().unwrap().chars().count()),
@@ -1123,7 +1159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_text_is_letters() {
+    fn a_text_has_no_control_characters() {
         #[rustfmt::skip]
         let table = [
             ("",                            Some("bad_request")),

@@ -1,24 +1,33 @@
-//! One agent that a person works with, across its lives: when it is started again, how, and when nobody tries any more.
+//! One agent that a person works with, across its processes: when it is started again, how, and when outlast gives
+//! up.
 //!
-//! Whoever drives a session starts, stops and listens to the agent; this decides. An end is told once, when the agent's
-//! terminal was read dry and the process reaped.
+//! The driver starts, stops and reads the agent; this machine decides. The end of a process is reported once, when
+//! its terminal was read to the end and the process reaped.
 
 use std::fmt;
 use std::time::{Duration, Instant};
 
+use serde::{Deserialize, Serialize};
+
 use crate::exit::{Cause, Exit, How, signal_name};
 use crate::restarts::{Policy, Restarts, State as Health, Verdict};
+use crate::slot::{Slot, Until};
 
-/// A conversation that was taken up again counts as such once the agent has been ready for so long. Before that the
-/// attempt is what broke it, and the next start begins a new conversation.
+mod saved;
+
+pub use saved::{Busy, Saved};
+
+/// A resumed conversation counts as resumed once the agent has been ready for this long. If the agent exits earlier,
+/// the resume is what failed, and the next start begins a new conversation.
 pub const RESUME_PROVEN: Duration = Duration::from_secs(5);
 
-/// The question after a clean end is shown when no key was typed for so long: what a person was typing to the agent while
-/// it ended is no answer.
+/// The question after a clean exit is shown when no key was typed for this long: keys that a person typed to the
+/// agent while it exited are no answer.
 pub const ASK_AFTER: Duration = Duration::from_millis(400);
 
-/// With a conversation of its own, or with the one before.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// With a new conversation, or with the previous one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Mode {
     Fresh,
     Continue,
@@ -33,30 +42,30 @@ impl fmt::Display for Mode {
     }
 }
 
-/// The last thing that went to the agent before it ended, as far as it tells whose wish the end was.
+/// The last input of the agent before it exited, as far as it tells whether a person ended it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LastInput {
-    /// Ctrl-C, Ctrl-D or the agent's word for leaving, by a person at the terminal.
-    Farewell,
-    /// Anything else: other keys, what a program injected, or nothing at all.
+    /// Ctrl-C, Ctrl-D or the agent's quit word, typed by a person at the terminal.
+    Quit,
+    /// Anything else: other keys, injected input, or no input.
     Other,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The mode is what came of the wish: there may have been no conversation to go on with.
+    /// The mode is the one that was used: there may have been no conversation to continue.
     Started {
         pid: u32,
         mode: Mode,
     },
-    /// No process came to be; the code is what a shell would say of it.
+    /// No process was started; the code is the one that a shell would return.
     StartFailed {
         why: String,
         code: u8,
     },
-    /// It can be worked with.
+    /// The agent is ready for input.
     PromptShown,
-    /// Read dry and reaped.
+    /// Its terminal was read to the end, and it was reaped.
     Ended {
         how: How,
         last_input: LastInput,
@@ -71,15 +80,15 @@ pub enum Event {
     StopAsked {
         force: bool,
     },
-    /// The person at the terminal answered what `Action::Ask` asked.
+    /// The person at the terminal answered the question of `Action::Ask`.
     Chosen(Choice),
-    /// A key was typed while there is no agent.
+    /// A key was typed while no agent runs.
     KeyTyped,
-    /// The terminal is gone: nobody is there to be asked.
+    /// The terminal is gone: there is no person to ask.
     TerminalLost,
-    /// Somebody is there.
+    /// A person is at a terminal.
     TerminalFound,
-    /// It is busy by its own account, and has shown nothing for so long.
+    /// The agent reports that it is busy, and has written nothing for this long.
     Hung {
         silent_for: Duration,
     },
@@ -95,24 +104,24 @@ pub enum Choice {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Action {
     Start(Mode),
-    /// Politely; `Event::Ended` follows.
+    /// With the usual grace; `Event::Ended` follows.
     Stop,
-    /// At once; `Event::Ended` follows.
+    /// With SIGKILL; `Event::Ended` follows.
     Kill,
-    /// Politely, because it hangs; `Event::Ended` follows, and says so.
+    /// With the usual grace, because it hangs; `Event::Ended` follows, and says so.
     StopHung(Duration),
-    /// Ask the person at the terminal: once more, or not?
+    /// Ask the person at the terminal whether to start the agent again.
     Ask,
     Note(Note),
     Answer {
         ticket: u64,
         result: Result<Answer, Refused>,
     },
-    /// It is over, with this exit code.
+    /// The session ends with this exit code.
     End(u8),
 }
 
-/// What the logs should know.
+/// Events for the logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
     Ended {
@@ -130,18 +139,18 @@ pub enum Note {
     },
 }
 
-/// What an end means for a session.
+/// What an exit means for a session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// Somebody had it stopped.
+    /// An operator or a program asked for it.
     Asked,
-    /// It left in peace.
+    /// Exit code 0.
     Clean,
-    /// The person at the terminal sent it away.
+    /// The person at the terminal ended it.
     User,
     Transient,
     Flapping,
-    /// One failure too many.
+    /// The last failure that the policy allows.
     Halted,
 }
 
@@ -168,14 +177,16 @@ pub enum Answer {
 pub enum Refused {
     Halted,
     Stopping,
-    /// The new agent did not come to be.
+    /// The new agent could not be started.
     Failed(String),
 }
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refused::Halted => f.write_str("it failed too often and is halted; only `resume` and `stop` reach it"),
+            Refused::Halted => {
+                f.write_str("the session failed too often and is halted; use `outlast resume` or `outlast stop`")
+            }
             Refused::Stopping => f.write_str("outlast is stopping"),
             Refused::Failed(why) => write!(f, "the agent could not be started: {why}"),
         }
@@ -184,47 +195,45 @@ impl fmt::Display for Refused {
 
 #[derive(Clone, Debug)]
 pub struct Session {
-    restarts: Restarts,
-    /// Somebody is there who can be asked.
+    /// Its agent is known by its process id.
+    slot: Slot<u32>,
+    /// There is a person to ask.
     has_terminal: bool,
-    state: State,
-    /// Those who wait for the next start.
+    phase: Phase,
+    /// Requests that are answered at the next start.
     tickets: Vec<u64>,
-    /// Whom that start replaces.
+    /// The process that this start replaces.
     old_pid: Option<u32>,
     next_mode: Mode,
     last_code: u8,
     last_exit: Option<How>,
     has_run: bool,
+    /// A resume that fails is tried again with the same conversation, until one was proven.
+    keeps_conversation: bool,
     health: Health,
 }
 
 #[derive(Clone, Debug)]
-enum State {
+enum Phase {
     Starting {
         mode: Mode,
         asked: bool,
         wish: Option<Wish>,
     },
     Running {
-        pid: u32,
         mode: Mode,
-        since: Instant,
-        ready: Option<Instant>,
         wish: Option<Wish>,
     },
     /// `ask_at`: the question is not shown yet, and this is when it will be.
     Asking {
         ask_at: Option<Instant>,
     },
-    Waiting {
-        at: Instant,
-    },
-    Halted,
+    /// No agent runs: the slot says when the next one starts, or that it was given up.
+    Away,
     Over,
 }
 
-/// What is to come after the end that was asked for.
+/// What follows after the requested stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Wish {
     Restart(Mode),
@@ -232,26 +241,38 @@ enum Wish {
 }
 
 impl Session {
-    /// `has_terminal`: there is somebody to ask after a clean end. Without one a clean end is the end.
+    /// `has_terminal`: there is a person to ask after a clean exit. Otherwise a clean exit ends the session.
     pub fn new(policy: Policy, seed: u64, has_terminal: bool) -> Session {
         Session {
-            restarts: Restarts::new(policy, seed),
+            slot: Slot::new(policy, seed),
             has_terminal,
-            state: State::Starting { mode: Mode::Fresh, asked: false, wish: None },
+            phase: Phase::Starting { mode: Mode::Fresh, asked: false, wish: None },
             tickets: Vec::new(),
             old_pid: None,
             next_mode: Mode::Fresh,
             last_code: 0,
             last_exit: None,
             has_run: false,
+            keeps_conversation: false,
             health: Health::Healthy,
         }
     }
 
-    /// The first start: fresh, or with the conversation of an earlier outlast. Said once, before any event.
+    /// The first start: fresh, or with the conversation of an earlier session. Called once, before any event.
     pub fn begin(&mut self, mode: Mode) -> Vec<Action> {
-        self.state = State::Starting { mode, asked: false, wish: None };
+        self.phase = Phase::Starting { mode, asked: false, wish: None };
         vec![Action::Start(mode)]
+    }
+
+    /// For a restored session: a first resume that fails, for example because the network is not there yet, is tried
+    /// again with the same conversation, and halts in the end; it never begins a new one.
+    pub fn keep_conversation(&mut self) {
+        self.keeps_conversation = true;
+    }
+
+    /// An agent was started at least once.
+    pub fn has_run(&self) -> bool {
+        self.has_run
     }
 
     pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Action> {
@@ -266,14 +287,14 @@ impl Session {
             Event::StopAsked { force } => self.stop_asked(force, &mut actions),
             Event::Chosen(choice) => self.chosen(choice, &mut actions),
             Event::KeyTyped => {
-                if let State::Asking { ask_at: Some(ask_at) } = &mut self.state {
+                if let Phase::Asking { ask_at: Some(ask_at) } = &mut self.phase {
                     *ask_at = now + ASK_AFTER;
                 }
             }
             Event::TerminalLost => self.terminal_lost(&mut actions),
             Event::TerminalFound => self.has_terminal = true,
             Event::Hung { silent_for } => {
-                if let State::Running { wish: None, .. } = self.state {
+                if let Phase::Running { wish: None, .. } = self.phase {
                     actions.push(Action::StopHung(silent_for));
                 }
             }
@@ -283,31 +304,32 @@ impl Session {
         actions
     }
 
-    /// When to say `TimePassed`.
+    /// When the driver must report `TimePassed`.
     pub fn deadline(&self) -> Option<Instant> {
-        match &self.state {
-            State::Waiting { at } => Some(*at),
-            State::Asking { ask_at } => *ask_at,
-            // A flapping agent is called healthy again when it is, not when somebody next asks.
-            State::Running { ready: Some(ready), .. } if self.health != Health::Healthy => {
-                Some(*ready + self.restarts.policy().healthy)
+        match self.phase {
+            Phase::Away => self.slot.due(),
+            Phase::Asking { ask_at } => ask_at,
+            // A flapping agent becomes healthy at this time, not at the next event.
+            Phase::Running { .. } if self.health != Health::Healthy => {
+                self.slot.ready_since().map(|ready| ready + self.restarts().policy().healthy)
             }
-            _ => None,
+            Phase::Starting { .. } | Phase::Running { .. } | Phase::Over => None,
         }
     }
 
-    /// One word for people and programs.
+    /// The state in one word, for people and programs.
     pub fn state(&self) -> &'static str {
-        match &self.state {
-            State::Starting { wish: None, .. } => "starting",
-            State::Running { wish: None, ready: None, .. } => "starting",
-            State::Running { wish: None, .. } => "ready",
-            State::Starting { wish: Some(Wish::Restart(_)), .. }
-            | State::Running { wish: Some(Wish::Restart(_)), .. } => "restarting",
-            State::Starting { .. } | State::Running { .. } | State::Over => "stopping",
-            State::Asking { .. } => "exited",
-            State::Waiting { .. } => "backoff",
-            State::Halted => "halted",
+        match self.phase {
+            Phase::Starting { wish, .. } | Phase::Running { wish, .. } => match wish {
+                None if self.slot.serving().is_some() => "ready",
+                None => "starting",
+                Some(Wish::Restart(_)) => "restarting",
+                Some(Wish::End) => "stopping",
+            },
+            Phase::Asking { .. } => "exited",
+            Phase::Away if self.slot.is_given_up() => "halted",
+            Phase::Away => "backoff",
+            Phase::Over => "stopping",
         }
     }
 
@@ -316,55 +338,45 @@ impl Session {
     }
 
     pub fn pid(&self) -> Option<u32> {
-        match self.state {
-            State::Running { pid, .. } => Some(pid),
-            _ => None,
-        }
+        self.slot.child()
     }
 
-    /// The question is shown, and a key may answer it.
+    /// The question is shown, and a key answers it.
     pub fn is_asking(&self) -> bool {
-        matches!(self.state, State::Asking { ask_at: None })
+        matches!(self.phase, Phase::Asking { ask_at: None })
     }
 
-    /// The question is about to be shown; a key that is typed now was meant for the agent.
+    /// The question is about to be shown; a key typed now was meant for the agent.
     pub fn is_about_to_ask(&self) -> bool {
-        matches!(self.state, State::Asking { ask_at: Some(_) })
+        matches!(self.phase, Phase::Asking { ask_at: Some(_) })
     }
 
     pub fn uptime(&self, now: Instant) -> Option<Duration> {
-        match self.state {
-            State::Running { since, .. } => Some(now.saturating_duration_since(since)),
-            _ => None,
-        }
+        self.slot.since().map(|since| now.saturating_duration_since(since))
     }
 
     pub fn next_try(&self, now: Instant) -> Option<Duration> {
-        match self.state {
-            State::Waiting { at } => Some(at.saturating_duration_since(now)),
-            _ => None,
-        }
+        self.slot.due().map(|at| at.saturating_duration_since(now))
     }
 
     pub fn last_exit(&self) -> Option<&How> {
         self.last_exit.as_ref()
     }
 
-    /// What the policy remembers: restarts, crashes, the last endings.
+    /// The memory of the policy: restarts, crashes, the last exits.
     pub fn restarts(&self) -> &Restarts {
-        &self.restarts
+        self.slot.restarts()
     }
 
     fn started(&mut self, pid: u32, mode: Mode, now: Instant, actions: &mut Vec<Action>) {
-        let State::Starting { asked, wish, .. } = self.state else { return };
+        let Phase::Starting { asked, wish, .. } = self.phase else { return };
         self.has_run = true;
-        if asked {
-            self.restarts.replaced(now);
-        } else {
-            self.restarts.child_started(now);
+        match asked {
+            true => self.slot.refill(pid, now),
+            false => self.slot.fill(pid, now),
         }
-        self.state = State::Running { pid, mode, since: now, ready: None, wish };
-        // Who asked for a restart of one that is to be replaced again waits for that one.
+        self.phase = Phase::Running { mode, wish };
+        // A restart request for an agent that is to be replaced again is answered by the next start.
         if wish.is_none() {
             let old_pid = self.old_pid.take();
             for ticket in std::mem::take(&mut self.tickets) {
@@ -374,50 +386,52 @@ impl Session {
     }
 
     fn start_failed(&mut self, why: String, code: u8, now: Instant, actions: &mut Vec<Action>) {
-        let State::Starting { wish, .. } = self.state else { return };
+        let Phase::Starting { wish, .. } = self.phase else { return };
         self.refuse_waiting(&Refused::Failed(why.clone()), actions);
         if !self.has_run || wish == Some(Wish::End) {
-            // A command that never ran is a mistake of whoever typed it, and waiting does not mend that.
+            // A command that never ran was mistyped, and another attempt would fail as well.
             return self.end(code, actions);
         }
         self.last_code = code;
-        self.buried(How::CouldNotStart(why), None, LastInput::Other, now, actions);
+        self.exited(How::CouldNotStart(why), LastInput::Other, now, actions);
     }
 
     fn prompt_shown(&mut self, now: Instant) {
-        if let State::Running { ready: ready @ None, .. } = &mut self.state {
-            *ready = Some(now);
-            self.restarts.child_ready(now);
+        if let Some(pid) = self.slot.child() {
+            self.slot.serve(pid, now);
         }
     }
 
     fn ended(&mut self, how: How, last_input: LastInput, now: Instant, actions: &mut Vec<Action>) {
-        let State::Running { pid, .. } = self.state else { return };
-        self.last_code = code_of(&how);
-        self.buried(how, Some(pid), last_input, now, actions);
+        if self.slot.child().is_some() {
+            self.last_code = code_of(&how);
+            self.exited(how, last_input, now, actions);
+        }
     }
 
-    /// What an end means, and what comes after it.
-    fn buried(&mut self, how: How, pid: Option<u32>, last: LastInput, now: Instant, actions: &mut Vec<Action>) {
-        let (mode, since, ready, wish) = match self.state {
-            State::Starting { mode, wish, .. } => (mode, now, None, wish),
-            State::Running { mode, since, ready, wish, .. } => (mode, since, ready, wish),
-            _ => return,
-        };
+    /// Decides what an exit means, and what follows.
+    fn exited(&mut self, how: How, last: LastInput, now: Instant, actions: &mut Vec<Action>) {
+        let (Phase::Starting { mode, wish, .. } | Phase::Running { mode, wish }) = self.phase else { return };
+        let (pid, uptime) = (self.slot.child(), self.uptime(now).unwrap_or_default());
+        let ready_for = self.slot.ready_since().map(|ready| now.saturating_duration_since(ready));
         self.last_exit = Some(how.clone());
-        let (cause, whose) = classify(&how, wish.is_some(), ready.is_some(), last);
-        let verdict = self.restarts.child_ended(cause, how.clone(), now);
-        self.next_mode = mode_after(mode, ready.map(|ready| now.saturating_duration_since(ready)), cause);
+        let (cause, whose) = classify(&how, wish.is_some(), ready_for.is_some(), last);
+        let verdict = self.slot.judge(cause, &how, now);
+        self.slot.follow(&verdict, Until::Asked);
+        self.keeps_conversation &= mode == Mode::Continue && ready_for.is_none_or(|time| time < RESUME_PROVEN);
+        self.next_mode = match self.keeps_conversation {
+            true => Mode::Continue,
+            false => mode_after(mode, ready_for, cause),
+        };
         let (class, delay) = match &verdict {
             Verdict::Left => (whose, None),
             Verdict::GiveUp { .. } => (Class::Halted, None),
-            Verdict::StartAt { delay, .. } => match self.restarts.state(now) {
+            Verdict::StartAt { delay, .. } => match self.restarts().state(now) {
                 Health::Degraded => (Class::Flapping, Some(*delay)),
                 _ => (Class::Transient, Some(*delay)),
             },
         };
-        let uptime = now.saturating_duration_since(since);
-        let crashes = self.restarts.crashes(now);
+        let crashes = self.restarts().crashes(now);
         actions.push(Action::Note(Note::Ended { how, class, mode, pid, uptime, crashes, delay }));
         match (wish, verdict) {
             (Some(Wish::End), _) => self.end(self.last_code, actions),
@@ -425,31 +439,32 @@ impl Session {
                 self.old_pid = self.old_pid.or(pid);
                 self.start(mode, true, actions);
             }
-            (None, Verdict::StartAt { at, .. }) => self.state = State::Waiting { at },
-            (None, Verdict::GiveUp { .. }) => self.state = State::Halted,
+            (None, Verdict::StartAt { .. } | Verdict::GiveUp { .. }) => self.phase = Phase::Away,
             (None, Verdict::Left) if self.has_terminal => {
-                self.state = State::Asking { ask_at: Some(now + ASK_AFTER) };
+                self.phase = Phase::Asking { ask_at: Some(now + ASK_AFTER) };
             }
             (None, Verdict::Left) => self.end(self.last_code, actions),
         }
     }
 
     fn restart_asked(&mut self, ticket: u64, mode: Mode, actions: &mut Vec<Action>) {
-        match &mut self.state {
-            State::Over
-            | State::Starting { wish: Some(Wish::End), .. }
-            | State::Running { wish: Some(Wish::End), .. } => {
+        match &mut self.phase {
+            Phase::Over
+            | Phase::Starting { wish: Some(Wish::End), .. }
+            | Phase::Running { wish: Some(Wish::End), .. } => {
                 actions.push(Action::Answer { ticket, result: Err(Refused::Stopping) });
             }
-            State::Halted => actions.push(Action::Answer { ticket, result: Err(Refused::Halted) }),
-            State::Starting { wish, .. } | State::Running { wish, .. } => {
+            Phase::Away if self.slot.is_given_up() => {
+                actions.push(Action::Answer { ticket, result: Err(Refused::Halted) });
+            }
+            Phase::Starting { wish, .. } | Phase::Running { wish, .. } => {
                 self.tickets.push(ticket);
-                // One stop is enough for all who ask; the last one's mode holds.
+                // One stop serves all requests; the mode of the last request counts.
                 if wish.replace(Wish::Restart(mode)).is_none() {
                     actions.push(Action::Stop);
                 }
             }
-            State::Asking { .. } | State::Waiting { .. } => {
+            Phase::Asking { .. } | Phase::Away => {
                 self.tickets.push(ticket);
                 self.start(mode, true, actions);
             }
@@ -457,9 +472,9 @@ impl Session {
     }
 
     fn resume_asked(&mut self, ticket: u64, actions: &mut Vec<Action>) {
-        match self.state {
-            State::Halted | State::Waiting { .. } => {
-                self.restarts.resumed();
+        match self.phase {
+            Phase::Away => {
+                self.slot.forgive();
                 self.tickets.push(ticket);
                 self.start(self.next_mode, true, actions);
             }
@@ -468,9 +483,9 @@ impl Session {
     }
 
     fn stop_asked(&mut self, force: bool, actions: &mut Vec<Action>) {
-        match &mut self.state {
-            State::Over => {}
-            State::Starting { wish, .. } | State::Running { wish, .. } => {
+        match &mut self.phase {
+            Phase::Over => {}
+            Phase::Starting { wish, .. } | Phase::Running { wish, .. } => {
                 let before = wish.replace(Wish::End);
                 self.refuse_waiting(&Refused::Stopping, actions);
                 match (force, before) {
@@ -479,7 +494,7 @@ impl Session {
                     (false, Some(_)) => {}
                 }
             }
-            State::Asking { .. } | State::Waiting { .. } | State::Halted => self.end(self.last_code, actions),
+            Phase::Asking { .. } | Phase::Away => self.end(self.last_code, actions),
         }
     }
 
@@ -488,7 +503,7 @@ impl Session {
             return;
         }
         match choice {
-            // There may be nothing to take up again.
+            // There may be no conversation to continue.
             Choice::Start(Mode::Continue) => self.start(self.next_mode, true, actions),
             Choice::Start(Mode::Fresh) => self.start(Mode::Fresh, true, actions),
             Choice::Quit => self.end(self.last_code, actions),
@@ -497,30 +512,36 @@ impl Session {
 
     fn terminal_lost(&mut self, actions: &mut Vec<Action>) {
         self.has_terminal = false;
-        if matches!(self.state, State::Asking { .. }) {
+        if matches!(self.phase, Phase::Asking { .. }) {
             self.end(self.last_code, actions);
         }
     }
 
     fn time_passed(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        match self.state {
-            State::Waiting { at } if at <= now => self.start(self.next_mode, false, actions),
-            State::Asking { ask_at: Some(at) } if at <= now => {
-                self.state = State::Asking { ask_at: None };
+        if self.deadline().is_none_or(|at| at > now) {
+            return;
+        }
+        match self.phase {
+            Phase::Away => self.start(self.next_mode, false, actions),
+            Phase::Asking { .. } => {
+                self.phase = Phase::Asking { ask_at: None };
                 actions.push(Action::Ask);
             }
-            _ => {}
+            // The health is noted after each event.
+            Phase::Starting { .. } | Phase::Running { .. } | Phase::Over => {}
         }
     }
 
     fn start(&mut self, mode: Mode, asked: bool, actions: &mut Vec<Action>) {
-        self.state = State::Starting { mode, asked, wish: None };
+        self.slot.rest();
+        self.phase = Phase::Starting { mode, asked, wish: None };
         actions.push(Action::Start(mode));
     }
 
     fn end(&mut self, code: u8, actions: &mut Vec<Action>) {
         self.refuse_waiting(&Refused::Stopping, actions);
-        self.state = State::Over;
+        self.slot.rest();
+        self.phase = Phase::Over;
         actions.push(Action::End(code));
     }
 
@@ -532,31 +553,31 @@ impl Session {
     }
 
     fn note_health(&mut self, now: Instant, actions: &mut Vec<Action>) {
-        let health = self.restarts.state(now);
+        let health = self.restarts().state(now);
         let from = std::mem::replace(&mut self.health, health);
         if from != health {
-            // What an act announces stands before it in the log.
+            // A note stands in the log before the action that it announces.
             let at = actions.iter().position(|action| !matches!(action, Action::Note(_))).unwrap_or(actions.len());
             actions.insert(at, Action::Note(Note::Health { from, to: health }));
         }
     }
 }
 
-/// What an end means to the policy, and whose wish it was if it was one.
+/// What an exit means for the policy, and for the session.
 fn classify(how: &How, asked: bool, was_ready: bool, last: LastInput) -> (Cause, Class) {
     match how {
         _ if asked => (Cause::Asked, Class::Asked),
         How::CouldNotStart(_) => (Cause::NeverReady, Class::Transient),
         How::Hung(_) => (Cause::Crashed, Class::Transient),
-        _ if last == LastInput::Farewell && !is_violent(how) => (Cause::Clean, Class::User),
-        // An agent that leaves in peace before it showed a prompt did not start at all.
+        _ if last == LastInput::Quit && !is_violent(how) => (Cause::Clean, Class::User),
+        // An agent that exits with 0 before it showed a prompt did not start at all.
         _ if !was_ready => (Cause::NeverReady, Class::Transient),
         How::Exited(Exit::Code(0)) => (Cause::Clean, Class::Clean),
         _ => (Cause::Crashed, Class::Transient),
     }
 }
 
-/// No key does this to a program, whatever was pressed before.
+/// No key ends a program in this way, whatever was typed before.
 fn is_violent(how: &How) -> bool {
     const VIOLENT: [&str; 6] = ["SIGKILL", "SIGSEGV", "SIGBUS", "SIGABRT", "SIGILL", "SIGFPE"];
     let signal = match how.exit() {
@@ -566,21 +587,21 @@ fn is_violent(how: &How) -> bool {
     signal.is_some_and(|signal| VIOLENT.contains(&signal))
 }
 
-/// With which conversation the next agent begins, if nobody says otherwise.
+/// The conversation that the next agent begins with, unless a request names another.
 fn mode_after(mode: Mode, ready_for: Option<Duration>, cause: Cause) -> Mode {
     let is_failure = matches!(cause, Cause::Crashed | Cause::NeverReady);
     match (mode, ready_for) {
-        // It never got as far as to have one.
+        // It exited before it had a conversation.
         (Mode::Fresh, None) => Mode::Fresh,
         (Mode::Fresh, Some(_)) => Mode::Continue,
-        // To take it up again is what failed, and would fail again.
+        // The resume is what failed, and would fail again.
         (Mode::Continue, None) if is_failure => Mode::Fresh,
         (Mode::Continue, Some(ready_for)) if is_failure && ready_for < RESUME_PROVEN => Mode::Fresh,
         (Mode::Continue, _) => Mode::Continue,
     }
 }
 
-/// As a shell has it.
+/// The exit code as a shell reports it.
 fn code_of(how: &How) -> u8 {
     match how.exit() {
         Some(Exit::Code(code)) => u8::try_from(*code).unwrap_or(1),
@@ -611,7 +632,7 @@ mod tests {
         How::Exited(Exit::Signal(signal))
     }
 
-    /// A session, its clock, and agents that end as told.
+    /// A session, its clock, and agents that exit as the test says.
     struct Story {
         session: Session,
         now: Instant,
@@ -634,11 +655,11 @@ mod tests {
         fn start(&mut self) -> Vec<Action> {
             self.pid += 1;
             let pid = self.pid;
-            let State::Starting { mode, .. } = self.session.state else { panic!("nothing is being started") };
+            let Phase::Starting { mode, .. } = self.session.phase else { panic!("nothing is being started") };
             self.say(Event::Started { pid, mode })
         }
 
-        /// The agent shows its prompt, lives on for so long, and ends.
+        /// The agent shows its prompt, runs for this long, and exits.
         fn ready_and_end(&mut self, lives: u64, how: How) -> Vec<Action> {
             self.say(Event::PromptShown);
             self.end(lives, how)
@@ -674,7 +695,40 @@ mod tests {
     }
 
     #[test]
-    fn an_end_means() {
+    fn a_restored_session_keeps_its_conversation_until_a_resume_was_proven() {
+        #[rustfmt::skip]
+        let table = [
+            // restored  each agent's end after the resume              the modes of the starts
+            (false, vec![None, None],                                   vec![Mode::Fresh, Mode::Fresh]),
+            (true,  vec![None, None],                                   vec![Mode::Continue, Mode::Continue]),
+            (true,  vec![None, Some(1)],                                vec![Mode::Continue, Mode::Continue]),
+            // Once proven, it is a session like any other.
+            (true,  vec![Some(10), None],                               vec![Mode::Continue, Mode::Fresh]),
+        ];
+        for (is_restored, ends, expected) in table {
+            let mut session = Session::new(Policy::session(), 7, false);
+            if is_restored {
+                session.keep_conversation();
+            }
+            assert_eq!(session.begin(Mode::Continue), [Action::Start(Mode::Continue)]);
+            assert!(!session.has_run());
+            let mut story = Story { session, now: birth(), pid: 0 };
+            story.start();
+            let mut modes = Vec::new();
+            for ready_for in &ends {
+                match ready_for {
+                    Some(time) => story.ready_and_end(*time, code(1)),
+                    None => story.end(1, code(1)),
+                };
+                modes.push(story.wait());
+            }
+            assert_eq!(modes, expected, "{is_restored} {ends:?}");
+            assert!(story.session.has_run());
+        }
+    }
+
+    #[test]
+    fn the_meaning_of_an_exit() {
         use LastInput::*;
         #[rustfmt::skip]
         let table = [
@@ -686,15 +740,15 @@ mod tests {
             (code(143),                          false, true,  Other,    Cause::Crashed,    Class::Transient),
             (signal(9),                          false, true,  Other,    Cause::Crashed,    Class::Transient),
             (signal(2),                          false, true,  Other,    Cause::Crashed,    Class::Transient),
-            (signal(2),                          false, true,  Farewell, Cause::Clean,      Class::User),
-            (code(130),                          false, true,  Farewell, Cause::Clean,      Class::User),
-            (code(0),                            false, true,  Farewell, Cause::Clean,      Class::User),
-            (code(0),                            false, false, Farewell, Cause::Clean,      Class::User),
-            (signal(9),                          false, true,  Farewell, Cause::Crashed,    Class::Transient),
-            (signal(11),                         false, false, Farewell, Cause::NeverReady, Class::Transient),
+            (signal(2),                          false, true,  Quit,     Cause::Clean,      Class::User),
+            (code(130),                          false, true,  Quit,     Cause::Clean,      Class::User),
+            (code(0),                            false, true,  Quit,     Cause::Clean,      Class::User),
+            (code(0),                            false, false, Quit,     Cause::Clean,      Class::User),
+            (signal(9),                          false, true,  Quit,     Cause::Crashed,    Class::Transient),
+            (signal(11),                         false, false, Quit,     Cause::NeverReady, Class::Transient),
             (code(1),                            true,  true,  Other,    Cause::Asked,      Class::Asked),
-            (signal(9),                          true,  false, Farewell, Cause::Asked,      Class::Asked),
-            (How::CouldNotStart("no".into()),    false, false, Farewell, Cause::NeverReady, Class::Transient),
+            (signal(9),                          true,  false, Quit,     Cause::Asked,      Class::Asked),
+            (How::CouldNotStart("no".into()),    false, false, Quit,     Cause::NeverReady, Class::Transient),
         ];
         for (how, asked, ready, last, cause, class) in table {
             assert_eq!(classify(&how, asked, ready, last), (cause, class), "{how}, asked {asked}, ready {ready}");
@@ -702,7 +756,7 @@ mod tests {
     }
 
     #[test]
-    fn the_next_conversation_is() {
+    fn the_conversation_of_the_next_agent() {
         use Mode::*;
         #[rustfmt::skip]
         let table = [
@@ -722,7 +776,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_are_answered_by_patience_and_the_fifth_by_a_halt() {
+    fn failures_are_delayed_longer_and_the_fifth_halts_the_session() {
         let mut story = Story::new(true);
         let delays = [(Class::Transient, Some(2)), (Class::Transient, Some(2)), (Class::Flapping, Some(30))];
         for (number, expected) in delays.into_iter().enumerate() {
@@ -742,7 +796,7 @@ mod tests {
     }
 
     #[test]
-    fn halted_hears_only_resume_and_stop() {
+    fn a_halted_session_accepts_only_resume_and_stop() {
         let mut story = Story::new(true);
         for _ in 0..4 {
             story.end(0, code(1));
@@ -765,7 +819,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clean_end_asks_who_is_there_and_is_the_end_where_nobody_is() {
+    fn a_clean_exit_asks_a_person_and_without_one_ends_the_session() {
         let mut story = Story::new(true);
         let actions = story.ready_and_end(10, code(0));
         assert_eq!(class_of(&actions).0, Class::Clean);
@@ -787,10 +841,10 @@ mod tests {
     }
 
     #[test]
-    fn who_sends_the_agent_away_did_not_see_a_crash() {
+    fn an_agent_that_a_person_ended_did_not_crash() {
         let mut story = Story::new(true);
         story.say(Event::PromptShown);
-        let actions = story.say(Event::Ended { how: signal(2), last_input: LastInput::Farewell });
+        let actions = story.say(Event::Ended { how: signal(2), last_input: LastInput::Quit });
         assert_eq!(class_of(&actions).0, Class::User);
         story.be_asked();
         assert_eq!(story.say(Event::Chosen(Choice::Quit)), [Action::End(130)]);
@@ -800,7 +854,7 @@ mod tests {
     fn keys_typed_while_the_agent_ends_do_not_answer_the_question() {
         let mut story = Story::new(true);
         story.ready_and_end(10, code(0));
-        // The rest of what a person was typing: none of it counts, and each key puts the question off.
+        // The rest of what a person was typing is no answer, and each key postpones the question.
         for _ in 0..5 {
             story.now += ASK_AFTER / 2;
             assert_eq!(story.say(Event::KeyTyped), []);
@@ -812,7 +866,7 @@ mod tests {
         assert_eq!(story.session.deadline(), None);
         assert_eq!(story.say(Event::KeyTyped), []);
         assert_eq!(story.say(Event::Chosen(Choice::Start(Mode::Continue))), [Action::Start(Mode::Continue)]);
-        // What others ask for does not wait for the question.
+        // Requests over the socket do not wait for the question.
         story.start();
         story.ready_and_end(10, code(0));
         let mut stopped = story.session.clone();
@@ -832,7 +886,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conversation_that_had_to_begin_anew_was_not_taken_up() {
+    fn a_conversation_that_began_anew_does_not_count_as_resumed() {
         let mut story = Story::new(true);
         story.ready_and_end(10, code(1));
         story.now = story.session.deadline().unwrap();
@@ -843,7 +897,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restart_stops_the_agent_once_and_answers_all_who_asked() {
+    fn a_restart_stops_the_agent_once_and_answers_every_request() {
         let mut story = Story::new(true);
         story.say(Event::PromptShown);
         assert_eq!(story.say(Event::RestartAsked { ticket: 1, mode: Mode::Continue }), [Action::Stop]);
@@ -862,7 +916,7 @@ mod tests {
             [Action::Answer { ticket: 3, result: Ok(Answer::NothingToResume) }]
         );
 
-        // In a backoff it is at once, and the count is kept.
+        // During a backoff it starts at once, and the count is kept.
         story.end(0, code(1));
         let actions = story.say(Event::RestartAsked { ticket: 4, mode: Mode::Fresh });
         assert_eq!(actions, [Action::Start(Mode::Fresh)]);
@@ -871,7 +925,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_ends_with_the_agents_code() {
+    fn a_stop_returns_the_exit_code_of_the_agent() {
         let mut story = Story::new(true);
         assert_eq!(story.say(Event::StopAsked { force: false }), [Action::Stop]);
         assert_eq!(story.say(Event::StopAsked { force: false }), []);
@@ -890,7 +944,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_that_never_ran_is_not_tried_again() {
+    fn a_command_that_never_ran_is_not_started_again() {
         let mut session = Session::new(Policy::session(), 7, true);
         session.begin(Mode::Fresh);
         let failed = Event::StartFailed { why: "no program".into(), code: 127 };
@@ -904,7 +958,7 @@ mod tests {
     }
 
     #[test]
-    fn a_flapping_agent_is_called_healthy_when_it_is() {
+    fn a_flapping_agent_becomes_healthy_in_time() {
         let mut story = Story::new(true);
         for _ in 0..3 {
             story.ready_and_end(0, code(1));

@@ -1,16 +1,20 @@
-//! What an agent is doing, read off its window: its title and where things stand on its screen. No phrase is looked for that
-//! a conversation could contain: what was said stands indented or behind a mark, what the agent draws itself does not.
+//! What an agent is doing, read from its window: the title, and the structure of the screen. It searches for no
+//! phrase that a conversation could contain: text of the conversation is indented or follows a mark, and the agent's
+//! own elements are not.
+
+use serde::{Deserialize, Serialize};
 
 use crate::agent::Kind;
 
-/// What the window says.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// What the window shows.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Stance {
-    /// It works, and says so.
+    /// A sign of work.
     Busy,
-    /// It shows where one types.
+    /// An input line.
     Prompt,
-    /// It wants a choice.
+    /// A choice for the person.
     Dialog,
     /// Nothing that is known.
     #[default]
@@ -35,13 +39,13 @@ impl Stance {
 /// An agent's window.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct View {
-    /// The screen's lines from the top, without blanks at their ends; only what the agent that is there wrote.
+    /// The lines of the screen from the top, without trailing blanks; only what the running agent wrote.
     pub lines: Vec<String>,
     pub title: Option<String>,
     pub is_cursor_visible: bool,
 }
 
-/// What was seen, and whether it can be relied on at once.
+/// What was seen, and whether it counts at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Sight {
     pub stance: Stance,
@@ -49,13 +53,13 @@ pub struct Sight {
     pub is_sure: bool,
 }
 
-/// So many lines at the end are looked at, empty ones not counted: above stands what was said before.
+/// The last non-empty lines that are examined: what stands above them is older conversation.
 const LINES_MAX: usize = 30;
-/// A line of so many strokes, and of little else, is a rule.
+/// A line with at least this many strokes, and with little else, is a rule.
 const RULE_MIN: usize = 4;
-/// What claude's line of progress begins with, one after the other.
+/// The frames of the spinner at the beginning of claude's progress line.
 const SPINNER: [char; 8] = ['·', '✢', '✳', '✶', '✻', '✽', '*', '∗'];
-/// Borders that are drawn around the line one types in.
+/// Borders that are drawn around the input line.
 const BORDERS: [char; 6] = ['│', '┃', '|', '║', '▏', ' '];
 
 pub fn of(kind: Kind, view: &View) -> Sight {
@@ -66,28 +70,28 @@ pub fn of(kind: Kind, view: &View) -> Sight {
     let lines: Vec<&str> = view.lines.iter().map(String::as_str).filter(|line| !line.trim().is_empty()).collect();
     let lines = &lines[lines.len().saturating_sub(LINES_MAX)..];
     match kind {
-        // It takes its line of progress away for moments at a time while it writes an answer.
+        // While it writes an answer, it removes its progress line for moments at a time.
         Kind::Claude => Sight { stance: claude(lines, view.is_cursor_visible), is_sure: false },
-        // Only its title tells that it works: while it writes an answer, its screen is as when it waits.
+        // Only its title shows that it works: while it writes an answer, its screen looks as when it waits.
         Kind::Codex => Sight { stance: codex(lines, view.is_cursor_visible), is_sure: view.title.is_some() },
-        Kind::Described | Kind::Shell | Kind::Other | Kind::Errand => Sight::default(),
+        Kind::Described | Kind::Shell | Kind::Other | Kind::NotInteractive => Sight::default(),
     }
 }
 
-/// A title that begins with a frame of an animation, which both show while they work.
+/// True if the title begins with a frame of an animation, which both agents show while they work.
 fn has_spinner(title: &str) -> bool {
     title.chars().next().is_some_and(|first| ('\u{2801}'..='\u{28ff}').contains(&first))
 }
 
-/// claude: at the bottom a composer under a rule, or instead of it a dialog under a rule. While it works, a line of
-/// progress stands above the composer and begins in the first column, where nothing does that was said.
+/// claude has a composer under a rule at the bottom, or a dialog under a rule instead. While it works, a progress
+/// line stands above the composer and begins in the first column, where no text of the conversation begins.
 fn claude(lines: &[&str], is_cursor_visible: bool) -> Stance {
     let composer = (0..lines.len()).rev().find(|at| is_composer(lines, *at));
     if composer.is_none() && is_dialog(lines, is_cursor_visible) {
         return Stance::Dialog;
     }
     let above = &lines[..composer.unwrap_or(lines.len())];
-    // Between the two stand tips and tasks, which are indented, and messages that wait for their turn.
+    // Between the two stand tips and tasks, which are indented, and queued messages.
     let mut drawn = above.iter().rev().filter(|line| !line.starts_with([' ', '❯', '>', '!']) && !is_rule(line));
     match (drawn.next().is_some_and(|line| is_progress(line)), composer) {
         (true, _) => Stance::Busy,
@@ -96,7 +100,7 @@ fn claude(lines: &[&str], is_cursor_visible: bool) -> Stance {
     }
 }
 
-/// What a dialog offers is chosen by a mark; one that only wants a key hides the cursor.
+/// The options of a dialog have a mark; a dialog that only wants a key hides the cursor.
 fn is_dialog(lines: &[&str], is_cursor_visible: bool) -> bool {
     let rule = lines.iter().rposition(|line| is_rule(line));
     let below = &lines[rule.map_or(0, |rule| rule + 1)..];
@@ -108,19 +112,25 @@ fn is_dialog(lines: &[&str], is_cursor_visible: bool) -> bool {
 }
 
 /// The first line of a composer: the sign at its beginning (`!` for a shell command), and a rule or a border around it.
-fn is_composer(lines: &[&str], at: usize) -> bool {
+pub(crate) fn is_composer(lines: &[&str], at: usize) -> bool {
     let is_framed = at > 0 && is_rule(lines[at - 1]);
     let rest = lines[at].trim_start_matches(BORDERS);
     is_framed && (lines[at].starts_with(['❯', '>', '!']) || (lines[at].starts_with(BORDERS) && rest.starts_with('>')))
 }
 
-/// `✻ Thinking… (3s · ↓ 17 tokens)`, in the first column. When it is done it says `✻ Cooked for 26s`.
+/// `✻ Thinking… (3s · ↓ 17 tokens)`, in the first column. A finished turn has `✻ Cooked for 26s`.
 fn is_progress(line: &str) -> bool {
     let mut letters = line.chars();
     letters.next().is_some_and(|first| SPINNER.contains(&first)) && letters.next() == Some(' ') && line.contains('…')
 }
 
-/// codex: its composer, in which the cursor stands, or a choice, for which it hides the cursor.
+/// `✻ Cooked for 26s`, in the first column.
+pub(crate) fn is_finished(line: &str) -> bool {
+    let mut letters = line.chars();
+    letters.next().is_some_and(|first| SPINNER.contains(&first)) && letters.next() == Some(' ') && !line.contains('…')
+}
+
+/// codex has a composer with the cursor in it, or a choice, for which it hides the cursor.
 fn codex(lines: &[&str], is_cursor_visible: bool) -> Stance {
     let Some(last) = lines.iter().rev().find_map(|line| line.strip_prefix(['›', '!'])) else {
         return Stance::Unclear;
@@ -134,9 +144,9 @@ fn is_numbered(text: &str) -> bool {
     digits > 0 && text[digits..].starts_with(['.', ')'])
 }
 
-fn is_rule(line: &str) -> bool {
+pub(crate) fn is_rule(line: &str) -> bool {
     let strokes = line.chars().filter(|letter| matches!(letter, '─' | '━' | '▔')).count();
-    // Above a dialog the rule is of another stroke, and in a narrow window a label takes up half of it.
+    // The rule above a dialog has another stroke, and in a narrow window a label takes up half of it.
     let is_mostly = strokes * 2 > line.trim().chars().count() || line.starts_with('▔');
     strokes >= RULE_MIN && is_mostly
 }
@@ -157,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stance_is_read_off_the_window() {
+    fn the_stance_is_read_from_the_window() {
         use Stance::*;
         #[rustfmt::skip]
         let table = [
@@ -178,7 +188,7 @@ mod tests {
             (CLAUDE, "|^✶ Working…\n❯ this waits\n! echo this too\n──────\n❯ \n──────",        Busy),
             (CLAUDE, "|❯ an old question",                                                       Unclear),
             (CLAUDE, "|^✻ Cooked for 26s · done 7:53 PM\n──────\n❯ \n──────\n  my-status 42%",   Prompt),
-            // The conversation speaks of the agent's own words, and shows what looks like them.
+            // The conversation contains words and lines that look like the agent's own.
             (CLAUDE, "|^● press esc to interrupt\n  ✻ Thinking… (3s · esc to interrupt)\n──────\n❯ \n──────", Prompt),
             (CLAUDE, "|^❯ 1. press esc to interrupt\n● * Working…\n  ❯ 1. Yes\n──────\n❯ \n──────", Prompt),
             (CLAUDE, "|^● done\n──────\n❯ 1. as typed\n──────\n  esc to interrupt",              Prompt),
@@ -217,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_drawn_long_before_does_not_count() {
+    fn old_output_does_not_count() {
         let mut lines = vec!["✻ Thinking… (1s)".to_owned()];
         lines.extend((0..LINES_MAX).map(|n| format!("  line {n}")));
         lines.extend(["──────".to_owned(), "❯ ".to_owned()]);

@@ -1,17 +1,24 @@
-//! One agent's terminal and those who look at it: whose size it has, who gets its bytes as they are, and who gets a
-//! picture of it instead.
+//! One agent's terminal and its viewers: which viewer sets its size, which get its bytes unchanged, and which get a
+//! picture of its screen.
 //!
-//! Bytes are meant for a terminal of the agent's size. Whoever has that size gets them unchanged; for everybody else, and
-//! for those who are too slow, the screen is painted from what is known of it. The size is that of whoever typed last.
+//! The agent writes for a terminal of its size. A viewer of that size gets the bytes unchanged; for viewers of
+//! another size, and for those that are too slow, the screen is painted from the model. The terminal has the size of
+//! the viewer that typed last.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-/// A picture is painted no more often than this.
+use serde::{Deserialize, Serialize};
+
+mod saved;
+
+pub use saved::Saved;
+
+/// The shortest time between two pictures.
 pub const PAINT_EVERY: Duration = Duration::from_millis(33);
 
-/// Of a terminal: in letters, and in pixels where that is known.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Of a terminal: in cells, and in pixels where that is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Size {
     pub columns: u16,
     pub rows: u16,
@@ -26,7 +33,7 @@ impl Default for Size {
 }
 
 impl Size {
-    /// As far as letters go.
+    /// Compares cells, not pixels.
     pub fn holds_as_much_as(self, other: Size) -> bool {
         (self.columns, self.rows) == (other.columns, other.rows)
     }
@@ -34,7 +41,7 @@ impl Size {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// `on_alternate`: the agent is on the alternate screen, and what is below it cannot be shown.
+    /// `on_alternate`: the agent is on the alternate screen, and the screen below it cannot be shown.
     Attached {
         key: u64,
         role: Role,
@@ -48,57 +55,62 @@ pub enum Event {
         key: u64,
         size: Size,
     },
-    /// A key, which no terminal says by itself.
+    /// A key press, not a reply of the terminal.
     Typed {
         key: u64,
     },
-    /// So much waits for it that no more may.
+    /// The viewer's queue is full.
     FellBehind {
         key: u64,
     },
-    /// All that waited for it is on its way.
+    /// The viewer's queue is empty again.
     Drained {
         key: u64,
     },
-    /// Its window was somebody else's for a while.
+    /// Another program used its window for a while.
     PaintAsked {
         key: u64,
     },
-    /// The agent wrote something.
+    /// The agent wrote output.
     Shown,
-    /// The agent is back on the usual screen.
+    /// The agent is back on the main screen.
     LeftAlternate,
     TimePassed,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Role {
-    /// The terminal that outlast itself was started from. Alone with the agent, it sets the pace, as a terminal does.
+    /// The terminal that outlast itself was started from. If it is the only viewer, the agent waits for it
+    /// (backpressure), as with any terminal.
     Owner,
-    Guest,
-    /// Looks, and touches nothing.
+    /// A terminal of `outlast attach`, which may type.
+    #[serde(rename = "guest")]
+    Attached,
+    /// Reads only.
     Watcher,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
-    /// The agent's terminal is to have this size.
+    /// Give the agent's terminal this size.
     Resize(Size),
     Paint {
         key: u64,
-        /// With what has left the screen.
+        /// Including the lines that have left the screen.
         with_history: bool,
     },
 }
 
-/// What somebody is shown.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// What a viewer gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Way {
-    /// Every byte as it is.
+    /// Every byte unchanged.
     Exact,
-    /// A picture from time to time.
+    /// Pictures of the screen.
     Painted,
-    /// Nothing, until what waits is on its way; then a picture.
+    /// Nothing until its queue is empty; then a picture.
     Behind,
 }
 
@@ -107,14 +119,14 @@ struct Viewer {
     role: Role,
     size: Size,
     way: Way,
-    /// Who was active last has the largest.
+    /// The viewer that was active last has the largest number.
     active: u64,
-    /// There is something to see that it has not been shown. Only of one who is painted for.
+    /// The screen has changed since its last picture. Only for viewers that get pictures.
     is_dirty: bool,
-    /// A picture is still on its way.
+    /// A picture is still in its queue.
     is_busy: bool,
     painted: Option<Instant>,
-    /// It has never seen the screen below the alternate one.
+    /// It has never been shown the screen below the alternate one.
     misses_below: bool,
 }
 
@@ -167,7 +179,7 @@ impl Terminal {
         actions
     }
 
-    /// When to say `TimePassed`.
+    /// When the driver must report `TimePassed`.
     pub fn deadline(&self) -> Option<Instant> {
         let waiting = self.viewers.values().filter(|viewer| viewer.is_dirty && !viewer.is_busy);
         waiting.filter_map(|viewer| viewer.painted).map(|painted| painted + PAINT_EVERY).min()
@@ -185,18 +197,18 @@ impl Terminal {
         self.viewers.get(&key).map(|viewer| viewer.way)
     }
 
-    /// Somebody is there who can be asked something.
+    /// There is a person to ask.
     pub fn has_person(&self) -> bool {
         self.leader().is_some()
     }
 
-    /// Whether what this one's terminal says by itself is for the agent. Only one is asked, as it were: several would
-    /// give several answers to one question.
+    /// Whether replies of this viewer's terminal go to the agent. Only one viewer answers: several would answer one
+    /// query several times.
     pub fn answers(&self, key: u64) -> bool {
         self.leader() == Some(key)
     }
 
-    /// Whether the agent is to wait while this one is slow: it is alone with it, at its own terminal.
+    /// Whether the agent waits while this viewer is slow: it is the owner, and the only viewer.
     pub fn sets_the_pace(&self, key: u64) -> bool {
         self.viewers.len() == 1 && self.viewers.get(&key).is_some_and(|viewer| viewer.role == Role::Owner)
     }
@@ -205,7 +217,7 @@ impl Terminal {
         self.viewers.get(&key).is_some_and(|viewer| viewer.role != Role::Watcher)
     }
 
-    /// The one who was active last, of those who may be.
+    /// The viewer that was active last, without watchers.
     fn leader(&self) -> Option<u64> {
         let able = self.viewers.iter().filter(|(_, viewer)| viewer.role != Role::Watcher);
         able.max_by_key(|(_, viewer)| viewer.active).map(|(key, _)| *key)
@@ -224,7 +236,7 @@ impl Terminal {
         let viewer = Viewer {
             role,
             size,
-            // Its first picture makes it what it is to be.
+            // Its first picture decides.
             way: Way::Exact,
             active: self.activity,
             is_dirty: false,
@@ -234,7 +246,7 @@ impl Terminal {
         };
         self.viewers.insert(key, viewer);
         self.fit(Some(key), now, actions);
-        // The owner was there before anything was shown.
+        // The owner was attached before the first output.
         if role != Role::Owner {
             actions.retain(|action| !matches!(action, Action::Paint { key: painted, .. } if *painted == key));
             self.paint(key, true, now, actions);
@@ -254,8 +266,8 @@ impl Terminal {
         self.fit(None, now, actions);
     }
 
-    /// Gives the terminal the size of the leader, and everybody the way that follows from it. `moved`: this one's own
-    /// window is what changed, so that the agent draws anew for it.
+    /// Gives the terminal the size of the leader, and each viewer what follows from it. `moved`: the window of this
+    /// viewer changed, so the agent draws anew for it.
     fn fit(&mut self, moved: Option<u64>, now: Instant, actions: &mut Vec<Action>) {
         let wanted = self.leader().and_then(|leader| self.viewers.get(&leader)).map(|viewer| viewer.size);
         if let Some(size) = wanted.filter(|size| *size != self.size) {
@@ -267,7 +279,7 @@ impl Terminal {
             let Some(viewer) = self.viewers.get_mut(&key) else { continue };
             let fits = viewer.size.holds_as_much_as(self.size);
             match (viewer.way, fits) {
-                // It comes back to one of the others by itself.
+                // `Drained` ends this state.
                 (Way::Behind, _) | (Way::Exact, true) => {}
                 (Way::Painted, true) => {
                     viewer.way = Way::Exact;
@@ -352,43 +364,43 @@ mod tests {
     }
 
     #[test]
-    fn the_size_is_that_of_whoever_was_active_last() {
+    fn the_terminal_has_the_size_of_the_viewer_that_was_active_last() {
         let now = birth();
         let mut terminal = Terminal::new(large());
         assert_eq!(terminal.handle(came(1, Role::Owner, large()), now), []);
         let first = Action::Paint { key: 2, with_history: true };
-        // The newcomer's picture comes after the size, and the owner is painted for from now on.
-        let actions = terminal.handle(came(2, Role::Guest, small()), now);
+        // The picture of the new viewer follows the resize, and the owner gets pictures from now on.
+        let actions = terminal.handle(came(2, Role::Attached, small()), now);
         assert_eq!(actions, [Action::Resize(small()), painted(1), first]);
         assert_eq!((terminal.way(1), terminal.way(2)), (Some(Way::Painted), Some(Way::Exact)));
         assert_eq!(terminal.handle(Event::Typed { key: 2 }, now), []);
         let actions = terminal.handle(Event::Typed { key: 1 }, now);
         assert_eq!(actions, [Action::Resize(large()), painted(1), painted(2)]);
         assert_eq!((terminal.way(1), terminal.way(2)), (Some(Way::Exact), Some(Way::Painted)));
-        // Who is not the last one decides nothing.
+        // The size of a viewer that was not active last changes nothing.
         assert_eq!(terminal.handle(Event::Resized { key: 2, size: size(61, 20) }, now), [painted(2)]);
         assert_eq!(terminal.size(), large());
         let actions = terminal.handle(Event::Left { key: 1 }, now);
         assert_eq!(actions[0], Action::Resize(size(61, 20)));
-        // Nobody is left, and it stays as it is.
+        // Without viewers the size stays.
         assert_eq!(terminal.handle(Event::Left { key: 2 }, now), []);
         assert_eq!(terminal.size(), size(61, 20));
     }
 
     #[test]
-    fn a_watcher_decides_nothing() {
+    fn a_watcher_changes_no_size() {
         let now = birth();
         let mut terminal = Terminal::new(large());
         terminal.handle(came(1, Role::Watcher, small()), now);
         assert_eq!((terminal.size(), terminal.way(1)), (large(), Some(Way::Painted)));
         terminal.handle(Event::Typed { key: 1 }, now);
         assert!(!terminal.has_person() && !terminal.answers(1) && !terminal.may_type(1));
-        terminal.handle(came(2, Role::Guest, large()), now);
+        terminal.handle(came(2, Role::Attached, large()), now);
         assert!(terminal.has_person() && terminal.answers(2) && terminal.may_type(2));
     }
 
     #[test]
-    fn only_the_owner_alone_sets_the_pace() {
+    fn the_agent_waits_only_for_an_owner_without_other_viewers() {
         let now = birth();
         let mut terminal = Terminal::new(large());
         terminal.handle(came(1, Role::Owner, large()), now);
@@ -400,10 +412,10 @@ mod tests {
     }
 
     #[test]
-    fn who_falls_behind_gets_a_picture_when_it_can_take_one() {
+    fn a_slow_viewer_gets_a_picture_when_its_queue_is_empty() {
         let now = birth();
         let mut terminal = Terminal::new(large());
-        terminal.handle(came(1, Role::Guest, large()), now);
+        terminal.handle(came(1, Role::Attached, large()), now);
         terminal.handle(Event::FellBehind { key: 1 }, now);
         assert_eq!(terminal.way(1), Some(Way::Behind));
         assert_eq!(terminal.handle(Event::Shown, now), []);
@@ -412,10 +424,10 @@ mod tests {
     }
 
     #[test]
-    fn pictures_come_neither_too_often_nor_too_late() {
+    fn pictures_are_rate_limited_and_the_last_one_is_sent() {
         let now = birth();
         let mut terminal = Terminal::new(large());
-        terminal.handle(came(1, Role::Guest, large()), now);
+        terminal.handle(came(1, Role::Attached, large()), now);
         terminal.handle(came(2, Role::Watcher, small()), now);
         assert_eq!(terminal.deadline(), None);
         assert_eq!(terminal.handle(Event::Shown, now), []);
@@ -424,18 +436,18 @@ mod tests {
         assert_eq!(terminal.handle(Event::TimePassed, now), []);
         let later = now + PAINT_EVERY;
         assert_eq!(terminal.handle(Event::TimePassed, later), [painted(2)]);
-        // The last one is still on its way.
+        // The last picture is still in the queue.
         assert_eq!(terminal.handle(Event::Shown, later + PAINT_EVERY), []);
         assert_eq!(terminal.handle(Event::Drained { key: 2 }, later + PAINT_EVERY), [painted(2)]);
         assert_eq!(terminal.deadline(), None);
     }
 
     #[test]
-    fn what_is_below_the_alternate_screen_is_shown_when_it_appears() {
+    fn the_main_screen_is_painted_after_the_alternate_screen() {
         let now = birth();
         let mut terminal = Terminal::new(large());
         terminal.handle(came(1, Role::Owner, large()), now);
-        terminal.handle(Event::Attached { key: 2, role: Role::Guest, size: large(), on_alternate: true }, now);
+        terminal.handle(Event::Attached { key: 2, role: Role::Attached, size: large(), on_alternate: true }, now);
         assert_eq!(terminal.handle(Event::LeftAlternate, now), [painted(2)]);
         assert_eq!(terminal.handle(Event::LeftAlternate, now), []);
     }

@@ -1,135 +1,128 @@
-//! What a person typed last, to know whose wish it was that the agent ended.
-//!
-//! Not all that comes from a terminal is typing: it answers questions, and reports focus and mouse by itself.
+//! What a person typed last, which tells whether the person ended the agent. Injected input is not typing, and neither are
+//! the replies, focus and mouse reports of a terminal.
 
 use std::time::{Duration, Instant};
 
-use crate::session::LastInput;
+use serde::{Deserialize, Serialize};
 
-/// An agent that was sent away is gone within this; one that ends later ends for a reason of its own.
-pub const FAREWELL_HOLDS: Duration = Duration::from_secs(30);
-/// A longer line is no word for leaving; what is beyond is not kept.
+use crate::{
+    keys::{self, Press},
+    saved::{Moment, Octets},
+    session::LastInput,
+    vt::{self, Token},
+};
+
+/// An agent exits within this time after a quit; a later exit has another cause.
+pub const QUIT_HOLDS: Duration = Duration::from_secs(30);
+/// Bytes of a line that are kept; a longer line is no quit word.
 const LINE_MAX: usize = 64;
-/// A longer sequence is none; what follows is typing again.
+/// A longer unfinished sequence is dropped; what follows is typing again.
 const SEQUENCE_MAX: usize = 256;
 
 const CTRL_C: u8 = 0x03;
 const CTRL_D: u8 = 0x04;
-/// Takes the line back.
+/// Erases the line.
 const CTRL_U: u8 = 0x15;
-const ESCAPE: u8 = 0x1b;
 
 #[derive(Clone, Debug)]
 pub struct Typing {
-    /// What an agent understands as a wish to leave, when Enter follows.
-    words: &'static [&'static str],
+    /// The agent's quit words: one of them and Enter is a quit.
+    quit_words: &'static [&'static str],
     line: Vec<u8>,
-    sequence: Sequence,
-    farewell: Option<Instant>,
+    /// The beginning of a sequence whose end has not arrived yet.
+    held: Vec<u8>,
+    quit_at: Option<Instant>,
 }
 
-#[derive(Clone, Debug)]
-enum Sequence {
-    None,
-    Escape,
-    /// `ESC [`, and what came since.
-    Control(Vec<u8>),
-    /// `ESC ]`, `ESC P` and their like, up to their terminator: only a terminal says these.
-    Text {
-        length: usize,
-        escape: bool,
-    },
+/// The same as saved state; the quit words are those of the agent.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Saved {
+    line: Octets,
+    held: Octets,
+    #[serde(rename = "farewell")]
+    quit_at: Option<Moment>,
 }
 
 impl Typing {
-    pub fn new(words: &'static [&'static str]) -> Typing {
-        Typing { words, line: Vec::new(), sequence: Sequence::None, farewell: None }
+    pub fn save(&self, now: Instant) -> Saved {
+        Saved {
+            line: Octets::of(&self.line),
+            held: Octets::of(&self.held),
+            quit_at: self.quit_at.map(|at| Moment::of(at, now)),
+        }
+    }
+
+    pub fn restore(quit_words: &'static [&'static str], saved: Saved, now: Instant) -> Typing {
+        Typing {
+            quit_words,
+            line: saved.line.bytes().to_vec(),
+            held: saved.held.bytes().to_vec(),
+            quit_at: saved.quit_at.map(|at| at.at(now)),
+        }
+    }
+
+    pub fn new(quit_words: &'static [&'static str]) -> Typing {
+        Typing { quit_words, line: Vec::new(), held: Vec::new(), quit_at: None }
     }
 
     /// These bytes came from the person's terminal.
     pub fn typed(&mut self, bytes: &[u8], now: Instant) {
-        for &byte in bytes {
-            self.byte(byte, now);
+        let all = [std::mem::take(&mut self.held), bytes.to_vec()].concat();
+        let mut rest = &all[..];
+        while !rest.is_empty() {
+            match vt::input(rest) {
+                Some((token, length)) => {
+                    self.token(&token, now);
+                    rest = &rest[length..];
+                }
+                None if rest.len() < SEQUENCE_MAX => {
+                    self.held = rest.to_vec();
+                    break;
+                }
+                None => rest = &rest[SEQUENCE_MAX..],
+            }
         }
     }
 
-    /// Somebody else put something in, or a new agent is there: no farewell is pending.
+    /// Another program sent input, or a new agent runs: no quit is pending.
     pub fn interrupted(&mut self) {
-        self.farewell = None;
+        self.quit_at = None;
         self.line.clear();
     }
 
     pub fn last(&self, now: Instant) -> LastInput {
-        match self.farewell {
-            Some(at) if now.saturating_duration_since(at) <= FAREWELL_HOLDS => LastInput::Farewell,
+        match self.quit_at {
+            Some(at) if now.saturating_duration_since(at) <= QUIT_HOLDS => LastInput::Quit,
             _ => LastInput::Other,
         }
     }
 
-    fn byte(&mut self, byte: u8, now: Instant) {
-        match &mut self.sequence {
-            Sequence::None if byte == ESCAPE => self.sequence = Sequence::Escape,
-            Sequence::None => self.key(byte, now),
-            Sequence::Escape => match byte {
-                b'[' => self.sequence = Sequence::Control(Vec::new()),
-                b']' | b'P' | b'_' | b'^' | b'X' => self.sequence = Sequence::Text { length: 0, escape: false },
-                ESCAPE => {}
-                // Alt and a key, or the Escape key and then another.
-                byte => {
-                    self.sequence = Sequence::None;
-                    self.key(byte, now);
+    fn token(&mut self, token: &Token<'_>, now: Instant) {
+        match token {
+            Token::Byte(vt::ESCAPE) => {}
+            // With Escape: Alt and a key, or the Escape key and then another.
+            Token::Byte(key) | Token::Escape(key) => self.key(*key, now),
+            token => match Press::of(token) {
+                Some(Press { code: 13, .. }) => self.key(b'\r', now),
+                Some(Press { code: code @ (99 | 100 | 117), modifiers }) if modifiers & keys::CONTROL != 0 => {
+                    self.key(code as u8 & 0x1f, now);
                 }
+                _ => {}
             },
-            Sequence::Control(parameters) => match byte {
-                0x40..=0x7e => {
-                    let parameters = std::mem::take(parameters);
-                    self.sequence = Sequence::None;
-                    self.control(&parameters, byte, now);
-                }
-                _ if parameters.len() < SEQUENCE_MAX => parameters.push(byte),
-                _ => self.sequence = Sequence::None,
-            },
-            Sequence::Text { length, escape } => {
-                let is_over = byte == 0x07 || (*escape && byte == b'\\') || *length >= SEQUENCE_MAX;
-                *escape = byte == ESCAPE;
-                *length += 1;
-                if is_over {
-                    self.sequence = Sequence::None;
-                }
-            }
-        }
-    }
-
-    /// Keys may come as sequences too: `CSI 99;5u` is Ctrl-C for one who asked the terminal to tell keys apart.
-    fn control(&mut self, parameters: &[u8], last: u8, now: Instant) {
-        if last != b'u' {
-            return;
-        }
-        let text = std::str::from_utf8(parameters).unwrap_or_default();
-        let mut parts = text.split(';');
-        let number = |part: Option<&str>| part.and_then(|part| part.split(':').next()?.parse::<u32>().ok());
-        let (key, modifiers) = (number(parts.next()), number(parts.next()).unwrap_or(1).saturating_sub(1));
-        let has_control = modifiers & 4 != 0;
-        match key {
-            Some(99) if has_control => self.key(CTRL_C, now),
-            Some(100) if has_control => self.key(CTRL_D, now),
-            Some(117) if has_control => self.key(CTRL_U, now),
-            Some(13) => self.key(b'\r', now),
-            _ => {}
         }
     }
 
     fn key(&mut self, byte: u8, now: Instant) {
-        self.farewell = None;
+        self.quit_at = None;
         match byte {
             CTRL_C | CTRL_D => {
                 self.line.clear();
-                self.farewell = Some(now);
+                self.quit_at = Some(now);
             }
             b'\r' | b'\n' => {
                 let line = String::from_utf8_lossy(&self.line);
-                if self.words.contains(&line.trim()) {
-                    self.farewell = Some(now);
+                if self.quit_words.contains(&line.trim()) {
+                    self.quit_at = Some(now);
                 }
                 self.line.clear();
             }
@@ -151,38 +144,41 @@ mod tests {
     }
 
     #[test]
-    fn a_farewell_is_known_by_its_keys() {
+    fn a_quit_is_recognized_by_its_keys() {
         use LastInput::*;
         #[rustfmt::skip]
         let table = [
             ("",                                Other),
             ("hello\r",                         Other),
-            ("\x03",                            Farewell),
-            ("\x04",                            Farewell),
+            ("\x03",                            Quit),
+            ("\x04",                            Quit),
             ("\x03x",                           Other),
-            ("/exit\r",                         Farewell),
+            ("/exit\r",                         Quit),
             ("/exit",                           Other),
-            ("  /quit \r",                      Farewell),
+            ("  /quit \r",                      Quit),
             ("say /exit\r",                     Other),
-            ("/exitx\x7f\r",                    Farewell),
+            ("/exitx\x7f\r",                    Quit),
             ("/exit\rno\r",                     Other),
-            ("never mind\x15/exit\r",           Farewell),
-            ("never mind\x1b[117;5u/exit\r",    Farewell),
+            ("never mind\x15/exit\r",           Quit),
+            ("never mind\x1b[117;5u/exit\r",    Quit),
             ("/exit\x15\r",                     Other),
-            // What a terminal says by itself does not take it back.
-            ("\x03\x1b[I\x1b[3;7R\x1b[?62;c",   Farewell),
-            ("\x03\x1b]11;rgb:0/0/0\x07",       Farewell),
-            ("\x03\x1b]11;rgb:0/0/0\x1b\\",     Farewell),
-            ("\x03\x1b[<0;3;4M",                Farewell),
-            // The same keys, told apart.
-            ("\x1b[99;5u",                      Farewell),
-            ("\x1b[100;5:1u",                   Farewell),
-            ("\x1b[99;5u\x1b[97;1u",            Farewell),
+            // Replies and reports of the terminal do not clear it.
+            ("\x03\x1b[I\x1b[3;7R\x1b[?62;c",   Quit),
+            ("\x03\x1b]11;rgb:0/0/0\x07",       Quit),
+            ("\x03\x1b]11;rgb:0/0/0\x1b\\",     Quit),
+            ("\x03\x1b[<0;3;4M",                Quit),
+            // The same keys as sequences.
+            ("\x1b[99;5u",                      Quit),
+            ("\x1b[100;5:1u",                   Quit),
+            ("\x1b[99;5u\x1b[97;1u",            Quit),
+            ("\x1b[27;5;99~",                   Quit),
+            ("\x1b[99;5u\x1b[99;5:3u",          Quit),
+            ("\x1bOP/exit\r",                  Quit),
             ("\x1b[99u",                        Other),
             ("\x03\x1bx",                       Other),
         ];
         for (keys, expected) in table {
-            // However they are cut.
+            // In reads of any size.
             for size in [1, 2, 100] {
                 let mut typing = Typing::new(&["/exit", "/quit"]);
                 for piece in keys.as_bytes().chunks(size) {
@@ -194,12 +190,12 @@ mod tests {
     }
 
     #[test]
-    fn a_farewell_is_not_for_ever() {
+    fn a_quit_expires() {
         let now = birth();
         let mut typing = Typing::new(&[]);
         typing.typed(b"\x03", now);
-        assert_eq!(typing.last(now + FAREWELL_HOLDS), LastInput::Farewell);
-        assert_eq!(typing.last(now + FAREWELL_HOLDS + Duration::from_millis(1)), LastInput::Other);
+        assert_eq!(typing.last(now + QUIT_HOLDS), LastInput::Quit);
+        assert_eq!(typing.last(now + QUIT_HOLDS + Duration::from_millis(1)), LastInput::Other);
         typing.interrupted();
         assert_eq!(typing.last(now), LastInput::Other);
     }
@@ -213,6 +209,6 @@ mod tests {
         }
         assert!(typing.line.len() <= LINE_MAX);
         typing.typed(b"\r/exit\r", birth());
-        assert_eq!(typing.last(birth()), LastInput::Farewell);
+        assert_eq!(typing.last(birth()), LastInput::Quit);
     }
 }

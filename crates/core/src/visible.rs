@@ -1,8 +1,10 @@
-//! Text of any origin as a terminal may show it: nothing in it moves the cursor, changes colours, hides or reorders text.
+//! Text of any origin made safe for a terminal: nothing in it moves the cursor, changes colours, hides or reorders text.
 
 use std::borrow::Cow;
 
-/// Stands for a control character.
+use crate::vt;
+
+/// Replaces a control character.
 pub const CONTROL: char = '?';
 
 /// A text without escape sequences. Line feeds and tabs stay; any other control character becomes `?`.
@@ -11,26 +13,30 @@ pub fn text(text: &str) -> Cow<'_, str> {
         return Cow::Borrowed(text);
     }
     let mut shown = String::with_capacity(text.len());
-    let mut letters = text.chars().peekable();
-    while let Some(letter) = letters.next() {
-        match letter {
-            '\n' | '\t' => shown.push(letter),
-            // As at the end of a line in a file from Windows.
-            '\r' if letters.peek() == Some(&'\n') => {}
-            '\x1b' if letters.next_if_eq(&'[').is_some() => skip_sequence(&mut letters),
-            '\u{9b}' => skip_sequence(&mut letters),
-            '\x1b' if letters.next_if(|next| matches!(next, ']' | 'P' | 'X' | '^' | '_')).is_some() => {
-                skip_string(&mut letters);
+    let mut rest = text;
+    while let Some(letter) = rest.chars().next() {
+        let after = &rest[letter.len_utf8()..];
+        rest = match letter {
+            '\n' | '\t' => {
+                shown.push(letter);
+                after
             }
-            '\u{9d}' | '\u{90}' | '\u{98}' | '\u{9e}' | '\u{9f}' => skip_string(&mut letters),
-            letter if is_control(letter) => shown.push(CONTROL),
-            letter => shown.push(letter),
-        }
+            // As at the end of a line of a Windows file.
+            '\r' if after.starts_with('\n') => after,
+            '\x1b' if after.starts_with('[') => after_control(&after[1..]),
+            '\u{9b}' => after_control(after),
+            '\x1b' if after.starts_with([']', 'P', 'X', '^', '_']) => after_string(&after[1..]),
+            '\u{9d}' | '\u{90}' | '\u{98}' | '\u{9e}' | '\u{9f}' => after_string(after),
+            letter => {
+                shown.push(if is_control(letter) { CONTROL } else { letter });
+                after
+            }
+        };
     }
     Cow::Owned(shown)
 }
 
-/// The same as one line: what follows a line feed cannot look like another line.
+/// The same as one line of a log: text after a line feed is indented, so that it cannot look like another line.
 pub fn line(text: &str) -> Cow<'_, str> {
     match self::text(text) {
         shown if shown.contains('\n') => Cow::Owned(shown.replace('\n', "\n    ")),
@@ -38,7 +44,12 @@ pub fn line(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// A JSON text in which the characters that a terminal could obey are escaped. JSON itself escapes only the first 32.
+/// The same without line feeds and tabs, for one cell of a table or a name in a list.
+pub fn cell(text: &str) -> String {
+    self::text(text).replace(['\n', '\t'], " ")
+}
+
+/// A JSON text in which the characters that control a terminal are escaped. JSON itself escapes only the first 32.
 pub fn json(text: &str) -> Cow<'_, str> {
     let is_hidden = |letter: char| is_control(letter) && letter as u32 >= 0x7f;
     if !text.contains(is_hidden) {
@@ -47,7 +58,7 @@ pub fn json(text: &str) -> Cow<'_, str> {
     let mut shown = String::with_capacity(text.len());
     for letter in text.chars() {
         if is_hidden(letter) {
-            // Two units beyond the first plane.
+            // Two units for a character beyond the first plane.
             for unit in letter.encode_utf16(&mut [0; 2]) {
                 shown.push_str(&format!("\\u{unit:04x}"));
             }
@@ -67,24 +78,18 @@ pub fn is_control(letter: char) -> bool {
             | '\u{e0000}'..='\u{e007f}')
 }
 
-/// Up to the final letter of a control sequence, or to the first character that cannot be in one.
-fn skip_sequence(letters: &mut std::iter::Peekable<std::str::Chars<'_>>) {
-    while letters.next_if(|letter| matches!(letter, '\x20'..='\x3f')).is_some() {}
-    letters.next_if(|letter| matches!(letter, '\x40'..='\x7e'));
+/// The text after a control sequence, or after its beginning if the rest cannot belong to it.
+fn after_control(rest: &str) -> &str {
+    let length = vt::control_parameters(rest.as_bytes());
+    let has_end = matches!(rest.as_bytes().get(length), Some(0x40..=0x7e));
+    &rest[length + usize::from(has_end)..]
 }
 
-/// Up to the end of a string such as a title: BEL, ST, or the end of the line.
-fn skip_string(letters: &mut std::iter::Peekable<std::str::Chars<'_>>) {
-    while let Some(letter) = letters.next_if(|letter| *letter != '\n') {
-        match letter {
-            '\x07' | '\u{9c}' => return,
-            '\x1b' => {
-                letters.next_if_eq(&'\\');
-                return;
-            }
-            _ => {}
-        }
-    }
+/// The text after a string such as a title. BEL, ST, any other Escape and the end of the line end it.
+fn after_string(rest: &str) -> &str {
+    let Some(end) = rest.find(['\x07', '\u{9c}', '\x1b', '\n']) else { return "" };
+    let rest = &rest[end..];
+    rest.strip_prefix("\x1b\\").or_else(|| rest.strip_prefix(['\x07', '\u{9c}', '\x1b'])).unwrap_or(rest)
 }
 
 #[cfg(test)]
@@ -92,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_in_a_text_steers_a_terminal() {
+    fn a_text_cannot_control_a_terminal() {
         let table = [
             ("plain\ttext\n", "plain\ttext\n"),
             ("\x1b[31mred\x1b[0m", "red"),
@@ -119,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_forges_no_other_line() {
+    fn a_line_cannot_look_like_another_line() {
         let forged = "ready\n[2026-01-01T00:00:00.000Z] [SUPERVISOR] Restart requested";
         assert_eq!(line(forged), "ready\n    [2026-01-01T00:00:00.000Z] [SUPERVISOR] Restart requested");
         assert_eq!(line("a\rb\x0bc\u{85}d"), "a?b?c?d");

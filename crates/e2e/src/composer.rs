@@ -1,29 +1,33 @@
-//! An agent that has claude's composer and transcript, and nothing else. What is sent to it is appended to `sent.log`, with a
-//! zero after each, and to the file of its conversation. Enter behind a backslash is a line break, and behind a word with
-//! `@` it chooses a file. It does as its options say:
+//! A test agent with claude's composer and transcript, and no other function. Each submitted text is appended to
+//! `sent.log`, followed by a zero byte, and to the file of its conversation. Enter after a backslash is a line break,
+//! and after a word with `@` it chooses a file. Options control it:
 //!
-//! - `late=MS`: draws no composer before so long
-//! - `swallow=N`: does not hear the first N Enters
-//! - `deaf`: shows nothing of what is typed
-//! - `dialog`: asks something instead
-//! - `draft`: has something typed already
-//! - `leave`: ends when something was pasted
+//! - `late=MS`: draws no composer before this time
+//! - `swallow=N`: ignores the first N Enters
+//! - `deaf`: shows no input
+//! - `dialog`: shows a dialog instead
+//! - `draft`: starts with a draft
+//! - `leave`: exits when a text is pasted
 //! - `forgetful`: writes no transcript
+//! - `busy=MS`: works for this time on each text, and answers it
+//! - `limit=S`: reaches its usage limit at the first text, for this many seconds, and at each text before it is over
+//! - `unrecorded`: records no limit, as if a tool had printed the notice
 
 use std::{
     fs::{self, OpenOptions},
     io::{Read, Write, stdin, stdout},
     thread,
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use nix::sys::termios::{SetArg, cfmakeraw, tcgetattr, tcsetattr};
+use serde_json::json;
 
 const RULE: &str = "────────────────────────────────────────";
-/// A longer text is shown as a mark of it.
+/// A longer text is shown as a placeholder.
 const SHOWN_MAX: usize = 800;
 
-pub fn run(words: &[String]) {
+pub(crate) fn run(words: &[String]) {
     let has = |word: &str| words.iter().any(|given| given.trim_start_matches('-') == word);
     let number =
         |name: &str| words.iter().find_map(|word| word.trim_start_matches('-').strip_prefix(name)?.parse::<u64>().ok());
@@ -38,9 +42,11 @@ pub fn run(words: &[String]) {
         say(&format!("{RULE}\r\nDo you trust this folder?\r\n ❯ 1. Yes\r\n   2. No\r\n"));
     }
     let mut draft = if has("draft") { "a thought".to_owned() } else { String::new() };
+    let mut above = String::new();
+    let mut limited_until = None;
     let mut swallow = number("swallow=").unwrap_or(0);
     if !has("dialog") {
-        draw(&draft);
+        draw(&above, &draft);
     }
     let mut input = Vec::new();
     let mut space = [0; 4096];
@@ -70,7 +76,40 @@ pub fn run(words: &[String]) {
                     let mut log = OpenOptions::new().create(true).append(true).open("sent.log").expect("a log");
                     log.write_all(format!("{text}\0").as_bytes()).expect("a log");
                     if !has("forgetful") {
-                        record(words, &text);
+                        record(words, &json!({"type": "user", "message": {"role": "user", "content": text}}));
+                    }
+                    if number("busy=").or(number("limit=")).is_some() {
+                        above = format!("❯ {text}\r\n");
+                    }
+                    if let Some(time) = number("busy=") {
+                        draw(&format!("{above}\r\n✻ Thinking… (1s)\r\n"), "");
+                        thread::sleep(Duration::from_millis(time));
+                        let answer = format!("re: {text}");
+                        let part = json!({"type": "text", "text": answer});
+                        let id =
+                            SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos().to_string();
+                        record(
+                            words,
+                            &json!({"type": "assistant", "uuid": id, "message": {"id": id, "content": [part]}}),
+                        );
+                        above.push_str(&format!("● {answer}\r\n"));
+                    }
+                    if let Some(seconds) = number("limit=") {
+                        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+                        let until = *limited_until.get_or_insert(now + seconds);
+                        if now < until {
+                            let notice = format!("You've hit your session limit · resets in {}s", until - now);
+                            if !has("unrecorded") {
+                                let part = json!({"type": "text", "text": notice});
+                                record(
+                                    words,
+                                    &json!({"type": "assistant", "isApiErrorMessage": true, "error": "rate_limit",
+                                    "quotaLimits": {"resetsAt": until}, "message": {"content": [part]}}),
+                                );
+                            }
+                            above =
+                                format!("❯ {text}\r\n  ⎿  {notice}\r\n     /upgrade to increase your usage limit.\r\n");
+                        }
                     }
                 }
                 Key::Letter(END_OF_LINE) => {}
@@ -79,7 +118,7 @@ pub fn run(words: &[String]) {
                 Key::Letter(letter) => draft.push(letter.into()),
             }
             if !has("deaf") && !has("dialog") {
-                draw(&draft);
+                draw(&above, &draft);
             }
         }
     }
@@ -90,13 +129,12 @@ const KILL_LINE: u8 = 0x15;
 const BACKSPACE: u8 = 0x7f;
 
 /// As claude does, in the file of the conversation that it was started with.
-fn record(words: &[String], text: &str) {
+fn record(words: &[String], line: &serde_json::Value) {
     let id = words.iter().skip_while(|word| !matches!(word.as_str(), "--session-id" | "--resume")).nth(1);
     let (Some(id), Some(home)) = (id, std::env::home_dir()) else { return };
     let folder = home.join(".claude/projects/p");
     fs::create_dir_all(&folder).expect("a folder");
     let file = OpenOptions::new().create(true).append(true).open(folder.join(format!("{id}.jsonl")));
-    let line = serde_json::json!({"type": "user", "message": {"role": "user", "content": text}});
     file.and_then(|mut file| file.write_all(format!("{line}\n").as_bytes())).expect("a transcript");
 }
 
@@ -106,7 +144,7 @@ enum Key {
     Letter(u8),
 }
 
-/// The first key of what was typed, if it is all there.
+/// The first key of the input, if it is complete.
 fn first_key(input: &[u8]) -> Option<(Key, usize)> {
     const BEGIN: &[u8] = b"\x1b[200~";
     const END: &[u8] = b"\x1b[201~";
@@ -121,12 +159,13 @@ fn first_key(input: &[u8]) -> Option<(Key, usize)> {
     Some((if input[0] == b'\r' { Key::Enter } else { Key::Letter(input[0]) }, 1))
 }
 
-fn draw(draft: &str) {
+/// `above`: the conversation.
+fn draw(above: &str, draft: &str) {
     let lines = draft.lines().count();
     let shown = if draft.len() > SHOWN_MAX { format!("[Pasted text #1 +{lines} lines]") } else { draft.to_owned() };
     let shown = shown.replace('\n', "\r\n  ");
-    // The cursor rests behind what was typed.
-    say(&format!("\x1b[2J\x1b[H{RULE}\r\n❯\u{a0}{shown}\x1b7\r\n{RULE}\r\n\x1b[2mhint\x1b[22m\x1b8"));
+    // The cursor is after the typed text.
+    say(&format!("\x1b[2J\x1b[H{above}{RULE}\r\n❯\u{a0}{shown}\x1b7\r\n{RULE}\r\n\x1b[2mhint\x1b[22m\x1b8"));
 }
 
 fn say(words: &str) {

@@ -1,7 +1,7 @@
 //! A native MCP server that echoes as fast as a pipe allows, so that a benchmark of a relay measures the relay.
 //!
-//! It has one tool, `echo`, which hands its arguments back as `structuredContent`, byte for byte. Like the strict
-//! servers it refuses every request but `ping` before `initialize` and `notifications/initialized`.
+//! It has one tool, `echo`, which returns its arguments as `structuredContent`, byte for byte. Like strict servers it
+//! refuses every request but `ping` before `initialize` and `notifications/initialized`.
 
 use std::{
     fs::File,
@@ -13,9 +13,9 @@ use std::{
 
 use memchr::{memchr, memchr2};
 
-/// Room for one read; a longer line makes the buffer grow to its length.
+/// The size of one read; a longer line makes the buffer grow to its length.
 const READ_SIZE: usize = 256 * 1024;
-/// Arguments from this size on are written from where they lie, not copied into the batch.
+/// Arguments from this size on are written from the read buffer, not copied into the batch.
 const COPY_MAX: usize = 64 * 1024;
 
 const TOOLS: &[u8] =
@@ -24,7 +24,7 @@ const TOO_EARLY: &[u8] = br#"{"code":-32602,"message":"Received request before i
 const UNKNOWN: &[u8] = br#"{"code":-32601,"message":"Method not found"}"#;
 const VERSIONS: [&[u8]; 4] = [b"\"2024-11-05\"", b"\"2025-03-26\"", b"\"2025-06-18\"", b"\"2025-11-25\""];
 
-pub fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     match serve() {
         Ok(()) => ExitCode::SUCCESS,
         Err(problem) => {
@@ -39,7 +39,7 @@ fn serve() -> io::Result<()> {
     let mut server =
         Server { output: File::from(io::stdout().as_fd().try_clone_to_owned()?), batch: Vec::new(), phase: Phase::New };
     let mut buffer = vec![0; READ_SIZE];
-    // Bytes held, and how many of them are known to have no newline.
+    // Bytes in the buffer, and how many of them are known to have no newline.
     let (mut held, mut searched) = (0, 0);
     loop {
         if buffer.len() - held < READ_SIZE / 2 {
@@ -72,7 +72,7 @@ enum Phase {
 
 struct Server {
     output: File,
-    /// Answers to all that one read brought; written at once.
+    /// Answers to all requests of one read; written at once.
     batch: Vec<u8>,
     phase: Phase,
 }
@@ -104,7 +104,7 @@ impl Server {
             Some(_) if self.phase != Phase::Ready => self.answer(id, b"error", &[TOO_EARLY]),
             Some(b"\"tools/list\"") => self.answer(id, b"result", &[TOOLS]),
             Some(_) => self.answer(id, b"error", &[UNKNOWN]),
-            // A response: this server never asked anything.
+            // A response: this server never sends requests.
             None => {}
         }
         Ok(())
@@ -148,7 +148,7 @@ impl Server {
     }
 }
 
-/// Where in a line the values lie that matter here, quotes included.
+/// The positions of the relevant values in a line, quotes included.
 #[derive(Default)]
 struct Message {
     id: Option<Range<usize>>,
@@ -185,7 +185,7 @@ impl Message {
     }
 }
 
-/// Walks over JSON without building anything; what is not JSON ends the walk.
+/// Scans JSON without building values; invalid JSON ends the scan.
 struct Scanner<'a> {
     text: &'a [u8],
     at: usize,
@@ -219,7 +219,7 @@ impl<'a> Scanner<'a> {
         }
     }
 
-    /// Calls `visit` before each value of an object; it must walk over that value.
+    /// Calls `visit` before each value of an object; it must scan that value.
     fn members(&mut self, mut visit: impl FnMut(&'a [u8], &mut Self) -> Option<()>) -> Option<()> {
         self.take(b'{')?;
         if self.next_byte()? == b'}' {
@@ -275,7 +275,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_id_method_and_arguments_wherever_they_stand() {
+    fn finds_id_method_and_arguments_at_any_position() {
         let table = [
             // line                                                            id             method      arguments
             (r#"{"id":1,"method":"m"}"#, Some("1"), Some(r#""m""#), None),

@@ -1,5 +1,5 @@
-//! The least that an HTTP endpoint in front of one stdio server can cost: no policy, no names, no look at what passes but
-//! for its id, as all clients share one server and all count from one.
+//! The least cost of an HTTP endpoint in front of one stdio server: no policy and no names. It reads only the id of
+//! each message, because all clients share one server and all count from one.
 //!
 //! `outlast-hop PORT SERVER`. Ids are found where the benchmark's client and server write them: nothing is parsed.
 
@@ -36,7 +36,7 @@ const INITIALIZE: &[u8] = b"{\"jsonrpc\":\"2.0\",\"id\":0,\"method\":\"initializ
 
 #[derive(Default)]
 struct Server {
-    /// Who waits for an answer, by our own number for it.
+    /// The requests that wait for an answer, by the hop's own id.
     waiting: RefCell<HashMap<u64, oneshot::Sender<Bytes>>>,
     next: Cell<u64>,
     outbox: RefCell<BytesMut>,
@@ -95,7 +95,7 @@ fn id_of(message: &[u8]) -> Option<Range<usize>> {
     Some(start..start + length)
 }
 
-pub fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     let mut args = env::args().skip(1);
     let (Some(port), Some(server)) = (args.next(), args.next()) else {
         eprintln!("usage: outlast-hop PORT SERVER");
@@ -146,7 +146,7 @@ async fn answer(
     let Ok(body) = request.into_body().collect().await else { return refuse(StatusCode::BAD_REQUEST) };
     let body = body.to_bytes();
     let line = if memmem::find(&body, b"\"method\":\"initialize\"").is_some() {
-        // One handshake was made for all; every client gets its result under its own id.
+        // One handshake was made for all clients; each gets its result under its own id.
         let id = id_of(&body).map_or(&b"0"[..], |place| &body[place]);
         let text = String::from_utf8_lossy(&opened).replacen(
             "\"id\":0",

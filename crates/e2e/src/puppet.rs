@@ -1,8 +1,8 @@
-//! A scriptable MCP stdio server of both eras: it crashes, hangs or babbles as it is told, by flags or by tools.
+//! A scriptable MCP stdio server of both eras: flags and tools make it crash, hang or write garbage.
 //!
 //! Flags come from the command line, then from the environment variable `OUTLAST_PUPPET` (split at white space), then
 //! from the file of `--more FILE` (one flag or value a line; may be absent). The file is read anew at each start, so a
-//! test can make the next generation behave unlike the last one.
+//! test can change the behaviour of the next process.
 //!
 //! | flag | what it does |
 //! |---|---|
@@ -10,13 +10,14 @@
 //! | `--version-only V` | the only protocol version it answers with |
 //! | `--fail-if FILE` | if FILE exists: its content goes to stderr and the exit code is 3, before anything is read |
 //! | `--slow-start MS` | waits before it reads |
-//! | `--tools FILE` | a JSON array of more tool definitions; such a tool acts as the built-in one named by `_meta` `puppet/as`, or else as `echo` |
+//! | `--tools FILE` | a JSON array of further tools; each acts as the built-in tool in `_meta` `puppet/as`, or `echo` |
 //! | `--page N` | N tools on each page of `tools/list` |
 //! | `--no-list-changed` | `listChanged: false` in every capability |
 //! | `--prompts`, `--resources`, `--logging` | offers these too |
 //! | `--own-restart` | has a tool `restart_server {answer, code}`: exit 42, unanswered unless told otherwise |
 //! | `--ignore-eof`, `--ignore-term` | survives the end of stdin; SIGTERM |
 //! | `--log FILE` | appends `PID LINE` for each line it receives |
+//! | `--ledger FILE` | appends `CALL PID`, in one write before it acts, for each tool call with a number as `call` |
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -38,7 +39,7 @@ use nix::{
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 
-/// In the order of their age; the newest is what an unknown version is answered with.
+/// From the oldest to the newest; an unknown version is answered with the newest.
 const LEGACY_VERSIONS: [&str; 4] = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
 const MODERN_VERSION: &str = "2026-07-28";
 const LEVELS: [&str; 8] = ["debug", "info", "notice", "warning", "error", "critical", "alert", "emergency"];
@@ -49,9 +50,10 @@ const META_LOG_LEVEL: &str = "io.modelcontextprotocol/logLevel";
 const META_SERVER: &str = "io.modelcontextprotocol/serverInfo";
 const META_SUBSCRIPTION: &str = "io.modelcontextprotocol/subscriptionId";
 
-/// Tells this program to be a grandchild instead of a server.
+/// The argument that makes this program a grandchild instead of a server.
 const GRANDCHILD: &str = "--be-a-grandchild";
-/// A grandchild that nobody sweeps ends by itself, so that a failed test leaves nothing for long.
+/// A grandchild that outlast has not killed exits by itself after this time, so that a failed test leaves no process
+/// for long.
 const GRANDCHILD_LIFE_MAX: Duration = Duration::from_secs(600);
 const READ_SIZE: usize = 256 * 1024;
 
@@ -76,6 +78,7 @@ const TOOLS: &[(&str, &str)] = &[
     ("stderr", "{text}: a line on stderr"),
     ("garbage", "{text}: a line on stdout, as it is"),
     ("big", "{bytes}: so many letters x"),
+    ("answer_twice", "the answer `once`, and then the same again"),
     ("log", "{level = info, text}: notifications/message, where the level asked for admits it"),
     ("progress", "{steps, ms}: notifications/progress at that distance, then an answer"),
     ("ask", "{method, params, wait = true}: asks the client; the whole response as text"),
@@ -87,12 +90,12 @@ const TOOLS: &[(&str, &str)] = &[
     ("state", "phase, log level, subscribed resources and open listens, as JSON"),
     ("set_tools", "{file}: replaces the tools of `--tools`; announces nothing"),
     ("announce", "{what}: list_changed for tools, prompts or resources"),
-    ("touch", "{uri}: resources/updated to those who subscribed"),
+    ("touch", "{uri}: resources/updated to subscribers"),
     ("use_up_processes", "starts processes until the system refuses one; how many"),
     ("free_processes", "ends those"),
 ];
 
-pub fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     let mut args = env::args().skip(1);
     if env::args().nth(1).as_deref() == Some(GRANDCHILD) {
         return be_a_grandchild(args.by_ref().skip(1));
@@ -121,7 +124,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// A blocked SIGTERM stays pending for ever, which to the sender is the same as an ignored one.
+/// A blocked SIGTERM stays pending for ever, which for the sender is the same as an ignored one.
 fn block_term() {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGTERM);
@@ -136,7 +139,7 @@ fn be_a_grandchild(args: impl Iterator<Item = String>) -> ExitCode {
             other => panic!("no grandchild does `{other}`"),
         }
     }
-    // The puppet waits for this word, so the pid it hands out is one that already is as asked.
+    // The puppet waits for this line, so that a pid is reported only when the process has the requested state.
     eprintln!("ready");
     thread::sleep(GRANDCHILD_LIFE_MAX);
     ExitCode::SUCCESS
@@ -165,6 +168,7 @@ struct Flags {
     ignore_eof: bool,
     ignore_term: bool,
     log: Option<PathBuf>,
+    ledger: Option<PathBuf>,
     more: Option<PathBuf>,
 }
 
@@ -207,6 +211,7 @@ impl Flags {
                 "--ignore-eof" => self.ignore_eof = true,
                 "--ignore-term" => self.ignore_term = true,
                 "--log" => self.log = Some(value()?.into()),
+                "--ledger" => self.ledger = Some(value()?.into()),
                 "--more" => self.more = Some(value()?.into()),
                 other => return Err(format!("no flag `{other}`")),
             }
@@ -215,7 +220,7 @@ impl Flags {
     }
 }
 
-/// What passes on the wire, read no deeper than needed; ids stay the text they were.
+/// A message on the wire, parsed no deeper than needed; ids keep their text.
 #[derive(Deserialize)]
 struct Message<'a> {
     #[serde(borrow)]
@@ -241,7 +246,7 @@ enum Phase {
     Modern,
 }
 
-/// A request that is owed an answer.
+/// A request that needs an answer.
 #[derive(Clone)]
 struct Request {
     id: String,
@@ -257,7 +262,7 @@ impl Request {
 /// A protocol error: code, message, data.
 struct Refusal(i32, String, Option<Value>);
 
-/// What a tool comes to.
+/// The outcome of a tool call.
 enum Outcome {
     Says(String),
     Fails(String),
@@ -279,7 +284,7 @@ enum Then {
 #[derive(PartialEq)]
 enum Input {
     Reading,
-    /// Told to hang: what arrives stays in the pipe.
+    /// The puppet hangs: input stays in the pipe.
     Ignored,
     Ended,
 }
@@ -289,12 +294,14 @@ struct Puppet {
     /// `None` after `close_stdout`.
     stdout: Option<File>,
     log: Option<File>,
+    /// The calls that were executed.
+    ledger: Option<File>,
     input: Input,
     phase: Phase,
     received: Vec<String>,
     tools: Vec<Value>,
     timers: Vec<Timer>,
-    /// Our requests to the client, by our id, each with the call that waits for the response.
+    /// The puppet's requests to the client, by its id, each with the call that waits for the response.
     asked: BTreeMap<u64, Request>,
     next_ask: u64,
     log_level: Option<String>,
@@ -310,10 +317,9 @@ struct Puppet {
 impl Puppet {
     fn new(flags: Flags) -> io::Result<Self> {
         let stdout = File::from(io::stdout().as_fd().try_clone_to_owned()?);
-        let log = match &flags.log {
-            Some(path) => Some(OpenOptions::new().create(true).append(true).open(path)?),
-            None => None,
-        };
+        let append = |path: &PathBuf| OpenOptions::new().create(true).append(true).open(path);
+        let log = flags.log.as_ref().map(append).transpose()?;
+        let ledger = flags.ledger.as_ref().map(append).transpose()?;
         let tools = match &flags.tools {
             Some(path) => read_tools(path)?,
             None => Vec::new(),
@@ -322,6 +328,7 @@ impl Puppet {
             flags,
             stdout: Some(stdout),
             log,
+            ledger,
             input: Input::Reading,
             phase: Phase::Unopened,
             received: Vec::new(),
@@ -344,12 +351,12 @@ impl Puppet {
         let mut chunk = vec![0; READ_SIZE];
         loop {
             self.fire_timers();
-            // As with a server on an event loop, calls that still run at the end of stdin are finished first.
+            // As in a server on an event loop, calls that still run at the end of stdin are finished first.
             if self.input == Input::Ended && self.timers.is_empty() && !self.flags.ignore_eof {
                 return Ok(());
             }
             let timeout = match self.timers.iter().map(|timer| timer.at).min() {
-                // A millisecond more, as poll rounds down and would spin.
+                // A millisecond more, because poll rounds down and would spin.
                 Some(at) => {
                     let wait = at.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
                     PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX)
@@ -412,7 +419,7 @@ impl Puppet {
             log.write_all(record.as_bytes()).expect("the log of a test can be written");
         }
         self.received.push(line.clone());
-        // What is not a message, a batch included, is dropped without a word, as the common servers do.
+        // A line that is not a message, a batch included, is dropped silently, as common servers do.
         let Ok(message) = serde_json::from_str::<Message>(&line) else { return };
         let params = message.params.map_or("null", RawValue::get);
         match (message.id, message.method) {
@@ -474,7 +481,7 @@ impl Puppet {
         }
     }
 
-    /// Decides the era with the first request, and refuses what does not fit it.
+    /// The first request decides the era; requests that do not fit it are refused.
     fn admit(&mut self, request: &Request, method: &str) -> Result<(), Refusal> {
         let era = self.flags.era.unwrap_or(Era::Both);
         let version = request.meta(META_VERSION);
@@ -652,6 +659,10 @@ impl Puppet {
             return Ok(());
         }
         let arguments: Value = serde_json::from_str(raw).expect("a raw value is JSON");
+        if let (Some(ledger), Some(call)) = (&mut self.ledger, arguments["call"].as_u64()) {
+            let line = format!("{call} {}\n", process::id());
+            ledger.write_all(line.as_bytes()).expect("the ledger of a test can be written");
+        }
         match self.act(request, &acts_as, &arguments, raw) {
             Outcome::Says(text) => self.answer_call(request, &text, false),
             Outcome::Fails(text) => self.answer_call(request, &text, true),
@@ -718,6 +729,10 @@ impl Puppet {
             "garbage" => {
                 self.write_line(&text("text"));
                 Outcome::Says("said".into())
+            }
+            "answer_twice" => {
+                self.answer_call(request, "once", false);
+                Outcome::Says("once".into())
             }
             "big" => Outcome::Says("x".repeat(number("bytes", 0) as usize)),
             "log" => self.log_message(request, arguments["level"].as_str().unwrap_or("info"), &text("text")),
@@ -793,7 +808,7 @@ impl Puppet {
         let rank = |level: &str| LEVELS.iter().position(|known| *known == level);
         let Some(rank_said) = rank(level) else { return Outcome::Fails(format!("no level `{level}`")) };
         let wanted = match self.phase {
-            // The level travels with each request, and without one nothing is logged.
+            // The level is in each request; without one nothing is logged.
             Phase::Modern => request.meta(META_LOG_LEVEL).and_then(Value::as_str).and_then(rank),
             _ => self.log_level.as_deref().map_or(Some(0), rank),
         };
@@ -804,7 +819,7 @@ impl Puppet {
         Outcome::Says("logged".into())
     }
 
-    /// Our ids count from 0 in each life, as those of the common servers do, so that generations clash.
+    /// The puppet's ids start at 0 in each process, as those of common servers do, so that generations collide.
     fn ask(&mut self, request: Request, method: &str, params: &Value, waits: bool) -> Outcome {
         let id = self.next_ask;
         self.next_ask += 1;
@@ -880,7 +895,7 @@ impl Puppet {
         self.notify(method, params);
     }
 
-    /// One line, one write. A reader that is gone is learned of from stdin, so failures are passed over.
+    /// One line, one write. The end of stdin shows that the client has gone, so errors are ignored.
     fn write_line(&mut self, line: &str) {
         if let Some(stdout) = &mut self.stdout {
             let _ = stdout.write_all(format!("{line}\n").as_bytes());
@@ -930,7 +945,7 @@ fn start_grandchild(
     Ok(child.id())
 }
 
-/// Uses a file, a TCP port or a process, as a sandbox may forbid.
+/// Uses a file, a TCP port or a process, which a sandbox may forbid.
 fn use_something(how: &str, path: &str, number: &dyn Fn(&str, u64) -> u64) -> String {
     let port = || u16::try_from(number("port", 0)).expect("a port");
     let used = match how {

@@ -1,4 +1,4 @@
-//! A program for a terminal on any system: says how large it is, repeats every line, and ends as it is told to.
+//! A terminal program for any system: prints the terminal size, repeats every line, and exits on request.
 
 use std::{io, process::ExitCode};
 

@@ -1,17 +1,27 @@
-//! Arguments → checked values. Nobody downstream sees raw text.
+//! The command line as checked values; below, what commands print and how. No other module sees the raw arguments.
 
 use std::{collections::BTreeMap, ffi::OsString, net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use outlast_core::keys::DetachKey;
+use outlast_os::Sandbox;
 
-use crate::{config, duration, gateway::listen, help, history::Since, os::Sandbox, wrap::clients::Client};
+pub(crate) mod commands;
+pub(crate) mod completions;
+pub(crate) mod duration;
+pub(crate) mod full_screen;
+pub mod help;
+pub(crate) mod paint;
+pub(crate) mod report;
+pub(crate) mod table;
+
+use crate::{adopt::clients::Client, config, gateway::listen, operator::history::Since};
 
 /// The connection outlasts the process.
 ///
-/// outlast owns the processes an AI agent depends on, so that a crash, a hang or a reload is a short pause and never
-/// an end.
+/// outlast starts and supervises MCP servers and agents. When one crashes, hangs or is reloaded, the client stays
+/// connected.
 #[derive(Debug, Parser)]
 #[command(
     name = "outlast",
@@ -31,15 +41,16 @@ pub enum Command {
     Mcp(Mcp),
     Gateway(Gateway),
     Run(Run),
+    Restore(Restore),
+    Startup(Startup),
     Ps(Ps),
     Top(Top),
-    /// Say how one instance is: its server, its restarts, its last words.
-    State(Which),
+    State(ShowState),
     /// Print the process id of an instance's server.
     Pid(Which),
     Restart(Restart),
     Switch(Switch),
-    /// Have a gateway read its configuration again: only what changed is started, stopped or restarted.
+    /// Make a gateway read its configuration again. Only changed backends are started, stopped or replaced.
     Reload(Which),
     Inject(Inject),
     Send(Send),
@@ -47,7 +58,8 @@ pub enum Command {
     WaitFor(WaitFor),
     Attach(Attach),
     Stop(Stop),
-    /// Start a server or an agent again that was given up on.
+    Upgrade(Upgrade),
+    /// Start a server or an agent that was given up on.
     Resume(Which),
     Logs(Logs),
     Audit(Audit),
@@ -60,16 +72,25 @@ pub enum Command {
     Help(Help),
     Completions(Completions),
     Man(Man),
-    /// The ids of what runs, for completions.
+    /// Print the ids of the running instances, for completions.
     #[command(hide = true)]
     Ids,
     #[command(hide = true)]
     AgentEvent(AgentEvent),
+    /// Post the event on stdin to the URL in OUTLAST_NOTIFY_URL, for a session.
+    #[command(hide = true)]
+    PostEvent,
     #[command(hide = true)]
     DemoServer(DemoServer),
+    /// Check arguments against schemas, for a gateway.
+    #[command(hide = true)]
+    CheckSchemas,
+    /// Check whether this program can go on with the state of an instance, which is on stdin.
+    #[command(hide = true)]
+    CheckState(CheckState),
 }
 
-/// Stand between an MCP client and its stdio server: the server may die and reload, the client's connection stays.
+/// Keep an MCP client connected while its stdio server crashes or is reloaded.
 ///
 /// Put it in front of the command in any client's configuration:
 ///
@@ -81,121 +102,191 @@ pub struct Mcp {
     #[arg(required = true, last = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 
-    /// What people call this server [default: from the command]
+    /// The name of this server in `ps`, logs and errors [default: from the command]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 
-    /// Reload the server when a file here changes; what git ignores does not count.
+    /// Reload the server when a file below this path changes; files that git ignores do not count
     #[arg(long, value_name = "PATH", num_args = 1.., help_heading = "Reloading")]
     pub watch: Vec<PathBuf>,
 
-    /// Run this in a shell before each reload; if it fails, the old server keeps serving.
+    /// Run this in a shell before each reload; if it fails, the old server keeps serving
     #[arg(long, value_name = "COMMAND", help_heading = "Reloading")]
     pub build: Option<String>,
 
-    /// Start the new server beside the old one, or stop the old one first (a port, a lock).
+    /// Start the new server beside the old one, or stop the old one first (if it uses a port or a lock)
     #[arg(long, value_enum, default_value_t = Reload::BlueGreen, help_heading = "Reloading")]
     pub reload: Reload,
 
-    /// How long a replaced server may finish its calls.
+    /// How long a replaced server has to finish its calls
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "60s", help_heading = "Reloading")]
     pub drain: Duration,
 
-    /// Whether a tool call that was running at a crash is asked again: only if the tool is annotated as read-only or
-    /// idempotent, or never.
+    /// Send a tool call that was in flight at a crash again: never, or if the tool is annotated as read-only or
+    /// idempotent
     #[arg(long, value_enum, default_value_t = Retry::Never, help_heading = "Crashes")]
     pub retry: Retry,
 
-    /// When to start a crashed server again: 1, 5 and 10 s apart for ever, or doubling up to 60 s.
+    /// Delays after crashes: 1, 5 and 10 s without end, or doubling from 1 s to 60 s and giving up after 5 restarts
     #[arg(long, value_enum, default_value_t = Policy::Watchdog, help_heading = "Crashes")]
     pub policy: Policy,
 
-    /// Give up after so many restarts in a row; 0 is never [default: the policy's]
+    /// Give up after this many restarts in a row; 0 means never [default: 5 for exponential, 0 for watchdog]
     #[arg(long, value_name = "N", value_parser = whole::<u32>, help_heading = "Crashes")]
     pub max_restarts: Option<u32>,
 
-    /// The first crash of a server that had been ready for 5 s: come back at once, or after the delay.
+    /// After the first crash of a server that had been ready for 5 s: start it at once, or after the delay
     #[arg(long, value_enum, default_value_t = First::AtOnce, help_heading = "Crashes")]
     pub first_restart: First,
 
-    /// What the server's exit code 0 means: outlast ends too, or starts it again when it is needed.
+    /// If the server exits with code 0: end outlast too, or start the server again with the next request
     #[arg(long, value_enum, default_value_t = OnCleanExit::End, help_heading = "Crashes")]
     pub on_clean_exit: OnCleanExit,
 
-    /// How long a server may take for its handshake [default: 120s for the first, 30s after]
+    /// How long a server may take for its handshake [default: 120s for the first server, 30s for later ones]
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, help_heading = "Crashes")]
     pub start_timeout: Option<Duration>,
 
-    /// How long the first server may take for the handshake before outlast answers it, from the cache of this command's last
-    /// run or with its own tools; the server goes on starting [default: 3s with a cache, 20s without]
+    /// Answer the handshake for the first server after this time, from the cache of this command's last run, or with
+    /// outlast's own tools; the server continues to start [default: 3s with a cache, 20s without]
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, help_heading = "Slow servers")]
     pub answer_after: Option<Duration>,
 
-    /// How long a tool call may take without progress; then it is cancelled and fails, and a server that hangs is replaced.
-    /// The file may set it for each tool [default: no limit]
+    /// Cancel a tool call that gets no answer and no progress for this long, and replace the server if it hangs;
+    /// `outlast.toml` can set it for each tool [default: no limit]
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, help_heading = "Slow servers")]
     pub call_timeout: Option<Duration>,
 
-    /// The same for single tools, from the file.
+    /// The same for single tools, from the configuration.
     #[arg(skip)]
     pub call_timeouts: BTreeMap<String, Duration>,
 
-    /// Replace a server that uses more memory than this, with all processes below it, such as 512MB (Linux)
+    /// Replace a server that, with all processes below it, uses more memory than this, for example 512MB (Linux)
     /// [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Crashes")]
     pub memory_max: Option<u64>,
 
-    /// The server's own tool that makes it exit with code 42: only a call of this one is answered as a success then.
+    /// The server's own tool that makes it exit with code 42; a call of it is then answered as successful
     #[arg(long, value_name = "NAME", default_value = "restart_server", help_heading = "Crashes")]
     pub restart_tool: String,
 
-    /// How often outlast reports progress of a call whose client sent a progress token and whose server reports none
+    /// Send progress this often for a call whose client sent a progress token and whose server sends no progress
     /// [default: never]
     #[arg(long, value_name = "DURATION", value_parser = heartbeat, help_heading = "Slow servers")]
     pub heartbeat: Option<Duration>,
 
-    /// How long a request waits for a server that is down before it is answered with an error.
+    /// How long a request waits for a server that is down before it fails
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "30s", help_heading = "Crashes")]
     pub hold: Duration,
 
-    /// How long a server may take to end after its stdin is closed; then it gets SIGTERM.
+    /// How long a server may take to exit after its stdin is closed; then it gets SIGTERM
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "1s", help_heading = "Stopping")]
     pub stdin_grace: Duration,
 
-    /// How long it may take after SIGTERM; then it gets SIGKILL.
+    /// How long it may take to exit after SIGTERM; then it gets SIGKILL
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "2s", help_heading = "Stopping")]
     pub term_grace: Duration,
 
-    /// Do not add `restart_server`, `verify_server_restarted` and `server_status` to the server's tools.
+    /// Do not add `restart_server`, `verify_server_restarted` and `server_status` to the server's tools
     #[arg(long)]
     pub no_tools: bool,
 
-    /// Where the restart marker is written [default: .outlast/restart_marker]
+    /// The file of the restart marker [default: .outlast/restart_marker]
     #[arg(long, value_name = "PATH")]
     pub marker: Option<PathBuf>,
 
-    /// The file that sets what no option here does, in its table `[mcp]` [default: the nearest outlast.toml]
+    /// A configuration file; its table `[mcp]` sets options that are not given here [default: the nearest outlast.toml]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Hand our own stdin and stdout to the server and only restart it: nothing is read, replayed or answered. Only
-    /// for servers that need no handshake.
+    /// Use one server process for all clients of this user that start the same command with the same options and environment
+    /// in this directory, or, with `--share=user`, in any directory
+    #[arg(long, value_enum, value_name = "SCOPE", num_args = 0..=1, require_equals = true,
+        default_missing_value = "directory", help_heading = "Sharing")]
+    pub share: Option<Share>,
+
+    /// With `--share`: how long the server keeps running after its last client has disconnected
+    #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "30s", requires = "share",
+        help_heading = "Sharing")]
+    pub linger: Duration,
+
+    /// The name of the hub that this process is.
+    #[arg(long, hide = true, requires = "share")]
+    pub hub: Option<String>,
+
+    /// Why this hub is not for all clients.
+    #[arg(long, hide = true, requires = "hub")]
+    pub hub_why: Option<String>,
+
+    /// Give outlast's own stdin and stdout to the server, and only restart it: outlast reads, repeats and answers no
+    /// messages. Only for servers that need no handshake
     #[arg(long, conflicts_with_all = ["watch", "build", "reload", "drain", "retry", "hold", "start_timeout", "no_tools",
-        "marker", "on_clean_exit", "answer_after", "heartbeat", "call_timeout", "memory_max", "restart_tool"])]
+        "marker", "on_clean_exit", "answer_after", "heartbeat", "call_timeout", "memory_max", "restart_tool", "share"])]
     pub inherit: bool,
 
-    /// From the configuration: what the server may use.
+    /// From the configuration: the files and ports that the server may use.
     #[arg(skip)]
     pub sandbox: Option<Sandbox>,
 
-    /// From the configuration: files that are not used, or not as a whole.
+    /// From the configuration: warnings about files that are ignored, or in part.
     #[arg(skip)]
     pub warnings: Vec<String>,
 }
 
-/// Put many MCP servers behind one: each is supervised, and clients see one catalogue.
+impl Mcp {
+    /// All that clients must have in common to share a server, except directory and environment.
+    pub(crate) fn in_common(&self) -> String {
+        let Mcp {
+            command,
+            name: _,
+            watch,
+            build,
+            reload,
+            drain,
+            retry,
+            policy,
+            max_restarts,
+            first_restart,
+            on_clean_exit,
+            start_timeout,
+            answer_after,
+            call_timeout,
+            call_timeouts,
+            memory_max,
+            restart_tool,
+            heartbeat,
+            hold,
+            stdin_grace,
+            term_grace,
+            no_tools,
+            marker,
+            config,
+            share,
+            linger: _,
+            hub: _,
+            hub_why: _,
+            inherit,
+            sandbox,
+            warnings: _,
+        } = self;
+        let reloading = (watch, build, reload, drain, marker);
+        let crashes = (retry, policy, max_restarts, first_restart, on_clean_exit, start_timeout, memory_max, hold);
+        let calls = (answer_after, call_timeout, call_timeouts, restart_tool, heartbeat, no_tools);
+        let others = (stdin_grace, term_grace, config, share, inherit, sandbox);
+        format!("{:?}", (command, reloading, crashes, calls, others))
+    }
+}
+
+/// Which clients share a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Share {
+    Directory,
+    User,
+}
+
+/// Put many MCP servers behind one endpoint; each is supervised separately.
 ///
-/// The servers stand in `outlast.toml`, or in any configuration a client already has:
+/// The servers are in `outlast.toml`, or in the configuration file of an MCP client:
 ///
 ///     outlast gateway --config .mcp.json --listen 127.0.0.1:7332
 ///     "command": "outlast", "args": ["gateway", "--config", "/home/me/outlast.toml", "--stdio"]
@@ -205,57 +296,57 @@ pub struct Gateway {
     #[command(subcommand)]
     pub besides: Option<GatewayCommand>,
 
-    /// A configuration: `outlast.toml`, `.mcp.json`, `.vscode/mcp.json` or `claude_desktop_config.json`; several are
-    /// taken together [default: the nearest outlast.toml]
+    /// A configuration file: `outlast.toml`, `.mcp.json`, `.vscode/mcp.json` or `claude_desktop_config.json`; can be
+    /// given several times [default: the nearest outlast.toml]
     #[arg(long, value_name = "FILE")]
     pub config: Vec<PathBuf>,
 
-    /// Serve one client on stdin and stdout, and end when it leaves [default: unless stdin is a terminal, or there is
-    /// an address to listen on]
+    /// Serve one client on stdin and stdout, and end when it disconnects [default: on, if stdin is not a terminal and
+    /// there is no address to listen on]
     #[arg(long)]
     pub stdio: bool,
 
-    /// Serve clients over HTTP at this address, under /mcp; `localhost:7332`, `:7332` and `7332` mean this machine
-    /// [default: the configuration's, or 127.0.0.1:7332 at a terminal]
+    /// Serve clients over HTTP at this address, path /mcp; `localhost:7332`, `:7332` and `7332` mean 127.0.0.1:7332
+    /// [default: the configuration's address; in a terminal 127.0.0.1:7332]
     #[arg(long, value_name = "ADDR:PORT", value_parser = listen_address)]
     pub listen: Option<SocketAddr>,
 
-    /// What people call this gateway [default: from the configuration, or its directory]
+    /// The name of this gateway in `ps`, logs and errors [default: from the configuration, or its directory]
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
 
-    /// Do not read the configuration again when a file of it changes; SIGHUP and `outlast reload` still do.
+    /// Do not read the configuration again when its file changes; SIGHUP and `outlast reload` still do
     #[arg(long)]
     pub no_watch: bool,
 
-    /// How long a backend may take to end after its stdin is closed; then it gets SIGTERM.
+    /// How long a backend may take to exit after its stdin is closed; then it gets SIGTERM
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "1s", help_heading = "Stopping")]
     pub stdin_grace: Duration,
 
-    /// How long it may take after SIGTERM; then it gets SIGKILL.
+    /// How long it may take to exit after SIGTERM; then it gets SIGKILL
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "2s", help_heading = "Stopping")]
     pub term_grace: Duration,
 }
 
-/// What can be done about a gateway that does not run.
+/// Commands that need no running gateway.
 #[derive(Debug, Subcommand)]
 pub enum GatewayCommand {
     Check(config::commands::Check),
     HashKey(config::commands::HashKey),
 }
 
-/// Own an interactive agent behind a terminal of its own: it may crash, and comes back with the same conversation.
-///
-/// The agent works in the directory that is named by `--cwd`, or by `outlast_cwd`
-/// in the block at the top of DOCUMENT, or is the root of the project, or the
-/// document's own:
+/// Run an interactive agent in a terminal of its own. After a crash it is started again with the same conversation.
 ///
 ///     outlast run -- claude
 ///     outlast run plan.md -- codex
+///
+/// The directory of the agent is, in this order: `--cwd`; `outlast_cwd` in the front
+/// matter of DOCUMENT; the project root of DOCUMENT; the directory of DOCUMENT;
+/// without a DOCUMENT the current directory.
 #[derive(Debug, Args)]
 #[command(verbatim_doc_comment)]
 pub struct Run {
-    /// A Markdown document that the session is about.
+    /// A Markdown document that the session is about; its front matter can set directory, name and environment
     #[arg(value_name = "DOCUMENT")]
     pub document: Option<PathBuf>,
 
@@ -263,318 +354,491 @@ pub struct Run {
     #[arg(required = true, last = true, value_name = "CMD")]
     pub command: Vec<OsString>,
 
-    /// What the session is called; only one at a time can have a name [default: from the document, or a new one]
+    /// The id of the session; only one running session can have it [default: from the document, or a new id]
     #[arg(long, value_name = "ID", visible_alias = "name")]
     pub session: Option<String>,
 
-    /// Where the agent works.
+    /// The directory of the agent
     #[arg(long, value_name = "DIR")]
     pub cwd: Option<PathBuf>,
 
-    /// The agent's profile: claude, codex, shell, or NAME of `[agent.NAME]` in outlast.toml [default: by its program's name]
+    /// The agent's profile: claude, codex, shell, or NAME of `[agent.NAME]` in outlast.toml [default: by the program's name]
     ///
-    /// Behind a wrapper script the program's name does not tell which agent it is. What outlast adds to the command line
-    /// (the conversation to resume, hooks) then goes to its end, and the script must pass it on: `exec claude "$@"`.
+    /// Needed for a wrapper script. outlast adds its arguments (the conversation to resume, hooks) at the end of the
+    /// command line, and the script must pass them on: `exec claude "$@"`.
     #[arg(long, value_name = "NAME")]
     pub agent: Option<String>,
 
-    /// From the file: what `agent` names.
+    /// From the configuration: the profile that `agent` names.
     #[arg(skip)]
     pub profile: outlast_core::agent::Profile,
 
-    /// Pass this variable of outlast's own environment to the agent; `NAME*` passes all that begin so, `'*'` all.
+    /// Also pass this variable of outlast's environment to the agent; `NAME*` passes all with this beginning, `'*'` all
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub env_pass: Vec<String>,
 
-    /// Which variables of outlast's own environment pass to the agent: those that are listed in the book and those of
-    /// `--env-pass`, or all but PWD.
+    /// Which variables of outlast's environment the agent gets: those listed in the book and those of `--env-pass`, or
+    /// all except PWD
     #[arg(long, value_enum, default_value_t = Env::Listed, value_name = "WHICH")]
     pub env: Env,
 
-    /// The file that sets what no option here does, in its table `[run]` [default: the nearest outlast.toml]
+    /// A configuration file; its table `[run]` sets options that are not given here [default: the nearest outlast.toml]
     #[arg(long, value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Run in the background, without a terminal, and print the session's id. `outlast attach` shows it.
+    /// Run in the background, without a terminal, and print the session's id; `outlast attach` shows it
     #[arg(short, long)]
     pub detach: bool,
 
-    /// Leaves the agent to itself in the background: a key with Ctrl, perhaps another after it, or `none`.
+    /// Detach key, for example `ctrl-\` or `ctrl-a d`; `none` disables it
     #[arg(long, value_name = "KEY", value_parser = DetachKey::parse, default_value = "ctrl-\\", help_heading = "Terminal")]
     pub detach_key: DetachKey,
 
-    /// What a lost terminal means: the agent and outlast end too, or go on in the background.
+    /// If the terminal is closed: end the agent and outlast, or continue in the background
     #[arg(long, value_enum, default_value_t = OnHangup::End, help_heading = "Terminal")]
     pub on_hangup: OnHangup,
 
-    /// Do not keep the screen: nobody can attach, read it or wait for it.
+    /// Do not keep a model of the screen; `attach`, `screen`, `send` and `wait-for` then do not work
     #[arg(long, help_heading = "Terminal")]
     pub no_screen: bool,
 
-    /// Run this in a shell, with the event as JSON on its stdin, when the agent waits for input, crashes or hangs.
-    #[arg(long, value_name = "COMMAND", help_heading = "Attention")]
-    pub notify: Option<String>,
+    /// Run this in a shell, with the event as JSON on its stdin, when the agent waits for input, crashes, hangs or is limited;
+    /// a URL gets the event as a POST, and `ntfy:URL` a message as ntfy expects it. Can be given several times
+    #[arg(long, value_name = "COMMAND|URL", help_heading = "Attention")]
+    pub notify: Vec<String>,
 
-    /// Restart an agent that is busy by its own account and has shown nothing for so long [default: never]
+    /// Restart an agent that is busy and whose screen has not changed for this long; claude and codex only [default: never]
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, help_heading = "Attention")]
     pub hang_timeout: Option<Duration>,
 
-    /// From the configuration: files that are not used, or not as a whole.
+    /// At the agent's usage limit: show it and notify, continue when it is over, or end with exit code 75
+    #[arg(long, value_enum, default_value_t = OnLimit::Tell, help_heading = "Unattended work")]
+    pub on_limit: OnLimit,
+
+    /// After a crash during a turn, send this text to the restarted agent, once [default: none is sent]
+    #[arg(long, value_name = "TEXT", help_heading = "Unattended work")]
+    pub on_resume: Option<String>,
+
+    /// `outlast restore` starts it: only with the directory and the agent of its record, and with the same conversation
+    #[arg(long, hide = true)]
+    pub restored: bool,
+
+    /// The options as they were written, for the record of the session.
+    #[arg(skip)]
+    pub options: Vec<String>,
+
+    /// From the configuration: warnings about files that are ignored, or in part.
     #[arg(skip)]
     pub warnings: Vec<String>,
 }
 
-/// Which variables pass to an agent.
+/// The options of `outlast run` as they were written, for the record of the session. Those that name the session, or its
+/// terminal, are left out: a restore sets them.
+pub(crate) fn options_of_run(args: &[OsString]) -> Vec<String> {
+    let words = args.iter().skip(1).skip_while(|word| *word != "run").skip(1).take_while(|word| *word != "--");
+    let mut options = Vec::new();
+    let mut words = words.map(|word| word.to_string_lossy().into_owned());
+    while let Some(word) = words.next() {
+        match word.as_str() {
+            "-d" | "--detach" | "--restored" => {}
+            "--session" | "--name" => drop(words.next()),
+            word if word.starts_with("--session=") || word.starts_with("--name=") => {}
+            _ => options.push(word),
+        }
+    }
+    options
+}
+
+/// What follows when an agent has reached its usage limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum OnLimit {
+    Tell,
+    Wait,
+    Stop,
+}
+
+/// Which variables an agent gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Env {
     Listed,
     All,
 }
 
-/// List everything that runs under outlast, in every project.
-#[derive(Debug, Args)]
-pub struct Ps {
-    /// An array of objects, for programs.
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Watch everything that runs under outlast, live: states, calls, waits and crashes.
+/// Start interrupted sessions of `outlast run` again, after a reboot or a kill.
 ///
-/// Keys restart, stop and resume, show logs and filter; `?` lists them. Where there is no terminal, one plain table is
-/// printed instead.
+/// Without an ID, all sessions are started that ran when outlast or the machine ended, one after the other, in the
+/// background: each with its options, its directory and its conversation. Sessions that you ended stay ended. One that
+/// cannot be started is reported, and can be restored later.
 #[derive(Debug, Args)]
-pub struct Top {
-    /// Print one table and end, as when stdout is not a terminal.
-    #[arg(long)]
-    pub once: bool,
-
-    /// What it shows at this moment as an array of objects, for programs.
-    #[arg(long)]
-    pub json: bool,
-}
-
-/// Which instance is meant.
-#[derive(Debug, Args)]
-pub struct Which {
-    /// Its id, the beginning of it, or its name; of a gateway's backend GATEWAY/BACKEND or just its name [default: the
-    /// only one in this directory]
+pub struct Restore {
+    /// Only this session
     #[arg(value_name = "ID")]
     pub id: Option<String>,
 
-    /// JSON, for programs.
+    /// All sessions (default)
+    #[arg(long, conflicts_with = "id")]
+    pub all: bool,
+
+    /// Show the sessions that can be restored, and start none
+    #[arg(long)]
+    pub list: bool,
+
+    /// Print JSON: an array of objects
     #[arg(long)]
     pub json: bool,
 }
 
-/// Reload a server while its client stays connected, or start an agent anew.
+/// Restore interrupted sessions at each login: a systemd user unit, or a launchd agent.
+#[derive(Debug, Args)]
+pub struct Startup {
+    #[command(subcommand)]
+    pub action: StartupAction,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum StartupAction {
+    /// Show the file that is needed, ask, and write it
+    Enable {
+        /// Do not ask
+        #[arg(short, long)]
+        yes: bool,
+
+        /// Show the file, and write nothing
+        #[arg(long, conflicts_with = "yes")]
+        dry_run: bool,
+    },
+    /// Remove the file
+    Disable,
+    /// Show whether interrupted sessions are restored at login
+    Status {
+        /// Print JSON
+        #[arg(long)]
+        json: bool,
+    },
+}
+
+/// List everything that runs under outlast, in every project.
+#[derive(Debug, Args)]
+pub struct Ps {
+    /// With `--cluster`: a gateway in the cluster, by its id, the beginning of it, or its name [default: any of the only
+    /// cluster]
+    #[arg(value_name = "ID", requires = "cluster")]
+    pub id: Option<String>,
+
+    /// List all replicas of a gateway's cluster instead, each with its backends
+    #[arg(long)]
+    pub cluster: bool,
+
+    /// Print JSON: an array of objects
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Show everything that runs under outlast, live: states, calls, latencies and crashes.
 ///
-/// The new server takes over when it is ready. If it does not come up, the old one keeps serving, and this says why. An
-/// agent is stopped first, and the next one takes up its conversation.
+/// Keys restart, stop and resume, show logs and filter; `?` lists them. Without a terminal it prints one plain table.
+#[derive(Debug, Args)]
+pub struct Top {
+    /// With `--cluster`: a gateway in the cluster, by its id, the beginning of it, or its name [default: any of the only
+    /// cluster]
+    #[arg(value_name = "ID", requires = "cluster")]
+    pub id: Option<String>,
+
+    /// Show all replicas of a gateway's cluster instead, each with its backends; only restarts are possible there
+    #[arg(long)]
+    pub cluster: bool,
+
+    /// Print one table and exit
+    #[arg(long)]
+    pub once: bool,
+
+    /// Print JSON: an array of objects, once
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// The instance that a command is for.
+#[derive(Debug, Args)]
+pub struct Which {
+    /// The id of the instance, the beginning of it, or its name; a gateway's backend is GATEWAY/BACKEND, or its name
+    /// [default: the only instance in this directory]
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+
+    /// Print JSON
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Show one instance: its server, its restarts, the end of its stderr.
+#[derive(Debug, Args)]
+pub struct ShowState {
+    #[command(flatten)]
+    pub which: Which,
+
+    /// Show the gateway's cluster: replicas, owners of backends, leases, NATS. ID is a gateway in it
+    #[arg(long)]
+    pub cluster: bool,
+}
+
+/// Reload a server while its client stays connected, or restart an agent.
+///
+/// The new server takes over when it is ready. If it does not become ready, the old one keeps serving, and the error is
+/// printed. An agent is stopped first, and started again with the same conversation.
 #[derive(Debug, Args)]
 pub struct Restart {
     #[command(flatten)]
     pub which: Which,
 
-    /// What stands in the audit log and in the restart marker.
+    /// The reason, for the audit log and the restart marker
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
 
-    /// Of a server under `outlast mcp`: do not wait for its calls. They fail when the new server is ready, except those
-    /// that may be asked twice: these go to it.
+    /// Restart a backend in a gateway's whole cluster: one with `placement = "one"` at its owner, others on every replica.
+    /// ID is the backend; a gateway means all its backends
+    #[arg(long)]
+    pub cluster: bool,
+
+    /// Only `outlast mcp`: do not wait for calls in flight. They fail when the new server is ready; requests that are
+    /// safe to repeat go to the new server
     #[arg(long)]
     pub now: bool,
 
-    /// Of an agent: begin a new conversation.
+    /// Only agents: start a new conversation
     #[arg(long, conflicts_with = "continue")]
     pub fresh: bool,
 
-    /// Of an agent: go on with its conversation, as by default.
+    /// Only agents: continue the conversation (default)
     #[arg(long)]
     pub r#continue: bool,
 }
 
-/// Turn a tool or a whole backend of a gateway off, or on again.
+/// Turn a tool or a backend of a gateway off or on.
 ///
-/// Calls of what is off are refused at once; a backend that is off is stopped. It lasts until it is turned on again or
-/// the gateway ends; the configuration says what is off from the start.
+/// Calls of a tool that is off are refused at once; a backend that is off is stopped. This lasts until the tool or
+/// backend is turned on again, or the gateway ends. `[switch]` in the configuration sets what is off at the start.
+///
+/// In a cluster a switch always applies to all replicas, and stays when they end.
 #[derive(Debug, Args)]
 #[command(group = clap::ArgGroup::new("way").required(true))]
 pub struct Switch {
-    /// The gateway's id, the beginning of it, or its name [default: the only one in this directory]
+    /// The id of the gateway, the beginning of it, or its name [default: the only one in this directory]
     #[arg(value_name = "ID")]
     pub id: Option<String>,
 
-    /// The tool, as clients see it, or the backend to turn off.
+    /// The tool, by the name that clients see, or the backend to turn off
     #[arg(long, value_name = "NAME", group = "way")]
     pub off: Option<String>,
 
-    /// The tool or the backend to turn on again.
+    /// The tool or the backend to turn on
     #[arg(long, value_name = "NAME", group = "way")]
     pub on: Option<String>,
 
-    /// JSON, for programs.
+    /// Use any gateway in a cluster if no ID is given. A switch applies to the whole cluster with and without this option
+    #[arg(long)]
+    pub cluster: bool,
+
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Type into an agent's terminal from outside.
+/// Type into an agent's terminal.
 ///
-/// The bytes arrive as they are. Enter is not among them unless it is asked for.
+/// The agent gets the bytes unchanged. Enter is pressed only with `--enter`.
 #[derive(Debug, Args)]
 pub struct Inject {
-    /// The session's id, the beginning of it, or its name.
+    /// The id of the session, the beginning of it, or its name
     #[arg(value_name = "ID")]
     pub id: String,
 
-    /// What to type [default: what comes on stdin]
+    /// The text to type [default: read from stdin]
     #[arg(value_name = "TEXT")]
     pub text: Option<String>,
 
-    /// Press Enter after it.
+    /// Press Enter after the text
     #[arg(long)]
     pub enter: bool,
 
-    /// JSON, for programs.
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Send an agent a text, and see that it arrives.
+/// Send a text to an agent, and verify that it arrived.
 ///
-/// Waits until the agent shows an empty place to type, pastes the text there, and waits until it is to be seen. With
-/// `--submit` Enter is pressed, and the text is submitted when the agent has recorded the turn; without such a record the
-/// result is `unproven`. A text that was not submitted is removed again.
+/// Waits until the agent shows an empty input field, pastes the text, and waits until the text is shown there. With
+/// `--submit` it presses Enter and waits until the agent has recorded the turn; without such a record the result is
+/// `unproven`. A text that could not be submitted is removed again.
 #[derive(Debug, Args)]
 pub struct Send {
-    /// The session's id, the beginning of it, or its name.
+    /// The id of the session, the beginning of it, or its name
     #[arg(value_name = "ID")]
     pub id: String,
 
-    /// The text, of one line or many [default: what comes on stdin]
+    /// The text, one line or several [default: read from stdin]
     #[arg(value_name = "TEXT")]
     pub text: Option<String>,
 
-    /// Press Enter after it; without this it stands there for somebody else to send.
+    /// Press Enter after the text; without this option the text stays in the input field
     #[arg(long)]
     pub submit: bool,
 
-    /// How long to wait for a place to type.
+    /// How long to wait for an empty input field
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "30s")]
     pub timeout: Duration,
 
-    /// What was sent under this key is not sent again; then the first answer is given once more.
+    /// Send only one text under this key; a repetition gets the first answer again
     #[arg(long, value_name = "TEXT")]
     pub key: Option<String>,
 
-    /// JSON, for programs.
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Print what an agent's terminal shows.
+/// Print the screen of an agent's terminal.
 #[derive(Debug, Args)]
 pub struct Screen {
     #[command(flatten)]
     pub which: Which,
 
-    /// With so many lines of what has left the screen at its top.
+    /// Also print this many lines that have scrolled off the screen
     #[arg(long, value_name = "N", value_parser = whole::<usize>, default_value_t = 0)]
     pub history: usize,
 }
 
-/// Wait until an agent's terminal shows something, is quiet, or waits for input.
+/// Wait until an agent's terminal shows something or is quiet, or the agent waits for input or has finished a turn.
 ///
-/// The exit code is 0 when it does, 124 when the time is over, and 1 when it cannot any more.
+/// The exit code is 0 if it happened, 124 if the time is over, and 1 if it cannot happen any more.
 #[derive(Debug, Args)]
 #[command(group(clap::ArgGroup::new("what").required(true)))]
 pub struct WaitFor {
     #[command(flatten)]
     pub which: Which,
 
-    /// Until these words are on the screen.
+    /// Wait until this text is on the screen
     #[arg(long, value_name = "TEXT", group = "what")]
     pub text: Option<String>,
 
-    /// Until nothing was written or typed for so long.
+    /// Wait until nothing was written or typed for this long
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, group = "what")]
     pub quiet: Option<Duration>,
 
-    /// Until it waits for input.
+    /// Wait until the agent waits for input
     #[arg(long, group = "what")]
     pub prompt: bool,
 
-    /// No longer than this [default: as long as it takes]
+    /// Wait until the turn that was submitted last is over, and print the agent's answer
+    #[arg(long, group = "what")]
+    pub turn: bool,
+
+    /// How long to wait [default: no limit]
     #[arg(long, value_name = "DURATION", value_parser = duration::argument)]
     pub timeout: Option<Duration>,
 }
 
-/// Show an agent's terminal here, and type into it. Several may do so at once.
+/// Show an agent's terminal here, and type into it. Several terminals can be attached.
 ///
-/// Its size is that of whoever typed last.
+/// The agent's terminal has the size of the attached terminal that was typed into last.
 #[derive(Debug, Args)]
 pub struct Attach {
-    /// The session's id, the beginning of it, or its name [default: the only one in this directory]
+    /// The id of the session, the beginning of it, or its name [default: the only one in this directory]
     #[arg(value_name = "ID")]
     pub id: Option<String>,
 
-    /// Only look: nothing that is typed reaches the agent, and its size stays as it is.
+    /// Read only: typed keys do not reach the agent, and its size does not change
     #[arg(long)]
     pub watch: bool,
 
-    /// Leaves the agent to itself: a key with Ctrl, perhaps another after it, or `none`.
+    /// Detach key, for example `ctrl-\` or `ctrl-a d`; `none` disables it
     #[arg(long, value_name = "KEY", value_parser = DetachKey::parse, default_value = "ctrl-\\")]
     pub detach_key: DetachKey,
 }
 
-/// End an instance: its server, and outlast itself.
+/// Stop an instance: its server or agent, and outlast itself.
 #[derive(Debug, Args)]
 pub struct Stop {
     #[command(flatten)]
     pub which: Which,
 
-    /// At once: the server is killed, and what it was asked stays unanswered.
+    /// Kill the server at once; requests in flight stay unanswered
     #[arg(long)]
     pub force: bool,
 }
 
-/// Show what an instance and its server said.
+/// Let running instances go on as the program that is on disk now.
+///
+/// Clients, servers, agents and terminals stay connected. The new program first proves that it can read the state of the
+/// instance; otherwise the old one goes on. SIGUSR2 does the same. Not on Windows.
 #[derive(Debug, Args)]
-pub struct Logs {
-    /// Its id, the beginning of it, or its name; also of one that ended in this directory [default: the only one that
-    /// runs here, or else the last that did]
-    #[arg(value_name = "ID")]
+pub struct Upgrade {
+    /// The id of the instance, the beginning of it, or its name [default: the only instance in this directory]
+    #[arg(value_name = "ID", conflicts_with = "all")]
     pub id: Option<String>,
 
-    /// Go on as more is said, until the instance ends.
-    #[arg(short, long)]
-    pub follow: bool,
+    /// Every instance of this user
+    #[arg(long)]
+    pub all: bool,
 
-    /// How many lines, from the end.
-    #[arg(short = 'n', long, value_name = "N", value_parser = whole::<usize>, default_value_t = 100)]
-    pub lines: usize,
+    /// The program to go on as; it must belong to this user or to root [default: the file that the instance was started
+    /// from]
+    #[arg(long, value_name = "PATH")]
+    pub program: Option<PathBuf>,
 
-    /// An object for each line: `time`, `source`, `text`, and the `line` as it stands.
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Show what happened in this directory, or to one instance: starts, crashes, restarts and why.
+/// The arguments of the instance.
 #[derive(Debug, Args)]
-pub struct Audit {
-    /// An instance's id, the beginning of it, or its name [default: all in this directory]
+pub struct CheckState {
+    #[arg(required = true, last = true, value_name = "ARGS")]
+    pub args: Vec<OsString>,
+}
+
+/// Show the log of an instance and the stderr of its server.
+#[derive(Debug, Args)]
+pub struct Logs {
+    /// The id of the instance, the beginning of it, or its name; also of one that has ended in this directory
+    /// [default: the only running instance in this directory, or the last one]
     #[arg(value_name = "ID")]
     pub id: Option<String>,
 
-    /// Only what came after: a time ago, such as 10m, 2h or 7d, or a moment in UTC, such as 2026-01-13T14:32
+    /// Print new lines as they are written, until the instance ends
+    #[arg(short, long)]
+    pub follow: bool,
+
+    /// How many lines to print, from the end
+    #[arg(short = 'n', long, value_name = "N", value_parser = whole::<usize>, default_value_t = 100)]
+    pub lines: usize,
+
+    /// Print JSON, one object for each line: `time`, `source`, `text`, and the unchanged `line`
+    #[arg(long)]
+    pub json: bool,
+}
+
+/// Show the audit log of this directory, or of one instance: starts, crashes, restarts and their reasons.
+#[derive(Debug, Args)]
+pub struct Audit {
+    /// The id of an instance, the beginning of it, or its name [default: all in this directory]
+    #[arg(value_name = "ID")]
+    pub id: Option<String>,
+
+    /// Only records after this time: 10m, 2h or 7d ago, or a time in UTC such as 2026-01-13T14:32
     #[arg(long, value_name = "TIME", value_parser = Since::parse)]
     pub since: Option<Since>,
 
-    /// Only events of this type, such as `server_crashed`.
+    /// Only records of this event type, for example `server_crashed`
     #[arg(long, value_name = "EVENT")]
     pub event: Option<String>,
 
-    /// The lines as they stand in the log, for jq.
+    /// Show the published records of all replicas of a gateway's cluster, merged by time. ID is a gateway in it
+    #[arg(long)]
+    pub cluster: bool,
+
+    /// Print the lines of the log unchanged, one JSON object each
     #[arg(long)]
     pub json: bool,
 }
@@ -582,122 +846,125 @@ pub struct Audit {
 /// Put outlast in front of every stdio server in your clients' configurations.
 ///
 /// Finds the configurations of Claude Code, Claude Desktop, VS Code, Cursor, Codex, Gemini CLI, Windsurf, Zed, Cline and
-/// opencode, here and in your home directory, shows what would change, and asks; `s` asks for each server. Comments,
-/// order and layout stay; a backup is kept, and `outlast unwrap` restores the file byte for byte.
+/// opencode, here and in your home directory, shows the changes as a diff, and asks; `s` asks for each server. Comments,
+/// order and layout are kept. `outlast unwrap` restores the file byte for byte.
 #[derive(Debug, Args)]
 pub struct Wrap {
     #[command(flatten)]
     pub which: WhichFiles,
 
-    /// How outlast is called there [default: its whole path; in a project's file `outlast`, if PATH has it]
+    /// The command to write for outlast [default: its full path; in a project's file `outlast`, if it is on PATH]
     #[arg(long, value_name = "COMMAND")]
     pub command: Option<String>,
+
+    /// Also write `--share`: all clients that start the same command in the same directory use one server process
+    #[arg(long)]
+    pub share: bool,
 }
 
-/// Take outlast out of your clients' configurations again.
+/// Remove outlast from your clients' configurations.
 ///
-/// A file that nobody changed since is restored byte for byte; in any other, only what `wrap` has put in is taken out.
+/// A file that has not changed since `outlast wrap` is restored byte for byte; in any other file, only the changes of
+/// `outlast wrap` are undone.
 #[derive(Debug, Args)]
 pub struct Unwrap {
     #[command(flatten)]
     pub which: WhichFiles,
 }
 
-/// Which configurations are meant, and how.
+/// The configuration files that a command is for.
 #[derive(Debug, Args)]
 pub struct WhichFiles {
     /// Only these files [default: all that are found]
     #[arg(value_name = "FILE")]
     pub files: Vec<PathBuf>,
 
-    /// Only the files of this client; may be given more than once.
+    /// Only the files of this client; can be given several times
     #[arg(long, value_name = "NAME", value_enum, conflicts_with = "files")]
     pub client: Vec<Client>,
 
-    /// Only the server of this name; may be given more than once.
+    /// Only the server of this name; can be given several times
     #[arg(long, value_name = "NAME")]
     pub server: Vec<String>,
 
-    /// Do not ask.
+    /// Do not ask
     #[arg(short, long)]
     pub yes: bool,
 
-    /// Show what would be done, and do nothing.
+    /// Show what would change, and write nothing
     #[arg(long, conflicts_with = "yes")]
     pub dry_run: bool,
 
-    /// JSON, for programs: what became of each file and each server. It asks no question, so it needs `--yes` or
-    /// `--dry-run`.
+    /// Print JSON: the result for each file and server; needs `--yes` or `--dry-run`
     #[arg(long)]
     pub json: bool,
 }
 
-/// Trust a configuration file of a project: what it sets to be run, passed on, watched or listened on is then used.
+/// Trust a configuration file of a project, so that it can run commands, read the environment and listen.
 ///
-/// outlast uses an `outlast.toml` that it finds in a directory. Until you trust the file, it ignores those keys in it that
-/// run commands, pass on or read the environment, lead out of the directory, connect to an address or listen. Trust is
-/// recorded for exactly these values: when one of them changes, the file must be trusted again. A file that you name by
-/// `--config` needs no trust. `outlast doctor` starts the servers of a project's client files (`.mcp.json` and others) only
-/// if you trust the file or have wrapped it.
+/// outlast reads the nearest `outlast.toml`. Until you trust this file, outlast ignores the keys that run commands, read or
+/// pass on the environment, name a path outside of the file's directory, connect or listen. Trust is for the current
+/// values of these keys: when one of them changes, the file must be trusted again. A file that you name with `--config`
+/// needs no trust. `outlast doctor` starts the servers in a project's client files (`.mcp.json` and others) only if you
+/// trust the file or have wrapped it.
 #[derive(Debug, Args)]
 pub struct Trust {
     /// A file, or a directory with an outlast.toml in it [default: the nearest outlast.toml]
     #[arg(value_name = "FILE|DIR")]
     pub path: Option<PathBuf>,
 
-    /// List the values that need trust, and whether they are trusted. Nothing is changed.
+    /// List the values that need trust, and whether they are trusted; change nothing
     #[arg(long, conflicts_with = "remove")]
     pub show: bool,
 
-    /// Trust the file no longer.
+    /// No longer trust the file
     #[arg(long)]
     pub remove: bool,
 
-    /// JSON, for programs.
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Look for what is wrong with your clients, their servers and outlast itself, and say how to mend it.
+/// Find problems with your clients, their servers and outlast itself, and say how to fix them.
 ///
-/// Reads the configurations that `outlast wrap` knows, starts each stdio server in them once to shake hands with it, and
-/// looks for instances that hang, for processes that an outlast left behind, and at the state directory. Servers in files
-/// of a project are started only if you wrapped the file or trust it (`outlast trust FILE`), or say so when asked on a
-/// terminal. Nothing is changed. The exit code is 1 if there is a problem.
+/// Reads the configurations that `outlast wrap` knows, and starts each stdio server in them once to test its handshake.
+/// Looks for instances that do not answer and for orphaned processes, and checks the state directory. Servers in files
+/// of a project are started only if you wrapped or trust the file (`outlast trust FILE`), or agree when asked. Nothing
+/// is changed. The exit code is 1 if there is a problem.
 #[derive(Debug, Args)]
 pub struct Doctor {
-    /// Start no servers: only look.
+    /// Start no servers
     #[arg(long)]
     pub no_start: bool,
 
-    /// How long each server may take to answer.
+    /// How long each server may take to answer
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "20s", conflicts_with = "no_start")]
     pub timeout: Duration,
 
-    /// JSON, for programs.
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Watch a connection outlast its server, in ten seconds: a reload, a broken reload, a kill -9.
+/// Show in ten seconds how a connection survives a reload, a broken reload and a kill -9 of its server.
 ///
-/// Starts `outlast mcp` with a small server of its own in a temporary directory, and calls the server without a pause
-/// while it is reloaded with a changed tool, reloaded with broken code, and killed. Shows what the client saw of each,
-/// all of it measured, and ends with the sums.
+/// Starts `outlast mcp` with a small server in a temporary directory, and calls the server continuously while it is
+/// reloaded with a changed tool, reloaded with broken code, and killed. Shows what the client saw, as measured.
 ///
-/// Nothing of yours is touched and nothing is left behind. The exit code is 0 if every call was answered.
+/// It changes none of your files and leaves nothing behind. The exit code is 0 if every call was answered.
 #[derive(Debug, Args)]
 pub struct Demo {
-    /// Plain lines instead of a picture, as when stdout is not a terminal.
+    /// Print plain lines, as when stdout is not a terminal
     #[arg(long)]
     pub plain: bool,
 
-    /// Only the sums, as JSON, for programs.
+    /// Print only the totals, as JSON
     #[arg(long, conflicts_with = "plain")]
     pub json: bool,
 }
 
-/// Explain a command, or a topic of the book.
+/// Explain a command or a topic.
 ///
 /// `outlast help topics` lists the topics.
 #[derive(Debug, Args)]
@@ -707,7 +974,7 @@ pub struct Help {
     pub words: Vec<String>,
 }
 
-/// Print a script that completes outlast's commands, options and instances in your shell.
+/// Print a completion script for your shell: commands, options and instances.
 ///
 ///     bash        outlast completions bash > ~/.local/share/bash-completion/completions/outlast
 ///     zsh         outlast completions zsh > "${fpath[1]}/_outlast"
@@ -720,31 +987,31 @@ pub struct Completions {
     pub shell: clap_complete::Shell,
 }
 
-/// Write the man pages of outlast and all its commands.
+/// Write the man pages of outlast and its commands.
 #[derive(Debug, Args)]
 pub struct Man {
-    /// Where to; it is made if it is not there [default: outlast(1) alone, to stdout]
+    /// The directory to write to; created if needed [default: print outlast(1) to stdout]
     #[arg(value_name = "DIR")]
     pub dir: Option<PathBuf>,
 }
 
-/// Run by an agent's hook: passes the event on stdin on to the session that started the agent. It prints nothing and
-/// always succeeds, because an agent takes a hook's output and exit code for instructions.
+/// For an agent's hook: sends the event on stdin to the session that started the agent. It prints nothing and always
+/// succeeds, because an agent interprets a hook's output and exit code.
 #[derive(Debug, Args)]
 pub struct AgentEvent {
-    /// The session's control socket.
+    /// The session's control socket
     #[arg(long, value_name = "PATH")]
     pub socket: PathBuf,
 
-    /// Which start of the agent this is.
+    /// The generation of the agent
     #[arg(long, value_name = "NUMBER")]
     pub generation: u64,
 }
 
-/// The demo's own server.
+/// The server of the demo.
 #[derive(Debug, Args)]
 pub struct DemoServer {
-    /// What it reads its tools from.
+    /// The file that defines its tools
     pub file: PathBuf,
 }
 
@@ -786,12 +1053,12 @@ pub enum OnCleanExit {
 }
 
 fn whole<T: std::str::FromStr>(text: &str) -> Result<T, String> {
-    text.parse().map_err(|_| "a whole number is wanted, and not too large a one".to_owned())
+    text.parse().map_err(|_| "expected a whole number in range".to_owned())
 }
 
 fn size(text: &str) -> Result<u64, String> {
-    let size = config::read::size(text).filter(|size| *size > 0);
-    size.ok_or_else(|| "write `512MB`, `1.5GB` or `64KiB`, or a number of bytes".to_owned())
+    let size = config::values::size(text).filter(|size| *size > 0);
+    size.ok_or_else(|| "expected a size such as `512MB`, `1.5GB` or `64KiB`, or a number of bytes".to_owned())
 }
 
 fn listen_address(text: &str) -> Result<SocketAddr, String> {
@@ -803,7 +1070,7 @@ pub const HEARTBEAT_MIN: Duration = Duration::from_millis(100);
 
 fn heartbeat(text: &str) -> Result<Duration, String> {
     duration::argument(text).and_then(|every| match every {
-        every if every < HEARTBEAT_MIN => Err("at least 100ms are wanted".to_owned()),
+        every if every < HEARTBEAT_MIN => Err("expected at least 100ms".to_owned()),
         every => Ok(every),
     })
 }

@@ -1,191 +1,213 @@
-//! Configuration files → checked values. Nobody downstream sees raw text.
+//! Reads configuration files into checked values; no other module sees their text.
 //!
-//! One `outlast.toml` serves `gateway`, `mcp` and `run`; for the gateway the files of MCP clients will do as well. Every file
-//! becomes a tree that knows its places ([`tree`]), which is held against the list of keys ([`keys`]) by [`read`].
+//! One `outlast.toml` serves `gateway`, `mcp` and `run`; the gateway also reads the files of MCP clients. Every file
+//! becomes a tree with positions ([`tree`]), and the tree becomes tables whose values know their positions ([`keys`]).
 
-pub mod clients;
-pub mod commands;
-pub mod flags;
-pub mod gateway;
-pub mod keys;
-pub mod mistake;
-pub mod pages;
-pub mod read;
-pub mod reference;
-pub mod sandbox;
-pub mod schema;
-pub mod show;
-pub mod tree;
-pub mod trust;
-pub mod trust_command;
+pub(crate) mod clients;
+mod cluster;
+pub(crate) mod commands;
+pub(crate) mod flags;
+pub(crate) mod gateway;
+pub(crate) mod keys;
+pub(crate) mod mistake;
+pub(crate) mod nesting;
+#[cfg(test)]
+mod pages;
+pub(crate) mod reference;
+pub(crate) mod sandbox;
+pub(crate) mod schema;
+pub(crate) mod show;
+pub(crate) mod table;
+pub(crate) mod tree;
+pub(crate) mod trust;
+pub(crate) mod trust_command;
+pub(crate) mod values;
 
 use std::{
+    collections::BTreeMap,
     env, fs,
     path::{Path, PathBuf},
     rc::Rc,
 };
 
-use keys::{Key, ROOT};
+use keys::Root;
 use mistake::{Mistake, Mistakes};
-use read::{Reader, Section};
+use outlast_core::count::one_of;
+use outlast_os as os;
 use reference::References;
+use table::{Reader, Value as _};
 use tree::{File, Node, Value};
 use trust::{Guarded, Store, Verdict};
 
-use crate::{
-    os,
-    report::{self, one_of},
-};
+use crate::cli::report;
 
-/// What is looked for, from the working directory upward.
-pub const NAME: &str = "outlast.toml";
-/// A larger file is no configuration.
+/// The file name that is searched for, from the working directory upward.
+pub(crate) const NAME: &str = "outlast.toml";
+/// A larger file is refused.
 const FILE_MAX: u64 = 16 << 20;
 
-/// What a command wants to know. The rest of the file is not looked at: a server behind `outlast mcp` must not fail because
-/// somebody is in the middle of writing a backend.
+/// The part of the file that a command needs. The rest is not checked: a server behind `outlast mcp` must not fail
+/// because of an unfinished backend in the same file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Want {
+pub(crate) enum Want {
     Everything,
     Only(&'static str),
 }
 
-/// Every file that was asked for, read and joined; not yet checked for what only makes sense together.
-#[derive(Debug)]
-pub struct Config {
-    pub root: Section,
+/// Every named file, read and joined, before the checks that concern several values.
+#[derive(Debug, Default)]
+pub(crate) struct Config {
+    pub(crate) root: Root,
     /// In the order in which they were read.
     pub files: Vec<Rc<File>>,
-    /// For people: what was left out, and why.
+    /// Notes for people: what was left out, and why.
     pub notes: Vec<String>,
-    /// Values that were left out because the user does not trust the file that was found.
+    /// Files without a character that is not white space: a program that saves a file may have emptied it first.
+    pub blank: Vec<PathBuf>,
+    /// The text of each file that could be read.
+    pub texts: Texts,
+    /// Values that were left out because the user does not trust the file.
     pub ignored: Vec<Guarded>,
-    /// The files that were found and are not used, or not as a whole, each with the reason.
+    /// The files that were found and are not used, or only in part, each with the reason.
     pub untrusted: Vec<Untrusted>,
-    /// What was wrong with each value by itself.
+    /// The errors of single values.
     mistakes: Mistakes,
+    /// A file that was found mentions a sandbox.
+    names_sandbox: bool,
 }
 
-/// A file that was found and not named, and that may not say everything.
+/// The text of each file of a configuration, by its path.
+pub(crate) type Texts = BTreeMap<PathBuf, String>;
+
+/// A file that was found and not named, so that some of its keys need the user's trust.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Untrusted {
+pub(crate) struct Untrusted {
     pub path: PathBuf,
     /// A whole sentence.
     pub why: String,
     pub hint: String,
 }
 
-/// What a file may say that was found by looking for it. A file that is named by an option may say everything.
+/// What a file that was found may set. A file that is named by an option may set everything.
 #[derive(Debug, Clone, Copy)]
-pub enum Trust<'a> {
-    /// What the user has agreed to; without a home directory there is no record of that.
+pub(crate) enum Trust<'a> {
+    /// The user's records of trust; without a home directory there are none.
     Recorded(Option<&'a Store>),
-    /// Everything, for those who only look.
+    /// Everything, for commands that only show.
     All,
 }
 
-/// The world that a configuration is read in.
+/// The environment in which a configuration is read.
 #[derive(Clone, Copy)]
-pub struct Surroundings<'a> {
+pub(crate) struct Surroundings<'a> {
     /// The working directory.
     pub cwd: &'a Path,
     pub home: Option<&'a Path>,
     pub environment: &'a dyn Fn(&str) -> Option<String>,
     pub trust: Trust<'a>,
+    /// The texts of an earlier read, in place of those on disk: the configuration that is in force.
+    pub texts: Option<&'a Texts>,
 }
 
 impl Surroundings<'_> {
-    /// The real one.
-    pub fn with<T>(cwd: &Path, then: impl FnOnce(&Surroundings<'_>) -> T) -> T {
+    /// The environment of this process.
+    pub(crate) fn with<T>(cwd: &Path, then: impl FnOnce(&Surroundings<'_>) -> T) -> T {
         let home = env::home_dir();
         let environment = |name: &str| env::var(name).ok();
         let store = home.as_deref().filter(|home| home.is_absolute()).map(Store::of);
         let trust = Trust::Recorded(store.as_ref());
-        then(&Surroundings { cwd, home: home.as_deref(), environment: &environment, trust })
+        then(&Surroundings { cwd, home: home.as_deref(), environment: &environment, trust, texts: None })
     }
 }
 
 impl Config {
-    /// The files that were named, or else the nearest `outlast.toml`; none is as good as an empty one.
-    pub fn load(named: &[PathBuf], want: Want, around: &Surroundings<'_>) -> Result<Config, Mistakes> {
-        let mut config = Config::look_at(named, want, around)?;
-        std::mem::take(&mut config.mistakes).check().map(|()| config)
+    /// The files that were named, or else the nearest `outlast.toml`. A missing file is like an empty one.
+    pub(crate) fn load(named: &[PathBuf], want: Want, around: &Surroundings<'_>) -> Result<Config, Mistakes> {
+        let mut config = Config::look_at(named, want, around);
+        let mut mistakes = std::mem::take(&mut config.mistakes);
+        let Want::Only(table @ ("mcp" | "run")) = want else { return mistakes.check().map(|()| config) };
+        flags::check(&config.root, table, named.is_empty(), &mut mistakes);
+        match mistakes.check() {
+            // A server starts in spite of an error in a file that it does not need. A server that the file may restrict
+            // is not started without its sandbox.
+            Err(mistakes) if named.is_empty() && !config.names_sandbox => Ok(config.without_found(&mistakes)),
+            checked => checked.map(|()| config),
+        }
     }
 
-    /// The same, with its mistakes in it, for those who find more of them.
-    fn look_at(named: &[PathBuf], want: Want, around: &Surroundings<'_>) -> Result<Config, Mistakes> {
-        let root = Section::empty(ROOT);
-        let mut config = Config {
-            root,
-            files: vec![],
-            notes: vec![],
-            ignored: vec![],
-            untrusted: vec![],
-            mistakes: Mistakes::default(),
+    /// The same without the file that was found, and with one sentence about its errors.
+    fn without_found(mut self, mistakes: &Mistakes) -> Config {
+        let path = self.files.first().map(|file| file.path.clone()).unwrap_or_default();
+        self.root = Root::default();
+        self.ignored.clear();
+        self.untrusted.retain(|file| file.path != path);
+        let more = match mistakes.count() {
+            0 | 1 => String::new(),
+            count => format!(" (and {})", outlast_core::count::count(count - 1, "more mistake", "more mistakes")),
         };
-        let mut mistakes = Mistakes::default();
-        if named.is_empty() {
-            let found = find(around.cwd, &mut config.untrusted);
-            let trust = Some(around.trust);
-            found.iter().for_each(|path| config.add(path, trust, want, around, &mut mistakes));
-        }
-        for path in named {
-            config.add(path, None, want, around, &mut mistakes);
-        }
-        config.mistakes = mistakes;
-        Ok(config)
+        let first = mistakes.found().first();
+        let why = format!("{}{more}; nothing in this file is used", first.map(Mistake::sentence).unwrap_or_default());
+        let hint = first.and_then(|mistake| mistake.hint.clone());
+        let hint = hint.unwrap_or_else(|| "correct the file and start again".to_owned());
+        self.untrusted.push(Untrusted { path, why, hint });
+        self
     }
 
-    /// Without `trust`, the file was named and may say everything.
-    fn add(
-        &mut self,
-        path: &Path,
-        trust: Option<Trust<'_>>,
-        want: Want,
-        around: &Surroundings<'_>,
-        mistakes: &mut Mistakes,
-    ) {
+    /// The same with its errors, for callers that add more.
+    fn look_at(named: &[PathBuf], want: Want, around: &Surroundings<'_>) -> Config {
+        let mut config = Config::default();
+        if named.is_empty() {
+            let found = match around.texts {
+                Some(texts) => texts.keys().next().cloned(),
+                None => find(around.cwd, &mut config.untrusted),
+            };
+            found.iter().for_each(|path| config.add(path, Some(around.trust), want, around));
+        }
+        named.iter().for_each(|path| config.add(path, None, want, around));
+        config
+    }
+
+    /// Without `trust` the file was named, and may set everything.
+    fn add(&mut self, path: &Path, trust: Option<Trust<'_>>, want: Want, around: &Surroundings<'_>) {
         let path = around.cwd.join(path);
-        let shown = path.strip_prefix(around.cwd).unwrap_or(&path).display().to_string();
         if self.files.iter().any(|file| file.path == path) {
             return;
         }
+        let shown = path.strip_prefix(around.cwd).unwrap_or(&path).display().to_string();
         let file = Rc::new(File { path, shown });
         self.files.push(file.clone());
         let is_toml = file.path.extension().is_some_and(|extension| extension == "toml");
-        let text = text_of(&file);
-        let names_sandbox = text.as_ref().is_ok_and(|text| text.contains("sandbox"));
+        let known = around.texts.and_then(|texts| texts.get(&file.path));
+        let text = known.map_or_else(|| text_of(&file), |text| Ok(text.clone()));
+        if let Ok(text) = &text {
+            self.texts.insert(file.path.clone(), text.clone());
+        }
+        if text.as_ref().is_ok_and(|text| text.trim().is_empty()) {
+            self.blank.push(file.path.clone());
+        }
+        self.names_sandbox |= trust.is_some() && text.as_ref().is_ok_and(|text| text.contains("sandbox"));
         let parsed = text.and_then(|text| if is_toml { tree::toml(&file, &text) } else { tree::json(&file, &text) });
-        let node = match parsed {
+        let mut node = match parsed {
             Ok(node) => node,
-            // A server does not go down with a merge conflict in a file that it can do without. One that may be restricted
-            // by the file is not started without its sandbox.
-            Err(mistake) if !names_sandbox && trust.is_some() && matches!(want, Want::Only("mcp" | "run")) => {
-                let why = format!("{}; nothing in this file is used", mistake.sentence());
-                let hint = mistake.hint.unwrap_or_else(|| "mend the file and start again".to_owned());
-                return self.untrusted.push(Untrusted { path: file.path.clone(), why, hint });
-            }
-            Err(mistake) => return mistakes.add(mistake),
+            Err(mistake) => return self.mistakes.add(mistake),
         };
         if !is_toml {
-            let servers = clients::read(&node, &file, around, mistakes, &mut self.notes);
+            let servers = clients::read(&node, &file, around, &mut self.mistakes, &mut self.notes);
             return self.root.merge(servers);
         }
-        let node = match trust {
-            Some(Trust::Recorded(store)) => self.without_untrusted(node, &file, store, want),
-            Some(Trust::All) | None => node,
-        };
+        if let Some(Trust::Recorded(store)) = trust {
+            node = self.without_untrusted(node, &file, store, want);
+        }
+        if let (Want::Only(table), Value::Table(entries)) = (want, &mut node.value) {
+            entries.retain(|entry| is_of(&entry.name, table));
+        }
         let references = References { environment: around.environment, places: vec![] };
-        let mut reader = Reader { references: &references, mistakes };
-        let node = match want {
-            Want::Everything => node,
-            Want::Only(table) => only(node, table),
-        };
-        let section = reader.section(ROOT, "", &node);
-        self.root.merge(section);
+        let mut reader = Reader { references: Some(&references), mistakes: &mut self.mistakes, variables: vec![] };
+        let root = reader.table("", &node);
+        self.root.merge(root);
     }
 
-    /// The tree of a file that was found, without what it may not say.
+    /// The tree of a file that was found, without the values that it may not set.
     fn without_untrusted(&mut self, node: Node, file: &File, store: Option<&Store>, want: Want) -> Node {
         let dir = file.path.parent().unwrap_or(Path::new("/"));
         let (rest, guarded) = trust::split(node.clone(), dir);
@@ -193,12 +215,9 @@ impl Config {
         if verdict == Verdict::Trusted || guarded.is_empty() {
             return node;
         }
-        let is_wanted = |value: &Guarded| {
-            let table = value.key.split('.').next().unwrap_or_default();
-            match want {
-                Want::Everything => true,
-                Want::Only(wanted) => is_of(table, wanted),
-            }
+        let is_wanted = |value: &Guarded| match want {
+            Want::Everything => true,
+            Want::Only(wanted) => is_of(value.table(), wanted),
         };
         let ignored: Vec<Guarded> = guarded.into_iter().filter(is_wanted).collect();
         if !ignored.is_empty() {
@@ -208,14 +227,9 @@ impl Config {
         rest
     }
 
-    /// One sentence for each file that was found and may not say everything, with what to do.
-    pub fn warnings(&self) -> Vec<String> {
+    /// One sentence for each file that was found and not used as a whole, with what to do.
+    pub(crate) fn warnings(&self) -> Vec<String> {
         self.untrusted.iter().map(|file| format!("warning: {}; {}", file.why, file.hint)).collect()
-    }
-
-    /// One of the tables that a command's options stand in.
-    pub fn table(&self, name: &str) -> Section {
-        self.root.section(name)
     }
 }
 
@@ -229,7 +243,10 @@ fn untrusted(file: &File, verdict: &Verdict, ignored: &[Guarded]) -> Untrusted {
         more => format!(" and {more} more"),
     };
     keys.dedup();
-    let keys = format!("{}{more}", one_of(&keys, if more.is_empty() { "and" } else { "," }));
+    let keys = match more.is_empty() {
+        true => one_of(&keys, "and"),
+        false => format!("{}{more}", keys.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ")),
+    };
     let is = if ignored.len() == 1 { "is" } else { "are" };
     let why = match verdict {
         Verdict::Changed => format!("`{}` was changed since you trusted it", file.shown),
@@ -237,7 +254,7 @@ fn untrusted(file: &File, verdict: &Verdict, ignored: &[Guarded]) -> Untrusted {
         Verdict::Unknown | Verdict::Trusted => format!("`{}` is not trusted", file.shown),
     };
     let quoted = report::shell_quote([file.path.to_string_lossy().as_ref()]);
-    let hint = format!("`outlast trust --show {quoted}` lists the values, `outlast trust {quoted}` allows them");
+    let hint = format!("`outlast trust --show {quoted}` lists the values, `outlast trust {quoted}` trusts them");
     Untrusted { path: file.path.clone(), why: format!("{why}, so {keys} in it {is} ignored"), hint }
 }
 
@@ -246,29 +263,20 @@ fn is_of(name: &str, table: &str) -> bool {
     name == table || table == "run" && name == "agent"
 }
 
-fn only(node: Node, table: &str) -> Node {
-    let Node { at, value } = node;
-    let value = match value {
-        Value::Table(entries) => Value::Table(entries.into_iter().filter(|entry| is_of(&entry.name, table)).collect()),
-        value => value,
-    };
-    Node { at, value }
-}
-
 pub(crate) fn text_of(file: &File) -> Result<String, Mistake> {
     let about = fs::metadata(&file.path);
     if about.as_ref().is_ok_and(fs::Metadata::is_dir) {
         return Err(Mistake::nowhere(format!("`{}` is a directory", file.shown)).hint("name the file in it"));
     }
-    // A symbolic link is followed: many people link their configuration. Its target must be a file all the same.
+    // A symbolic link is followed, because many people link their configuration. Its target must be a regular file.
     let path = os::real_path(&file.path);
     let bytes = path.and_then(|path| os::read_regular(&path, FILE_MAX)).map_err(|error| {
         if error.kind() == std::io::ErrorKind::FileTooLarge {
             let what = format!("`{}` is larger than {} MiB", file.shown, FILE_MAX >> 20);
-            return Mistake::nowhere(what).hint("name a configuration by `--config`");
+            return Mistake::nowhere(what).hint("name a configuration file with `--config`");
         }
         let what = format!("cannot read `{}`: {}", file.shown, report::plain(&error.to_string()));
-        Mistake::nowhere(what).hint("name it by `--config`, from the directory you are in")
+        Mistake::nowhere(what).hint("name the file with `--config`; a relative path counts from the current directory")
     })?;
     String::from_utf8(bytes).map_err(|error| {
         let line =
@@ -277,8 +285,8 @@ pub(crate) fn text_of(file: &File) -> Result<String, Mistake> {
     })
 }
 
-/// The nearest file of our name, upward. One that belongs to another user is passed over and told of: that user could
-/// say what runs here.
+/// The nearest `outlast.toml`, upward. A file of another user is skipped with a note: that user could run commands
+/// here.
 pub(crate) fn find(cwd: &Path, untrusted: &mut Vec<Untrusted>) -> Option<PathBuf> {
     for dir in cwd.ancestors() {
         let path = dir.join(NAME);
@@ -290,21 +298,9 @@ pub(crate) fn find(cwd: &Path, untrusted: &mut Vec<Untrusted>) -> Option<PathBuf
             return Some(path);
         }
         let why = format!("`{}` belongs to another user and is not used", path.display());
-        untrusted.push(Untrusted { path, why, hint: "if you trust it, name it by `--config`".to_owned() });
+        untrusted.push(Untrusted { path, why, hint: "if you trust it, name it with `--config`".to_owned() });
     }
     None
-}
-
-/// A key by its path, such as `backend.command` or `auth.jwt.issuer`.
-pub fn key(path: &str) -> Option<&'static Key> {
-    let mut keys = ROOT;
-    let mut found = None;
-    for name in path.split('.') {
-        let key = keys.iter().find(|key| key.name == name)?;
-        keys = key.shape.inner().unwrap_or(&[]);
-        found = Some(key);
-    }
-    found
 }
 
 #[cfg(test)]

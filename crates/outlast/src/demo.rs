@@ -1,4 +1,5 @@
-//! `outlast demo`: the real program between a client and a server of our own, and what the client sees.
+//! `outlast demo`: the real program between a client and a server of the demo's own, and what the client sees. What
+//! happens is decided in `story`.
 
 mod screen;
 mod server;
@@ -15,6 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use outlast_os as os;
 use serde_json::json;
 use tokio::{
     sync::mpsc,
@@ -22,24 +24,27 @@ use tokio::{
 };
 
 use crate::{
-    cli, home, os,
-    report::{self, Report},
+    cli::{
+        self,
+        report::{self, Report},
+    },
+    state::home,
 };
 use screen::{Lines, Screen};
 use story::{Action, Event, Story};
 
-pub use server::serve;
+pub(crate) use server::serve;
 
-/// The time between two pictures.
+/// The time between two frames.
 const FRAME: Duration = Duration::from_millis(40);
-/// Lines from outlast that wait to be looked at; at the bound the reading waits, and outlast with it.
+/// Lines from outlast in the queue; at the limit they are read later, and outlast waits (backpressure).
 const HEARD_MAX: usize = 256;
-/// How long outlast may take to end once its stdin is closed; then it is killed, and says so by its exit code.
+/// How long outlast may take to exit after its stdin is closed; then it is killed, which its exit code shows.
 const GOODBYE_MAX: Duration = Duration::from_secs(10);
-/// How much of outlast's own log is shown when something went wrong.
+/// How much of outlast's log is shown after a failure.
 const LOG_LINES: usize = 12;
 
-pub fn run(arguments: &cli::Demo) -> Result<ExitCode, Report> {
+pub(crate) fn run(arguments: &cli::Demo) -> Result<ExitCode, Report> {
     tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
@@ -58,7 +63,7 @@ async fn show(arguments: &cli::Demo) -> Result<ExitCode, Report> {
 
     let played = play(&mut story, &stage, &mut relay, &mut show, &mut stops).await;
     let end = Instant::now();
-    // However it went: outlast is gone before its directory is.
+    // In every case outlast exits before its directory is removed.
     let code = relay.end().await;
     if let Some(stop) = played.map_err(cannot_write)? {
         show.stop(stop).map_err(cannot_write)?;
@@ -70,21 +75,21 @@ async fn show(arguments: &cli::Demo) -> Result<ExitCode, Report> {
             Some(code) => format!("outlast ended with code {code}"),
             None => "outlast had to be killed".to_owned(),
         }),
-        Err(error) => story.complaints.push(format!("how outlast ended is not known: {error}")),
+        Err(error) => story.complaints.push(format!("the exit status of outlast is unknown: {error}")),
     }
     show.finish(&story, end).map_err(cannot_write)?;
     if story.complaints.is_empty() {
         return Ok(ExitCode::SUCCESS);
     }
     let log = stage.log_tail();
-    let report = Report::new(report::FAILURE, "the demo did not go as it should")
+    let report = Report::new(report::FAILURE, "the demo did not run as expected")
         .because(story.complaints.join("\n"))
-        .hint(format!("this is a fault of outlast or a very busy machine; the end of its log:\n{log}"));
-    // The sums have told it to programs.
+        .hint(format!("the cause is a bug of outlast or a very busy machine; the end of its log:\n{log}"));
+    // Programs have the result from the sums.
     if arguments.json { Ok(report.print()) } else { Err(report) }
 }
 
-/// Until the story is over or someone stops it. It fails only when nothing can be shown.
+/// Runs until the story is over or interrupted. It fails only when nothing can be shown.
 async fn play(
     story: &mut Story,
     stage: &Stage,
@@ -96,7 +101,7 @@ async fn play(
     loop {
         let done = actions.into_iter().try_for_each(|action| act(action, stage, relay));
         if let Err(why) = done {
-            // It is over then, and wants nothing more.
+            // The story is over, and has no deadline.
             story.handle(Event::CouldNot(why), Instant::now());
         }
         if story.is_over() {
@@ -105,7 +110,7 @@ async fn play(
         let event = loop {
             show.update(story)?;
             tokio::select! {
-                // Ctrl-C reaches outlast too: that we were asked to stop comes before that it ended.
+                // Ctrl-C reaches outlast too: the request to stop is handled before its exit.
                 biased;
                 stop = poll_fn(|cx| stops.poll_next(cx)) => return Ok(Some(stop)),
                 heard = relay.heard.recv() => {
@@ -121,7 +126,7 @@ async fn play(
 
 fn act(action: Action, stage: &Stage, relay: &mut Relay) -> Result<(), String> {
     match action {
-        Action::Say(line) => relay.say(&line).map_err(|error| format!("outlast does not listen: {error}")),
+        Action::Say(line) => relay.say(&line).map_err(|error| format!("outlast does not read its stdin: {error}")),
         Action::Load(code) => stage.load(code).map_err(|error| format!("the server's file cannot be written: {error}")),
         Action::Kill(pid) => os::kill_hard(pid).map_err(|error| format!("pid {pid} cannot be killed: {error}")),
     }
@@ -142,7 +147,7 @@ async fn until(at: Option<Instant>) {
     }
 }
 
-/// A directory for the server's file and for what outlast keeps. It is gone when this is dropped.
+/// A directory for the server's file and for outlast's state. Dropping it removes it.
 struct Stage(PathBuf);
 
 impl Stage {
@@ -216,25 +221,25 @@ impl Relay {
         Ok(Relay { process, stdin, heard })
     }
 
-    /// The pipe has room for all that the story says while nobody answers, so this does not wait.
+    /// The pipe has room for all messages of the story, so this does not block.
     fn say(&mut self, line: &str) -> io::Result<()> {
         let stdin = self.stdin.as_mut().ok_or(io::ErrorKind::BrokenPipe)?;
         stdin.write_all(format!("{line}\n").as_bytes())
     }
 
-    /// Leaves as a client does: by closing stdin. The exit code, unless it took too long.
+    /// Closes stdin, as a client does. Returns the exit code, unless it took too long.
     async fn end(&mut self) -> io::Result<Option<i32>> {
         self.stdin = None;
         let goodbye = async { while self.heard.recv().await.is_some() {} };
         if timeout(GOODBYE_MAX, goodbye).await.is_err() {
             self.process.kill()?;
         }
-        // Its stdout is closed, so it is as good as gone.
+        // Its stdout is closed, so it is about to exit.
         Ok(self.process.wait()?.code())
     }
 }
 
-/// What a person gets to see.
+/// The output for people.
 enum Show {
     Picture {
         screen: Screen,
@@ -289,6 +294,9 @@ impl Show {
     }
 
     fn stop(&mut self, stop: os::Stop) -> io::Result<()> {
+        if let Show::Picture { screen, .. } = self {
+            screen.leave()?;
+        }
         match self {
             Show::Sums => print(&format!("{:#}\n", json!({"stopped_by": stop.name}))),
             _ => print(&format!("\nstopped by {}\n", stop.name)),

@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use outlast::gateway::http::{Heard, HttpClient, HttpLink, HttpSettings, Patience};
+use outlast::gateway::http::{Heard, HttpClient, HttpLink, HttpSettings, WaitLimits};
 use outlast_core::{exit::How, gateway::Refused, message::Id};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -17,7 +17,7 @@ use tokio::{
     task::LocalSet,
 };
 
-/// What a server heard.
+/// A request that the server received.
 #[derive(Debug, Clone)]
 struct Asked {
     method: String,
@@ -32,13 +32,13 @@ impl Asked {
     }
 }
 
-/// What it does about it, in order; then the connection goes on.
+/// What the server does, in order; afterwards the connection stays open.
 enum Act {
     Write(String),
-    /// Without a goodbye.
+    /// Closes the connection at once.
     Reset,
     Close,
-    /// Says nothing more, and waits for the other side to leave.
+    /// Sends nothing more, and waits for the client to close.
     Hang,
 }
 
@@ -50,7 +50,7 @@ fn respond(status: &str, headers: &str, body: &str) -> Vec<Act> {
     vec![Act::Write(format!("HTTP/1.1 {status}\r\n{headers}content-length: {}\r\n\r\n{body}", body.len()))]
 }
 
-/// A stream: its head, and then what `events` says.
+/// A stream: its head, and then the bytes of `events`.
 fn stream(headers: &str, events: &str) -> Act {
     let head = format!("HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n{headers}connection: close\r\n\r\n");
     Act::Write(head + events)
@@ -66,7 +66,7 @@ struct Server {
 }
 
 impl Server {
-    /// `reply` is told what was asked and how much was asked before.
+    /// `reply` gets the request and the number of earlier ones.
     async fn start(reply: impl Fn(&Asked, usize) -> Vec<Act> + 'static) -> Server {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/mcp", listener.local_addr().unwrap());
@@ -144,13 +144,13 @@ async fn read(peer: &mut TcpStream) -> Option<Asked> {
     Some(Asked { method, path, headers, body: String::from_utf8(bytes[end..].to_vec()).unwrap() })
 }
 
-/// A wait that is only ever this long when something is broken.
+/// The limit of a wait; it is reached only if the test fails.
 async fn within<T>(future: impl Future<Output = T>) -> T {
     tokio::time::timeout(Duration::from_secs(60), future).await.expect("in time")
 }
 
-fn patience() -> Patience {
-    Patience {
+fn limits() -> WaitLimits {
+    WaitLimits {
         first_byte: Duration::from_secs(20),
         tries: 3,
         retry_first: Duration::from_millis(1),
@@ -158,12 +158,12 @@ fn patience() -> Patience {
         reconnect_first: Duration::from_millis(1),
         reconnect_longest: Duration::from_millis(20),
         linger: Duration::from_millis(50),
-        goodbye: Duration::from_secs(20),
+        session_end: Duration::from_secs(20),
     }
 }
 
 fn settings(url: &str) -> HttpSettings {
-    HttpSettings { url: url.into(), headers: BTreeMap::new(), is_sse: false, patience: patience() }
+    HttpSettings { url: url.into(), headers: BTreeMap::new(), is_sse: false, limits: limits() }
 }
 
 fn connect(settings: &HttpSettings) -> HttpLink {
@@ -175,7 +175,7 @@ fn run(story: impl Future<Output = ()>) {
     LocalSet::new().block_on(&runtime, story);
 }
 
-/// The next thing, but for the announcement that the link fails, which precedes its end.
+/// The next report, except the one that the link fails, which precedes its end.
 async fn hear(link: &mut HttpLink) -> Heard {
     loop {
         match hear_all(link).await {
@@ -232,7 +232,7 @@ const INITIALIZE: &str =
 const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
 const INITIALIZE_RESULT: &str = r#"{"jsonrpc":"2.0","id":0,"result":{"protocolVersion":"2025-06-18"}}"#;
 
-/// What a sound server of the handshake era says to the opening; nothing: it is not part of it.
+/// The answers of a correct server of the handshake era to the opening; `None` for other requests.
 fn opening(asked: &Asked) -> Option<Vec<Act>> {
     if asked.body.contains("\"initialize\"") {
         let headers = "content-type: application/json\r\nmcp-session-id: s1\r\n";
@@ -251,7 +251,7 @@ async fn open(link: &mut HttpLink) {
 }
 
 #[test]
-fn a_session_is_opened_carried_and_closed() {
+fn a_session_is_opened_used_and_closed() {
     run(async {
         let mut server = Server::start(|asked, _| {
             opening(asked).unwrap_or_else(|| match asked.method.as_str() {
@@ -264,7 +264,7 @@ fn a_session_is_opened_carried_and_closed() {
         settings.headers.insert("Authorization".into(), "Bearer b".into());
         let mut link = connect(&settings);
         open(&mut link).await;
-        // Sent before `initialized` was taken, and yet not before it.
+        // Sent before `initialized` was accepted, but posted after it.
         link.send(request(1, "tools/list"));
         assert_eq!(hear_said(&mut link).await, answer(1));
         link.close(false);
@@ -287,7 +287,7 @@ fn a_session_is_opened_carried_and_closed() {
 }
 
 #[test]
-fn a_stateless_request_says_in_headers_what_it_is() {
+fn a_stateless_request_repeats_its_method_in_headers() {
     run(async {
         let tools = r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"t","inputSchema":{"properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}]}}"#;
         let mut server =
@@ -310,7 +310,7 @@ fn a_stateless_request_says_in_headers_what_it_is() {
 }
 
 #[test]
-fn what_a_stream_says_is_heard_before_it_ends() {
+fn messages_of_a_stream_are_reported_before_it_ends() {
     run(async {
         let server = Server::start(|_, _| {
             let note = r#"{"jsonrpc":"2.0","method":"notifications/progress"}"#;
@@ -325,7 +325,7 @@ fn what_a_stream_says_is_heard_before_it_ends() {
 }
 
 #[test]
-fn nobody_there_is_lost_unsent_and_the_link_is_down() {
+fn an_unreachable_server_loses_the_request_and_ends_the_link() {
     run(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/mcp", listener.local_addr().unwrap());
@@ -342,15 +342,15 @@ fn nobody_there_is_lost_unsent_and_the_link_is_down() {
 }
 
 #[test]
-fn a_server_that_comes_late_is_reached() {
+fn a_server_that_starts_late_is_reached() {
     run(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         drop(listener);
         let mut settings = settings(&format!("http://{address}/mcp"));
-        settings.patience.retry_first = Duration::from_millis(100);
-        settings.patience.tries = 8;
-        settings.patience.retry_longest = Duration::from_secs(60);
+        settings.limits.retry_first = Duration::from_millis(100);
+        settings.limits.tries = 8;
+        settings.limits.retry_longest = Duration::from_secs(60);
         let mut link = connect(&settings);
         link.send(request(1, "tools/call"));
         let came = tokio::task::spawn_local(async move {
@@ -366,7 +366,7 @@ fn a_server_that_comes_late_is_reached() {
 }
 
 #[test]
-fn a_reset_loses_a_call_and_repeats_a_question() {
+fn a_reset_loses_a_call_and_repeats_a_safe_request() {
     run(async {
         let mut server = Server::start(|asked, before| {
             if before == 0 || asked.body.contains("tools/call") { vec![Act::Reset] } else { json(&answer(1)) }
@@ -386,7 +386,7 @@ fn a_reset_loses_a_call_and_repeats_a_question() {
 }
 
 #[test]
-fn a_forgotten_session_ends_the_link_and_everything_on_it() {
+fn a_lost_session_ends_the_link_and_its_requests() {
     let refusals = [
         (
             "404 Not Found",
@@ -418,7 +418,7 @@ fn a_forgotten_session_ends_the_link_and_everything_on_it() {
             );
             let (id, was_sent, why) = hear_lost(&mut link).await;
             assert_eq!((id, was_sent), (Id::Integer(2), false), "refused, so not acted on: {why}");
-            // Nothing is sent on it any more, and what is open goes on.
+            // Nothing is sent on it any more; open requests continue.
             link.send(request(3, "tools/call"));
             let (id, was_sent, _) = hear_lost(&mut link).await;
             assert_eq!((id, was_sent), (Id::Integer(3), false));
@@ -426,13 +426,13 @@ fn a_forgotten_session_ends_the_link_and_everything_on_it() {
             let (id, was_sent, _) = hear_lost(&mut link).await;
             assert_eq!((id, was_sent), (Id::Integer(1), true));
             let (why, is_forgotten) = hear_down(&mut link).await;
-            assert!(is_forgotten && why.contains("forgotten our session"), "{why}");
+            assert!(is_forgotten && why.contains("does not know our session any more"), "{why}");
         });
     }
 }
 
 #[test]
-fn an_answer_that_cannot_be_gone_on_with_is_not_taken_for_a_refused_call() {
+fn a_stream_that_cannot_be_resumed_is_not_a_refused_call() {
     run(async {
         let server = Server::start(|asked, _| {
             opening(asked).filter(|_| asked.header("last-event-id").is_none()).unwrap_or_else(|| {
@@ -453,7 +453,7 @@ fn an_answer_that_cannot_be_gone_on_with_is_not_taken_for_a_refused_call() {
 }
 
 #[test]
-fn what_comes_after_the_end_of_a_link_is_lost_before_the_end_is_told() {
+fn late_requests_are_lost_before_the_end_is_reported() {
     run(async {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}/mcp", listener.local_addr().unwrap());
@@ -471,10 +471,10 @@ fn what_comes_after_the_end_of_a_link_is_lost_before_the_end_is_told() {
 }
 
 #[test]
-fn credentials_that_are_wanted_are_told_with_the_challenge() {
+fn missing_credentials_are_reported_with_the_challenge() {
     const CHALLENGE: &str = "www-authenticate: Bearer realm=\"a\"\r\ncontent-type: application/json\r\n";
     run(async {
-        // To a request, whatever its body.
+        // For a request, whatever its body.
         let bodies =
             [r#"{"error":"invalid_token"}"#, r#"{"jsonrpc":"2.0","id":1,"error":{"code":1,"message":"no"}}"#, ""];
         for body in bodies {
@@ -485,7 +485,7 @@ fn credentials_that_are_wanted_are_told_with_the_challenge() {
             assert_eq!((refused.status, refused.challenge.as_deref()), (401, Some("Bearer realm=\"a\"")), "{body}");
             assert!(refused.words.ends_with("answered 401 Unauthorized"), "{}", refused.words);
         }
-        // To a notification, to the stream of a session, and to that of the old transport.
+        // For a notification, for the stream of a session, and for that of the old transport.
         for refuses in ["POST", "GET"] {
             let server = Server::start(move |asked, _| {
                 let is_it = asked.method == refuses && !asked.body.contains("\"initialize\"");
@@ -545,12 +545,12 @@ fn refusals_are_answers_and_failures_are_not() {
             assert_eq!(hear_said(&mut link).await.trim_end(), expected);
         }
         link.send(stateless(6, "tools/call", ""));
-        assert_eq!(hear_lost(&mut link).await.2, "it was taken without an answer");
+        assert_eq!(hear_lost(&mut link).await.2, "it was accepted without an answer");
     });
 }
 
 #[test]
-fn a_busy_server_says_when_to_come_back() {
+fn a_busy_server_sets_the_pause() {
     run(async {
         let server = Server::start(|_, before| match before {
             0 => respond("503 Service Unavailable", "retry-after: 0\r\n", ""),
@@ -567,7 +567,7 @@ fn a_busy_server_says_when_to_come_back() {
 }
 
 #[test]
-fn a_response_without_its_version_gets_it() {
+fn a_response_without_jsonrpc_gets_it() {
     run(async {
         let server = Server::start(|asked, _| match asked.body.contains("\"id\":1,") {
             true => json("\n{\"id\":1,\"result\":{\"jsonrpc\":\"2.0\"}}"),
@@ -583,12 +583,15 @@ fn a_response_without_its_version_gets_it() {
 }
 
 #[test]
-fn nonsense_is_lost_with_a_reason() {
+fn an_invalid_answer_is_lost_with_a_reason() {
     type Reply = fn() -> Vec<Act>;
     let table: [(Reply, &str); 7] = [
-        (|| json("{nonsense"), "not JSON"),
-        (|| json(&answer(99)), "not this request"),
-        (|| respond("200 OK", "content-type: text/html\r\n", "<p>"), "`text/html`, which is neither JSON nor events"),
+        (|| json("{nonsense"), "invalid JSON"),
+        (|| json(&answer(99)), "without this request's id"),
+        (
+            || respond("200 OK", "content-type: text/html\r\n", "<p>"),
+            "`text/html`, which is neither JSON nor an event stream",
+        ),
         (|| vec![stream("", "data: {\"jsonrpc\":\"2.0\",\"id\":1,\"res"), Act::Close], "broke off its answer"),
         (|| vec![stream("", ""), Act::Close], "broke off its answer"),
         (
@@ -617,7 +620,7 @@ fn nonsense_is_lost_with_a_reason() {
 }
 
 #[test]
-fn garbage_between_events_is_noted_and_the_answer_heard() {
+fn garbage_between_events_is_noted_and_the_answer_arrives() {
     run(async {
         let server =
             Server::start(|_, _| vec![stream("", &format!("data: garbage\n\ndata: {}\n\n", answer(1))), Act::Close])
@@ -633,7 +636,7 @@ fn garbage_between_events_is_noted_and_the_answer_heard() {
 }
 
 #[test]
-fn what_is_too_long_is_lost() {
+fn an_answer_over_the_limit_is_lost() {
     run(async {
         let server = Server::start(|asked, _| {
             let mib = "x".repeat(1 << 20);
@@ -659,21 +662,21 @@ fn what_is_too_long_is_lost() {
 }
 
 #[test]
-fn a_silent_server_is_not_waited_for_when_asked_for_a_list() {
+fn the_wait_for_a_list_has_a_limit() {
     run(async {
         let server = Server::start(|_, _| vec![Act::Hang]).await;
         let mut settings = settings(&server.url);
-        settings.patience.first_byte = Duration::from_millis(10);
-        settings.patience.tries = 1;
+        settings.limits.first_byte = Duration::from_millis(10);
+        settings.limits.tries = 1;
         let mut link = connect(&settings);
         link.send(request(1, "tools/list"));
         let (_, was_sent, why) = hear_lost(&mut link).await;
-        assert!(was_sent && why.contains("said nothing for"), "{why}");
+        assert!(was_sent && why.contains("sent nothing for"), "{why}");
     });
 }
 
 #[test]
-fn a_broken_stream_is_gone_on_with_where_it_can_be() {
+fn a_broken_stream_is_resumed_if_possible() {
     run(async {
         let mut server = Server::start(|asked, before| {
             opening(asked).filter(|_| asked.header("last-event-id").is_none()).unwrap_or_else(|| match before {
@@ -694,7 +697,7 @@ fn a_broken_stream_is_gone_on_with_where_it_can_be() {
         }
         assert_eq!((resumed.method.as_str(), resumed.header("mcp-session-id")), ("GET", Some("s1")));
 
-        // The stateless era has no such thing.
+        // The stateless era has no resumption.
         link.send(stateless(2, "tools/call", ""));
         assert!(hear_lost(&mut link).await.2.contains("broke off"));
     });
@@ -722,7 +725,7 @@ fn the_stream_of_a_session_is_kept_open() {
 }
 
 #[test]
-fn a_session_that_is_forgotten_is_noticed_without_a_call() {
+fn a_lost_session_is_noticed_without_a_call() {
     run(async {
         let server = Server::start(|asked, before| match asked.method.as_str() {
             "GET" if before < 3 => vec![stream("", ": hello\n\n"), Act::Close],
@@ -801,14 +804,14 @@ fn credentials_stay_with_the_server_they_are_for() {
         assert_eq!(hear_said(&mut link).await, answer(1), "a redirect at home is followed");
         link.send(request(2, "tools/call"));
         let (_, _, why) = hear_lost(&mut link).await;
-        assert!(why.contains("which is another server"), "{why}");
+        assert!(why.contains("redirects to another server"), "{why}");
         assert!(other.asked.try_recv().is_err());
         server.next().await;
     });
 }
 
 #[test]
-fn a_batch_is_taken_apart() {
+fn a_batch_is_split() {
     run(async {
         let server =
             Server::start(|_, _| json(&format!("[{},\n{}]", r#"{"jsonrpc":"2.0","method":"m"}"#, answer(1)))).await;
@@ -820,7 +823,7 @@ fn a_batch_is_taken_apart() {
 }
 
 #[test]
-fn closing_loses_what_waits() {
+fn closing_loses_open_requests() {
     run(async {
         let mut server = Server::start(|_, _| vec![Act::Hang]).await;
         let mut link = connect(&settings(&server.url));
@@ -833,17 +836,17 @@ fn closing_loses_what_waits() {
 }
 
 #[test]
-fn an_address_that_is_none_is_a_server_that_is_not_there() {
+fn an_invalid_address_is_an_unreachable_server() {
     run(async {
         let mut link = connect(&settings("not an address"));
-        assert!(hear_down(&mut link).await.0.starts_with("its url is none"));
+        assert!(hear_down(&mut link).await.0.starts_with("its url is not valid"));
     });
 }
 
 #[test]
-fn a_server_that_does_not_speak_tls_is_not_waited_for() {
+fn the_wait_for_tls_has_a_limit() {
     run(async {
-        // One refuses to, one says nothing at all.
+        // One refuses TLS, one sends nothing.
         let refuses = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let urls = [&refuses, &silent].map(|listener| format!("https://{}/mcp", listener.local_addr().unwrap()));
@@ -862,7 +865,7 @@ fn a_server_that_does_not_speak_tls_is_not_waited_for() {
     });
 }
 
-/// The old transport: one stream, which begins with where to post to.
+/// The old transport: one stream, which begins with the address for POST requests.
 mod old {
     use super::*;
 
@@ -871,7 +874,7 @@ mod old {
     }
 
     #[test]
-    fn answers_come_on_the_stream() {
+    fn answers_arrive_on_the_stream() {
         run(async {
             let (say, said) = unbounded_channel::<String>();
             let said = Rc::new(std::cell::RefCell::new(Some(said)));
@@ -908,7 +911,7 @@ mod old {
                 }
             });
             let mut link = connect(&HttpSettings { is_sse: true, ..settings(&url) });
-            // Sent before anybody knows where to.
+            // Sent before the address is known.
             link.send(request(1, "tools/call"));
             assert_eq!(hear_said(&mut link).await, answer(1));
             link.send(request(2, "tools/call"));
@@ -934,7 +937,7 @@ mod old {
     }
 
     #[test]
-    fn no_stream_is_no_server() {
+    fn a_refused_stream_is_an_unreachable_server() {
         run(async {
             let server = Server::start(|_, _| respond("404 Not Found", "", "")).await;
             let mut link = connect(&old(&server));

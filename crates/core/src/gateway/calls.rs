@@ -1,17 +1,46 @@
-//! Requests under way: from the moment one is let through until it is answered, once.
+//! Calls: requests of clients to backends, from the moment that the guards let one pass until it is answered once.
+//! Which backend gets a request is decided in [`super::dispatch`]; calls that end without an answer are in
+//! [`super::failed_calls`].
 
-use std::borrow::Cow;
+use std::{
+    borrow::Cow,
+    ops::Index,
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
-use super::*;
-use crate::message::{self, Edits, Params, Raw, RawId, patch, pick};
+use bytes::Bytes;
+use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 
-use guard::{Health, Pass};
-use opening::Private;
-use words::Failure;
+use super::{
+    Action, Backend, Called, Client, Era, Gateway, Kind, Outcome, Said,
+    clients::{ClientState, Declared},
+    guard::{Health, Pass},
+    http_refusals::Resends,
+    messages,
+    messages::Failure,
+    opening::OwnRequest,
+    server_requests::{Inputs, Parked},
+    slots::{SlotKey, SlotState},
+    tasks,
+    timers::Timer,
+};
+use crate::{
+    json::Raw,
+    mcp::meta,
+    message,
+    message::{Edits, Id, Params, RawId, patch, pick},
+};
 
-/// To whom an answer is owed.
+/// Bytes of held requests of one client, all its sessions together; one more request fails at once.
+pub(super) const HELD_BYTES_MAX: usize = 64 << 20;
+/// A larger request is not kept for a second try while it is in flight; it fails at a crash.
+const KEPT_BYTES_MAX: usize = 1 << 20;
+
+/// The client and the request that an answer goes to.
 #[derive(Debug, Clone)]
-pub(super) struct Whom {
+pub(super) struct ReplyTo {
     pub client: Client,
     pub id: Id,
     /// The id as the client wrote it.
@@ -20,33 +49,114 @@ pub(super) struct Whom {
     pub batch: Option<u64>,
 }
 
-/// What a request is for, as far as we treat it differently.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum What {
+/// What a request is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum CallKind {
     Tool,
     Prompt,
     Read,
     Complete,
-    /// About a task, or what a client asks of its only backend.
+    /// About a task, or with a method that MCP does not have.
     Other,
-    /// Ours.
-    Private(Private),
+    /// A request of the gateway itself.
+    Own(OwnRequest),
+}
+
+/// Requests in flight or held, by the id that a backend knows them by: those of clients and those of the gateway.
+#[derive(Debug, Default)]
+pub(super) struct Calls {
+    by_key: FxHashMap<u64, Box<Call>>,
+    /// Requests that busy HTTP backends asked to get later.
+    resends: Resends,
+}
+
+impl Index<&u64> for Calls {
+    type Output = Call;
+
+    fn index(&self, key: &u64) -> &Call {
+        &self.by_key[key]
+    }
+}
+
+impl Calls {
+    pub(super) fn get(&self, key: &u64) -> Option<&Call> {
+        self.by_key.get(key).map(|call| &**call)
+    }
+
+    pub(super) fn get_mut(&mut self, key: &u64) -> Option<&mut Call> {
+        self.by_key.get_mut(key).map(|call| &mut **call)
+    }
+
+    pub(super) fn insert(&mut self, key: u64, call: Box<Call>) {
+        self.by_key.insert(key, call);
+    }
+
+    pub(super) fn remove(&mut self, key: &u64) -> Option<Box<Call>> {
+        self.by_key.remove(key)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, &Call)> {
+        self.by_key.iter().map(|(key, call)| (*key, &**call))
+    }
+
+    pub(super) fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut Call)> {
+        self.by_key.iter_mut().map(|(key, call)| (*key, &mut **call))
+    }
+
+    pub(super) fn values(&self) -> impl Iterator<Item = &Call> {
+        self.by_key.values().map(|call| &**call)
+    }
+
+    /// In the order in which they came.
+    pub(super) fn keys_where(&self, is_it: impl Fn(&Call) -> bool) -> Vec<u64> {
+        let mut keys: Vec<u64> = self.iter().filter(|(_, call)| is_it(call)).map(|(key, _)| key).collect();
+        keys.sort_unstable();
+        keys
+    }
+
+    /// What is in flight on a link.
+    pub(super) fn on_link(&self, serial: u64) -> impl Iterator<Item = (u64, &Call)> {
+        self.iter().filter(move |(_, call)| call.link == Some(serial))
+    }
+
+    /// How many are of clients.
+    pub(super) fn of_clients(&self) -> usize {
+        self.values().filter(|call| call.reply_to.is_some()).count()
+    }
+
+    /// How many are of the gateway itself.
+    pub(super) fn own(&self) -> usize {
+        self.by_key.len() - self.of_clients()
+    }
+
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = Instant> {
+        self.values().filter_map(Call::due)
+    }
+
+    pub(super) fn resends(&self) -> &Resends {
+        &self.resends
+    }
+
+    pub(super) fn resends_mut(&mut self) -> &mut Resends {
+        &mut self.resends
+    }
 }
 
 #[derive(Debug)]
 pub(super) struct Call {
-    /// Nobody: it is ours.
-    pub whom: Option<Whom>,
-    pub what: What,
+    /// Nothing if it is a request of the gateway.
+    pub reply_to: Option<ReplyTo>,
+    pub kind: CallKind,
     pub method: Cow<'static, str>,
-    pub place: PlaceKey,
-    /// Where it was sent; nowhere while it is held.
+    pub slot: SlotKey,
+    /// Where it was sent; nothing while it is held.
     pub link: Option<u64>,
-    /// As clients see it: a tool's or prompt's name.
+    /// The name of a tool or prompt as clients see it.
     pub shown: Option<Rc<str>>,
-    /// As its backend calls it, as JSON.
+    /// The same as its backend calls it, as JSON; also the backend's own id of a task.
     pub own: Option<Rc<str>>,
-    /// Its bytes, if it is held or may be asked again.
+    /// Its bytes, if it is held or may be sent again.
     pub message: Option<Bytes>,
     /// The progress token as the client wrote it.
     pub token: Option<Box<str>>,
@@ -56,27 +166,60 @@ pub(super) struct Call {
     pub due_max: Instant,
     /// How often its backend has asked for input.
     pub rounds: u32,
-    /// Whether its backend may be asked twice.
+    /// It may be sent again although its backend may have run it.
     pub repeatable: bool,
     pub resent: bool,
     /// How often it was sent again because it had not reached its backend, or because the backend asked for that.
     pub unsent_tries: u32,
-    /// `message` is not the client's, but what a link of that era was told in vain.
-    pub told_in: Option<Era>,
+    /// `message` is not the client's, but what was written to a link of that era and never left.
+    pub unsent_era: Option<Era>,
     pub pass: Option<Pass>,
     /// It makes a task.
     pub task: bool,
-    /// What a client of the stateless era said of itself with it.
-    pub says: Says,
-    /// A backend of the handshake era asked something meanwhile; the client's next try brings the answers.
-    pub parked: Option<Box<asks::Parked>>,
-    /// A stateless backend asked something; the client's answers are gathered for our next try.
-    pub inputs: Option<Box<asks::Inputs>>,
+    /// What a client of the stateless era declared with it.
+    pub declared: Declared,
+    /// A backend of the handshake era asked for input; the client's next request brings the answers.
+    pub parked: Option<Box<Parked>>,
+    /// A stateless backend asked for input; the client's answers are collected for the next request to it.
+    pub inputs: Option<Box<Inputs>>,
 }
 
 impl Call {
-    /// It is sent: how long it may take from here on. All its rounds of questions share one `call_max`.
-    pub fn sent(&mut self, settings: &Backend, now: Instant) -> Instant {
+    pub(super) fn new(
+        kind: CallKind,
+        method: Cow<'static, str>,
+        slot: SlotKey,
+        declared: Declared,
+        now: Instant,
+    ) -> Call {
+        Call {
+            reply_to: None,
+            kind,
+            method,
+            slot,
+            link: None,
+            shown: None,
+            own: None,
+            message: None,
+            token: None,
+            began: now,
+            due: None,
+            due_max: now,
+            rounds: 0,
+            repeatable: false,
+            resent: false,
+            unsent_tries: 0,
+            unsent_era: None,
+            pass: None,
+            task: false,
+            declared,
+            parked: None,
+            inputs: None,
+        }
+    }
+
+    /// It is sent. Returns when it is late. All its rounds of input share one `call_max`.
+    pub(super) fn sent(&mut self, settings: &Backend, now: Instant) -> Instant {
         if self.rounds == 0 {
             self.due_max = now + settings.call_max;
         }
@@ -85,33 +228,23 @@ impl Call {
         due
     }
 
-    pub fn due(&self) -> Option<Instant> {
-        let ask_at = self.parked.as_ref().and_then(|parked| parked.ask_at);
-        self.due.into_iter().chain(ask_at).min()
+    pub(super) fn due(&self) -> Option<Instant> {
+        let input_due = self.parked.as_ref().and_then(|parked| parked.input_due);
+        self.due.into_iter().chain(input_due).min()
     }
 
-    /// Its client had an answer, and comes back with another try; until then it is owed nothing.
-    pub fn is_parked(&self) -> bool {
+    /// Its client got `input_required` and will send another request; until then it gets no answer.
+    pub(super) fn is_parked(&self) -> bool {
         self.parked.as_ref().is_some_and(|parked| parked.is_waiting())
     }
 
-    pub fn is_of(&self, client: Client) -> bool {
-        self.whom.as_ref().is_some_and(|whom| whom.client == client)
+    pub(super) fn is_of(&self, client: Client) -> bool {
+        self.reply_to.as_ref().is_some_and(|reply_to| reply_to.client == client)
     }
 }
 
-/// The answers to a batch, until each is there.
-#[derive(Debug)]
-pub(super) struct Batch {
-    pub client: Client,
-    /// The first request in it.
-    pub about: Option<Id>,
-    pub left: usize,
-    pub answers: Vec<Bytes>,
-}
-
 impl Gateway {
-    /// Sends a call where it belongs, or has it wait until it can be sent.
+    /// Sends a call to the link of its slot, or holds it.
     pub(super) fn dispatch(
         &mut self,
         call: Box<Call>,
@@ -120,92 +253,86 @@ impl Gateway {
         params: &Params<'_>,
         now: Instant,
     ) {
-        let key = self.number();
-        match self.serving(call.place).filter(|_| !self.must_wait(call.place, call.says, now)) {
+        let key = self.ids.number();
+        match self.serving(call.slot).filter(|_| !self.must_wait(call.slot, call.declared, now)) {
             Some(serial) => {
-                let wants_logs = call.says.level.is_some();
+                let wants_logs = call.declared.level.is_some();
                 self.calls.insert(key, call);
                 if wants_logs {
                     self.calls.get_mut(&key).expect("just put there").link = Some(serial);
-                    self.relevel_link(serial, now);
+                    self.update_log_level(serial, now);
                 }
                 self.forward(key, serial, message, id, params, now);
             }
-            None => self.hold(key, call, message, now),
+            None => self.hold_call(key, call, message, now),
         }
     }
 
-    /// The link that takes calls for a place.
-    pub(super) fn serving(&self, place: PlaceKey) -> Option<u64> {
-        let serial = self.places.get(&place)?.current()?;
+    /// The link that accepts calls for a slot.
+    pub(super) fn serving(&self, slot: SlotKey) -> Option<u64> {
+        let serial = self.slots.get(&slot)?.links.child()?;
         self.links.get(&serial)?.is_ready().then_some(serial)
     }
 
-    /// Waits for its place to be filled, bounded in time and number.
-    pub(super) fn hold(&mut self, key: u64, mut call: Box<Call>, message: &[u8], now: Instant) {
-        if self.stopping.is_some() {
-            let failure = Failure::stopping(self.owner_name(call.place.backend));
+    /// Holds a call until its slot is filled, within limits of time, number and bytes.
+    pub(super) fn hold_call(&mut self, key: u64, mut call: Box<Call>, message: &[u8], now: Instant) {
+        if self.stage.is_stopping() {
+            let failure = Failure::stopping(self.backends.name(call.slot.backend));
             return self.fail(*call, failure, now);
         }
         let (hold, held_max) = (self.settings.limits.hold, self.settings.limits.held_max);
-        let Some(place) = self.places.get_mut(&call.place) else {
-            let failure = Failure::removed(self.owner_name(call.place.backend));
+        let Some(slot) = self.slots.get_mut(&call.slot) else {
+            let failure = Failure::removed(self.backends.name(call.slot.backend));
             return self.fail(*call, failure, now);
         };
-        let full = place.held.len() >= held_max;
-        if matches!(place.state, places::State::GivenUp { .. }) || place.is_unauthorized(now) {
-            let failure = self.failure_of_place(call.place, now);
+        let is_full = slot.held() >= held_max;
+        if slot.links.is_given_up() || slot.is_unauthorized(now) {
+            let failure = self.slot_failure(call.slot, now);
             return self.fail(*call, failure, now);
         }
-        if full {
-            let failure = Failure::hold_full(self.owner_name(call.place.backend), held_max);
+        if is_full {
+            let failure = Failure::hold_full(self.backends.name(call.slot.backend), held_max);
             return self.fail(*call, failure, now);
         }
         let bytes = call.message.as_ref().map_or(message.len(), Bytes::len);
-        if call.whom.as_ref().is_some_and(|whom| self.holds_too_much(whom.client, bytes)) {
-            let failure = Failure::held_bytes(self.owner_name(call.place.backend), HELD_BYTES_MAX);
+        if call.reply_to.as_ref().is_some_and(|reply_to| self.holds_too_much(reply_to.client, bytes)) {
+            let failure = Failure::held_bytes(self.backends.name(call.slot.backend), HELD_BYTES_MAX);
             return self.fail(*call, failure, now);
         }
-        let Some(place) = self.places.get_mut(&call.place) else { return };
+        let Some(slot) = self.slots.get_mut(&call.slot) else { return };
         let due = *call.due.get_or_insert(now + hold);
         if call.message.is_none() {
             call.message = Some(Bytes::copy_from_slice(message));
         }
         call.link = None;
-        place.held.push_back(key);
-        if let places::State::Idle = place.state {
-            place.state = places::State::Waiting { at: now };
-            self.starts_due = true;
-        }
+        self.starts_due |= slot.hold(key, now);
         self.calls.insert(key, call);
-        self.wake_by(due);
+        self.timers.arm(Timer::Calls, due);
     }
 
-    /// Whether so many bytes more are too many of one client: of all its sessions, which have one name.
+    /// Whether a client would hold too many bytes with these. All sessions with the same name count together.
     pub(super) fn holds_too_much(&self, client: Client, more: usize) -> bool {
-        let Some(name) = self.guests.get(&client).map(|guest| &guest.who.name) else { return false };
-        let is_its = |whom: &Whom| self.guests.get(&whom.client).is_some_and(|guest| guest.who.name == *name);
+        let Some(name) = self.clients.get(&client).map(|client_state| &client_state.who().name) else { return false };
+        let is_its = |reply_to: &ReplyTo| {
+            self.clients.get(&reply_to.client).is_some_and(|client_state| client_state.who().name == *name)
+        };
         let held = self.calls.values().filter(|call| call.link.is_none());
-        let held = held.filter(|call| call.whom.as_ref().is_some_and(&is_its)).filter_map(|call| call.message.as_ref());
-        let waiting = self.gathering.iter().filter(|waiting| is_its(&waiting.whom));
-        let waiting = waiting.filter_map(|waiting| match &waiting.wants {
-            lists::Wants::Request { message, .. } => Some(message),
-            lists::Wants::List(_) => None,
-        });
-        held.chain(waiting).map(Bytes::len).sum::<usize>().saturating_add(more) > HELD_BYTES_MAX
+        let held = held.filter_map(|call| Some((call.reply_to.as_ref()?, call.message.as_ref()?)));
+        let kept = held.chain(self.offer_waits.messages()).filter(|(reply_to, _)| is_its(reply_to));
+        kept.map(|(_, message)| message.len()).sum::<usize>().saturating_add(more) > HELD_BYTES_MAX
     }
 
-    /// What waited for a place goes to the link that fills it, in the order it came.
-    pub(super) fn release(&mut self, place: PlaceKey, now: Instant) {
-        let Some(serial) = self.serving(place) else { return };
-        let mut held = self.places.get_mut(&place).map(|place| mem::take(&mut place.held)).unwrap_or_default();
+    /// Sends the calls that a slot holds on the link that fills it, in order.
+    pub(super) fn release_held(&mut self, slot: SlotKey, now: Instant) {
+        let Some(serial) = self.serving(slot) else { return };
+        let mut held = self.slots.get_mut(&slot).map(SlotState::take_held).unwrap_or_default();
         while let Some(key) = held.pop_front() {
             let Some(call) = self.calls.get(&key) else { continue };
-            if self.must_wait(place, call.says, now) {
+            if self.must_wait(slot, call.declared, now) {
                 held.push_front(key);
                 break;
             }
-            if let Some(failure) = self.refused_by_now(call, now) {
+            if let Some(failure) = self.refused_since(call, now) {
                 let call = self.calls.remove(&key).expect("found above");
                 self.fail(*call, failure, now);
                 continue;
@@ -215,8 +342,8 @@ impl Gateway {
             if !call.repeatable {
                 call.message = None;
             }
-            if let Some(era) = call.told_in.take() {
-                self.tell_again(key, serial, era, message, now);
+            if let Some(era) = call.unsent_era.take() {
+                self.resend_unsent(key, serial, era, message, now);
                 continue;
             }
             match message::parse(&message) {
@@ -226,12 +353,13 @@ impl Gateway {
                 _ => unreachable!("only requests are held"),
             }
         }
-        if let Some(place) = self.places.get_mut(&place) {
-            place.held = held;
+        if let Some(slot) = self.slots.get_mut(&slot) {
+            slot.set_held(held);
         }
     }
 
-    /// The one way of a client's request to a backend: its id and progress token become ours, its name the backend's.
+    /// The only way of a client's request to a backend: its id and progress token are replaced by the gateway's, its
+    /// name by the backend's.
     pub(super) fn forward(
         &mut self,
         key: u64,
@@ -241,17 +369,31 @@ impl Gateway {
         params: &Params<'_>,
         now: Instant,
     ) {
-        let (Some(connection), Some(call)) = (self.links.get_mut(&serial), self.calls.get_mut(&key)) else { return };
-        let settings = &self.owners[&call.place.backend].settings;
-        connection.in_flight += 1;
-        connection.is_probe = false;
-        connection.last_used = now;
+        let with_own = match self.calls.get(&key).and_then(|call| call.reply_to.as_ref()) {
+            Some(reply_to) => self.with_own_id(reply_to.client, reply_to.era, serial, message, params.meta()),
+            None => Ok(None),
+        };
+        let restored = match &with_own {
+            Ok(None) => None,
+            Ok(Some(restored)) => Some((&restored[..], message::parse(restored))),
+            Err(handle) => {
+                let Some(call) = self.calls.remove(&key) else { return };
+                return self.fail(*call, Failure::unknown(tasks::no_task(handle)), now);
+            }
+        };
+        let (message, id, params) = match &restored {
+            Some((restored, Ok(message::Message::Request { id, params, .. }))) => (*restored, *id, params),
+            _ => (message, id, params),
+        };
+        let (Some(link_state), Some(call)) = (self.links.get_mut(&serial), self.calls.get_mut(&key)) else { return };
+        let settings = &self.backends[&call.slot.backend].settings();
+        link_state.begin_call(now);
         call.link = Some(serial);
         let due = call.sent(settings, now);
-        let is_translated = connection.era == Era::Stateless
-            && call.whom.as_ref().is_some_and(|whom| whom.era == Era::Handshake)
-            && matches!(call.what, What::Tool | What::Prompt | What::Read);
-        // Over HTTP a request may turn out never to have left.
+        let is_translated = link_state.era() == Era::Stateless
+            && call.reply_to.as_ref().is_some_and(|reply_to| reply_to.era == Era::Handshake)
+            && matches!(call.kind, CallKind::Tool | CallKind::Prompt | CallKind::Read);
+        // An HTTP request may turn out never to have been sent.
         let may_stay = matches!(settings.kind, Kind::Http { .. });
         if (call.repeatable || is_translated || may_stay) && call.message.is_none() && message.len() <= KEPT_BYTES_MAX {
             // A copy: a slice would keep the whole read buffer alive.
@@ -263,22 +405,23 @@ impl Gateway {
         if let Some(at) = id.place(message) {
             edits.push(at, &number);
         }
-        let named = match call.what {
-            What::Complete => {
+        let named = match call.kind {
+            CallKind::Complete => {
                 params.reference().and_then(|reference| pick(reference, ["name"])).and_then(|[name]| name)
             }
+            CallKind::Other => params.task_id(),
             _ => params.name(),
         };
         if let (Some(own), Some(name)) = (&call.own, named) {
             edits.push(message::place(message, name), own);
         }
-        let token = params.meta().and_then(|meta| pick(meta, ["progressToken"])).and_then(|[token]| token);
+        let token = params.meta().and_then(|meta| pick(meta, [meta::PROGRESS_TOKEN])).and_then(|[token]| token);
         call.token = token.map(|token| token.get().into());
-        // A server of the handshake era may refuse what says that it is of the other.
-        let is_from_stateless = call.whom.as_ref().is_some_and(|whom| whom.era == Era::Stateless);
+        // A server of the handshake era may refuse members of the stateless era.
+        let is_from_stateless = call.reply_to.as_ref().is_some_and(|reply_to| reply_to.era == Era::Stateless);
         let plain = match params.meta() {
-            Some(meta) if is_from_stateless && connection.era == Era::Handshake => {
-                words::meta_of_handshake(meta, &number).map(|plain| (message::place(message, meta), plain))
+            Some(meta) if is_from_stateless && link_state.era() == Era::Handshake => {
+                messages::meta_of_handshake(meta, &number).map(|plain| (message::place(message, meta), plain))
             }
             _ => None,
         };
@@ -287,22 +430,22 @@ impl Gateway {
             (None, Some(token)) => edits.push(message::place(message, token), &number),
             (None, None) => {}
         }
-        let meta = match (call.whom.as_ref().map(|whom| (whom.era, whom.client)), connection.era) {
-            (Some((Era::Handshake, client)), Era::Stateless) => words::meta_members(self.guests.get(&client)),
+        let meta = match (call.reply_to.as_ref().map(|reply_to| (reply_to.era, reply_to.client)), link_state.era()) {
+            (Some((Era::Handshake, client)), Era::Stateless) => messages::meta_members(self.clients.get(&client)),
             _ => String::new(),
         };
         let added;
         if !meta.is_empty() {
-            added = words::add_meta(message, params, &meta);
+            added = messages::add_meta(message, params, &meta);
             edits.push(added.0.clone(), &added.1);
         }
         let told = edits.apply(message);
-        let link = connection.link;
+        let link = link_state.id();
         self.out.push(Action::TellLink { link, message: told });
-        self.wake_by(due);
+        self.timers.arm(Timer::Calls, due);
     }
 
-    /// A backend's answer to something that was asked of this link.
+    /// The answer of a backend to a request that was sent on this link.
     pub(super) fn answered(
         &mut self,
         serial: u64,
@@ -316,31 +459,49 @@ impl Gateway {
             Some(Id::Integer(number)) => u64::try_from(number).ok(),
             _ => None,
         };
-        // An answer to a request that was cancelled or late, or to none at all, is nobody's.
+        // The answer to a call that was cancelled or late, or to no call, goes to no client.
         let is_its_own = |key: &u64| self.calls.get(key).is_some_and(|call| call.link == Some(serial));
         let Some(key) = key.filter(is_its_own) else {
-            return self.lay(serial, key);
+            if let (Some(link_state), Some(key)) = (self.links.get_mut(&serial), key) {
+                link_state.abandoned.forget(key);
+            }
+            return;
         };
-        // `"error": null` beside a result means no error to most readers.
-        let is_regular = error.is_none() || result.is_none() && error.is_some_and(words::is_error_object);
+        // `"error": null` beside a result is no error.
+        let is_regular = error.is_none() || result.is_none() && error.is_some_and(messages::is_error_object);
         let (result, error) = match (result, error) {
             (Some(result), Some(error)) if error.get() == "null" => (Some(result), None),
             (None, Some(error)) if !is_regular => {
-                let what = words::cut(error.get(), 100);
-                return self.lose_request(serial, key, true, &format!("its error is not one of JSON-RPC: {what}"), now);
+                let what = messages::cut(error.get(), 100);
+                return self.fail_request(serial, key, true, &format!("its error is not one of JSON-RPC: {what}"), now);
             }
             parts => parts,
         };
         let call = &self.calls[&key];
-        if let What::Private(private) = call.what {
+        if let CallKind::Own(own_request) = call.kind {
             self.calls.remove(&key);
-            return self.private_answered(serial, private, key, result, error, now);
+            return self.own_request_answered(serial, own_request, key, result, error, now);
         }
-        self.served(serial);
+        self.note_answered(serial);
+        let with_handles = match result.map(|result| self.with_handles(serial, key, message, result)).transpose() {
+            Ok(told) => told.flatten(),
+            Err(failure) => {
+                let call = self.calls.remove(&key).expect("found above");
+                self.drop_requests_of_call(key, &call, "the call that this was for is over");
+                self.call_finished(serial, now);
+                let Some(reply_to) = &call.reply_to else { return };
+                self.refuse(reply_to, false, &failure);
+                return self.report_call(&call, failure.outcome, now);
+            }
+        };
+        let (message, id, result) = match with_handles.as_deref().map(|told| (told, message::parse(told))) {
+            Some((told, Ok(message::Message::Response { id, result, .. }))) => (told, id, result),
+            _ => (message, id, result),
+        };
         let call = &self.calls[&key];
-        if let Some(whom) = &call.whom
-            && whom.era == Era::Handshake
-            && self.links[&serial].era == Era::Stateless
+        if let Some(reply_to) = &call.reply_to
+            && reply_to.era == Era::Handshake
+            && self.links[&serial].era() == Era::Stateless
             && let Some(result) = result
             && self.input_required(key, result, now)
         {
@@ -350,156 +511,125 @@ impl Gateway {
             return;
         }
         let call = self.calls.remove(&key).expect("found above");
-        self.drop_asks_of(key, &call, "the call that this was for is over");
-        self.call_over(serial, now);
-        let Some(whom) = &call.whom else { return };
+        self.drop_requests_of_call(key, &call, "the call that this was for is over");
+        self.call_finished(serial, now);
+        let Some(reply_to) = &call.reply_to else { return };
 
-        let failed = error.is_some() || call.what == What::Tool && result.is_some_and(is_error);
-        if (call.task || whom.era == Era::Stateless && call.what == What::Tool)
-            && let Some(result) = result
-            && !self.note_task(&call, serial, result)
-        {
-            let name = self.owner_name(call.place.backend);
-            let failure = Failure::same_task(name);
-            self.refuse(whom, false, &failure);
-            return self.called(&call, failure.outcome, now);
-        }
-        // A server with a handshake cannot know what this one request declared; what it lacked has an error of its own.
+        let failed = error.is_some() || call.kind == CallKind::Tool && result.is_some_and(is_error);
+        // A server of the handshake era cannot know what this request declared, so this failure gets the error of the
+        // stateless era.
         if failed
-            && whom.era == Era::Stateless
-            && let Some(capability) = result.or(error).and_then(words::undeclared_in)
+            && reply_to.era == Era::Stateless
+            && let Some(capability) = result.or(error).and_then(messages::undeclared_in)
         {
-            let name = self.owner_name(call.place.backend);
+            let name = self.backends.name(call.slot.backend);
             let words = format!("The backend `{name}` needs the client capability `{capability}` for this.");
             let data = format!(r#"{{"requiredCapabilities":{{"{capability}":{{}}}}}}"#);
-            self.answer_error(whom, -32021, &words, Some(&data));
-            return self.called(&call, Outcome::Failed, now);
+            self.answer_error(reply_to, -32021, &words, Some(&data));
+            return self.report_call(&call, Outcome::Failed, now);
         }
         if !is_regular {
-            // Both a result and an error: the client gets one of them.
+            // A result and an error: the client gets the error.
             match (error, result) {
                 (Some(error), _) => {
-                    let line = format!(r#"{{"jsonrpc":"2.0","id":{},"error":{}}}"#, whom.raw, error.get());
-                    self.answer(whom, message::line(line), Said::Error);
+                    let line = format!(r#"{{"jsonrpc":"2.0","id":{},"error":{}}}"#, reply_to.raw, error.get());
+                    self.answer(reply_to, message::line(line), Said::Error);
                 }
-                (None, result) => self.answer_result(whom, result.map_or("{}", Raw::get)),
+                (None, result) => self.answer_result(reply_to, result.map_or("{}", Raw::get)),
             }
             let outcome = if failed { Outcome::Failed } else { Outcome::Answered };
-            return self.called(&call, outcome, now);
+            return self.report_call(&call, outcome, now);
         }
         let mut edits = Edits::default();
         if let Some(at) = id.place(message) {
-            edits.push(at, &whom.raw);
+            edits.push(at, &reply_to.raw);
         }
         let added;
-        if whom.era == Era::Stateless
-            && self.links.get(&serial).is_none_or(|connection| connection.era == Era::Handshake)
+        if reply_to.era == Era::Stateless
+            && self.links.get(&serial).is_none_or(|link_state| link_state.era() == Era::Handshake)
         {
-            added = result.and_then(|result| words::complete(message, result, call.what));
+            added = result.and_then(|result| messages::complete(message, result, call.kind));
             if let Some((at, with)) = &added {
                 edits.push(at.clone(), with);
             }
-            if let Some((at, with)) = error.and_then(|error| words::error_for_stateless(message, error)) {
+            if let Some((at, with)) = error.and_then(|error| messages::error_for_stateless(message, error)) {
                 edits.push(at, with);
             }
         }
         let told = edits.apply(message);
-        self.answer(whom, told, if error.is_some() { Said::Error } else { Said::Result });
+        self.answer(reply_to, told, if error.is_some() { Said::Error } else { Said::Result });
         let outcome = if failed { Outcome::Failed } else { Outcome::Answered };
-        self.called(&call, outcome, now);
+        self.report_call(&call, outcome, now);
     }
 
-    /// A link does what it is there for.
-    fn served(&mut self, serial: u64) {
-        if let Some(connection) = self.links.get_mut(&serial) {
-            connection.answered = self.next;
-            connection.is_doubted = false;
+    /// A link answered a call or reported progress.
+    fn note_answered(&mut self, serial: u64) {
+        if let Some(link_state) = self.links.get_mut(&serial) {
+            link_state.liveness.answered(self.ids.next());
         }
     }
 
-    /// One request less on a link: it may be waiting for that.
-    pub(super) fn call_over(&mut self, serial: u64, now: Instant) {
-        if let Some(connection) = self.links.get_mut(&serial) {
-            connection.in_flight = connection.in_flight.saturating_sub(1);
-            connection.last_used = now;
-            if connection.in_flight == 0 {
-                self.link_quiet(serial, now);
-            }
+    /// A call on a link ended.
+    pub(super) fn call_finished(&mut self, serial: u64, now: Instant) {
+        if self.links.get_mut(&serial).is_some_and(|link_state| link_state.end_call(now)) {
+            self.link_became_idle(serial, now);
         }
     }
 
     /// The one answer to a request.
-    pub(super) fn answer(&mut self, whom: &Whom, message: Bytes, said: Said) {
-        if let Some(guest) = self.guests.get_mut(&whom.client) {
-            guest.in_flight = guest.in_flight.saturating_sub(1);
-        } else {
+    pub(super) fn answer(&mut self, reply_to: &ReplyTo, message: Bytes, said: Said) {
+        if !self.clients.end_request(reply_to.client) {
             return;
         }
-        match whom.batch {
-            None => {
-                self.out.push(Action::TellClient { client: whom.client, message, about: Some(whom.id.clone()), said })
-            }
+        match reply_to.batch {
+            None => self.out.push(Action::TellClient {
+                client: reply_to.client,
+                message,
+                about: Some(reply_to.id.clone()),
+                said,
+            }),
             Some(batch) => self.batch_answered(batch, Some(message)),
         }
     }
 
-    pub(super) fn batch_answered(&mut self, key: u64, answer: Option<Bytes>) {
-        let Some(batch) = self.batches.get_mut(&key) else { return };
-        batch.answers.extend(answer);
-        batch.left -= 1;
-        if batch.left > 0 {
-            return;
-        }
-        let batch = self.batches.remove(&key).expect("found above");
-        if !batch.answers.is_empty() {
-            let parts: Vec<&[u8]> = batch.answers.iter().map(|line| line.trim_ascii_end()).collect();
-            let message = [b"[" as &[u8], &parts.join(&b","[..]), b"]\n"].concat().into();
-            self.out.push(Action::TellClient { client: batch.client, message, about: batch.about, said: Said::Other });
-        }
+    pub(super) fn answer_result(&mut self, reply_to: &ReplyTo, result: &str) {
+        let line = message::result_line(&reply_to.raw, result);
+        self.answer(reply_to, line, Said::Result);
     }
 
-    pub(super) fn answer_result(&mut self, whom: &Whom, result: &str) {
-        let line = message::line(format!(r#"{{"jsonrpc":"2.0","id":{},"result":{result}}}"#, whom.raw));
-        self.answer(whom, line, Said::Result);
+    pub(super) fn answer_error(&mut self, reply_to: &ReplyTo, code: i32, words: &str, data: Option<&str>) {
+        let line = message::error_line(&reply_to.raw, code, words, data);
+        self.answer(reply_to, line, Said::Error);
     }
 
-    pub(super) fn answer_error(&mut self, whom: &Whom, code: i32, words: &str, data: Option<&str>) {
-        let line = message::error_line(&whom.raw, code, words, data);
-        self.answer(whom, line, Said::Error);
-    }
-
-    /// Bad news for a call that is in no table any more.
+    /// Fails a call that was removed from the table.
     pub(super) fn fail(&mut self, call: Call, failure: Failure, now: Instant) {
-        let Some(whom) = &call.whom else { return };
+        let Some(reply_to) = &call.reply_to else { return };
+        let failure = if call.resent || call.rounds > 0 { failure.of_begun_call() } else { failure };
         if !call.is_parked() {
-            self.refuse(whom, call.what == What::Tool && !call.task, &failure);
+            self.refuse(reply_to, call.kind == CallKind::Tool && !call.task, &failure);
         }
-        self.called(&call, failure.outcome, now);
+        self.report_call(&call, failure.outcome, now);
     }
 
-    /// A tool call's failure is a result, which the model gets to see, unless somebody decided that it must not be made.
-    pub(super) fn refuse(&mut self, whom: &Whom, is_tool: bool, failure: &Failure) {
+    /// The failure of a tool call is a result, which the model sees. A refusal by a guard is an error.
+    pub(super) fn refuse(&mut self, reply_to: &ReplyTo, is_tool: bool, failure: &Failure) {
         if is_tool && failure.is_told_to_model {
-            let result = failure.as_tool_result(whom.era);
-            self.answer_result(whom, &result);
+            let result = failure.as_tool_result(reply_to.era);
+            self.answer_result(reply_to, &result);
         } else {
             let data = failure.data().to_string();
-            self.answer_error(whom, failure.code, &failure.message, Some(&data));
+            self.answer_error(reply_to, failure.code, &failure.message, Some(&data));
         }
     }
 
-    /// For audit and metrics, on every way out; and for the breaker.
-    pub(super) fn called(&mut self, call: &Call, outcome: Outcome, now: Instant) {
-        // A backend that went away is not ill but gone: that is for its restarts, and who comes meanwhile waits for it.
-        let is_there = |serial: u64| self.links.get(&serial).is_some_and(|connection| !connection.is_recorded);
+    /// Reports the end of a call to audit log and metrics, and its effect on the health of the backend.
+    pub(super) fn report_call(&mut self, call: &Call, outcome: Outcome, now: Instant) {
+        // A backend that exited counts as restarting and not as failing: calls wait for it.
+        let is_there = |serial: u64| self.links.get(&serial).is_some_and(|link_state| !link_state.is_recorded());
         let is_gone = call.link.is_some_and(|serial| !is_there(serial));
-        // Calls that break off together, as when the server behind HTTP is restarted, are one failure and not many in a row.
         let is_same_failure = outcome == Outcome::Lost
-            && self.owners.get_mut(&call.place.backend).is_some_and(|owner| {
-                let last = owner.lost_at.filter(|last| call.began <= *last);
-                owner.lost_at = Some(now);
-                last.is_some()
-            });
+            && self.backends.get_mut(&call.slot.backend).is_some_and(|backend| backend.note_lost(call.began, now));
         let health = match outcome {
             Outcome::Lost if is_same_failure => Health::Unknown,
             Outcome::Answered | Outcome::Failed => Health::Well,
@@ -509,24 +639,24 @@ impl Gateway {
         };
         let mut backend = None;
         let mut opened = false;
-        if let Some(owner) = self.owners.get_mut(&call.place.backend) {
-            backend = Some(owner.name.clone());
-            opened = call.pass.is_some_and(|pass| owner.breaker.heard(pass, health, now));
-            if call.whom.is_some() && health == Health::Well {
-                owner.pace.note(call.began, now);
+        if let Some(state) = self.backends.get_mut(&call.slot.backend) {
+            backend = Some(state.name().clone());
+            opened = state.note_health(call.pass, health, now);
+            if call.reply_to.is_some() && health == Health::Well {
+                state.note_answered(call.began, now);
                 self.pace.note(call.began, now);
             }
         }
         if opened {
             let name = backend.as_deref().unwrap_or_default();
-            self.note(format!("{name}: too many failures in a row; its circuit is open"));
+            self.note(format!("{name}: too many failures in a row; its circuit breaker is open"));
         }
-        let Some(whom) = &call.whom else { return };
-        let guest = self.guests.get(&whom.client).map(|guest| &guest.who);
-        // A call that waits for its client's next try outlives the client that made it.
-        let Some(who) = guest.or_else(|| call.parked.as_ref().map(|parked| &parked.who)) else { return };
+        let Some(reply_to) = &call.reply_to else { return };
+        let client_state = self.clients.get(&reply_to.client).map(ClientState::who);
+        // A parked call outlives the client that made it.
+        let Some(who) = client_state.or_else(|| call.parked.as_ref().map(|parked| &parked.who)) else { return };
         self.out.push(Action::Called(Called {
-            client: whom.client,
+            client: reply_to.client,
             who: Rc::clone(who),
             method: call.method.clone(),
             tool: call.shown.clone(),
@@ -537,8 +667,8 @@ impl Gateway {
         }));
     }
 
-    /// The same for what never became a call.
-    pub(super) fn count_refused(
+    /// The same for a request that did not become a call.
+    pub(super) fn report_refused(
         &mut self,
         client: Client,
         method: &str,
@@ -546,36 +676,35 @@ impl Gateway {
         backend: Option<String>,
         outcome: Outcome,
     ) {
-        let Some(guest) = self.guests.get(&client) else { return };
-        let (who, method) = (Rc::clone(&guest.who), words::cut(method, 100).into());
+        let Some(client_state) = self.clients.get(&client) else { return };
+        let (who, method) = (Rc::clone(client_state.who()), messages::cut(method, 100).into());
         let is_known = tool.as_ref().is_some_and(|tool| self.catalogue.has_name(tool));
         let (tool, backend, took) = (tool.map(Rc::from), backend.map(Rc::from), Duration::ZERO);
         self.out.push(Action::Called(Called { client, who, method, tool, backend, outcome, took, is_known }));
     }
 
-    /// Progress on a call: it has more time, and the client hears of it under its own token.
+    /// Progress extends the deadline of a call, and is forwarded with the client's own token.
     pub(super) fn progressed(&mut self, serial: u64, message: &[u8], params: &Params<'_>, now: Instant) {
         let Some(token) = params.progress_token() else { return };
         let Some(key) = token.get().parse::<u64>().ok() else { return };
         let Some(call) = self.calls.get_mut(&key).filter(|call| call.link == Some(serial)) else { return };
-        if let Some(owner) = self.owners.get(&call.place.backend) {
-            call.due = Some((now + owner.settings.call_timeout).min(call.due_max));
+        if let Some(owner) = self.backends.get(&call.slot.backend) {
+            call.due = Some((now + owner.settings().call_timeout).min(call.due_max));
         }
-        if let (Some(whom), Some(theirs), false) = (&call.whom, &call.token, call.is_parked()) {
+        if let (Some(reply_to), Some(theirs), false) = (&call.reply_to, &call.token, call.is_parked()) {
             let told = patch(message, &mut [(message::place(message, token), &**theirs)]);
             self.out.push(Action::TellClient {
-                client: whom.client,
+                client: reply_to.client,
                 message: told,
-                about: Some(whom.id.clone()),
+                about: Some(reply_to.id.clone()),
                 said: Said::Other,
             });
         }
-        self.served(serial);
+        self.note_answered(serial);
     }
 }
 
-/// Whether a tool's result says that it failed. Most do not have the word at all, or have it with a no behind it; only
-/// where it stands with a yes, it may be the tool's and not the payload's.
+/// Whether a tool's result has `isError: true`. The result is parsed only if it contains that text somewhere.
 fn is_error(result: Raw<'_>) -> bool {
     const NAME: &[u8] = b"\"isError\"";
     static FINDER: std::sync::LazyLock<memchr::memmem::Finder<'static>> =

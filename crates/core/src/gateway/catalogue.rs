@@ -1,17 +1,34 @@
-//! All that the backends offer, merged: who owns what, under which name clients see it, and which client sees what.
+//! The catalogue: the offers of all backends, merged; the name of each element, its owner, and which clients see it.
+//! Offers are read in [`super::lists`], and names are chosen in [`super::names`].
 
 use std::{
     cell::Cell,
-    hash::{DefaultHasher, Hash, Hasher},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    hash::{DefaultHasher, Hash, Hasher as _},
+    mem,
+    rc::Rc,
 };
 
-use super::*;
+use bytes::Bytes;
+use rustc_hash::FxHashMap;
+
+use super::{
+    Gateway, Offer, Who,
+    backends::{BackendState, Backends},
+    guard,
+    guard::Guards,
+    names,
+    names::{Candidate, Given, Owned},
+    saved::SavedCatalogue,
+};
 use crate::{
     json::Raw,
+    mcp::{Family, List},
     message::{Edit, pick, quote, splice},
 };
 
-use names::{Candidate, Given, Owned};
+/// How long the name of a tool or prompt may be; one with a longer name is left out.
+const OWN_NAME_MAX: usize = 1 << 10;
 
 /// Collisions that are written to the log at one change of the catalogue; the rest are counted.
 const COLLISIONS_NOTED_MAX: usize = 20;
@@ -20,24 +37,24 @@ const COLLISIONS_NOTED_MAX: usize = 20;
 #[derive(Debug)]
 pub(super) struct Entry {
     pub owner: u32,
-    /// As clients see it: a name, an address or a template of addresses.
+    /// The name, address or template of addresses that clients see.
     pub shown: Rc<str>,
     /// Its backend's prefix and its own name, unchanged.
     raw: Rc<str>,
-    /// As its backend calls it.
+    /// The name that its backend knows.
     pub own: Box<str>,
-    /// The same as JSON, where it differs from what clients see.
+    /// The same as JSON, if it differs from what clients see.
     pub own_json: Option<Rc<str>>,
     /// Its definition as clients see it.
     pub json: Bytes,
-    /// What a tool's arguments must be like.
+    /// The schema of a tool's arguments.
     pub schema: Option<Bytes>,
-    /// Its annotations say that calling it twice does no harm.
+    /// Its annotations allow it to be called twice.
     pub is_safe: bool,
     hash: u64,
 }
 
-/// Two backends offer the same name. It belongs to the winner, whether that offers it at the moment or not.
+/// Two backends offer the same name. It belongs to the winner, even while the winner does not offer it.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Collision {
     pub kind: List,
@@ -49,16 +66,21 @@ pub(super) struct Collision {
 #[derive(Debug, Default)]
 pub(super) struct Catalogue {
     lists: [Vec<Entry>; 4],
-    names: [FxHashMap<Rc<str>, u32>; 4],
-    /// What is switched off, or whose backend is: its owner.
-    off: [FxHashMap<Rc<str>, Off>; 4],
-    pub collisions: Vec<Collision>,
+    /// With a keyed hash, because backends choose the names; so have the next two.
+    names: [HashMap<Rc<str>, u32>; 4],
+    /// Names that are switched off, or whose backend is.
+    off: [HashMap<Rc<str>, Off>; 4],
+    collisions: Vec<Collision>,
     /// The first collision of each name.
-    lost: FxHashMap<(List, Rc<str>), usize>,
-    /// Clients may have seen what is in a list.
+    lost: HashMap<(List, Rc<str>), usize>,
+    /// Clients may have seen this list.
     seen: [Cell<bool>; 4],
     /// Counts its changes, for cursors.
-    pub version: u64,
+    version: u64,
+    /// For each list, which backend owns a name that clients have seen.
+    owned: [Owned; 4],
+    /// One for each profile and role that a client has or had since the last change of the configuration.
+    views: Vec<View>,
 }
 
 #[derive(Debug)]
@@ -72,7 +94,7 @@ struct Off {
 pub(super) struct View {
     pub profile: Option<String>,
     pub role: Option<String>,
-    /// Three tools of our own instead of all the others.
+    /// Three tools to search, describe and call instead of the list.
     pub search: bool,
     shows: [Vec<u32>; 4],
     visible: [Vec<bool>; 4],
@@ -86,36 +108,28 @@ struct Element<'a> {
     owner: u32,
     own: String,
     json: &'a Bytes,
-    /// Where its name is in `json`.
+    /// The position of its name in `json`.
     key: Raw<'a>,
     schema: Option<Bytes>,
     is_safe: bool,
 }
 
 impl Catalogue {
-    /// Merges what the owners offer, in the order of the configuration. Names belong to those who own them already, then to
-    /// the backend that comes first; what is switched off keeps its name and is not listed.
-    pub fn merge<'a>(
-        owners: impl Iterator<Item = (u32, &'a Owner)> + Clone,
-        owned: &[Owned; 4],
-        switches: &Switches,
-        version: u64,
-    ) -> Catalogue {
+    /// Merges the offers in the order of the configuration. A name stays with the backend that owns it, and otherwise
+    /// goes to the first backend that offers it. What is switched off keeps its name and is not listed.
+    fn merged(backends: &Backends, guards: &Guards, owned: &[Owned; 4], version: u64) -> Catalogue {
         let mut catalogue = Catalogue { version, ..Catalogue::default() };
         for kind in List::ALL {
             let (mut elements, mut candidates) = (Vec::new(), Vec::new());
-            for (number, owner) in owners.clone() {
-                let found = owner.offer.of(kind).iter().filter_map(|json| Element::read(kind, number, owner, json));
+            for (number, owner) in backends.in_order() {
+                let found = owner.offer().of(kind).iter().filter_map(|json| Element::read(kind, number, owner, json));
                 for element in found {
-                    candidates.push(element.candidate(kind, &owner.settings.prefix));
+                    candidates.push(element.candidate(kind, owner));
                     elements.push(element);
                 }
             }
-            let off: BTreeSet<u32> = owners
-                .clone()
-                .filter(|(_, owner)| switches.is_backend_off(&owner.settings.name))
-                .map(|(number, _)| number)
-                .collect();
+            let is_off = |(_, backend): &(u32, &BackendState)| guards.is_backend_off(backend.name());
+            let off: BTreeSet<u32> = backends.in_order().filter(is_off).map(|(number, _)| number).collect();
             let given = owned[kind as usize].give(&candidates);
             for ((element, candidate), given) in elements.into_iter().zip(candidates).zip(given) {
                 let shown = match given {
@@ -125,7 +139,7 @@ impl Catalogue {
                         continue;
                     }
                 };
-                if off.contains(&element.owner) || kind == List::Tools && switches.is_tool_off(&shown) {
+                if off.contains(&element.owner) || kind == List::Tools && guards.is_tool_off(&shown) {
                     let off = Off { owner: element.owner, raw: candidate.raw };
                     catalogue.off[kind as usize].insert(shown, off);
                 } else {
@@ -155,114 +169,191 @@ impl Catalogue {
         self.lists[index].push(Entry { owner, shown, raw, own, own_json, json, schema, is_safe, hash });
     }
 
-    /// Notes who owns what clients may have seen in this catalogue.
-    pub fn remember(&self, owned: &mut [Owned; 4]) {
+    /// Merges the offers again. Returns the catalogue that was replaced, without its views.
+    fn merge(&mut self, backends: &Backends, guards: &Guards) -> Catalogue {
+        self.keep_seen_names();
+        let merged = Catalogue::merged(backends, guards, &self.owned, self.version + 1);
+        let mut before = mem::replace(self, merged);
+        self.owned = mem::take(&mut before.owned);
+        self.views = mem::take(&mut before.views);
+        before
+    }
+
+    /// Notes which backend owns each name that clients may have seen in this catalogue.
+    fn keep_seen_names(&mut self) {
         for kind in List::ALL {
             let index = kind as usize;
             if self.seen[index].get() {
                 let listed = self.lists[index].iter().map(|entry| (entry.owner, &entry.raw, &entry.shown));
                 let off = self.off[index].iter().map(|(shown, off)| (off.owner, &off.raw, shown));
-                owned[index].keep(listed.chain(off));
+                self.owned[index].keep(listed.chain(off));
             }
         }
     }
 
-    /// A client is shown something of this list, or names it itself: from here on its names keep their owners.
-    pub fn see(&self, kind: List) {
-        self.seen[kind as usize].set(true);
-    }
-
-    /// What clients have seen was noted: see [`Catalogue::remember`].
-    pub fn forget_seen(&self) {
+    /// The configuration changes: names that clients have seen keep their owners, and names that they see from now on
+    /// are noted anew.
+    pub(super) fn begin_change(&mut self) {
+        self.keep_seen_names();
         self.seen.iter().for_each(|seen| seen.set(false));
     }
 
-    /// Who owns this name, of those that are not listed because they or their backends are switched off.
-    pub fn off_owner(&self, kind: List, shown: &str) -> Option<u32> {
+    /// A backend keeps the names for which `stays` is true of the list and the raw name; the others become free.
+    pub(super) fn release_names(&mut self, backend: u32, stays: impl Fn(List, &str) -> bool) {
+        for kind in List::ALL {
+            self.owned[kind as usize].release(backend, |raw| stays(kind, raw));
+        }
+    }
+
+    /// The names that clients know; the lists follow from the offers of the backends.
+    pub(super) fn save(&self) -> SavedCatalogue {
+        SavedCatalogue {
+            version: self.version,
+            seen: self.seen.each_ref().map(Cell::get),
+            owned: List::ALL.map(|kind| self.owned_by_now(kind)),
+        }
+    }
+
+    /// Owner, raw name and shown name of everything that clients have seen in a list.
+    fn owned_by_now(&self, kind: List) -> Vec<(u32, String, String)> {
+        let index = kind as usize;
+        let owned = self.owned[index].save().into_iter();
+        let mut names: BTreeMap<(u32, String), String> =
+            owned.map(|(owner, raw, shown)| ((owner, raw), shown)).collect();
+        if self.seen[index].get() {
+            let listed = self.lists[index].iter().map(|entry| (entry.owner, &entry.raw, &entry.shown));
+            let off = self.off[index].iter().map(|(shown, off)| (off.owner, &off.raw, shown));
+            let now = listed.chain(off).map(|(owner, raw, shown)| ((owner, raw.to_string()), shown.to_string()));
+            names.extend(now);
+        }
+        names.into_iter().map(|((owner, raw), shown)| (owner, raw, shown)).collect()
+    }
+
+    /// Without lists: the offers are merged next, which counts as the same version.
+    pub(super) fn restore(saved: SavedCatalogue) -> Catalogue {
+        Catalogue {
+            version: saved.version.saturating_sub(1),
+            owned: saved.owned.map(Owned::restore),
+            ..Catalogue::default()
+        }
+    }
+
+    /// Clients may have seen these lists.
+    pub(super) fn set_seen(&self, seen: [bool; 4]) {
+        self.seen.iter().zip(seen).for_each(|(list, seen)| list.set(seen));
+    }
+
+    pub(super) fn version(&self) -> u64 {
+        self.version
+    }
+
+    pub(super) fn collisions(&self) -> &[Collision] {
+        &self.collisions
+    }
+
+    pub(super) fn view(&self, index: usize) -> &View {
+        &self.views[index]
+    }
+
+    /// The configuration changed: all views are made again.
+    pub(super) fn clear_views(&mut self) {
+        self.views.clear();
+    }
+
+    /// A client sees this list, or calls something in it: from now on its names keep their owners.
+    pub(super) fn see(&self, kind: List) {
+        self.seen[kind as usize].set(true);
+    }
+
+    /// The owner of a name that is switched off or whose backend is.
+    pub(super) fn off_owner(&self, kind: List, shown: &str) -> Option<u32> {
         self.off[kind as usize].get(shown).map(|off| off.owner)
     }
 
     /// Whether a tool or prompt has this name, listed or off.
-    pub fn has_name(&self, shown: &str) -> bool {
+    pub(super) fn has_name(&self, shown: &str) -> bool {
         let has = |kind: List| self.names[kind as usize].contains_key(shown) || self.off_owner(kind, shown).is_some();
         has(List::Tools) || has(List::Prompts)
     }
 
-    /// All tools by the names that clients see or would see, with their owners; those that are off too.
-    pub fn all_tools(&self) -> impl Iterator<Item = (&Rc<str>, u32)> {
+    /// All tools by the names that clients see, also of those that are switched off, with their owners.
+    pub(super) fn all_tools(&self) -> impl Iterator<Item = (&Rc<str>, u32)> {
         let index = List::Tools as usize;
         let listed = self.lists[index].iter().map(|entry| (&entry.shown, entry.owner));
         listed.chain(self.off[index].iter().map(|(shown, off)| (shown, off.owner)))
     }
 
-    pub fn find(&self, kind: List, shown: &str) -> Option<(u32, &Entry)> {
+    pub(super) fn find(&self, kind: List, shown: &str) -> Option<(u32, &Entry)> {
         let index = *self.names[kind as usize].get(shown)?;
         self.see(kind);
         Some((index, &self.lists[kind as usize][index as usize]))
     }
 
-    pub fn entry(&self, kind: List, index: u32) -> &Entry {
+    pub(super) fn entry(&self, kind: List, index: u32) -> &Entry {
         &self.lists[kind as usize][index as usize]
     }
 
-    pub fn all(&self, kind: List) -> &[Entry] {
+    pub(super) fn all(&self, kind: List) -> &[Entry] {
         &self.lists[kind as usize]
     }
 
-    /// Which backends offer this name, if several do.
-    pub fn collision(&self, kind: List, shown: &str) -> Option<&Collision> {
+    /// The collision of a name that several backends offer.
+    pub(super) fn collision(&self, kind: List, shown: &str) -> Option<&Collision> {
         self.lost.get(&(kind, shown.into())).map(|at| &self.collisions[*at])
     }
 }
 
 impl<'a> Element<'a> {
-    /// Nothing if it has no name, or if the configuration leaves it out.
-    fn read(kind: List, number: u32, owner: &Owner, json: &'a Bytes) -> Option<Element<'a>> {
+    /// Nothing if it has no name, or if the configuration excludes it.
+    fn read(kind: List, number: u32, owner: &BackendState, json: &'a Bytes) -> Option<Element<'a>> {
         let element = std::str::from_utf8(json).ok().and_then(Raw::parse)?;
         let [key, schema, annotations] = pick(element, [key_of(kind), "inputSchema", "annotations"])?;
         let key = key?;
         let own = key.text()?;
-        if matches!(kind, List::Tools | List::Prompts) && own.len() > OWN_NAME_MAX {
+        let is_shared = owner.is_shared();
+        if matches!(kind, List::Tools | List::Prompts) && own.len() > OWN_NAME_MAX && !is_shared {
             return None;
         }
-        if kind == List::Tools && !guard::passes(&owner.settings.allow, &owner.settings.deny, &own) {
+        if kind == List::Tools && !guard::passes(&owner.settings().allow, &owner.settings().deny, &own) {
             return None;
         }
-        let schema = schema.filter(|_| kind == List::Tools).map(|schema| json.slice_ref(schema.get().as_bytes()));
+        let schema =
+            schema.filter(|_| kind == List::Tools && !is_shared).map(|schema| json.slice_ref(schema.get().as_bytes()));
         Some(Element { owner: number, own, json, key, schema, is_safe: annotations.is_some_and(is_safe) })
     }
 
-    fn candidate(&self, kind: List, prefix: &str) -> Candidate {
+    fn candidate(&self, kind: List, owner: &BackendState) -> Candidate {
+        let prefix = &owner.settings().prefix;
         let raw: Rc<str> = match kind {
             List::Tools | List::Prompts => format!("{prefix}{}", self.own).into(),
             List::Resources | List::Templates => self.own.as_str().into(),
         };
         let plain: Rc<str> = match kind {
-            List::Tools | List::Prompts => {
+            List::Tools | List::Prompts if !owner.is_shared() => {
                 let plain = names::plain(prefix, &self.own);
                 if *plain == *raw { raw.clone() } else { plain.into() }
             }
-            List::Resources | List::Templates => raw.clone(),
+            _ => raw.clone(),
         };
         Candidate { owner: self.owner, raw, plain }
     }
 }
 
 impl View {
-    pub fn sees(&self, kind: List, index: u32) -> bool {
+    pub(super) fn sees(&self, kind: List, index: u32) -> bool {
         self.visible[kind as usize].get(index as usize).copied().unwrap_or(false)
     }
 
-    pub fn shows(&self, kind: List) -> &[u32] {
+    pub(super) fn shows(&self, kind: List) -> &[u32] {
         &self.shows[kind as usize]
     }
 
-    /// Whether resources of a backend are for it, listed or not.
-    pub fn is_open(&self, owner: u32) -> bool {
+    /// Whether clients with this view may read resources of a backend, listed or not.
+    pub(super) fn is_open(&self, owner: u32) -> bool {
         self.open.contains(&owner)
     }
 
-    pub fn family_hash(&self, family: Family) -> u64 {
+    pub(super) fn family_hash(&self, family: Family) -> u64 {
         self.hashes[family as usize]
     }
 }
@@ -288,19 +379,16 @@ impl Offer {
 }
 
 impl Gateway {
-    /// The catalogue may have changed: the clients that see a change are told.
+    /// Merges the catalogue again, and notifies the clients whose view changed.
     pub(super) fn merge_catalogue(&mut self) {
-        self.catalogue.remember(&mut self.owned);
-        let order = self.order.iter().filter_map(|number| Some((*number, self.owners.get(number)?)));
-        let merged = Catalogue::merge(order, &self.owned, &self.switches, self.catalogue.version + 1);
-        let before = mem::replace(&mut self.catalogue, merged);
+        let before = self.catalogue.merge(&self.backends, &self.guards);
         self.note_collisions(&before);
-        for index in 0..self.views.len() {
-            let old = &self.views[index];
-            let new = self.look(old.profile.clone(), old.role.clone());
-            let old = mem::replace(&mut self.views[index], new);
+        for index in 0..self.catalogue.views.len() {
+            let old = &self.catalogue.views[index];
+            let new = self.make_view(old.profile.clone(), old.role.clone());
+            let old = mem::replace(&mut self.catalogue.views[index], new);
             for family in Family::ALL {
-                if old.family_hash(family) != self.views[index].family_hash(family) {
+                if old.family_hash(family) != self.catalogue.views[index].family_hash(family) {
                     self.announce(index, family);
                 }
             }
@@ -321,10 +409,10 @@ impl Gateway {
     }
 
     fn collision_words(&self, collision: &Collision) -> String {
-        let (winner, loser) = (self.owner_name(collision.winner), self.owner_name(collision.loser));
+        let (winner, loser) = (self.backends.name(collision.winner), self.backends.name(collision.loser));
         let (what, name) = (collision.kind.one(), &collision.shown);
         if winner == loser {
-            return format!("{loser}: it lists the {what} `{name}` twice; only the first counts");
+            return format!("{loser}: it lists the {what} `{name}` twice; only the first is offered");
         }
         let hint = match collision.kind {
             List::Tools | List::Prompts => "; give one of them another prefix",
@@ -333,8 +421,8 @@ impl Gateway {
         format!("{loser}: the {what} `{name}` belongs to {winner} and is left out here{hint}")
     }
 
-    /// The view of everyone with this profile and role. Names that the configuration does not have share one, so that
-    /// there are never more views than it can tell apart.
+    /// The view of this profile and role. All names that are not configured share one view, so the number of views is
+    /// bounded.
     pub(super) fn view_of(&mut self, who: &Who) -> usize {
         const NOT_THERE: &str = "";
         let profile = who.profile.as_deref().or(self.settings.default_profile.as_deref());
@@ -342,30 +430,30 @@ impl Gateway {
         let role = who.role.as_deref().filter(|_| !self.settings.roles.is_empty());
         let role = role.map(|name| if self.settings.roles.contains_key(name) { name } else { NOT_THERE });
         let fits = |view: &View| view.profile.as_deref() == profile && view.role.as_deref() == role;
-        if let Some(index) = self.views.iter().position(fits) {
+        if let Some(index) = self.catalogue.views.iter().position(fits) {
             return index;
         }
-        let view = self.look(profile.map(str::to_owned), role.map(str::to_owned));
-        self.views.push(view);
-        self.views.len() - 1
+        let view = self.make_view(profile.map(str::to_owned), role.map(str::to_owned));
+        self.catalogue.views.push(view);
+        self.catalogue.views.len() - 1
     }
 
-    fn look(&self, profile: Option<String>, role: Option<String>) -> View {
-        // A profile that is not there shows nothing: it may have been the one thing between a client and the rest.
+    fn make_view(&self, profile: Option<String>, role: Option<String>) -> View {
+        // An unknown profile shows nothing: it may have been meant to restrict the client.
         let rules = profile.as_ref().map(|name| self.settings.profiles.get(name));
         let sees_owner = |owner: u32| match rules {
             None => true,
             Some(None) => false,
-            Some(Some(rules)) => rules.has_backend(self.owner_name(owner)),
+            Some(Some(rules)) => rules.has_backend(self.backends.name(owner)),
         };
         let sees_tool = |shown: &str| match rules {
             None => true,
             Some(None) => false,
             Some(Some(rules)) => rules.has_tool(shown),
         };
-        let may = |shown: &str| self.roles.allow(role.as_deref(), shown);
-        // Resources have no name that a role could speak of: they are open to those who may use anything else of the
-        // same backend, or whatever it would offer.
+        let may = |shown: &str| self.guards.allow(role.as_deref(), shown);
+        // Roles name tools and prompts, not resources. Resources are visible to a role that may use any tool or prompt
+        // of the same backend; without such names, to a role that may use its prefix.
         let mut named: FxHashMap<u32, bool> = FxHashMap::default();
         for entry in [List::Tools, List::Prompts].into_iter().flat_map(|kind| self.catalogue.all(kind)) {
             let allowed = named.entry(entry.owner).or_insert(false);
@@ -373,10 +461,10 @@ impl Gateway {
         }
         let may_own = |number: &u32| match named.get(number) {
             Some(allowed) => *allowed,
-            None => self.owners.get(number).is_some_and(|owner| may(&owner.settings.prefix)),
+            None => self.backends.get(number).is_some_and(|owner| may(&owner.settings().prefix)),
         };
         let open: BTreeSet<u32> =
-            self.owners.keys().copied().filter(|owner| sees_owner(*owner) && may_own(owner)).collect();
+            self.backends.keys().copied().filter(|owner| sees_owner(*owner) && may_own(owner)).collect();
 
         let mut view = View {
             search: rules.flatten().is_some_and(|rules| rules.search),

@@ -1,162 +1,180 @@
-//! What operators change while the gateway runs: the configuration, what is switched off, restarts, and the end.
+//! Changes by operators while the gateway runs: configuration, switches, restarts, the stop.
+//! What operators see is in [`super::status`].
 
+use std::{collections::BTreeMap, mem, time::Instant};
+
+use rustc_hash::FxHashMap;
 use serde_json::{Value, json};
 
-use super::*;
-use crate::reason::one_line;
+use super::{
+    Action, Backend, Client, Gateway, Offer, STOP_MAX, Settings, Stage, Start, Switch, Ticket,
+    backends::BackendState,
+    clients::ClientState,
+    guard,
+    links::Phase,
+    messages::Failure,
+    names,
+    slots::{Sharing, SlotKey, SlotState},
+    timers::Timer,
+    trials,
+};
+use crate::{
+    exit::How,
+    mcp::{Family, List},
+    reason, record,
+    record::Record,
+};
 
-use links::Phase;
-use places::State;
-use words::Failure;
-
-/// Something that an operator asked of one backend or of several, until each is done.
+/// What operators asked for and is not done yet.
 #[derive(Debug, Default)]
-pub(super) struct Errand {
+pub(super) struct OperatorRequests(FxHashMap<Ticket, OperatorRequest>);
+
+#[derive(Debug)]
+struct OperatorRequest {
+    /// Parts that are not done.
     left: usize,
     done: Vec<Value>,
     failed: Vec<String>,
 }
 
-impl Gateway {
-    /// Makes the owners what the settings say, but for those with a change that is being tried.
-    pub(super) fn settle_owners(&mut self, kept: &mut BTreeMap<String, Offer>) {
-        self.order.clear();
-        for settings in self.settings.backends.clone() {
-            let next = self.numbers.len() as u32;
-            let number = *self.numbers.entry(settings.name.clone()).or_insert(next);
-            self.order.push(number);
-            match self.owners.get_mut(&number) {
-                // What is being tried is not taken before it works.
-                Some(owner) if owner.trial.is_some() => {}
-                Some(owner) => owner.settings = settings,
-                None => {
-                    let kept = kept.remove(&settings.name);
-                    let is_kept = kept.is_some();
-                    let standing = if is_kept { Standing::Stale } else { Standing::Unknown };
-                    self.owners.insert(
-                        number,
-                        Owner {
-                            breaker: Breaker::new(settings.breaker_failures, settings.breaker_open),
-                            offer: kept.unwrap_or_default(),
-                            standing,
-                            unchecked: BTreeMap::new(),
-                            eras: None,
-                            gather_until: None,
-                            is_proven: false,
-                            is_kept,
-                            trial: None,
-                            refused: None,
-                            turn: 0,
-                            pace: Pace::default(),
-                            lost_at: None,
-                            restarts_gone: 0,
-                            past_gone: Vec::new(),
-                            name: settings.name.as_str().into(),
-                            settings,
-                        },
-                    );
-                }
-            }
+impl OperatorRequests {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// A request of so many parts. It has one more, which is done when all have begun.
+    fn begin(&mut self, ticket: Ticket, parts: usize) {
+        self.0.insert(ticket, OperatorRequest { left: parts + 1, done: Vec::new(), failed: Vec::new() });
+    }
+
+    /// It has one more part.
+    pub(super) fn grow(&mut self, ticket: Ticket) {
+        if let Some(request) = self.0.get_mut(&ticket) {
+            request.left += 1;
         }
+    }
+
+    /// A part is done. Returns the answer when all are.
+    fn end_part(&mut self, ticket: Ticket, result: Option<Result<Value, String>>) -> Option<Action> {
+        let request = self.0.get_mut(&ticket)?;
+        match result {
+            Some(Ok(done)) => request.done.push(done),
+            Some(Err(text)) => request.failed.push(text),
+            None => {}
+        }
+        request.left -= 1;
+        if request.left > 0 {
+            return None;
+        }
+        let OperatorRequest { done, failed, .. } = self.0.remove(&ticket)?;
+        let result = if failed.is_empty() { Ok(json!({"links": done})) } else { Err(failed.join("; ")) };
+        Some(Action::Answer { ticket, result })
+    }
+}
+
+impl Gateway {
+    /// Takes the settings of all backends, except for those with a change on trial.
+    pub(super) fn update_backends(&mut self, cached: &mut BTreeMap<String, Offer>) {
+        self.backends.configure(&self.settings.backends, cached);
         self.merge_catalogue();
     }
 
-    /// What runs of a backend that is off finishes, and nothing takes its place.
-    fn rest_what_is_off(&mut self, now: Instant) {
-        for number in self.order.clone().into_iter().filter(|number| self.is_off(*number)).collect::<Vec<_>>() {
-            let name = self.owner_name(number);
+    /// A backend that is off finishes its calls, and is not started again.
+    fn stop_disabled_backends(&mut self, now: Instant) {
+        let off: Vec<u32> = self.backends.order().iter().copied().filter(|number| self.is_off(*number)).collect();
+        for number in off {
+            let name = self.backends.name(number);
             let failure = Failure::switched_off(name, &format!("The backend `{name}`"));
-            // Nothing serves that a change could break.
+            // The change cannot break anything, because nothing serves.
             if let Some(new) = self.abandon_trial(number, "it was turned off meanwhile", now) {
                 self.change_at_once(number, &new, now);
             }
-            let keys: Vec<PlaceKey> = self.places.keys().filter(|key| key.backend == number).copied().collect();
-            for key in keys {
-                self.drop_place(key, &failure, now);
+            for key in self.slots_where(|key| key.backend == number) {
+                self.drop_slot(key, &failure, now);
             }
         }
     }
 
     pub(super) fn is_off(&self, number: u32) -> bool {
-        self.switches.is_backend_off(self.owner_name(number))
+        self.guards.is_backend_off(self.backends.name(number))
     }
 
-    /// Every backend that has no place yet gets its first one, filled at once, unless it is off, or lazy and known.
-    pub(super) fn place_all(&mut self, now: Instant) {
-        for number in self.order.clone() {
+    /// Makes the first slot of every backend that has none and is not off. It is started at once unless the backend is
+    /// lazy and its offer is cached.
+    pub(super) fn make_first_slots(&mut self, now: Instant) {
+        for number in self.backends.order().to_vec() {
             if self.is_off(number) {
                 continue;
             }
-            let key = self.first_place(number);
-            let is_needed =
-                self.owners.get(&number).is_some_and(|owner| owner.settings.start == Start::Eager || !owner.is_kept);
-            self.make_place(key, if is_needed { State::Waiting { at: now } } else { State::Idle });
+            let key = self.first_slot(number);
+            let is_needed = self
+                .backends
+                .get(&number)
+                .is_some_and(|backend| backend.settings().start == Start::Eager || !backend.is_kept());
+            self.make_slot(key, is_needed.then_some(now));
         }
         self.starts_due = true;
     }
 
-    /// Only what differs is started, stopped or replaced. No client's session ends, whatever it is shown from here on.
+    /// Only what differs is started, stopped or replaced. No session ends.
     pub(super) fn configured(&mut self, settings: Settings, now: Instant) {
-        if self.stopping.is_some() {
+        if self.stage.is_stopping() {
             return;
         }
         self.settings = settings;
         let mut wanted: BTreeMap<String, Backend> =
             self.settings.backends.iter().map(|backend| (backend.name.clone(), backend.clone())).collect();
-        // What clients have seen until now is owned by those who offered it, before any of it becomes free.
-        self.catalogue.remember(&mut self.owned);
-        self.catalogue.forget_seen();
-        for number in self.order.clone() {
-            match wanted.remove(self.owner_name(number)) {
+        // Names that clients have seen keep their owners before any of them become free.
+        self.catalogue.begin_change();
+        for number in self.backends.order().to_vec() {
+            match wanted.remove(self.backends.name(number)) {
                 None => {
-                    self.drop_places(number, now);
-                    self.owners.remove(&number);
-                    self.owned.iter_mut().for_each(|owned| owned.release(number, |_| false));
+                    self.drop_slots(number, now);
+                    self.backends.remove(number);
+                    self.catalogue.release_names(number, |_, _| false);
                 }
                 Some(new) => self.reconfigure(number, new, now),
             }
         }
-        self.switches.configure(&self.settings.switched_off);
-        self.buckets.configure(self.settings.rates.clone());
-        self.roles = Roles::new(self.settings.roles.clone());
+        self.guards.configure(&self.settings);
 
-        // Which view a client has, and what it shows, may both be another; only those who see a change hear of one.
-        let hashes =
-            |gateway: &Gateway, guest: &Guest| Family::ALL.map(|family| gateway.views[guest.view].family_hash(family));
+        // The view of a client, and what it shows, may change. Only clients that see a change are notified.
+        let hashes = |gateway: &Gateway, client_state: &ClientState| {
+            Family::ALL.map(|family| gateway.catalogue.view(client_state.view()).family_hash(family))
+        };
         let saw: FxHashMap<Client, [u64; 3]> =
-            self.guests.iter().map(|(client, guest)| (*client, hashes(self, guest))).collect();
-        self.views.clear();
-        self.settle_owners(&mut BTreeMap::new());
-        let mut clients: Vec<Client> = self.guests.keys().copied().collect();
-        clients.sort_unstable();
+            self.clients.iter().map(|(client, client_state)| (*client, hashes(self, client_state))).collect();
+        self.catalogue.clear_views();
+        self.update_backends(&mut BTreeMap::new());
+        let clients = self.clients.numbers();
         for client in &clients {
-            let who = self.guests[client].who.clone();
+            let who = self.clients[client].who().clone();
             let view = self.view_of(&who);
-            self.guests.get_mut(client).expect("listed above").view = view;
+            self.clients.get_mut(client).expect("listed above").set_view(view);
         }
         for client in clients {
-            let sees = hashes(self, &self.guests[&client]);
+            let sees = hashes(self, &self.clients[&client]);
             for family in Family::ALL {
                 if sees[family as usize] != saw[&client][family as usize] {
                     self.announce_to(client, family);
                 }
             }
         }
-        self.rest_what_is_off(now);
-        self.place_all(now);
-        self.gather(now);
-        self.rewatch(now);
-        self.relevel(now);
+        self.stop_disabled_backends(now);
+        self.make_first_slots(now);
+        self.end_offer_waits(now);
+        self.update_watches(now);
+        self.update_log_levels(now);
     }
 
-    /// One backend is to be as the file says now.
+    /// Applies the new settings of one backend.
     fn reconfigure(&mut self, number: u32, new: Backend, now: Instant) {
-        let owner = self.owners.get_mut(&number).expect("it was configured");
-        if owner.trial.as_ref().is_some_and(|trial| trial.settings == new) {
+        let backend = self.backends.get_mut(&number).expect("it was configured");
+        if backend.trial().is_some_and(|trial| trial.settings == new) {
             return;
         }
-        owner.refused = None;
-        let is_same = owner.settings == new;
+        backend.forget_failed_change();
+        let is_same = *backend.settings() == new;
         self.abandon_trial(number, "its configuration changed again meanwhile", now);
         if is_same {
             return;
@@ -167,118 +185,101 @@ impl Gateway {
         }
     }
 
-    /// Nothing runs that the change could break, or it is one that what runs can take.
+    /// Applies a change that needs no trial.
     fn change_at_once(&mut self, number: u32, new: &Backend, now: Instant) {
-        let old = self.owners[&number].settings.clone();
+        let old = self.backends[&number].settings().clone();
         self.release_names(number, &old, new);
         self.backend_changed(number, &old, new, now);
     }
 
-    /// What a backend cannot offer any more by its new configuration, another one may.
+    /// Names that a backend cannot offer under its new settings become free.
     pub(super) fn release_names(&mut self, number: u32, old: &Backend, new: &Backend) {
         let is_same = old.prefix == new.prefix;
-        for kind in List::ALL {
-            self.owned[kind as usize].release(number, |raw| match (kind, raw.strip_prefix(new.prefix.as_str())) {
-                (List::Tools, Some(own)) => is_same && guard::passes(&new.allow, &new.deny, own),
-                (List::Tools | List::Prompts, _) => is_same,
-                (List::Resources | List::Templates, _) => true,
-            });
-        }
+        self.catalogue.release_names(number, |kind, raw| match (kind, raw.strip_prefix(new.prefix.as_str())) {
+            (List::Tools, Some(own)) => is_same && guard::passes(&new.allow, &new.deny, own),
+            (List::Tools | List::Prompts, _) => is_same,
+            (List::Resources | List::Templates, _) => true,
+        });
     }
 
-    fn drop_places(&mut self, number: u32, now: Instant) {
+    fn drop_slots(&mut self, number: u32, now: Instant) {
         self.abandon_trial(number, "it was removed from the configuration meanwhile", now);
-        let failure = Failure::removed(self.owner_name(number));
-        let keys: Vec<PlaceKey> = self.places.keys().filter(|key| key.backend == number).copied().collect();
-        for key in keys {
-            self.drop_place(key, &failure, now);
+        let failure = Failure::removed(self.backends.name(number));
+        for key in self.slots_where(|key| key.backend == number) {
+            self.drop_slot(key, &failure, now);
         }
     }
 
     fn backend_changed(&mut self, number: u32, old: &Backend, new: &Backend, now: Instant) {
-        let owner = self.owners.get_mut(&number).expect("it was configured");
-        owner.breaker.configure(new.breaker_failures, new.breaker_open);
-        owner.settings = new.clone();
+        let backend = self.backends.get_mut(&number).expect("it was configured");
         if trials::needs_process(old, new) {
-            // What runs finishes what it was asked; what comes next is another one.
-            owner.eras = None;
-            owner.is_proven = false;
-            owner.is_kept = false;
-            if owner.standing == Standing::Confirmed {
-                owner.standing = Standing::Stale;
-            }
-            owner.breaker.reset();
-            let keys: Vec<PlaceKey> = self.places.keys().filter(|key| key.backend == number).copied().collect();
-            for key in keys {
-                self.empty_place(key, now);
+            // The process that runs finishes its calls; the next one has the new settings.
+            backend.apply_anew(new);
+            for key in self.slots_where(|key| key.backend == number) {
+                self.empty_slot(key, now);
             }
             return;
         }
+        backend.apply(new);
         if old.policy != new.policy {
             self.repolicy(number, now);
         }
-        let keys: Vec<PlaceKey> = self.places.keys().filter(|key| key.backend == number).copied().collect();
-        for key in keys {
-            if !self.fits(key) && key.seat != Seat::Second {
-                self.empty_place(key, now);
+        for key in self.slots_where(|key| key.backend == number) {
+            if !self.fits(key) && key.sharing != Sharing::Handshake {
+                self.empty_slot(key, now);
                 continue;
             }
-            let place = self.places.get_mut(&key).expect("listed above");
-            // Somebody mended something: it is worth a try at once.
-            if let State::Waiting { .. } | State::GivenUp { .. } = place.state {
-                place.restarts.resumed();
-                place.state = State::Waiting { at: now };
+            let slot = self.slots.get_mut(&key).expect("listed above");
+            // The change may have repaired it, so it is tried at once.
+            if slot.links.due().is_some() {
+                slot.links.forgive();
+                slot.start_now(now);
             }
         }
     }
 
-    /// The link in a place goes when it has finished; calls that wait there wait for the next one.
-    pub(super) fn empty_place(&mut self, key: PlaceKey, now: Instant) {
-        let Some(place) = self.places.get_mut(&key) else { return };
-        let links: Vec<u64> = place.current().into_iter().chain(place.candidate.take()).collect();
-        let is_needed = !place.held.is_empty() || !place.tickets.is_empty();
-        place.restarts.resumed();
-        // Places that the new settings have no use for are gone; those who waited there are sent on.
-        place.state = if is_needed { State::Waiting { at: now } } else { State::Idle };
+    /// Removes a slot that the new settings do not have. Its link is drained, and calls that wait there go to another slot.
+    pub(super) fn empty_slot(&mut self, key: SlotKey, now: Instant) {
+        let Some(slot) = self.slots.get_mut(&key) else { return };
+        let links: Vec<u64> = slot.links.child().into_iter().chain(slot.links.take_candidate()).collect();
+        slot.links.forgive();
+        slot.detach(now);
         for serial in links {
             self.drain(serial, now);
         }
-        if let Some(place) = self.take_place(key) {
-            self.keep_restarts(key.backend, &place.restarts);
-            for ticket in place.tickets {
-                let words = format!("{}: its configuration changed meanwhile", self.owner_name(key.backend));
-                self.ticket_done(ticket, Err(words));
-            }
-            for held in place.held {
-                let Some(mut call) = self.calls.remove(&held) else { continue };
-                let (Some(whom), Some(message)) = (&call.whom, call.message.clone()) else { continue };
-                match self.place_for(key.backend, whom, call.says, now) {
-                    Ok(place) => {
-                        call.place = place;
-                        self.hold(held, call, &message, now);
-                    }
-                    Err(failure) => self.fail(*call, *failure, now),
+        let Some(mut slot) = self.take_slot(key) else { return };
+        for ticket in slot.take_tickets() {
+            let text = format!("{}: its configuration changed meanwhile", self.backends.name(key.backend));
+            self.ticket_done(ticket, Err(text));
+        }
+        for held in slot.take_held() {
+            let Some(mut call) = self.calls.remove(&held) else { continue };
+            let (Some(reply_to), Some(message)) = (&call.reply_to, call.message.clone()) else { continue };
+            match self.slot_for(key.backend, reply_to, call.declared, now) {
+                Ok(slot) => {
+                    call.slot = slot;
+                    self.hold_call(held, call, &message, now);
                 }
+                Err(failure) => self.fail(*call, *failure, now),
             }
         }
     }
 
-    /// New links beside those that serve; they take over when they are ready.
+    /// Opens links beside those that serve; they take over when they are ready.
     pub(super) fn restart_asked(&mut self, ticket: Ticket, backend: Option<String>, reason: &str, now: Instant) {
-        let Some(numbers) = self.meant(ticket, backend) else { return };
+        let Some(numbers) = self.select_backends(ticket, backend) else { return };
         for number in &numbers {
             let record = Record {
-                id: Some(self.owner_name(*number).to_owned()),
+                id: Some(self.backends.name(*number).to_owned()),
                 kind: Some("backend"),
-                reason: Some(one_line(reason)),
+                reason: Some(reason::one_line(reason)),
                 ..Record::new(record::Event::ServerRestartRequested)
             };
             self.out.push(Action::Record(record));
         }
-        self.run_errand(ticket, &numbers, now, |gateway, key| {
-            let place = gateway.places.get_mut(&key).expect("listed by the caller");
-            if !matches!(place.state, State::Linked(_)) {
-                place.state = State::Waiting { at: now };
+        self.for_each_slot(ticket, &numbers, |gateway, key| {
+            let slot = gateway.slots.get_mut(&key).expect("listed by the caller");
+            if slot.start_now(now) {
                 gateway.starts_due = true;
             } else {
                 gateway.replace(key, now);
@@ -286,31 +287,28 @@ impl Gateway {
         });
     }
 
-    /// Crashes are forgiven; what was given up or waits is tried at once.
+    /// Earlier crashes count no longer, and backends that wait or were given up are tried at once.
     pub(super) fn resume_asked(&mut self, ticket: Ticket, backend: Option<String>, now: Instant) {
-        let Some(numbers) = self.meant(ticket, backend) else { return };
+        let Some(numbers) = self.select_backends(ticket, backend) else { return };
         for number in &numbers {
-            if let Some(owner) = self.owners.get_mut(number) {
-                owner.breaker.reset();
+            if let Some(owner) = self.backends.get_mut(number) {
+                owner.reset_breaker();
             }
         }
-        self.run_errand(ticket, &numbers, now, |gateway, key| {
-            let place = gateway.places.get_mut(&key).expect("listed by the caller");
-            place.restarts.resumed();
-            if !matches!(place.state, State::Linked(_)) {
-                place.state = State::Waiting { at: now };
-                gateway.starts_due = true;
-            }
+        self.for_each_slot(ticket, &numbers, |gateway, key| {
+            let slot = gateway.slots.get_mut(&key).expect("listed by the caller");
+            slot.links.forgive();
+            gateway.starts_due |= slot.start_now(now);
         });
     }
 
-    fn meant(&mut self, ticket: Ticket, backend: Option<String>) -> Option<Vec<u32>> {
+    fn select_backends(&mut self, ticket: Ticket, backend: Option<String>) -> Option<Vec<u32>> {
         let found: Result<Vec<u32>, String> = match &backend {
-            _ if self.stopping.is_some() => Err("the gateway is stopping".into()),
-            None => Ok(self.order.clone()),
-            Some(name) => match self.order.iter().find(|number| self.owner_name(**number) == name) {
-                Some(number) => Ok(vec![*number]),
-                None => Err(format!("there is no backend `{name}`")),
+            _ if self.stage.is_stopping() => Err("the gateway is stopping".into()),
+            None => Ok(self.backends.order().to_vec()),
+            Some(name) => match self.backends.find(name) {
+                Some(number) => Ok(vec![number]),
+                None => Err(format!("no backend is named `{name}`")),
             },
         };
         match found {
@@ -322,75 +320,42 @@ impl Gateway {
         }
     }
 
-    /// Does something to every place of some backends, and answers when each of them serves or has failed.
-    fn run_errand(&mut self, ticket: Ticket, numbers: &[u32], now: Instant, act: impl Fn(&mut Gateway, PlaceKey)) {
-        let keys: Vec<PlaceKey> = self.places.keys().filter(|key| numbers.contains(&key.backend)).copied().collect();
-        // One more than there are, so that it is not over before all have begun.
-        self.errands.insert(ticket, Errand { left: keys.len() + 1, ..Errand::default() });
+    /// Does something to every slot of some backends, and answers when each of them serves or has failed.
+    fn for_each_slot(&mut self, ticket: Ticket, numbers: &[u32], act: impl Fn(&mut Gateway, SlotKey)) {
+        let keys = self.slots_where(|key| numbers.contains(&key.backend));
+        self.operator_requests.begin(ticket, keys.len());
         for key in keys {
             act(self, key);
-            let place = self.places.get_mut(&key).expect("listed above");
-            let serves = place.candidate.is_none()
-                && place.current().is_some_and(|serial| self.links.get(&serial).is_some_and(Connection::is_ready));
-            place.tickets.push(ticket);
+            let serves = self.slots[&key].links.candidate().is_none() && self.serving(key).is_some();
             if serves {
-                place.tickets.pop();
-                let words = json!({"backend": self.owner_name(key.backend), "state": "ready"});
-                self.ticket_done(ticket, Ok(words));
+                let done = json!({"backend": self.backends.name(key.backend), "state": "ready"});
+                self.ticket_done(ticket, Ok(done));
+            } else {
+                self.slots.get_mut(&key).expect("listed above").add_tickets(&[ticket]);
             }
         }
-        let _ = now;
-        self.errand_done(ticket);
+        self.operator_request_begun(ticket);
     }
 
-    /// An errand of so many parts, which may be none.
-    pub(super) fn errand_begun(&mut self, ticket: Ticket, parts: usize) {
-        self.errands.insert(ticket, Errand { left: parts + 1, ..Errand::default() });
-        self.errand_done(ticket);
+    /// An operator's request of so many parts, which may be none.
+    pub(super) fn begin_operator_request(&mut self, ticket: Ticket, parts: usize) {
+        self.operator_requests.begin(ticket, parts);
+        self.operator_request_begun(ticket);
     }
 
-    /// One more part of an errand that is not over.
-    pub(super) fn errand_grows(&mut self, ticket: Ticket) {
-        if let Some(errand) = self.errands.get_mut(&ticket) {
-            errand.left += 1;
-        }
+    /// All parts have begun.
+    fn operator_request_begun(&mut self, ticket: Ticket) {
+        let action = self.operator_requests.end_part(ticket, None);
+        self.out.extend(action);
     }
 
+    /// One part of an operator's request is done.
     pub(super) fn ticket_done(&mut self, ticket: Ticket, result: Result<Value, String>) {
-        if let Some(errand) = self.errands.get_mut(&ticket) {
-            match result {
-                Ok(done) => errand.done.push(done),
-                Err(words) => errand.failed.push(words),
-            }
-            self.errand_done(ticket);
-        }
+        let action = self.operator_requests.end_part(ticket, Some(result));
+        self.out.extend(action);
     }
 
-    fn errand_done(&mut self, ticket: Ticket) {
-        let Some(errand) = self.errands.get_mut(&ticket) else { return };
-        errand.left -= 1;
-        if errand.left == 0 {
-            let errand = self.errands.remove(&ticket).expect("found above");
-            let result = match errand.failed.is_empty() {
-                true => Ok(json!({"links": errand.done})),
-                false => Err(errand.failed.join("; ")),
-            };
-            self.out.push(Action::Answer { ticket, result });
-        }
-    }
-
-    /// A new link beside the one that serves. False if one is on its way already, or none serves.
-    pub(super) fn replace(&mut self, key: PlaceKey, now: Instant) -> bool {
-        let Some(place) = self.places.get(&key) else { return false };
-        if place.candidate.is_some() || self.serving(key).is_none() {
-            return false;
-        }
-        let serial = self.connect(key, now);
-        self.places.get_mut(&key).expect("found above").candidate = Some(serial);
-        true
-    }
-
-    /// Turns a tool or a backend off or on. A backend that is off finishes what it was asked and is stopped; one that is on
+    /// Turns a tool or a backend off or on. A backend that is off finishes its calls and is stopped; one that is on
     /// again is started.
     pub(super) fn switch_asked(&mut self, ticket: Ticket, what: &Switch, off: bool, now: Instant) {
         let (kind, name) = match what {
@@ -398,9 +363,9 @@ impl Gateway {
             Switch::Backend(name) => ("backend", name),
         };
         if !self.can_switch(what) {
-            return self.out.push(Action::Answer { ticket, result: Err(format!("there is no {kind} `{name}`")) });
+            return self.out.push(Action::Answer { ticket, result: Err(format!("no {kind} is named `{name}`")) });
         }
-        let changed = self.switches.turn(what, off);
+        let changed = self.guards.switch(what, off);
         if changed {
             let detail = format!("the {kind} {name} was switched {}", if off { "off" } else { "on" });
             let record = Record { detail: Some(detail), ..Record::new(record::Event::Switched) };
@@ -412,87 +377,77 @@ impl Gateway {
                 Switch::Backend(name) => Record { id: Some(name.clone()), kind: Some("backend"), ..record },
             }));
             self.merge_catalogue();
-            self.rest_what_is_off(now);
-            self.place_all(now);
+            self.stop_disabled_backends(now);
+            self.make_first_slots(now);
         }
         self.out.push(Action::Answer { ticket, result: Ok(json!({"changed": changed, "off": off})) });
     }
 
-    /// Whether there is such a thing to turn off or on: a backend, a tool that one has or had when it was last seen, or one
-    /// that a backend may have of which nothing is known yet.
+    /// Whether this can be turned off or on: a backend, a known tool, or a tool that a backend with an unknown offer
+    /// may have.
     pub fn can_switch(&self, what: &Switch) -> bool {
         let name = match what {
-            Switch::Backend(name) => return self.order.iter().any(|number| self.owner_name(*number) == name),
+            Switch::Backend(name) => return self.backends.find(name).is_some(),
             Switch::Tool(name) => name,
         };
-        let may_be_of = |owner: &Owner| {
-            let is_unknown = owner.offer.tools.is_empty() && owner.standing != Standing::Confirmed;
-            let prefix = &owner.settings.prefix;
+        let may_be_of = |owner: &BackendState| {
+            let is_unknown = owner.offer().tools.is_empty() && !owner.is_offer_confirmed();
+            let prefix = &owner.settings().prefix;
             is_unknown && (prefix.is_empty() || name.starts_with(&names::plain(prefix, "")))
         };
-        self.switches.is_tool_off(name)
-            || self.owners.values().any(may_be_of)
+        self.guards.is_tool_off(name)
+            || self.backends.values().any(may_be_of)
             || self.names_to_switch().any(|known| known == *name)
     }
 
-    /// All backends and all tools as clients see them, those that are off included.
+    /// All names of backends and tools, also of those that are off.
     pub fn names_to_switch(&self) -> impl Iterator<Item = String> {
         let backends = self.settings.backends.iter().map(|backend| backend.name.clone());
         backends.chain(self.catalogue.all_tools().map(|(shown, _)| shown.to_string()))
     }
 
-    /// No new link; what is in flight has a moment to be answered. A second wish does not wait.
+    /// No link is opened any more, and calls in flight get a moment to be answered. A second stop does not wait.
     pub(super) fn stop_asked(&mut self, now: Instant) {
-        if self.stopping.is_some() {
-            let mut links: Vec<Link> = self.links.values().map(|connection| connection.link).collect();
-            links.sort_unstable();
-            for link in links {
-                self.part(link.serial, How::Stopped, true, now);
+        if self.stage.is_stopping() {
+            for serial in self.links_where(|_| true) {
+                let link = self.links[&serial].id();
+                self.stop_link(serial, How::Stopped, true, now);
                 self.out.push(Action::Disconnect { link, at_once: true });
             }
             return;
         }
-        self.stopping = Some(now + STOP_MAX);
-        self.wake_by(now + STOP_MAX);
-        self.owners.values_mut().for_each(|owner| owner.trial = None);
-        let held: Vec<u64> = self.places.values_mut().flat_map(|place| mem::take(&mut place.held)).collect();
+        self.stage = Stage::Stopping { until: now + STOP_MAX };
+        self.timers.arm(Timer::Stop, now + STOP_MAX);
+        self.backends.values_mut().for_each(|backend| drop(backend.take_trial()));
+        let held: Vec<u64> = self.slots.values_mut().flat_map(SlotState::take_held).collect();
         for key in held {
             if let Some(call) = self.calls.remove(&key) {
-                let failure = Failure::stopping(self.owner_name(call.place.backend));
+                let failure = Failure::stopping(self.backends.name(call.slot.backend));
                 self.fail(*call, failure, now);
             }
         }
-        self.gather(now);
+        self.end_offer_waits(now);
         self.end_listens();
-        for (ticket, _) in mem::take(&mut self.errands) {
+        for (ticket, _) in mem::take(&mut self.operator_requests.0) {
             self.out.push(Action::Answer { ticket, result: Err("the gateway is stopping".into()) });
         }
-        for place in self.places.values_mut() {
-            place.tickets.clear();
-            if place.due().is_some() {
-                place.state = State::Idle;
+        for slot in self.slots.values_mut() {
+            slot.take_tickets();
+            slot.cancel_start();
+        }
+        for serial in self.links_where(|_| true) {
+            let link_state = &self.links[&serial];
+            if link_state.in_flight() == 0 || !matches!(link_state.phase(), Phase::Ready | Phase::Draining { .. }) {
+                self.stop_link(serial, How::Stopped, false, now);
             }
         }
-        let mut serials: Vec<u64> = self.links.keys().copied().collect();
-        serials.sort_unstable();
-        for serial in serials {
-            let connection = &self.links[&serial];
-            if connection.in_flight == 0 || !matches!(connection.phase, Phase::Ready | Phase::Draining { .. }) {
-                self.part(serial, How::Stopped, false, now);
-            }
-        }
-        if self.links.is_empty() {
-            self.over = true;
-            self.out.push(Action::Over);
-        }
+        self.end_if_stopped();
     }
 
-    /// Whatever has not been answered by now fails.
-    pub(super) fn stop_at_last(&mut self, now: Instant) {
-        let mut serials: Vec<u64> = self.links.keys().copied().collect();
-        serials.sort_unstable();
-        for serial in serials {
-            self.part(serial, How::Stopped, false, now);
+    /// Calls that are not answered by now fail.
+    pub(super) fn stop_remaining_links(&mut self, now: Instant) {
+        for serial in self.links_where(|_| true) {
+            self.stop_link(serial, How::Stopped, false, now);
         }
     }
 }

@@ -1,38 +1,79 @@
-//! Where each request of a client goes: answered here, or by the backend that owns what it names.
+//! Routes each request of a client: it is answered here, or by the backend that owns what it names.
+//! How a request reaches the backend is in [`super::calls`].
 
-use super::*;
-use crate::{
-    json::Raw,
-    message::{self, Params, RawId, pick},
+use std::{
+    rc::Rc,
+    time::{Duration, Instant},
 };
 
-use calls::What;
-use words::Failure;
+use bytes::Bytes;
 
-/// A request of a client, with all that is known of it.
-pub(super) struct Asked<'a> {
-    pub whom: Whom,
+use super::{
+    ARGUMENTS_READ_MAX, Action, Client, Era, Fit, Gateway, Outcome,
+    backends::{BackendState, OfferState},
+    calls::{Call, CallKind, HELD_BYTES_MAX, ReplyTo},
+    clients::Declared,
+    lists::{OfferWait, Wants},
+    messages,
+    messages::Failure,
+    methods, names, search,
+    slots::SlotKey,
+    subscriptions,
+    timers::Timer,
+};
+use crate::{
+    checker::{Asker, Job},
+    json::Raw,
+    mcp::{List, method},
+    message,
+    message::{Params, RawId, pick},
+    record,
+    record::Record,
+};
+
+/// How long a call may wait until it is known whether its arguments fit; then it is refused.
+const CHECK_MAX: Duration = Duration::from_secs(30);
+/// Why arguments are refused that cannot be checked in time.
+const TOO_COSTLY: &str = "checking them would take too long";
+/// A longer address of a resource is not compared with templates.
+const URI_MATCHED_MAX: usize = 8 << 10;
+
+/// A request of a client, parsed.
+pub(super) struct ClientRequest<'a> {
+    pub reply_to: ReplyTo,
     pub said: &'a [u8],
     pub id: RawId<'a>,
     pub method: &'a str,
     pub params: &'a Params<'a>,
-    pub says: Says,
+    pub declared: Declared,
+    /// It is routed again after its arguments were checked beside the loop: it has paid its rate token.
+    pub checked: Option<Checked>,
 }
 
-/// Whom a request is for, and what it is called there.
+/// What came of checking the arguments of a call beside the loop.
+#[derive(Debug)]
+pub(super) struct Checked {
+    /// As the tool had it then.
+    schema: Bytes,
+    fit: Fit,
+    /// A tool whose schema changes all the time is not checked for ever.
+    until: Instant,
+}
+
+/// The backend that a request goes to, and the name that it has there.
 struct Target {
     owner: u32,
-    /// Everybody's place, whoever asks.
-    place: Option<PlaceKey>,
-    what: What,
+    /// This slot; nothing if the client decides which one.
+    slot: Option<SlotKey>,
+    kind: CallKind,
     shown: Option<Rc<str>>,
     own: Option<Rc<str>>,
     repeatable: bool,
 }
 
-/// Why a request finds no target.
+/// Why a request has no target.
 enum Missed {
-    /// This backend may have it, and has not said yet.
+    /// This backend may offer it; its offer is not known yet.
     Unresolved(u32),
     Failed(Box<Failure>),
 }
@@ -50,333 +91,441 @@ impl From<Box<Failure>> for Missed {
 }
 
 impl Gateway {
-    pub(super) fn route(&mut self, asked: Asked<'_>, now: Instant) {
-        // A backend that reads it otherwise would do what no guard has seen.
-        if asked.params.may_be_ambiguous()
-            && let Some(name) = message::ambiguous(asked.said)
+    pub(super) fn route(&mut self, request: ClientRequest<'_>, now: Instant) {
+        if let Some(owner) = self.unopened_shared_server().filter(|_| request.method != method::PING) {
+            return self.wait_for_offer(request, owner, now);
+        }
+        // A backend that parses it differently would do something that no guard has checked.
+        if !self.is_shared_server()
+            && request.params.may_be_ambiguous()
+            && let Some(name) = message::ambiguous(request.said)
         {
             return self.unknown(
-                &asked,
-                format!("`{}` is there twice, or in other capitals", words::cut(&name, 50)),
+                &request,
+                format!("`{}` is there twice, or with other capitalisation", messages::cut(&name, 50)),
                 None,
             );
         }
-        let is_handshake = asked.whom.era == Era::Handshake;
-        match asked.method {
-            "tools/call" => self.tool_asked(asked, now),
-            "prompts/get" => self.prompt_asked(asked, now),
-            "resources/read" => self.resource_asked(asked, now),
-            "completion/complete" => self.completion_asked(asked, now),
-            "ping" if is_handshake => self.answer_result(&asked.whom, "{}"),
-            "server/discover" if !is_handshake => self.discover(&asked.whom),
-            "logging/setLevel" if is_handshake => self.level_asked(&asked, now),
-            "resources/subscribe" if is_handshake => self.watch_asked(&asked, true, now),
-            "resources/unsubscribe" if is_handshake => self.watch_asked(&asked, false, now),
-            "subscriptions/listen" if !is_handshake => self.listen_asked(&asked, now),
-            "tasks/get" | "tasks/cancel" => self.task_asked(asked, now),
-            "tasks/result" if is_handshake => self.task_asked(asked, now),
-            "tasks/update" if !is_handshake => self.task_asked(asked, now),
-            "tasks/result" | "tasks/update" => {
-                let failure = Failure::method_unknown(format!("`{}` is of the other era", asked.method));
-                self.refuse(&asked.whom, false, &failure);
+        let is_handshake = request.reply_to.era == Era::Handshake;
+        match request.method {
+            method::TOOLS_CALL => self.route_tool_call(request, now),
+            method::PROMPTS_GET => self.route_prompt(request, now),
+            method::RESOURCES_READ => self.route_resource(request, now),
+            method::COMPLETE => self.route_completion(request, now),
+            method::PING if is_handshake => self.answer_result(&request.reply_to, "{}"),
+            method::DISCOVER if !is_handshake => self.discover(&request.reply_to),
+            method::SET_LEVEL if is_handshake => self.log_level_requested(&request, now),
+            method::SUBSCRIBE if is_handshake => self.watch_requested(&request, true, now),
+            method::UNSUBSCRIBE if is_handshake => self.watch_requested(&request, false, now),
+            method::LISTEN if !is_handshake => self.listen_requested(&request, now),
+            method::TASKS_GET | method::TASKS_CANCEL => self.task_requested(request, now),
+            method::TASKS_RESULT if is_handshake => self.task_requested(request, now),
+            method::TASKS_UPDATE if !is_handshake => self.task_requested(request, now),
+            method::TASKS_RESULT | method::TASKS_UPDATE => {
+                let failure = Failure::method_unknown(format!("`{}` belongs to the other era of MCP", request.method));
+                self.refuse(&request.reply_to, false, &failure);
             }
-            "tasks/list" => self.tasks_asked(asked, now),
+            method::TASKS_LIST => self.task_list_requested(request, now),
             method => match List::ALL.into_iter().find(|kind| kind.method() == method) {
-                Some(kind) => self.list_asked(asked.whom, kind, asked.params.cursor(), now),
-                None => self.other_asked(asked, now),
+                Some(kind) => self.list_requested(request.reply_to, kind, request.params.cursor(), now),
+                None => self.route_unknown_method(request, now),
             },
         }
     }
 
-    fn tool_asked(&mut self, asked: Asked<'_>, now: Instant) {
-        let Some(name) = asked.params.name() else { return self.unknown(&asked, "`params` lacks `name`".into(), None) };
+    fn route_tool_call(&mut self, request: ClientRequest<'_>, now: Instant) {
+        let Some(name) = request.params.name() else {
+            return self.unknown(&request, "`params` lacks `name`".into(), None);
+        };
         let name = text(name);
-        let view = &self.views[self.guests[&asked.whom.client].view];
+        let view = self.catalogue.view(self.clients[&request.reply_to.client].view());
         if view.search && search::is_ours(&name) {
-            return self.search_asked(asked, &name, now);
+            return self.search_requested(request, &name, now);
         }
         if let Some((index, entry)) = self.catalogue.find(List::Tools, &name) {
             let sees = view.sees(List::Tools, index);
             let (owner, shown, own) = (entry.owner, entry.shown.clone(), entry.own_json.clone());
-            let target = Target { owner, place: None, what: What::Tool, shown: Some(shown), own, repeatable: false };
-            return self.tool_called(asked, target, index, sees, now);
+            let target = Target { owner, slot: None, kind: CallKind::Tool, shown: Some(shown), own, repeatable: false };
+            return self.guard_tool_call(request, target, index, sees, now);
         }
-        self.tool_not_found(asked, &name, now);
+        self.tool_not_found(request, &name, now);
     }
 
-    /// A tool that is there: through the guards to its backend, in the order that the guards have.
-    fn tool_called(&mut self, asked: Asked<'_>, target: Target, index: u32, sees: bool, now: Instant) {
-        let guest = &self.guests[&asked.whom.client];
+    /// A tool that the catalogue has: the request passes the guards in their order.
+    fn guard_tool_call(&mut self, request: ClientRequest<'_>, target: Target, index: u32, sees: bool, now: Instant) {
+        let client_state = &self.clients[&request.reply_to.client];
         let shown = target.shown.clone().expect("a tool has a name");
-        let owner = &self.owners[&target.owner];
-        let name = &owner.settings.name;
-        if let Err(wait) = self.buckets.take(&guest.who.name, &shown, now) {
+        let owner = &self.backends[&target.owner];
+        let name = &owner.settings().name;
+        if request.checked.is_none()
+            && let Err(wait) = self.guards.take_token(&client_state.who().name, &shown, now)
+        {
             let failure = Failure::rate_limited(name, &shown, wait.retry_after);
-            return self.refused(&asked, Some(&target), &failure);
+            return self.refused(&request, Some(&target), &failure);
         }
-        if !self.roles.allow(guest.who.role.as_deref(), &shown) {
-            let failure = Failure::denied(name, guest.who.role.as_deref(), &format!("the tool `{shown}`"));
-            return self.refused(&asked, Some(&target), &failure);
+        if !self.guards.allow(client_state.role(), &shown) {
+            let failure = Failure::denied(name, client_state.role(), &format!("the tool `{shown}`"));
+            return self.refused(&request, Some(&target), &failure);
         }
         if !sees {
-            return self.unknown(&asked, format!("there is no tool `{shown}`"), Some(&shown));
+            return self.unknown(&request, format!("no tool is named `{shown}`"), Some(&shown));
         }
         let entry = self.catalogue.entry(List::Tools, index);
-        let arguments = asked.params.arguments().unwrap_or(Raw::checked("{}"));
-        let repeatable = owner.settings.retry_annotated && entry.is_safe;
+        let arguments = request.params.arguments().unwrap_or(Raw::checked("{}"));
+        let repeatable = owner.settings().retry_annotated && entry.is_safe;
         // A backend that takes the other one of two members would get arguments that were not checked.
         if let Some(schema) = &entry.schema
             && arguments.get().len() <= ARGUMENTS_READ_MAX
             && let Some(member) = message::doubled(arguments, |member| has_word(schema, member))
         {
-            let why = format!("`{}` is there twice, or in other capitals", words::cut(&member, 50));
-            let failure = Failure::bad_arguments(self.owner_name(target.owner), &shown, &why);
-            return self.refused(&asked, Some(&target), &failure);
+            let why = format!("`{}` is there twice, or with other capitalisation", messages::cut(&member, 50));
+            let failure = Failure::bad_arguments(self.backends.name(target.owner), &shown, &why);
+            return self.refused(&request, Some(&target), &failure);
         }
-        let fit = entry.schema.as_ref().map_or(Fit::Fits, |schema| self.schemas.0.check(schema, arguments));
+        let fit = match (&entry.schema, &request.checked) {
+            (None, _) => Fit::Fits,
+            (Some(schema), Some(checked)) if checked.schema == *schema => checked.fit.clone(),
+            (Some(schema), _) => match self.guards.check_arguments(schema, arguments) {
+                Some(fit) => fit,
+                None => {
+                    let schema = schema.clone();
+                    return self.wait_for_check(request, &target, schema, now);
+                }
+            },
+        };
+        if !matches!(fit, Fit::Unchecked(_)) {
+            self.backends.get_mut(&target.owner).into_iter().for_each(|backend| backend.note_checked(&shown));
+        }
         let why = match fit {
             Fit::Fits => None,
             Fit::Misfit(why) => Some(why),
-            Fit::TooCostly => Some("to check them would take too long".to_owned()),
+            Fit::TooCostly => Some(TOO_COSTLY.to_owned()),
             Fit::Unchecked(why) => {
                 self.schema_unchecked(target.owner, &shown, why);
                 None
             }
         };
         if let Some(why) = why {
-            let failure = Failure::bad_arguments(self.owner_name(target.owner), &shown, &why);
-            return self.refused(&asked, Some(&target), &failure);
+            let failure = Failure::bad_arguments(self.backends.name(target.owner), &shown, &why);
+            return self.refused(&request, Some(&target), &failure);
         }
-        self.send(asked, Target { repeatable, ..target }, now);
+        self.send(request, Target { repeatable, ..target }, now);
+    }
+
+    /// The arguments of a call are checked beside the loop; the call is routed again when the result is there.
+    fn wait_for_check(&mut self, request: ClientRequest<'_>, target: &Target, schema: Bytes, now: Instant) {
+        if self.stage.is_stopping() {
+            let failure = Failure::stopping(self.backends.name(target.owner));
+            return self.refused(&request, Some(target), &failure);
+        }
+        if self.holds_too_much(request.reply_to.client, request.said.len()) {
+            let failure = Failure::held_bytes(self.backends.name(target.owner), HELD_BYTES_MAX);
+            return self.refused(&request, Some(target), &failure);
+        }
+        let client_state = &self.clients[&request.reply_to.client];
+        let session = client_state.is_session().then_some(request.reply_to.client);
+        let asker = Asker { name: client_state.who().name.clone(), session };
+        let message = Bytes::copy_from_slice(request.said);
+        let arguments = match request.params.arguments() {
+            Some(arguments) => message.slice(message::place(request.said, arguments)),
+            None => Bytes::from_static(b"{}"),
+        };
+        let until = request.checked.map_or(now + CHECK_MAX, |checked| checked.until);
+        let ticket = self.ids.number();
+        let shown = target.shown.clone().expect("a tool has a name");
+        self.timers.arm(Timer::OfferWaits, until);
+        self.out.push(Action::Check(Job { ticket, asker, schema: schema.clone(), arguments }));
+        let (backend, declared) = (target.owner, request.declared);
+        let wants = Wants::Check { ticket, backend, shown, message, declared, schema };
+        self.offer_waits.add(request.reply_to, wants, until);
+    }
+
+    /// Arguments were checked. The call passes all guards again: much may have changed meanwhile.
+    pub(super) fn checked(&mut self, ticket: u64, fit: Fit, now: Instant) {
+        let Some((OfferWait { reply_to, wants, .. }, until)) = self.offer_waits.take_check(ticket) else { return };
+        let Wants::Check { backend, message, declared, schema, .. } = wants else { return };
+        let Ok(message::Message::Request { id, method, params }) = message::parse(&message) else { return };
+        let checked = Some(Checked { schema, fit, until });
+        let (said, method, params) = (&message[..], &*method, &params);
+        let request = ClientRequest { reply_to, said, id, method, params, declared, checked };
+        if self.clients.get(&request.reply_to.client).is_some_and(|client_state| !client_state.is_allowed(now)) {
+            let failure = Failure::revoked(self.backends.name(backend));
+            return self.refused_of(&request, backend, &failure);
+        }
+        self.route(request, now);
+    }
+
+    /// A call waited too long for its arguments to be checked, or the gateway stops.
+    pub(super) fn check_ended(&mut self, reply_to: &ReplyTo, backend: u32, shown: &str) {
+        let name = self.backends.name(backend).to_owned();
+        let failure = match self.stage.is_stopping() {
+            true => Failure::stopping(&name),
+            false => Failure::bad_arguments(&name, shown, TOO_COSTLY),
+        };
+        self.refuse(reply_to, true, &failure);
+        self.report_refused(reply_to.client, method::TOOLS_CALL, Some(shown.to_owned()), Some(name), failure.outcome);
     }
 
     /// A tool's schema cannot be used: told once for each definition.
     fn schema_unchecked(&mut self, number: u32, shown: &Rc<str>, why: String) {
-        let Some(owner) = self.owners.get_mut(&number) else { return };
-        if owner.unchecked.len() >= UNCHECKED_MAX || owner.unchecked.get(shown) == Some(&why) {
+        let Some(owner) = self.backends.get_mut(&number) else { return };
+        if !owner.note_unchecked(shown, &why) {
             return;
         }
-        owner.unchecked.insert(shown.clone(), why.clone());
-        let name = owner.settings.name.clone();
+        let name = owner.settings().name.clone();
         let of = record::OfGateway { tool: Some(shown.to_string()), ..record::OfGateway::default() };
         let record =
             Record { reason: Some(why), gateway: Some(Box::new(of)), ..Record::new(record::Event::SchemaUnchecked) };
         self.out.push(Action::Record(record.of_backend(&name)));
     }
 
-    /// A name that the catalogue does not have, or not any more.
-    fn tool_not_found(&mut self, asked: Asked<'_>, name: &str, now: Instant) {
-        // What is switched off is not listed, and its owner may be known all the same.
+    /// A name that the catalogue does not list.
+    fn tool_not_found(&mut self, request: ClientRequest<'_>, name: &str, now: Instant) {
+        // The server may have tools that it does not list.
+        if self.is_shared_server()
+            && let Some(owner) = self.backends.order().first().copied()
+        {
+            let (kind, shown) = (CallKind::Tool, Some(name.into()));
+            return self.send(request, Target { owner, slot: None, kind, shown, own: None, repeatable: false }, now);
+        }
+        // A tool that is switched off is not listed, and its owner may be known.
         let off_owner = self.catalogue.off_owner(List::Tools, name);
-        if self.switches.is_tool_off(name) {
-            let backend = off_owner.map_or("", |owner| self.owner_name(owner));
+        if self.guards.is_tool_off(name) {
+            let backend = off_owner.map_or("", |owner| self.backends.name(owner));
             let failure = Failure::switched_off(backend, &format!("The tool `{name}`"));
             return match off_owner {
-                Some(owner) => self.refused_of(&asked, owner, &failure),
-                None => self.refused_named(&asked, name, &failure),
+                Some(owner) => self.refused_of(&request, owner, &failure),
+                None => self.refused_named(&request, name, &failure),
             };
         }
-        match off_owner.or_else(|| self.owner_by_prefix(name)) {
-            Some(owner) if self.switches.is_backend_off(self.owner_name(owner)) => {
-                let backend = self.owner_name(owner);
+        match off_owner.or_else(|| self.backend_by_prefix(name)) {
+            Some(owner) if self.guards.is_backend_off(self.backends.name(owner)) => {
+                let backend = self.backends.name(owner);
                 let failure = Failure::switched_off(backend, &format!("The backend `{backend}`"));
-                self.refused_of(&asked, owner, &failure);
+                self.refused_of(&request, owner, &failure);
             }
-            Some(owner) if self.owners[&owner].standing != Standing::Confirmed => {
-                self.wait_for_offer(asked, owner, now);
+            Some(owner) if !self.backends[&owner].is_offer_confirmed() => {
+                self.wait_for_offer(request, owner, now);
             }
             _ => {
                 let words = self.why_unknown(List::Tools, name);
-                self.unknown(&asked, words, Some(name));
+                self.unknown(&request, words, Some(name));
             }
         }
     }
 
-    /// Something of a backend that has not said yet what it offers: it is judged when that is known.
-    fn wait_for_offer(&mut self, asked: Asked<'_>, owner: u32, now: Instant) {
-        let waiting = self.gathering.iter().filter(|waiting| waiting.is_for(owner)).count();
-        let place = self.first_place(owner);
-        self.make_place(place, places::State::Waiting { at: now });
-        self.wake_place(place, now);
-        let is_given_up = |place: &Place| matches!(place.state, places::State::GivenUp { .. });
+    /// A request that names something of a backend whose offer is not known yet waits for the offer.
+    pub(super) fn wait_for_offer(&mut self, request: ClientRequest<'_>, owner: u32, now: Instant) {
+        let waiting = self.offer_waits.count_for(owner);
+        let slot = self.first_slot(owner);
+        self.make_slot(slot, Some(now));
+        self.wake_slot(slot, now);
         if waiting >= self.settings.limits.held_max {
-            let failure = Failure::hold_full(self.owner_name(owner), waiting);
-            return self.refused_of(&asked, owner, &failure);
+            let failure = Failure::hold_full(self.backends.name(owner), waiting);
+            return self.refused_of(&request, owner, &failure);
         }
-        if self.holds_too_much(asked.whom.client, asked.said.len()) {
-            let failure = Failure::held_bytes(self.owner_name(owner), HELD_BYTES_MAX);
-            return self.refused_of(&asked, owner, &failure);
+        if self.holds_too_much(request.reply_to.client, request.said.len()) {
+            let failure = Failure::held_bytes(self.backends.name(owner), HELD_BYTES_MAX);
+            return self.refused_of(&request, owner, &failure);
         }
-        if self.places.get(&place).is_some_and(is_given_up) || self.stopping.is_some() {
-            let failure = self.failure_of_place(place, now);
-            return self.refused_of(&asked, owner, &failure);
+        if self.slots.get(&slot).is_some_and(|slot| slot.links.is_given_up()) || self.stage.is_stopping() {
+            let failure = self.slot_failure(slot, now);
+            return self.refused_of(&request, owner, &failure);
         }
         self.starts_due = true;
         let until = now + self.settings.limits.hold;
-        self.wake_by(until);
-        let message = Bytes::copy_from_slice(asked.said);
-        let wants = lists::Wants::Request { owner, message, says: asked.says };
-        self.gathering.push(Gathering { whom: asked.whom, wants, until });
+        self.timers.arm(Timer::OfferWaits, until);
+        let message = Bytes::copy_from_slice(request.said);
+        let wants = Wants::Request { backend: owner, message, declared: request.declared, checked: request.checked };
+        self.offer_waits.add(request.reply_to, wants, until);
     }
 
-    /// What waited for its backend's offer is asked anew, or fails.
-    pub(super) fn judge(&mut self, whom: Whom, owner: u32, said: &[u8], says: Says, now: Instant) {
+    /// The wait for a backend's offer is over: the request is routed again, or fails.
+    pub(super) fn route_after_offer(
+        &mut self,
+        reply_to: ReplyTo,
+        owner: u32,
+        said: &[u8],
+        declared: Declared,
+        checked: Option<Checked>,
+        now: Instant,
+    ) {
         let Ok(message::Message::Request { id, method, params }) = message::parse(said) else { return };
-        let asked = Asked { whom, said, id, method: &method, params: &params, says };
-        if self.guests.get(&asked.whom.client).is_some_and(|guest| !guest.is_allowed(now)) {
-            let failure = Failure::revoked(self.owner_name(owner));
-            return self.refused_of(&asked, owner, &failure);
+        let request = ClientRequest { reply_to, said, id, method: &method, params: &params, declared, checked };
+        if self.clients.get(&request.reply_to.client).is_some_and(|client_state| !client_state.is_allowed(now)) {
+            let failure = Failure::revoked(self.backends.name(owner));
+            return self.refused_of(&request, owner, &failure);
         }
-        match self.owners.get(&owner).map(|owner| owner.standing) {
-            Some(Standing::Confirmed) | None => self.route(asked, now),
+        match self.backends.get(&owner).map(BackendState::offer_state) {
+            Some(OfferState::Confirmed) if request.method == method::INITIALIZE => {
+                self.initialize(&request.reply_to, request.params);
+            }
+            Some(OfferState::Confirmed) | None => self.route(request, now),
             Some(_) => {
-                let failure = self.failure_of_place(self.first_place(owner), now);
-                self.refused_of(&asked, owner, &failure);
+                let failure = self.slot_failure(self.first_slot(owner), now);
+                self.refused_of(&request, owner, &failure);
             }
         }
     }
 
-    /// Why a call that was let through earlier may not be sent any more: meanwhile its tool or backend was switched off, its
-    /// client's role changed, or its client's credentials ended. The rate is not asked again: a call costs one token.
-    pub(super) fn refused_by_now(&self, call: &Call, now: Instant) -> Option<Failure> {
-        let guest = self.guests.get(&call.whom.as_ref()?.client)?;
-        let (role, view) = (guest.who.role.as_deref(), &self.views[guest.view]);
-        let (owner, backend) = (call.place.backend, self.owner_name(call.place.backend));
-        if self.switches.is_backend_off(backend) {
+    /// Why a call that passed the guards may not be sent any more: its tool or backend was switched off, or its
+    /// client's role or credentials changed. The rate limit is not checked again, because a call costs one token.
+    pub(super) fn refused_since(&self, call: &Call, now: Instant) -> Option<Failure> {
+        let client_state = self.clients.get(&call.reply_to.as_ref()?.client)?;
+        let (role, view) = (client_state.role(), self.catalogue.view(client_state.view()));
+        let (owner, backend) = (call.slot.backend, self.backends.name(call.slot.backend));
+        if self.guards.is_backend_off(backend) {
             return Some(Failure::switched_off(backend, &format!("The backend `{backend}`")));
         }
-        if !guest.is_allowed(now) {
+        if !client_state.is_allowed(now) {
             return Some(Failure::revoked(backend));
         }
-        let kind = if call.what == What::Tool { List::Tools } else { List::Prompts };
-        match (call.what, &call.shown) {
-            (What::Tool, Some(shown)) if self.switches.is_tool_off(shown) => {
+        let kind = if call.kind == CallKind::Tool { List::Tools } else { List::Prompts };
+        match (call.kind, &call.shown) {
+            (CallKind::Tool, Some(shown)) if self.guards.is_tool_off(shown) => {
                 Some(Failure::switched_off(backend, &format!("The tool `{shown}`")))
             }
-            (What::Tool | What::Prompt | What::Complete, Some(shown)) => {
+            (CallKind::Tool | CallKind::Prompt | CallKind::Complete, Some(shown)) => {
                 let what = kind.one();
-                if !self.roles.allow(role, shown) {
+                if !self.guards.allow(role, shown) {
                     return Some(Failure::denied(backend, role, &format!("the {what} `{shown}`")));
                 }
-                // What its backend does not list at the moment was visible when the call came.
+                // A tool that its backend does not list at the moment was visible when the call came.
                 let is_hidden = self.catalogue.find(kind, shown).is_some_and(|(index, _)| !view.sees(kind, index));
-                is_hidden.then(|| Failure::unknown(format!("there is no {what} `{shown}`")))
+                is_hidden.then(|| Failure::unknown(format!("no {what} is named `{shown}`")))
             }
-            (What::Read | What::Complete, _) => {
+            (CallKind::Read | CallKind::Complete, _) => {
                 (!view.is_open(owner)).then(|| Failure::denied(backend, role, "resources of this backend"))
             }
-            (What::Other, _) if !call.method.starts_with("tasks/") => (!self
-                .forwards_unknown(call.whom.as_ref()?.client))
+            (CallKind::Other, _) if !call.method.starts_with("tasks/") => (!self
+                .forwards_unknown(call.reply_to.as_ref()?.client))
             .then(|| Failure::denied(backend, role, &format!("the method `{}`", call.method))),
             _ => None,
         }
     }
 
-    /// The client took it back before anybody knew whether it can be done.
-    pub(super) fn waited_in_vain(&mut self, waiting: Gathering) {
-        self.forget(&waiting.whom);
-        if let lists::Wants::Request { owner, message, .. } = waiting.wants
+    /// The client cancelled a request that waited for a backend's offer.
+    pub(super) fn offer_wait_cancelled(&mut self, wait: OfferWait) {
+        self.forget(&wait.reply_to);
+        if let Wants::Check { ticket, .. } = wait.wants {
+            self.out.push(Action::DropCheck { ticket });
+        }
+        if let Wants::Request { backend, message, .. } | Wants::Check { backend, message, .. } = wait.wants
             && let Ok(message::Message::Request { method, params, .. }) = message::parse(&message)
         {
             let name = params.name().map(|name| text(name).into_owned());
-            let backend = Some(self.owner_name(owner).to_owned());
-            self.count_refused(waiting.whom.client, &method, name, backend, Outcome::Cancelled);
+            let backend = Some(self.backends.name(backend).to_owned());
+            self.report_refused(wait.reply_to.client, &method, name, backend, Outcome::Cancelled);
         }
     }
 
-    /// Which backend a name would be of, by its prefix. The longest wins, as in `git__` and `git__hub__`.
-    fn owner_by_prefix(&self, name: &str) -> Option<u32> {
+    /// The backend that a name belongs to by its prefix. The longest prefix wins, as in `git__` and `git__hub__`.
+    fn backend_by_prefix(&self, name: &str) -> Option<u32> {
         let fits = |number: &&u32| {
-            let prefix = &self.owners[*number].settings.prefix;
+            let prefix = &self.backends[*number].settings().prefix;
             !prefix.is_empty() && name.starts_with(&names::plain(prefix, "")) || prefix.is_empty()
         };
-        self.order.iter().filter(fits).max_by_key(|number| self.owners[*number].settings.prefix.len()).copied()
+        self.backends
+            .order()
+            .iter()
+            .filter(fits)
+            .max_by_key(|number| self.backends[*number].settings().prefix.len())
+            .copied()
     }
 
     fn why_unknown(&self, kind: List, name: &str) -> String {
         let what = if kind == List::Tools { "tool" } else { "prompt" };
         match self.catalogue.collision(kind, name) {
             Some(lost) => format!(
-                "there is no {what} `{name}` now: the name belongs to the backend `{}`, which does not offer it at the \
-                 moment, so that of the backend `{}` is left out",
-                self.owner_name(lost.winner),
-                self.owner_name(lost.loser)
+                "no {what} is named `{name}` now: the name belongs to the backend `{}`, which does not offer it at the \
+                 moment, so the one of the backend `{}` is not offered either",
+                self.backends.name(lost.winner),
+                self.backends.name(lost.loser)
             ),
-            None => format!("there is no {what} `{name}`"),
+            None => format!("no {what} is named `{name}`"),
         }
     }
 
-    fn prompt_asked(&mut self, asked: Asked<'_>, now: Instant) {
-        let Some(name) = asked.params.name() else { return self.unknown(&asked, "`params` lacks `name`".into(), None) };
+    fn route_prompt(&mut self, request: ClientRequest<'_>, now: Instant) {
+        let Some(name) = request.params.name() else {
+            return self.unknown(&request, "`params` lacks `name`".into(), None);
+        };
         let name = text(name);
-        match self.prompt_target(&asked, &name, What::Prompt) {
-            Ok(target) => self.send(asked, target, now),
-            Err(Missed::Unresolved(owner)) => self.wait_for_offer(asked, owner, now),
-            Err(Missed::Failed(failure)) => self.refused_named(&asked, &name, &failure),
+        match self.prompt_target(&request, &name, CallKind::Prompt) {
+            Ok(target) => self.send(request, target, now),
+            Err(Missed::Unresolved(owner)) => self.wait_for_offer(request, owner, now),
+            Err(Missed::Failed(failure)) => self.refused_named(&request, &name, &failure),
         }
     }
 
-    fn prompt_target(&self, asked: &Asked<'_>, name: &str, what: What) -> Result<Target, Missed> {
-        let guest = &self.guests[&asked.whom.client];
+    fn prompt_target(&self, request: &ClientRequest<'_>, name: &str, kind: CallKind) -> Result<Target, Missed> {
+        let client_state = &self.clients[&request.reply_to.client];
         if let Some((index, entry)) = self.catalogue.find(List::Prompts, name) {
-            if !self.roles.allow(guest.who.role.as_deref(), name) {
-                let backend = self.owner_name(entry.owner);
-                let failure = Failure::denied(backend, guest.who.role.as_deref(), &format!("the prompt `{name}`"));
+            if !self.guards.allow(client_state.role(), name) {
+                let backend = self.backends.name(entry.owner);
+                let failure = Failure::denied(backend, client_state.role(), &format!("the prompt `{name}`"));
                 return Err(failure.into());
             }
-            if !self.views[guest.view].sees(List::Prompts, index) {
-                return Err(Failure::unknown(format!("there is no prompt `{name}`")).into());
+            if !self.catalogue.view(client_state.view()).sees(List::Prompts, index) {
+                return Err(Failure::unknown(format!("no prompt is named `{name}`")).into());
             }
             let (owner, shown, own) = (entry.owner, Some(entry.shown.clone()), entry.own_json.clone());
-            return Ok(Target { owner, place: None, what, shown, own, repeatable: true });
+            return Ok(Target { owner, slot: None, kind, shown, own, repeatable: true });
         }
-        match self.owner_by_prefix(name) {
-            Some(owner) if self.switches.is_backend_off(self.owner_name(owner)) => {
-                let backend = self.owner_name(owner);
+        match self.backend_by_prefix(name) {
+            Some(owner) if self.guards.is_backend_off(self.backends.name(owner)) => {
+                let backend = self.backends.name(owner);
                 Err(Failure::switched_off(backend, &format!("The backend `{backend}`")).into())
             }
-            Some(owner) if self.owners[&owner].standing != Standing::Confirmed => Err(Missed::Unresolved(owner)),
+            Some(owner) if self.is_shared_server() => {
+                Ok(Target { owner, slot: None, kind, shown: Some(name.into()), own: None, repeatable: true })
+            }
+            Some(owner) if !self.backends[&owner].is_offer_confirmed() => Err(Missed::Unresolved(owner)),
             _ => Err(Failure::unknown(self.why_unknown(List::Prompts, name)).into()),
         }
     }
 
-    fn resource_asked(&mut self, asked: Asked<'_>, now: Instant) {
-        let Some(uri) = asked.params.uri() else { return self.unknown(&asked, "`params` lacks `uri`".into(), None) };
+    fn route_resource(&mut self, request: ClientRequest<'_>, now: Instant) {
+        let Some(uri) = request.params.uri() else {
+            return self.unknown(&request, "`params` lacks `uri`".into(), None);
+        };
         let uri = text(uri);
-        match self.resource_owner(asked.whom.client, &uri) {
+        match self.resource_owner(request.reply_to.client, &uri) {
             Ok(owner) => {
-                let repeatable = asked.params.request_state().is_none();
-                let target = Target { owner, place: None, what: What::Read, shown: None, own: None, repeatable };
-                self.send(asked, target, now);
+                let repeatable = request.params.request_state().is_none();
+                let target = Target { owner, slot: None, kind: CallKind::Read, shown: None, own: None, repeatable };
+                self.send(request, target, now);
             }
             Err(mut failure) => {
-                // It may be of a backend that has not said yet what it has.
-                let unheard = |number: &&u32| self.owners[*number].standing == Standing::Unknown;
+                // It may belong to a backend whose offer is not known yet.
+                let unheard = |number: &&u32| self.backends[*number].is_offer_unknown();
                 if failure.outcome == Outcome::Unknown
-                    && self.stopping.is_none()
-                    && let Some(owner) = self.order.iter().find(unheard).copied()
+                    && !self.stage.is_stopping()
+                    && let Some(owner) = self.backends.order().iter().find(unheard).copied()
                 {
-                    return self.wait_for_offer(asked, owner, now);
+                    return self.wait_for_offer(request, owner, now);
                 }
-                // The older era has a code of its own for this.
-                if asked.whom.era == Era::Handshake && failure.outcome == Outcome::Unknown {
+                // The handshake era has another code for this.
+                if request.reply_to.era == Era::Handshake && failure.outcome == Outcome::Unknown {
                     failure.code = -32002;
                 }
-                self.refused(&asked, None, &failure);
+                self.refused(&request, None, &failure);
             }
         }
     }
 
-    /// Who has a resource: the backend that lists it, then one with a template that fits, then the only one that has any.
+    /// The owner of a resource: the backend that lists it, then one with a template that fits, then the only backend
+    /// with resources.
     pub(super) fn resource_owner(&self, client: Client, uri: &str) -> Result<u32, Box<Failure>> {
-        let guest = &self.guests[&client];
-        let view = &self.views[guest.view];
+        let client_state = &self.clients[&client];
+        let view = self.catalogue.view(client_state.view());
         let listed = self.catalogue.find(List::Resources, uri).map(|(index, entry)| (index, entry.owner));
         let by_template = || {
             let is_short = uri.len() <= URI_MATCHED_MAX;
             let templates = self.catalogue.all(List::Templates).iter().enumerate().filter(|_| is_short);
             let fitting = templates.filter(|(_, entry)| subscriptions::fits_template(&entry.own, uri));
-            // The one that says most of the address, as `file:///{path}` fits whatever `file:///logs/{day}` does.
+            // The template with the longest fixed beginning: `file:///{path}` fits everything that `file:///logs/{day}`
+            // does.
             fitting.max_by_key(|(_, entry)| entry.own.find('{')).map(|(index, entry)| (index as u32, entry.owner))
         };
         let found = match listed {
@@ -387,40 +536,39 @@ impl Gateway {
             return match sees {
                 true => Ok(owner),
                 false => {
-                    Err(Failure::denied(self.owner_name(owner), guest.who.role.as_deref(), &format!("`{uri}`")).into())
+                    Err(Failure::denied(self.backends.name(owner), client_state.role(), &format!("`{uri}`")).into())
                 }
             };
         }
-        // Who is the only one, nobody knows before all have spoken.
-        if self.owners.values().any(|owner| owner.standing == Standing::Unknown) {
-            return Err(Failure::unknown(format!("no backend lists the resource `{}`", words::cut(uri, 200))).into());
+        // Which backend is the only one with resources is known when all offers are.
+        if self.backends.values().any(|backend| backend.is_offer_unknown()) {
+            return Err(Failure::unknown(format!("no backend lists the resource `{}`", messages::cut(uri, 200))).into());
         }
-        let mut with_any = self.order.iter().copied().filter(|number| {
-            let owner = &self.owners[number];
-            let text = std::str::from_utf8(&owner.offer.capabilities).ok().and_then(Raw::parse);
-            !self.switches.is_backend_off(&owner.settings.name)
+        let mut with_any = self.backends.order().iter().copied().filter(|number| {
+            let backend = &self.backends[number];
+            !self.guards.is_backend_off(backend.name())
                 && view.is_open(*number)
-                && text.and_then(|raw| pick(raw, ["resources"])).is_some_and(|[member]| member.is_some())
+                && backend.capability("resources").is_some()
         });
         match (with_any.next(), with_any.next()) {
             (Some(owner), None) => Ok(owner),
             (Some(_), Some(_)) => {
-                Err(Failure::unknown(format!("no backend lists the resource `{}`", words::cut(uri, 200))).into())
+                Err(Failure::unknown(format!("no backend lists the resource `{}`", messages::cut(uri, 200))).into())
             }
             (None, _) => Err(Failure::unknown("no backend has resources".into()).into()),
         }
     }
 
-    fn completion_asked(&mut self, asked: Asked<'_>, now: Instant) {
-        let reference = asked.params.reference().and_then(|raw| pick(raw, ["name", "uri"]));
+    fn route_completion(&mut self, request: ClientRequest<'_>, now: Instant) {
+        let reference = request.params.reference().and_then(|raw| pick(raw, ["name", "uri"]));
         let target = match reference {
-            Some([Some(name), _]) => self.prompt_target(&asked, &text(name), What::Complete),
+            Some([Some(name), _]) => self.prompt_target(&request, &text(name), CallKind::Complete),
             Some([None, Some(uri)]) => self
-                .resource_owner_of_template(asked.whom.client, &text(uri))
+                .resource_owner_of_template(request.reply_to.client, &text(uri))
                 .map(|owner| Target {
                     owner,
-                    place: None,
-                    what: What::Complete,
+                    slot: None,
+                    kind: CallKind::Complete,
                     shown: None,
                     own: None,
                     repeatable: true,
@@ -429,22 +577,22 @@ impl Gateway {
             _ => Err(Failure::unknown("`params.ref` names neither a prompt nor a resource".into()).into()),
         };
         match target {
-            // A backend that completes nothing has nothing to say.
+            // A backend without completions has no values.
             Ok(target) if self.cannot_complete(target.owner) => {
-                let complete = if asked.whom.era == Era::Stateless { r#","resultType":"complete""# } else { "" };
-                self.answer_result(&asked.whom, &format!(r#"{{"completion":{{"values":[]}}{complete}}}"#));
-                let backend = Some(self.owner_name(target.owner).to_owned());
-                self.count_refused(asked.whom.client, asked.method, None, backend, Outcome::Answered);
+                let complete = if request.reply_to.era == Era::Stateless { r#","resultType":"complete""# } else { "" };
+                self.answer_result(&request.reply_to, &format!(r#"{{"completion":{{"values":[]}}{complete}}}"#));
+                let backend = Some(self.backends.name(target.owner).to_owned());
+                self.report_refused(request.reply_to.client, request.method, None, backend, Outcome::Answered);
             }
-            Ok(target) => self.send(asked, target, now),
-            Err(Missed::Unresolved(owner)) => self.wait_for_offer(asked, owner, now),
-            Err(Missed::Failed(failure)) => self.refused(&asked, None, &failure),
+            Ok(target) => self.send(request, target, now),
+            Err(Missed::Unresolved(owner)) => self.wait_for_offer(request, owner, now),
+            Err(Missed::Failed(failure)) => self.refused(&request, None, &failure),
         }
     }
 
     fn resource_owner_of_template(&self, client: Client, uri: &str) -> Result<u32, Box<Failure>> {
         match self.catalogue.find(List::Templates, uri) {
-            Some((index, entry)) if self.views[self.guests[&client].view].sees(List::Templates, index) => {
+            Some((index, entry)) if self.catalogue.view(self.clients[&client].view()).sees(List::Templates, index) => {
                 Ok(entry.owner)
             }
             _ => self.resource_owner(client, uri),
@@ -452,134 +600,123 @@ impl Gateway {
     }
 
     fn cannot_complete(&self, owner: u32) -> bool {
-        let Some(serial) = self.serving(self.first_place(owner)) else { return false };
-        !self.links[&serial].has.completions
+        let Some(serial) = self.serving(self.first_slot(owner)) else { return false };
+        !self.links[&serial].has().completions
     }
 
-    /// A method that MCP does not have can only be for a backend that is alone, and no guard of tools applies to it: it is
-    /// forwarded for clients that may call everything, or if that is configured.
-    fn other_asked(&mut self, asked: Asked<'_>, now: Instant) {
-        let client = asked.whom.client;
-        match self.order[..] {
-            [_] if methods::resembles_known(asked.method) => {
-                let words = format!("`{}` is spelled unlike the method it resembles", words::cut(asked.method, 100));
-                self.refused(&asked, None, &Failure::method_unknown(words));
+    /// A request with a method that MCP does not have is only forwarded to a single backend, because no guard of tools
+    /// applies to it, and only for clients that may call every tool, or if that is configured.
+    fn route_unknown_method(&mut self, request: ClientRequest<'_>, now: Instant) {
+        let client = request.reply_to.client;
+        match self.backends.order()[..] {
+            [_] if !self.is_shared_server() && methods::resembles_known(request.method) => {
+                let words = format!(
+                    "`{}` resembles an MCP method, but is spelled differently",
+                    messages::cut(request.method, 100)
+                );
+                self.refused(&request, None, &Failure::method_unknown(words));
             }
-            [owner] if !is_of_other_era(asked.method) && !self.forwards_unknown(client) => {
+            [owner] if !is_of_other_era(request.method) && !self.forwards_unknown(client) => {
                 let what = format!(
                     "the method `{}`, which is not part of MCP (`forward_unknown` in [gateway] allows it)",
-                    words::cut(asked.method, 100)
+                    messages::cut(request.method, 100)
                 );
-                let role = self.guests[&client].who.role.clone();
-                let failure = Failure::denied(self.owner_name(owner), role.as_deref(), &what);
-                self.refused(&asked, None, &failure);
+                let role = self.clients[&client].who().role.clone();
+                let failure = Failure::denied(self.backends.name(owner), role.as_deref(), &what);
+                self.refused(&request, None, &failure);
             }
-            [owner] if !self.switches.is_backend_off(self.owner_name(owner)) && !is_of_other_era(asked.method) => {
+            [owner] if !self.guards.is_backend_off(self.backends.name(owner)) && !is_of_other_era(request.method) => {
                 let target =
-                    Target { owner, place: None, what: What::Other, shown: None, own: None, repeatable: false };
-                self.send(asked, target, now);
+                    Target { owner, slot: None, kind: CallKind::Other, shown: None, own: None, repeatable: false };
+                self.send(request, target, now);
             }
-            _ if is_of_other_era(asked.method) => {
-                let words = format!("`{}` is not part of the revision of MCP that this client speaks", asked.method);
-                self.refused(&asked, None, &Failure::method_unknown(words));
+            _ if is_of_other_era(request.method) => {
+                let words = format!("`{}` is not part of the revision of MCP that this client speaks", request.method);
+                self.refused(&request, None, &Failure::method_unknown(words));
             }
             _ => {
-                let words = format!("the gateway does not know the method `{}`", words::cut(asked.method, 100));
-                self.refused(&asked, None, &Failure::method_unknown(words));
+                let words = format!("unknown method `{}`", messages::cut(request.method, 100));
+                self.refused(&request, None, &Failure::method_unknown(words));
             }
         }
     }
 
-    /// About something that a link already has.
-    pub(super) fn send_to(&mut self, asked: Asked<'_>, place: PlaceKey, now: Instant) {
-        let owner = place.backend;
-        let target = Target { owner, place: Some(place), what: What::Other, shown: None, own: None, repeatable: false };
-        self.send(asked, target, now);
+    /// Sends a request about a task to the slot that works on it.
+    pub(super) fn send_to(&mut self, request: ClientRequest<'_>, slot: SlotKey, own: Rc<str>, now: Instant) {
+        let owner = slot.backend;
+        let (slot, own) = (Some(slot), Some(own));
+        let target = Target { owner, slot, kind: CallKind::Other, shown: None, own, repeatable: false };
+        self.send(request, target, now);
     }
 
-    /// The last guard, and away.
-    fn send(&mut self, asked: Asked<'_>, target: Target, now: Instant) {
-        if let Some(state) = asked.params.request_state()
-            && self.resume_parked(&asked, state, now)
+    /// The circuit breaker is the last guard; then the request becomes a call.
+    fn send(&mut self, request: ClientRequest<'_>, target: Target, now: Instant) {
+        if let Some(state) = request.params.request_state()
+            && self.resume_parked(&request, state, now)
         {
             return;
         }
-        let place = match target.place {
-            Some(place) => place,
-            None => match self.place_for(target.owner, &asked.whom, asked.says, now) {
-                Ok(place) => place,
-                Err(failure) => return self.refused(&asked, Some(&target), &failure),
+        let slot = match target.slot {
+            Some(slot) => slot,
+            None => match self.slot_for(target.owner, &request.reply_to, request.declared, now) {
+                Ok(slot) => slot,
+                Err(failure) => return self.refused(&request, Some(&target), &failure),
             },
         };
-        let Some(owner) = self.owners.get_mut(&target.owner) else {
-            return self.refused(&asked, Some(&target), &Failure::removed(""));
+        let Some(owner) = self.backends.get_mut(&target.owner) else {
+            return self.refused(&request, Some(&target), &Failure::removed(""));
         };
-        let pass = match owner.breaker.ask(now) {
+        let pass = match owner.ask_breaker(now) {
             Ok(pass) => Some(pass),
             Err(wait) => {
-                let failure = Failure::circuit_open(&owner.settings.name, wait.retry_after);
-                return self.refused(&asked, Some(&target), &failure);
+                let failure = Failure::circuit_open(&owner.settings().name, wait.retry_after);
+                return self.refused(&request, Some(&target), &failure);
             }
         };
-        let Asked { whom, said, id, method, params, says } = asked;
+        let ClientRequest { reply_to, said, id, method, params, declared, .. } = request;
         let call = Call {
-            what: target.what,
-            method: method_word(method),
-            place,
-            link: None,
             shown: target.shown,
             own: target.own,
-            message: None,
-            token: None,
-            began: now,
-            due: None,
-            due_max: now,
-            rounds: 0,
             repeatable: target.repeatable,
-            resent: false,
-            unsent_tries: 0,
-            told_in: None,
             pass,
             task: params.task().is_some(),
-            says,
-            parked: None,
-            inputs: None,
-            whom: Some(whom),
+            reply_to: Some(reply_to),
+            ..Call::new(target.kind, method_name(method), slot, declared, now)
         };
         self.dispatch(Box::new(call), said, id, params, now);
     }
 
-    fn refused(&mut self, asked: &Asked<'_>, target: Option<&Target>, failure: &Failure) {
-        let is_tool = asked.method == "tools/call";
-        self.refuse(&asked.whom, is_tool, failure);
-        let backend = target.map(|target| self.owner_name(target.owner).to_owned());
+    fn refused(&mut self, request: &ClientRequest<'_>, target: Option<&Target>, failure: &Failure) {
+        let is_tool = request.method == method::TOOLS_CALL;
+        self.refuse(&request.reply_to, is_tool, failure);
+        let backend = target.map(|target| self.backends.name(target.owner).to_owned());
         let shown = target.and_then(|target| target.shown.as_deref().map(str::to_owned));
-        self.count_refused(asked.whom.client, asked.method, shown, backend, failure.outcome);
+        self.report_refused(request.reply_to.client, request.method, shown, backend, failure.outcome);
     }
 
-    /// Something that its backend has not said yet whether it has.
-    fn refused_of(&mut self, asked: &Asked<'_>, owner: u32, failure: &Failure) {
-        let shown = asked.params.name().map(|name| text(name).as_ref().into());
-        let target = Target { owner, place: None, what: What::Other, shown, own: None, repeatable: false };
-        self.refused(asked, Some(&target), failure);
+    /// Refuses a request that names something of a backend whose offer is not known.
+    fn refused_of(&mut self, request: &ClientRequest<'_>, owner: u32, failure: &Failure) {
+        let shown = request.params.name().map(|name| text(name).as_ref().into());
+        let target = Target { owner, slot: None, kind: CallKind::Other, shown, own: None, repeatable: false };
+        self.refused(request, Some(&target), failure);
     }
 
-    fn refused_named(&mut self, asked: &Asked<'_>, name: &str, failure: &Failure) {
-        self.refuse(&asked.whom, asked.method == "tools/call", failure);
-        let name = Some(words::cut(name, 200));
-        self.count_refused(asked.whom.client, asked.method, name, None, failure.outcome);
+    fn refused_named(&mut self, request: &ClientRequest<'_>, name: &str, failure: &Failure) {
+        self.refuse(&request.reply_to, request.method == method::TOOLS_CALL, failure);
+        let name = Some(messages::cut(name, 200));
+        self.report_refused(request.reply_to.client, request.method, name, None, failure.outcome);
     }
 
-    pub(super) fn unknown(&mut self, asked: &Asked<'_>, words: String, name: Option<&str>) {
+    pub(super) fn unknown(&mut self, request: &ClientRequest<'_>, words: String, name: Option<&str>) {
         let failure = Failure::unknown(words);
         match name {
-            Some(name) => self.refused_named(asked, name, &failure),
-            None => self.refused(asked, None, &failure),
+            Some(name) => self.refused_named(request, name, &failure),
+            None => self.refused(request, None, &failure),
         }
     }
 }
 
-/// A string's content; copied only if something in it is escaped, or if it is no string.
+/// The content of a string, copied only if something in it is escaped. Empty if it is not a string.
 fn text(raw: Raw<'_>) -> std::borrow::Cow<'_, str> {
     match raw.plain() {
         Some(plain) => plain.into(),
@@ -587,23 +724,23 @@ fn text(raw: Raw<'_>) -> std::borrow::Cow<'_, str> {
     }
 }
 
-/// Whether a schema names this member somewhere.
+/// Whether a schema contains this name.
 fn has_word(schema: &[u8], member: &str) -> bool {
     memchr::memmem::find(schema, message::quote(member).as_bytes()).is_some()
 }
 
-/// Methods that a client of the one era has and a backend of the other does not: never passed on by accident.
+/// Methods that one era has and the other does not. They are not forwarded to a single backend.
 fn is_of_other_era(method: &str) -> bool {
-    let both = ["initialize", "ping", "server/discover", "logging/setLevel", "resources/subscribe"];
-    both.contains(&method) || ["resources/unsubscribe", "subscriptions/listen"].contains(&method)
+    let both = [method::INITIALIZE, method::PING, method::DISCOVER, method::SET_LEVEL, method::SUBSCRIBE];
+    both.contains(&method) || [method::UNSUBSCRIBE, method::LISTEN].contains(&method)
 }
 
-fn method_word(method: &str) -> std::borrow::Cow<'static, str> {
+fn method_name(method: &str) -> std::borrow::Cow<'static, str> {
     match method {
-        "tools/call" => "tools/call".into(),
-        "prompts/get" => "prompts/get".into(),
-        "resources/read" => "resources/read".into(),
-        "completion/complete" => "completion/complete".into(),
-        other => words::cut(other, 100).into(),
+        method::TOOLS_CALL => method::TOOLS_CALL.into(),
+        method::PROMPTS_GET => method::PROMPTS_GET.into(),
+        method::RESOURCES_READ => method::RESOURCES_READ.into(),
+        method::COMPLETE => method::COMPLETE.into(),
+        other => messages::cut(other, 100).into(),
     }
 }

@@ -1,23 +1,26 @@
-//! What stands between a call and its backend: patterns of names, roles, rates, circuit breakers and the kill switch.
-//!
-//! Each is a small unit of its own that is told the time; the gateway asks them in their order. None of them allocates for a
-//! call it has seen the like of before.
+//! Guards: the checks that each call passes before it reaches a backend. Name patterns, roles, rates, circuit breakers
+//! and the kill switch.
+//! The order in which they are asked is in [`super::dispatch`]. They do not allocate for a client and tool that were
+//! seen before.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     time::{Duration, Instant},
 };
 
-use rustc_hash::FxHashMap;
+use crate::{json::Raw, saved::Moment};
 
-use super::{Pattern, Profile, Rate, Rates, Role, Switch};
+use super::{
+    Fit, Pattern, Profile, Rate, Rates, Role, Schemas, Settings, Switch,
+    saved::{SavedCircuit, SavedGuards},
+};
 
 impl Pattern {
-    /// Whether it stands for this name. `*` is any number of any letters; everything else is itself.
+    /// Whether a name matches. `*` is any number of characters; every other character is itself.
     pub fn fits(&self, name: &str) -> bool {
         let (pattern, name) = (self.0.as_bytes(), name.as_bytes());
         let (mut p, mut n) = (0, 0);
-        // Where to go back to: after the last star, and the first letter it has not swallowed yet.
+        // Where matching continues after a mismatch: behind the last star, one character later.
         let mut back: Option<(usize, usize)> = None;
         while n < name.len() {
             match pattern.get(p) {
@@ -42,7 +45,7 @@ impl Pattern {
     }
 }
 
-/// Whether a name passes two lists. An empty `allow` lets everything in; `deny` has the last word.
+/// Whether a name passes two lists. An empty `allow` allows everything; `deny` wins.
 pub fn passes(allow: &[Pattern], deny: &[Pattern], name: &str) -> bool {
     (allow.is_empty() || any_fits(allow, name)) && !any_fits(deny, name)
 }
@@ -56,25 +59,25 @@ impl Profile {
         passes(&self.backends, &[], backend)
     }
 
-    /// Of a backend that is in it.
+    /// Whether it shows a tool of a backend that it shows.
     pub fn has_tool(&self, tool: &str) -> bool {
         passes(&self.allow, &self.deny, tool)
     }
 }
 
 impl Role {
-    /// Unlike elsewhere an empty `allow` lets nothing in: a right that nobody gave is none.
+    /// Unlike elsewhere, an empty `allow` allows nothing.
     pub fn allows(&self, tool: &str) -> bool {
         any_fits(&self.allow, tool) && !any_fits(&self.deny, tool)
     }
 
-    /// Whether it allows every tool, also those that are not there yet.
+    /// Whether it allows every tool, also future ones.
     fn is_unbounded(&self) -> bool {
         self.allow.iter().any(|pattern| pattern.0 == "*") && self.deny.is_empty()
     }
 }
 
-/// Who may call what.
+/// Which role may call which tools.
 #[derive(Debug, Clone, Default)]
 pub struct Roles(BTreeMap<String, Role>);
 
@@ -83,8 +86,8 @@ impl Roles {
         Roles(roles)
     }
 
-    /// Where no role is known, or a client has none because nobody asked who it is, everything is allowed. A role that
-    /// is not among the known ones has no rights.
+    /// Everything is allowed if no roles are configured, or if the client has none because there is no authentication.
+    /// A role that is not configured has no rights.
     pub fn allow(&self, role: Option<&str>, tool: &str) -> bool {
         match role {
             Some(role) if !self.0.is_empty() => self.0.get(role).is_some_and(|role| role.allows(tool)),
@@ -92,7 +95,7 @@ impl Roles {
         }
     }
 
-    /// Whether somebody may see and steer the whole gateway: only those whose rights have no end.
+    /// Whether a role may see and control the whole gateway: only if it may call every tool.
     pub fn has_all(&self, role: Option<&str>) -> bool {
         match role {
             Some(role) if !self.0.is_empty() => self.0.get(role).is_some_and(Role::is_unbounded),
@@ -101,22 +104,111 @@ impl Roles {
     }
 }
 
+/// The guards that the calls of all backends share. Each backend has its own circuit breaker.
+pub(super) struct Guards {
+    switches: Switches,
+    buckets: Buckets,
+    roles: Roles,
+    schemas: Box<dyn Schemas>,
+}
+
+impl std::fmt::Debug for Guards {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Guards { switches, buckets, roles, schemas: _ } = self;
+        f.debug_struct("Guards").field("switches", switches).field("buckets", buckets).field("roles", roles).finish()
+    }
+}
+
+impl Guards {
+    pub(super) fn new(settings: &Settings, schemas: Box<dyn Schemas>) -> Guards {
+        Guards {
+            switches: Switches::new(&settings.switched_off),
+            buckets: Buckets::new(settings.rates.clone()),
+            roles: Roles::new(settings.roles.clone()),
+            schemas,
+        }
+    }
+
+    pub(super) fn configure(&mut self, settings: &Settings) {
+        self.switches.configure(&settings.switched_off);
+        self.buckets.configure(settings.rates.clone());
+        self.roles = Roles::new(settings.roles.clone());
+    }
+
+    /// What operators have switched, and the buckets that are not full. Settings are not part of it.
+    pub(super) fn save(&self, now: Instant) -> SavedGuards {
+        let Switches { tools, backends, .. } = &self.switches;
+        SavedGuards { tools_off: tools.clone(), backends_off: backends.clone(), buckets: self.buckets.save(now) }
+    }
+
+    /// The settings are there already.
+    pub(super) fn restore(&mut self, saved: SavedGuards, now: Instant) {
+        (self.switches.tools, self.switches.backends) = (saved.tools_off, saved.backends_off);
+        self.buckets.restore(saved.buckets, now);
+    }
+
+    pub(super) fn take_token(&mut self, who: &str, tool: &str, now: Instant) -> Result<(), Wait> {
+        self.buckets.take(who, tool, now)
+    }
+
+    pub(super) fn set_share(&mut self, parts: u32) {
+        self.buckets.set_share(parts);
+    }
+
+    pub(super) fn allow(&self, role: Option<&str>, tool: &str) -> bool {
+        self.roles.allow(role, tool)
+    }
+
+    pub(super) fn has_all_rights(&self, role: Option<&str>) -> bool {
+        self.roles.has_all(role)
+    }
+
+    pub(super) fn switch(&mut self, what: &Switch, off: bool) -> bool {
+        self.switches.turn(what, off)
+    }
+
+    pub(super) fn is_backend_off(&self, backend: &str) -> bool {
+        self.switches.is_backend_off(backend)
+    }
+
+    pub(super) fn is_tool_off(&self, tool: &str) -> bool {
+        self.switches.is_tool_off(tool)
+    }
+
+    pub(super) fn all_off(&self) -> impl Iterator<Item = Switch> {
+        self.switches.all_off()
+    }
+
+    /// Nothing if that has to be found out beside the loop.
+    pub(super) fn check_arguments(&mut self, schema: &[u8], arguments: Raw<'_>) -> Option<Fit> {
+        self.schemas.check(schema, arguments)
+    }
+}
+
 /// Token buckets, one for each client and tool that was called lately.
 ///
-/// A full bucket is the same as none, so it is forgotten when room is needed. At [`Buckets::MAX`], with not one of them full, a
-/// pair that has none yet is refused until the first of the others is full: no pair ever gets more than its rate.
+/// A full bucket equals no bucket, so it is forgotten when room is needed. At [`Buckets::MAX`] buckets, none of them
+/// full, a new pair of client and tool is refused until the first bucket is full: no pair gets more than its rate.
 #[derive(Debug)]
 pub struct Buckets {
     rates: Rates,
     max: usize,
-    /// When each will be full again. All that is to be known of a bucket follows from it.
-    full_at: FxHashMap<String, FxHashMap<String, Instant>>,
+    /// When each bucket will be full. Nothing else needs to be known of it.
+    /// With keyed hashes, because clients and backends choose their names.
+    full_at: HashMap<String, HashMap<String, Instant>>,
     count: usize,
-    /// Before this none can be forgotten: a bucket never gets full sooner than it was going to.
+    /// No bucket is full before this time.
     none_full_before: Option<Instant>,
+    /// The part of each rate that may be used here.
+    share: u32,
 }
 
-/// Why a call is refused for now.
+/// A gateway that is in no cluster uses the whole of each rate.
+pub const SHARE_WHOLE: u32 = 1_000_000;
+/// When a call is tried again that came while this replica had no share.
+const SHARE_WAIT: Duration = Duration::from_secs(1);
+
+/// A call is refused for this time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wait {
     pub retry_after: Duration,
@@ -130,22 +222,33 @@ impl Buckets {
     }
 
     pub fn with_max(rates: Rates, max: usize) -> Buckets {
-        Buckets { rates, max, full_at: FxHashMap::default(), count: 0, none_full_before: None }
+        Buckets { rates, max, full_at: HashMap::new(), count: 0, none_full_before: None, share: SHARE_WHOLE }
     }
 
-    /// Other rates from here on. What was taken stays taken, at most a whole bucket of it.
+    /// Sets other rates. Tokens that were taken stay taken, at most one bucket of them.
     pub fn configure(&mut self, rates: Rates) {
         if self.rates != rates {
             self.rates = rates;
-            // Under a quicker rate a bucket may be full sooner than thought.
+            // With a higher rate a bucket may be full earlier.
             self.none_full_before = None;
         }
     }
 
-    /// One call of a tool, as its client sees it. A refused one costs nothing.
+    /// Sets the part of each rate that may be used here, of [`SHARE_WHOLE`]. With another share a token takes longer or
+    /// shorter to come, and a bucket holds that part of the burst, but at least one token.
+    pub fn set_share(&mut self, parts: u32) {
+        self.share = parts.min(SHARE_WHOLE);
+        self.none_full_before = None;
+    }
+
+    /// Takes one token. A refused call costs none.
     pub fn take(&mut self, who: &str, tool: &str, now: Instant) -> Result<(), Wait> {
         let Some(rate) = self.rates.of(tool) else { return Ok(()) };
-        let (token, bucket) = (rate.token(), rate.bucket());
+        if self.share == 0 {
+            return Err(Wait { retry_after: SHARE_WAIT });
+        }
+        let token = rate.token_of(self.share);
+        let bucket = rate.bucket().max(token);
         let known = self.full_at.get_mut(who).and_then(|tools| tools.get_mut(tool));
         if let Some(full_at) = known {
             let taken = full_at.saturating_duration_since(now).min(bucket);
@@ -164,7 +267,25 @@ impl Buckets {
         Ok(())
     }
 
-    /// How many are kept.
+    fn save(&self, now: Instant) -> Vec<(String, String, Moment)> {
+        let all = self.full_at.iter().flat_map(|(who, tools)| tools.iter().map(move |(tool, at)| (who, tool, *at)));
+        let used = all.filter(|(_, _, at)| *at > now);
+        let mut saved: Vec<(String, String, Moment)> =
+            used.map(|(who, tool, at)| (who.clone(), tool.clone(), Moment::of(at, now))).collect();
+        saved.sort_unstable_by(|one, other| (&one.0, &one.1).cmp(&(&other.0, &other.1)));
+        saved
+    }
+
+    fn restore(&mut self, saved: Vec<(String, String, Moment)>, now: Instant) {
+        self.count = saved.len();
+        for (who, tool, at) in saved {
+            self.full_at.entry(who).or_default().insert(tool, at.at(now));
+        }
+        // The first look for room finds out when a bucket is full.
+        self.none_full_before = None;
+    }
+
+    /// How many buckets are kept.
     pub fn len(&self) -> usize {
         self.count
     }
@@ -191,7 +312,7 @@ impl Buckets {
     fn forget_full(&mut self, now: Instant) {
         let (mut count, mut earliest) = (0, None::<Instant>);
         for tools in self.full_at.values_mut() {
-            // A slower rate may have been set since; what is still owed by it is at most a whole bucket.
+            // After a lower rate was set, at most one bucket of tokens is missing.
             tools.retain(|_, full_at| *full_at > now);
             count += tools.len();
             earliest = tools.values().copied().chain(earliest).min();
@@ -203,7 +324,7 @@ impl Buckets {
 }
 
 impl Rates {
-    /// What holds for a tool, as clients see it.
+    /// The rate of a tool, by the name that clients see.
     pub fn of(&self, tool: &str) -> Option<Rate> {
         let own = self.tools.iter().find(|(pattern, _)| pattern.fits(tool));
         own.map(|(_, rate)| *rate).or(self.default)
@@ -211,10 +332,22 @@ impl Rates {
 }
 
 impl Rate {
-    /// The time in which one token comes, rounded up so that no rounding adds one. A rate below one a minute counts as
-    /// one a minute; the configuration refuses it.
+    /// The time in which one token comes, rounded up so that the rate is never exceeded. A rate below one a minute
+    /// counts as one a minute; the configuration refuses it.
     fn token(self) -> Duration {
         Duration::from_nanos(60_000_000_000_u64.div_ceil(u64::from(self.per_minute.max(1))))
+    }
+
+    /// The same with this part of the rate.
+    fn token_of(self, share: u32) -> Duration {
+        let whole = self.token();
+        match share {
+            SHARE_WHOLE => whole,
+            share => {
+                let nanos = (whole.as_nanos() * u128::from(SHARE_WHOLE)).div_ceil(u128::from(share.max(1)));
+                Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX))
+            }
+        }
     }
 
     /// The time in which an empty bucket fills.
@@ -223,15 +356,14 @@ impl Rate {
     }
 }
 
-/// Lets a backend rest that only fails: after so many failures in a row nothing passes for a while, and then one call that
-/// shows whether it is worth going on.
+/// A circuit breaker: after a number of failures in a row no call passes for a while, and then one call as a probe.
 #[derive(Debug, Clone)]
 pub struct Breaker {
-    /// 0: it never opens.
+    /// With 0 it never opens.
     failures_max: u32,
     open_for: Duration,
     state: Circuit,
-    /// Counts the changes of state, so that the outcome of a call that passed in an earlier one is known to be old news.
+    /// Counts the changes of state, so that the outcome of a call from an earlier state is ignored.
     epoch: u64,
 }
 
@@ -248,27 +380,26 @@ pub enum Circuit {
     HalfOpen,
 }
 
-/// A call that was let through. Whoever has it owes the breaker its outcome: a probe that nobody speaks of again would
-/// leave the circuit half open for ever.
+/// A call that passed. Its outcome must be reported: a probe without one would leave the circuit half open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[must_use]
 pub struct Pass {
     epoch: u64,
 }
 
-/// How a call that was let through ended, as far as the backend's health goes.
+/// What the end of a call says of the backend's health.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Health {
-    /// It answered, be it that the tool failed: whoever says no is there.
+    /// It answered, also if the tool failed.
     Well,
     /// It was lost, timed out, or the backend could not be reached.
     Ill,
-    /// Nothing was learned: the client took it back.
+    /// Nothing is known: the client cancelled.
     Unknown,
 }
 
 impl Breaker {
-    /// What is said to those who come while the probe is under way: nobody knows how long it will be.
+    /// The wait for calls that come during the probe, whose duration is unknown.
     pub const PROBE_WAIT: Duration = Duration::from_secs(1);
 
     pub fn new(failures_max: u32, open_for: Duration) -> Breaker {
@@ -279,7 +410,24 @@ impl Breaker {
         self.state
     }
 
-    /// Other numbers from here on. A circuit that is open stays so until the time it was given.
+    /// The limits are not part of it.
+    pub(super) fn save(&self, now: Instant) -> SavedCircuit {
+        match self.state {
+            Circuit::Closed { failures } => SavedCircuit::Closed { failures },
+            Circuit::Open { until } => SavedCircuit::Open { until: Moment::of(until, now) },
+            // No call is open, so the probe is over, and the next call is one.
+            Circuit::HalfOpen => SavedCircuit::Open { until: Moment::of(now, now) },
+        }
+    }
+
+    pub(super) fn restore(&mut self, saved: SavedCircuit, now: Instant) {
+        self.turn_to(match saved {
+            SavedCircuit::Closed { failures } => Circuit::Closed { failures },
+            SavedCircuit::Open { until } => Circuit::Open { until: until.at(now) },
+        });
+    }
+
+    /// Sets other limits. An open circuit stays open until its time.
     pub fn configure(&mut self, failures_max: u32, open_for: Duration) {
         (self.failures_max, self.open_for) = (failures_max, open_for);
         if failures_max == 0 {
@@ -328,7 +476,7 @@ impl Breaker {
         false
     }
 
-    /// Another child, or an operator's wish: what was heard before is forgotten.
+    /// A new process or an operator: earlier failures count no longer.
     pub fn reset(&mut self) {
         self.turn_to(Circuit::Closed { failures: 0 });
     }
@@ -339,9 +487,9 @@ impl Breaker {
     }
 }
 
-/// The kill switch: tools and backends that are off, whoever asks.
+/// The kill switch: tools and backends that are off for all clients.
 ///
-/// What an operator says holds until the configuration says something new about the same thing.
+/// A switch by an operator holds until the configuration changes for the same name.
 #[derive(Debug, Clone, Default)]
 pub struct Switches {
     configured: BTreeSet<Switch>,
@@ -380,7 +528,7 @@ impl Switches {
         self.backends.contains(backend)
     }
 
-    /// By its own name, as clients see it; its backend may be off besides.
+    /// Whether this tool itself is off. Its backend may be off as well.
     pub fn is_tool_off(&self, tool: &str) -> bool {
         self.tools.contains(tool)
     }

@@ -1,69 +1,87 @@
-//! Links: what comes up, is said and goes down on each.
+//! Links: connections to backends, from the first event to the last; what is received on each.
+//! Which link fills which slot is decided in [`super::slots`], and when one counts as hung in [`super::hang`].
 
-use super::*;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use rustc_hash::FxHashMap;
+
 use crate::{
-    message::{self, Message},
-    patience::Patience,
+    capabilities::Capabilities,
+    cut::tail,
+    exit::How,
+    mcp::{Family, method, notification},
+    message::{self, Id, Message, Params},
+    record::{self, Record},
+    saved::Moment,
 };
 
-use calls::What;
-use opening::Private;
+use super::{
+    Action, Era, Gateway, Link, Offer, Stage, Timer,
+    borrowed_links::BORROWED_IDLE,
+    calls::{Call, CallKind},
+    clients::Declared,
+    failed_calls::Unsent,
+    hang::Liveness,
+    lists::Fetch,
+    messages, methods,
+    opening::OwnRequest,
+    saved::{SavedLink, SavedOffer},
+    server_requests::AbandonedCalls,
+    slots::{Sharing, SlotKey},
+    subscriptions::LinkSubscriptions,
+};
+
+/// How long a replaced link may finish its calls; then they fail.
+pub(super) const DRAIN_MAX: Duration = Duration::from_secs(60);
+/// How long after a process was found too large, or to answer nothing, it may be replaced again.
+pub(super) const REPLACE_GAP: Duration = Duration::from_secs(60);
+/// How much of a process's stderr is kept after its end.
+const STDERR_BYTES_MAX: usize = 64 << 10;
+
+/// By serial.
+pub(super) type Links = FxHashMap<u64, LinkState>;
 
 #[derive(Debug)]
-pub(super) struct Connection {
-    pub link: Link,
-    pub place: PlaceKey,
-    pub phase: Phase,
-    pub era: Era,
-    pub version: String,
-    pub has: Has,
-    pub pid: Option<u32>,
-    pub generation: u64,
-    pub began: Instant,
-    pub ready: Option<Instant>,
-    /// When it was last sent or heard anything for a client.
-    pub last_used: Instant,
-    /// Clients' requests that it has not answered.
-    pub in_flight: usize,
+pub(super) struct LinkState {
+    id: Link,
+    slot: SlotKey,
+    phase: Phase,
+    era: Era,
+    version: String,
+    /// What it declared that it can do.
+    has: Capabilities,
+    pid: Option<u32>,
+    generation: u64,
+    began: Instant,
+    /// When its handshake was done.
+    ready_at: Option<Instant>,
+    /// When it last sent or received anything for a client.
+    last_used: Instant,
+    /// Requests of clients that it has not answered.
+    in_flight: usize,
     /// It was started only to read what it offers; no request has needed it yet.
-    pub is_probe: bool,
-    /// What it said when we first asked in the era that was not its own.
-    pub refused: Option<String>,
-    pub fetch: lists::Fetch,
-    /// If it says nothing until then, it hangs.
-    pub suspected: Option<Patience>,
-    /// Then another one is started beside it, and its other calls may finish.
-    pub drains_if_hung: bool,
-    /// The number that would have been the next when it last answered a client's request, or told of progress.
-    pub answered: u64,
-    /// A call was late, and nothing was answered since it was sent.
-    pub is_doubted: bool,
+    is_probe: bool,
+    pub(super) fetch: Fetch,
+    pub(super) liveness: Liveness,
     /// Its end is in the audit log already.
-    pub is_recorded: bool,
-    /// Lines that were no JSON.
-    pub garbage: u64,
-    /// The resources that it was asked to watch.
-    pub watched: BTreeSet<String>,
-    /// Our subscription to what a stateless backend has to say.
-    pub listen: Option<u64>,
-    /// It ended; another one is due then.
-    pub listen_again: Option<Instant>,
-    /// It has no subscriptions.
-    pub is_deaf: bool,
-    /// Calls that were taken back or late, and that it may still be at.
-    pub ghosts: Vec<asks::Ghost>,
-    /// The level that it was last told.
-    pub level: Option<subscriptions::Level>,
+    is_recorded: bool,
+    /// Lines that were not JSON-RPC.
+    garbage: u64,
+    pub(super) subscriptions: LinkSubscriptions,
+    pub(super) abandoned: AbandonedCalls,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// Not ready by then, it is stopped.
+    /// It is stopped if it is not ready by then.
     Connecting {
         by: Instant,
     },
     Opening {
         by: Instant,
+        /// What it answered when it was first asked, in the era that it does not speak.
+        first_refusal: Option<String>,
     },
     Ready,
     Draining {
@@ -74,157 +92,329 @@ pub(super) enum Phase {
     },
 }
 
-/// What a backend said that it can do.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Has {
-    pub tools: bool,
-    pub prompts: bool,
-    pub resources: bool,
-    pub subscribe: bool,
-    pub logging: bool,
-    pub completions: bool,
-    pub tasks: bool,
-}
-
-impl Has {
-    pub fn list(self, kind: List) -> bool {
-        match kind {
-            List::Tools => self.tools,
-            List::Prompts => self.prompts,
-            List::Resources | List::Templates => self.resources,
-        }
-    }
-}
-
-impl Connection {
-    pub fn new(link: Link, place: PlaceKey, generation: u64, by: Instant, now: Instant) -> Connection {
-        Connection {
-            link,
-            place,
+impl LinkState {
+    pub(super) fn new(
+        id: Link,
+        slot: SlotKey,
+        generation: u64,
+        by: Instant,
+        is_probe: bool,
+        now: Instant,
+    ) -> LinkState {
+        LinkState {
+            id,
+            slot,
             phase: Phase::Connecting { by },
             era: Era::Handshake,
             version: String::new(),
-            has: Has::default(),
+            has: Capabilities::default(),
             pid: None,
             generation,
             began: now,
-            ready: None,
+            ready_at: None,
             last_used: now,
             in_flight: 0,
-            is_probe: false,
-            refused: None,
-            fetch: lists::Fetch::default(),
-            suspected: None,
-            drains_if_hung: false,
-            answered: 0,
-            is_doubted: false,
+            is_probe,
+            fetch: Fetch::default(),
+            liveness: Liveness::default(),
             is_recorded: false,
             garbage: 0,
-            watched: BTreeSet::new(),
-            listen: None,
-            listen_again: None,
-            is_deaf: false,
-            ghosts: Vec::new(),
-            level: None,
+            subscriptions: LinkSubscriptions::default(),
+            abandoned: AbandonedCalls::default(),
         }
     }
 
-    pub fn is_ready(&self) -> bool {
+    /// None unless it is ready. Its calls are not saved; `backends_own` is the offer of its backend.
+    pub(super) fn save(&self, backends_own: Option<&Offer>, now: Instant) -> Option<SavedLink> {
+        let offer = self.fetch.offer();
+        self.is_ready().then(|| SavedLink {
+            id: (self.id.backend, self.id.serial),
+            slot: self.slot,
+            era: self.era,
+            version: self.version.clone(),
+            has: self.has,
+            pid: self.pid,
+            generation: self.generation,
+            began: Moment::of(self.began, now),
+            ready_at: self.ready_at.map(|at| Moment::of(at, now)),
+            last_used: Moment::of(self.last_used, now),
+            is_probe: self.is_probe,
+            offer: (backends_own != Some(offer)).then(|| SavedOffer::of(offer)),
+            answered: self.liveness.save(),
+            is_recorded: self.is_recorded,
+            garbage: self.garbage,
+            subscriptions: self.subscriptions.save(now),
+            abandoned: self.abandoned.save(now),
+        })
+    }
+
+    pub(super) fn restore(saved: SavedLink, backends_own: Option<&Offer>, now: Instant) -> LinkState {
+        let (backend, serial) = saved.id;
+        let offer = saved.offer.map_or_else(|| backends_own.cloned().unwrap_or_default(), SavedOffer::offer);
+        LinkState {
+            id: Link { backend, serial },
+            slot: saved.slot,
+            phase: Phase::Ready,
+            era: saved.era,
+            version: saved.version,
+            has: saved.has,
+            pid: saved.pid,
+            generation: saved.generation,
+            began: saved.began.at(now),
+            ready_at: saved.ready_at.map(|at| at.at(now)),
+            last_used: saved.last_used.at(now),
+            in_flight: 0,
+            is_probe: saved.is_probe,
+            fetch: Fetch::restore(offer),
+            liveness: Liveness::restore(saved.answered),
+            is_recorded: saved.is_recorded,
+            garbage: saved.garbage,
+            subscriptions: LinkSubscriptions::restore(saved.subscriptions, now),
+            abandoned: AbandonedCalls::restore(saved.abandoned, now),
+        }
+    }
+
+    pub(super) fn id(&self) -> Link {
+        self.id
+    }
+
+    pub(super) fn slot(&self) -> SlotKey {
+        self.slot
+    }
+
+    pub(super) fn sharing(&self) -> Sharing {
+        self.slot.sharing
+    }
+
+    pub(super) fn phase(&self) -> &Phase {
+        &self.phase
+    }
+
+    pub(super) fn era(&self) -> Era {
+        self.era
+    }
+
+    pub(super) fn version(&self) -> &str {
+        &self.version
+    }
+
+    pub(super) fn has(&self) -> Capabilities {
+        self.has
+    }
+
+    pub(super) fn pid(&self) -> Option<u32> {
+        self.pid
+    }
+
+    pub(super) fn began(&self) -> Instant {
+        self.began
+    }
+
+    pub(super) fn ready_at(&self) -> Option<Instant> {
+        self.ready_at
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    pub(super) fn is_probe(&self) -> bool {
+        self.is_probe
+    }
+
+    pub(super) fn is_recorded(&self) -> bool {
+        self.is_recorded
+    }
+
+    pub(super) fn garbage(&self) -> u64 {
+        self.garbage
+    }
+
+    pub(super) fn is_ready(&self) -> bool {
         self.phase == Phase::Ready
     }
 
-    pub fn due(&self, owners: &BTreeMap<u32, Owner>) -> Option<Instant> {
+    pub(super) fn is_stopping(&self) -> bool {
+        matches!(self.phase, Phase::Stopping { .. })
+    }
+
+    /// By when its handshake must be done, while it is not.
+    pub(super) fn open_by(&self) -> Option<Instant> {
         match self.phase {
-            Phase::Connecting { by } | Phase::Opening { by } => Some(by),
+            Phase::Connecting { by } | Phase::Opening { by, .. } => Some(by),
+            Phase::Ready | Phase::Draining { .. } | Phase::Stopping { .. } => None,
+        }
+    }
+
+    /// No call is in flight, no resource is watched and no list is read.
+    fn is_idle(&self) -> bool {
+        self.in_flight == 0 && !self.subscriptions.is_watching() && self.fetch.is_over()
+    }
+
+    pub(super) fn is_unused(&self) -> bool {
+        self.is_ready() && self.is_idle()
+    }
+
+    /// When it is late, hangs, has been idle for too long, or is to be subscribed to again.
+    fn due(&self, idle_stop: Option<Duration>) -> Option<Instant> {
+        match self.phase {
+            Phase::Connecting { by } | Phase::Opening { by, .. } => Some(by),
             Phase::Draining { until } => Some(until),
             Phase::Ready => {
-                let idle = owners.get(&self.link.backend).and_then(|owner| owner.settings.idle_stop);
-                let idle = match self.place.seat {
-                    Seat::Lent(_) => Some(idle.unwrap_or(loans::LOAN_IDLE).min(loans::LOAN_IDLE)),
-                    _ => idle,
+                let idle_stop = match self.sharing() {
+                    Sharing::Borrowed(_) => Some(idle_stop.unwrap_or(BORROWED_IDLE).min(BORROWED_IDLE)),
+                    _ => idle_stop,
                 };
-                let idle = idle.filter(|_| self.is_idle()).map(|idle| self.last_used + idle);
-                let suspected = self.suspected.as_ref().map(Patience::deadline);
-                suspected.into_iter().chain(idle).chain(self.listen_again).min()
+                let idle = idle_stop.filter(|_| self.is_idle()).map(|idle| self.last_used + idle);
+                self.liveness.due().into_iter().chain(idle).chain(self.subscriptions.retry_at()).min()
             }
             Phase::Stopping { .. } => None,
         }
     }
 
-    /// Nobody would miss it.
-    pub fn is_idle(&self) -> bool {
-        self.in_flight == 0 && self.watched.is_empty() && self.fetch.is_over()
+    /// A request of a client is sent on it.
+    pub(super) fn begin_call(&mut self, now: Instant) {
+        self.in_flight += 1;
+        self.is_probe = false;
+        self.last_used = now;
+    }
+
+    /// A request of a client ended. True if it was the last one.
+    pub(super) fn end_call(&mut self, now: Instant) -> bool {
+        self.last_used = now;
+        self.forget_call();
+        self.in_flight == 0
+    }
+
+    /// A request of a client was lost with it.
+    pub(super) fn forget_call(&mut self) {
+        self.in_flight = self.in_flight.saturating_sub(1);
+    }
+
+    /// Its lists were read.
+    pub(super) fn note_used(&mut self, now: Instant) {
+        self.last_used = self.last_used.max(now);
+    }
+
+    /// The era that is used on this link.
+    pub(super) fn set_era(&mut self, era: Era) {
+        self.era = era;
+    }
+
+    /// What its answer to the handshake says.
+    pub(super) fn set_server(&mut self, version: String, has: Capabilities) {
+        self.version = version;
+        self.has = has;
+    }
+
+    /// It refused a handshake. Returns what it answered to the first one, or nothing if this is the first, which is kept then.
+    pub(super) fn refused(&mut self, text: &str) -> Option<String> {
+        let Phase::Opening { first_refusal, .. } = &mut self.phase else { return None };
+        let before = first_refusal.take();
+        if before.is_none() {
+            *first_refusal = Some(text.to_owned());
+        }
+        before
+    }
+
+    pub(super) fn became_ready(&mut self, now: Instant) {
+        self.phase = Phase::Ready;
+        self.ready_at = Some(now);
+        self.last_used = now;
+    }
+
+    /// A record about it. `backend` is the name of its backend.
+    pub(super) fn record(&self, backend: &str, event: record::Event) -> Record {
+        let (pid, generation) = (self.pid, Some(self.generation));
+        Record { id: Some(backend.to_owned()), kind: Some("backend"), pid, generation, ..Record::new(event) }
+    }
+
+    pub(super) fn drain(&mut self, until: Instant) {
+        self.phase = Phase::Draining { until };
     }
 }
 
 impl Gateway {
+    /// The serials of some links, in the order in which they were opened.
+    pub(super) fn links_where(&self, is_it: impl Fn(&LinkState) -> bool) -> Vec<u64> {
+        let found = self.links.iter().filter(|(_, link_state)| is_it(link_state));
+        let mut serials: Vec<u64> = found.map(|(serial, _)| *serial).collect();
+        serials.sort_unstable();
+        serials
+    }
+
     pub(super) fn link_up(&mut self, link: Link, pid: Option<u32>, now: Instant) {
-        let Some(connection) = self.links.get_mut(&link.serial) else { return };
-        connection.pid = pid;
-        let Phase::Connecting { by } = connection.phase else { return };
-        connection.phase = Phase::Opening { by };
+        let Some(link_state) = self.links.get_mut(&link.serial) else { return };
+        link_state.pid = pid;
+        let Phase::Connecting { by } = link_state.phase else { return };
+        link_state.phase = Phase::Opening { by, first_refusal: None };
         self.open_link(link.serial, now);
     }
 
-    /// False: that was no JSON.
+    /// False if it is not JSON-RPC.
     pub(super) fn link_said(&mut self, link: Link, said: &[u8], now: Instant) -> bool {
-        let Some(connection) = self.links.get_mut(&link.serial) else { return true };
-        connection.suspected = None;
-        match message::parse(said) {
+        let Some(link_state) = self.links.get_mut(&link.serial) else { return true };
+        link_state.liveness.heard();
+        let message = message::parse(said);
+        let with_handles = message.as_ref().ok().and_then(|message| self.said_with_handles(link.serial, said, message));
+        let (said, message) = match &with_handles {
+            Some(told) => (&told[..], message::parse(told)),
+            None => (said, message),
+        };
+        match message {
             Ok(Message::Response { id, result, error }) => {
                 self.answered(link.serial, said, id, result, error, now);
             }
             Ok(Message::Request { params, .. } | Message::Notification { params, .. }) if !params.has_version() => {
-                connection.garbage += 1;
-                return false;
+                return self.note_garbage(link);
             }
             Ok(Message::Request { id, method, params }) => {
-                self.link_asked(link.serial, said, id, &method, &params, now);
+                self.backend_requested(link.serial, said, id, &method, &params, now);
             }
             Ok(Message::Notification { method, params }) => {
-                self.link_noted(link.serial, said, &method, &params, now);
+                self.link_notified(link.serial, said, &method, &params, now);
             }
             Ok(Message::Batch(members)) => {
                 for member in members {
-                    // A batch in a batch is none.
+                    // A batch in a batch is ignored.
                     if !member.get().starts_with('[') {
                         self.link_said(link, member.get().as_bytes(), now);
                     }
                 }
             }
-            Ok(Message::Other) => {
-                connection.garbage += 1;
-                return false;
-            }
+            Ok(Message::Other) => return self.note_garbage(link),
             Err(unreadable) => {
-                connection.garbage += 1;
                 if let Some(instead) = unreadable.instead_of_response() {
                     self.link_said(link, &instead, now);
                 }
-                return false;
+                return self.note_garbage(link);
             }
         }
         true
     }
 
-    pub(super) fn link_said_for(&mut self, link: Link, id: &Id, said: &[u8], now: Instant) {
-        let key = match id {
-            Id::Integer(number) => u64::try_from(*number).ok(),
-            Id::Big(_) | Id::Text(_) => None,
-        };
-        let is_open = |call: &Call| call.link == Some(link.serial) && call.whom.is_some();
-        self.said_for = key.filter(|key| self.calls.get(key).is_some_and(|call| is_open(call)));
-        if self.said_for.is_some() || !self.is_said_too_late(link.serial, said) {
-            // Over HTTP only JSON comes this far.
-            let _ = self.link_said(link, said, now);
+    fn note_garbage(&mut self, link: Link) -> bool {
+        if let Some(link_state) = self.links.get_mut(&link.serial) {
+            link_state.garbage += 1;
         }
-        self.said_for = None;
+        false
     }
 
-    /// Whether that can only have been for a call that is over: it must not reach another one's client.
+    /// A message on the HTTP stream of a request.
+    pub(super) fn link_said_for(&mut self, link: Link, id: &Id, said: &[u8], now: Instant) {
+        let is_open = |key: &u64| self.calls.get(key).is_some_and(|call| call.reply_to.is_some());
+        self.stream_call = self.key_on(link.serial, id).filter(is_open);
+        if self.stream_call.is_some() || !self.is_said_too_late(link.serial, said) {
+            // The HTTP side passes on nothing but JSON.
+            let _ = self.link_said(link, said, now);
+        }
+        self.stream_call = None;
+    }
+
+    /// Whether a message can only be for a call that is over. It must not reach the client of another call.
     fn is_said_too_late(&mut self, serial: u64, said: &[u8]) -> bool {
         match message::parse(said) {
-            Ok(Message::Request { id, method, .. }) if method != "ping" => {
+            Ok(Message::Request { id, method, .. }) if method != method::PING => {
                 if let Some(at) = id.place(said) {
                     let raw = String::from_utf8_lossy(&said[at]);
                     let answer = message::error_line(&raw, -32800, "the call that this was for is over", None);
@@ -233,297 +423,175 @@ impl Gateway {
                 true
             }
             Ok(Message::Notification { method, .. }) => match &*method {
-                "notifications/cancelled" | "notifications/resources/updated" => false,
-                "notifications/tasks/status" | "notifications/tasks" => false,
+                notification::CANCELLED | notification::RESOURCE_UPDATED => false,
+                notification::TASK_STATUS | notification::TASKS => false,
                 method => Family::of(method).is_none(),
             },
             _ => false,
         }
     }
 
-    fn link_noted(&mut self, serial: u64, said: &[u8], method: &str, params: &message::Params<'_>, now: Instant) {
+    fn link_notified(&mut self, serial: u64, said: &[u8], method: &str, params: &Params<'_>, now: Instant) {
         match method {
-            "notifications/progress" => self.progressed(serial, said, params, now),
-            "notifications/message" => self.logged(serial, said, params, now),
-            "notifications/cancelled" => self.link_cancelled(serial, params, now),
-            "notifications/resources/updated" => self.resource_updated(serial, said, params),
-            "notifications/tasks/status" | "notifications/tasks" => self.task_noted(serial, said, params),
-            "notifications/subscriptions/acknowledged" => {}
+            notification::PROGRESS => self.progressed(serial, said, params, now),
+            notification::MESSAGE => self.logged(serial, said, params, now),
+            notification::CANCELLED => self.link_cancelled(serial, params, now),
+            notification::RESOURCE_UPDATED => self.resource_updated(serial, said, params),
+            notification::TASK_STATUS | notification::TASKS => self.task_noted(serial, said, params),
+            notification::ACKNOWLEDGED => {}
             _ => match Family::of(method) {
                 Some(family) => self.refetch(serial, family, now),
-                None if methods::is_for_caller(method) => self.pass_note(serial, said, now),
-                None => self.refuse_note_of_link(serial, method),
+                None if methods::is_for_caller(method) => self.forward_notification(serial, said, now),
+                None if self.is_shared_server() => self.forward_unknown_notification(serial, said, now),
+                None => self.refuse_backend_notification(serial, method),
             },
         }
     }
 
     pub(super) fn link_down(&mut self, link: Link, how: How, stderr: String, unsent: Vec<Bytes>, now: Instant) {
-        let Some(mut connection) = self.links.remove(&link.serial) else { return };
-        // What we ended ended for our reason, whatever the process said in the end.
-        let how = match &connection.phase {
+        let Some(mut link_state) = self.links.remove(&link.serial) else { return };
+        // If outlast stopped it, that is the reason, whatever its exit status says.
+        let how = match &link_state.phase {
             Phase::Stopping { how } => how.clone(),
-            Phase::Draining { .. } if connection.in_flight == 0 => How::Stopped,
+            Phase::Draining { .. } if link_state.in_flight == 0 => How::Stopped,
             _ => how,
         };
-        let stderr = tail(stderr);
-        if !matches!(connection.phase, Phase::Stopping { .. }) {
-            connection.phase = Phase::Stopping { how: how.clone() };
-        }
-        // The place first, so that those who are told of the end also hear when the next try is.
-        self.place_emptied(&connection, how.clone(), stderr.clone(), now);
-        let unsent = losses::Unsent { era: connection.era, lines: unsent };
-        self.calls_lost(link.serial, &how, &stderr, &unsent, now);
-        self.drop_asks_on(link.serial);
-        self.lose_tasks(link.serial);
-        if self.stopping.is_some() && self.links.is_empty() && !mem::replace(&mut self.over, true) {
+        let stderr = tail(&stderr, STDERR_BYTES_MAX).to_owned();
+        link_state.phase = Phase::Stopping { how: how.clone() };
+        // The slot first: the failures of its calls say when the next try is.
+        self.slot_emptied(&link_state, &how, stderr.clone(), now);
+        let unsent = Unsent { era: link_state.era, lines: unsent };
+        self.fail_calls_of_link(link.serial, &how, &stderr, &unsent, now);
+        self.drop_requests_of_link(link.serial);
+        self.tasks.forget_link(link.serial);
+        self.end_if_stopped();
+    }
+
+    /// After a stop, the last link is down.
+    pub(super) fn end_if_stopped(&mut self) {
+        if let Stage::Stopping { .. } = self.stage
+            && self.links.is_empty()
+        {
+            self.stage = Stage::Over;
             self.out.push(Action::Over);
         }
     }
 
-    /// The link takes nothing more: its place is filled again, and what is open there may still be answered.
+    /// An HTTP link accepts no more requests: its slot is started again, and requests in flight may still be answered.
     pub(super) fn link_failing(&mut self, link: Link, how: How, now: Instant) {
-        let Some(mut connection) = self.links.remove(&link.serial) else { return };
-        if !matches!(connection.phase, Phase::Draining { .. } | Phase::Stopping { .. }) {
-            connection.phase = Phase::Draining { until: now + DRAIN_MAX };
-            self.place_emptied(&connection, how, String::new(), now);
-            connection.is_recorded = true;
-            self.wake_by(now + DRAIN_MAX);
+        let Some(mut link_state) = self.links.remove(&link.serial) else { return };
+        if !matches!(link_state.phase, Phase::Draining { .. } | Phase::Stopping { .. }) {
+            link_state.drain(now + DRAIN_MAX);
+            self.slot_emptied(&link_state, &how, String::new(), now);
+            link_state.is_recorded = true;
+            self.timers.arm(Timer::Links, now + DRAIN_MAX);
         }
-        let is_quiet = connection.in_flight == 0;
-        self.links.insert(link.serial, connection);
-        if is_quiet {
-            self.part(link.serial, How::Stopped, false, now);
+        let is_idle = link_state.in_flight == 0;
+        self.links.insert(link.serial, link_state);
+        if is_idle {
+            self.stop_link(link.serial, How::Stopped, false, now);
         }
     }
 
-    /// Links that are late with their handshake, that drained long enough, hang, or that nobody needs.
-    pub(super) fn links_late(&mut self, now: Instant) {
-        let due = |connection: &Connection| connection.due(&self.owners).is_some_and(|due| due <= now);
-        let mut late: Vec<u64> =
-            self.links.iter().filter(|(_, connection)| due(connection)).map(|(serial, _)| *serial).collect();
-        late.sort_unstable();
-        for serial in late {
-            let connection = self.links.get_mut(&serial).expect("listed above");
-            let is_suspect_due = connection.suspected.as_ref().is_some_and(|wait| wait.deadline() <= now);
-            let is_hung = connection.suspected.as_mut().is_some_and(|wait| wait.is_over(now));
-            let connection = &self.links[&serial];
-            let settings = self.settings_of(connection.link);
+    /// Ends a link for a reason of the gateway. Its calls in flight fail now.
+    pub(super) fn stop_link(&mut self, serial: u64, how: How, at_once: bool, now: Instant) {
+        let Some(link_state) = self.links.get_mut(&serial).filter(|link_state| !link_state.is_stopping()) else {
+            return;
+        };
+        link_state.phase = Phase::Stopping { how: how.clone() };
+        let (link, unsent) = (link_state.id, Unsent { era: link_state.era, lines: Vec::new() });
+        self.fail_calls_of_link(serial, &how, "", &unsent, now);
+        self.drop_requests_of_link(serial);
+        self.out.push(Action::Disconnect { link, at_once });
+    }
+
+    pub(super) fn link_due(&self, link_state: &LinkState) -> Option<Instant> {
+        let backend = self.backends.get(&link_state.id.backend);
+        link_state.due(backend.and_then(|backend| backend.settings().idle_stop))
+    }
+
+    /// The deadline of a link may have changed.
+    pub(super) fn arm_link(&mut self, serial: u64) {
+        if let Some(due) = self.links.get(&serial).and_then(|link_state| self.link_due(link_state)) {
+            self.timers.arm(Timer::Links, due);
+        }
+    }
+
+    /// Links that are late with their handshake, have drained long enough, hang, or are idle.
+    pub(super) fn fail_late_links(&mut self, now: Instant) {
+        let is_due = |link_state: &LinkState| self.link_due(link_state).is_some_and(|due| due <= now);
+        for serial in self.links_where(is_due) {
+            let link_state = self.links.get_mut(&serial).expect("listed above");
+            let is_suspicion_due = link_state.liveness.due().is_some_and(|due| due <= now);
+            let is_hung = link_state.liveness.is_hung(now);
+            let link_state = &self.links[&serial];
+            let settings = self.settings_of(link_state.id);
             let start_timeout = settings.map_or(Duration::ZERO, |settings| settings.start_timeout);
-            match connection.phase {
+            match link_state.phase {
                 Phase::Connecting { .. } | Phase::Opening { .. } => {
-                    self.part(serial, How::HandshakeLate(start_timeout), true, now);
+                    self.stop_link(serial, How::HandshakeLate(start_timeout), true, now);
                 }
-                Phase::Draining { .. } => self.part(serial, How::Stopped, false, now),
+                Phase::Draining { .. } => self.stop_link(serial, How::Stopped, false, now),
                 Phase::Ready if is_hung => self.hung(serial, now),
-                // This was noticed late, and begins anew.
-                Phase::Ready if is_suspect_due => self.watch_idle(serial),
-                Phase::Ready if connection.listen_again.is_some_and(|at| at <= now) => self.listen_anew(serial, now),
-                Phase::Ready => self.part(serial, How::Stopped, false, now),
+                // The deadline was noticed late, so it begins anew.
+                Phase::Ready if is_suspicion_due => self.arm_link(serial),
+                Phase::Ready if link_state.subscriptions.retry_at().is_some_and(|at| at <= now) => {
+                    self.reopen_listen(serial, now);
+                }
+                Phase::Ready => self.stop_link(serial, How::Stopped, false, now),
                 Phase::Stopping { .. } => {}
             }
         }
     }
 
-    /// The last call on a link is over.
-    pub(super) fn link_quiet(&mut self, serial: u64, now: Instant) {
+    /// The last call on a link ended.
+    pub(super) fn link_became_idle(&mut self, serial: u64, now: Instant) {
         match self.links[&serial].phase {
-            Phase::Draining { .. } => self.part(serial, How::Stopped, false, now),
-            Phase::Ready if self.stopping.is_some() => self.part(serial, How::Stopped, false, now),
+            Phase::Draining { .. } => self.stop_link(serial, How::Stopped, false, now),
+            Phase::Ready if self.stage.is_stopping() => self.stop_link(serial, How::Stopped, false, now),
             Phase::Ready => {
-                // One that is lent to one call after another may be waited for.
-                if matches!(self.links[&serial].place.seat, Seat::Lent(_)) {
-                    self.loan_over(serial, now);
+                if matches!(self.links[&serial].sharing(), Sharing::Borrowed(_)) {
+                    self.borrowed_link_free(serial, now);
                 }
-                self.watch_idle(serial);
+                self.arm_link(serial);
             }
-            _ => {}
+            Phase::Connecting { .. } | Phase::Opening { .. } | Phase::Stopping { .. } => {}
         }
     }
 
-    pub(super) fn watch_idle(&mut self, serial: u64) {
-        if let Some(due) = self.links.get(&serial).and_then(|connection| connection.due(&self.owners)) {
-            self.wake_by(due);
-        }
-    }
-
-    /// A call was late. A child that says nothing at all for a while after that hangs; an HTTP backend lost one request.
-    pub(super) fn suspect(&mut self, serial: u64, now: Instant) {
-        let Some(connection) = self.links.get_mut(&serial) else { return };
-        let is_child = self
-            .owners
-            .get(&connection.link.backend)
-            .is_some_and(|owner| matches!(owner.settings.kind, Kind::Stdio { .. }));
-        if !is_child || connection.phase != Phase::Ready || connection.suspected.is_some() {
-            return;
-        }
-        connection.suspected = Some(Patience::new(HANG_MAX, now));
-        connection.drains_if_hung = false;
-        self.wake_by(now + HANG_MAX);
-        // Whatever it says proves it alive; this gives it something to say. The stateless era has no ping.
-        let (method, era) = match self.links[&serial].era {
-            Era::Handshake => ("ping", Era::Handshake),
-            Era::Stateless => ("server/discover", Era::Stateless),
-        };
-        self.ask_link(serial, Private::Ping, method, "", era, now);
-    }
-
-    /// The client took a call back. A child that says nothing at all after that hangs, as after a late call; it may still work on
-    /// other calls.
-    pub(super) fn suspect_after_cancel(&mut self, serial: u64, now: Instant) {
-        let is_suspected = |connection: &Connection| connection.suspected.is_some();
-        if self.links.get(&serial).is_some_and(is_suspected) {
-            return;
-        }
-        self.suspect(serial, now);
-        if let Some(connection) = self.links.get_mut(&serial) {
-            connection.drains_if_hung = connection.suspected.is_some();
-        }
-    }
-
-    /// A call was late, and so was everything else since then. That it still answers a ping is not what it is there for:
-    /// another one comes up beside it. One that is slow at one thing and does others is left alone.
-    pub(super) fn doubt(&mut self, serial: u64, key: u64) {
-        if let Some(connection) = self.links.get_mut(&serial) {
-            connection.is_doubted = connection.answered <= key;
-        }
-    }
-
-    /// What came of the ping.
-    pub(super) fn pinged(&mut self, serial: u64, now: Instant) {
-        let Some(connection) = self.links.get_mut(&serial) else { return };
-        let place = connection.place;
-        if !mem::take(&mut connection.is_doubted) || !connection.is_ready() || self.stopping.is_some() {
-            return;
-        }
-        let name = self.owner_name(place.backend).to_owned();
-        if self.may_replace(place, now) && self.replace(place, now) {
-            self.places.get_mut(&place).expect("it was just replaced").is_doubted = true;
-            self.note(format!("{name}: lives, and answered no call since one that was late; it is replaced"));
-        }
-    }
-
-    /// One that is found wanting at every look must not be replaced at every look.
-    fn may_replace(&mut self, place: PlaceKey, now: Instant) -> bool {
-        let Some(state) = self.places.get_mut(&place) else { return false };
-        let is_soon = state.replaced_at.is_some_and(|last| now.saturating_duration_since(last) < REPLACE_GAP);
-        if !is_soon {
-            state.replaced_at = Some(now);
-        }
-        !is_soon
-    }
-
-    fn hung(&mut self, serial: u64, now: Instant) {
-        let connection = self.links.get_mut(&serial).expect("it is late");
-        let (place, drains) = (connection.place, mem::take(&mut connection.drains_if_hung));
-        let (pid, generation) = (connection.pid, connection.generation);
-        let name = self.owner_name(place.backend).to_owned();
-        let detail = format!("it has said nothing for {} s since a call was late or cancelled", HANG_MAX.as_secs());
-        self.out.push(Action::Record(Record {
-            id: Some(name.clone()),
-            kind: Some("backend"),
-            pid,
-            generation: Some(generation),
-            detail: Some(detail),
-            ..Record::new(record::Event::ServerHung)
-        }));
-        self.note(format!("{name}: says nothing any more; it is replaced"));
-        if drains && self.may_replace(place, now) && self.replace(place, now) {
-            if let Some(connection) = self.links.get_mut(&serial) {
-                connection.suspected = None;
-            }
-            return;
-        }
-        self.part(serial, How::Hung(HANG_MAX), true, now);
-    }
-
-    /// Above its limit a child is replaced: a new one comes up beside it.
-    pub(super) fn measured(&mut self, link: Link, rss: u64, now: Instant) {
-        let Some(owner) = self.owners.get(&link.backend) else { return };
-        let Some(max) = owner.settings.memory_max.filter(|max| rss > *max) else { return };
-        let name = owner.settings.name.clone();
-        let Some(connection) = self.links.get(&link.serial) else { return };
-        let (place, pid, generation) = (connection.place, connection.pid, connection.generation);
-        if self.stopping.is_some() || !connection.is_ready() {
-            return;
-        }
-        if self.may_replace(place, now) && self.replace(place, now) {
-            let mib = |bytes: u64| bytes.div_ceil(1 << 20);
-            let detail = format!("it uses {} MiB, more than {} MiB", mib(rss), mib(max));
-            self.note(format!("{name}: {detail}; it is replaced"));
-            self.out.push(Action::Record(Record {
-                id: Some(name),
-                kind: Some("backend"),
-                pid,
-                generation: Some(generation),
-                detail: Some(detail),
-                ..Record::new(record::Event::ServerTooLarge)
-            }));
-        }
-    }
-
-    /// A request of ours.
-    pub(super) fn ask_link(
+    /// Sends a request of the gateway itself. Returns its number.
+    pub(super) fn send_own_request(
         &mut self,
         serial: u64,
-        private: Private,
+        own_request: OwnRequest,
         method: &'static str,
         params: &str,
         era: Era,
         now: Instant,
     ) -> Option<u64> {
-        let place = self.links.get(&serial)?.place;
-        let key = self.number();
+        let slot = self.links.get(&serial)?.slot;
+        let key = self.ids.number();
         let meta = match era {
             Era::Handshake => String::new(),
-            Era::Stateless => format!(r#""_meta":{{{}}}"#, words::meta_members(None)),
+            Era::Stateless => format!(r#""_meta":{{{}}}"#, messages::meta_members(None)),
         };
         let comma = if meta.is_empty() || params.is_empty() { "" } else { "," };
-        let line = message::line(format!(
-            r#"{{"jsonrpc":"2.0","id":{key},"method":"{method}","params":{{{params}{comma}{meta}}}}}"#
-        ));
+        let line = message::request_line(key, method, &format!("{params}{comma}{meta}"));
+        // A relay answers every request, so no timeout is needed.
+        let timeout = own_request.timeout().filter(|_| !self.is_shared_server());
+        let due = timeout.map(|timeout| now + timeout);
         self.calls.insert(
             key,
             Box::new(Call {
-                whom: None,
-                what: What::Private(private),
-                method: method.into(),
-                place,
                 link: Some(serial),
-                shown: None,
-                own: None,
-                message: None,
-                token: None,
-                began: now,
-                due: private.patience().map(|patience| now + patience),
-                due_max: now,
-                rounds: 0,
-                repeatable: false,
-                resent: false,
-                unsent_tries: 0,
-                told_in: None,
-                pass: None,
-                task: false,
-                says: Says::default(),
-                parked: None,
-                inputs: None,
+                due,
+                ..Call::new(CallKind::Own(own_request), method.into(), slot, Declared::default(), now)
             }),
         );
-        if let Some(patience) = private.patience() {
-            self.wake_by(now + patience);
+        if let Some(due) = due {
+            self.timers.arm(Timer::Calls, due);
         }
         self.tell_link(serial, line);
         Some(key)
     }
-}
-
-/// The end of a text, at most as long as is kept.
-fn tail(mut text: String) -> String {
-    if text.len() > STDERR_BYTES_MAX {
-        let mut from = text.len() - STDERR_BYTES_MAX;
-        while !text.is_char_boundary(from) {
-            from += 1;
-        }
-        text.drain(..from);
-    }
-    text
 }

@@ -1,15 +1,39 @@
-//! Lists: fetched from each backend page by page, and served to clients merged.
+//! Lists: read from each backend page by page, merged, and served to clients in pages.
+//! What a client sees of them is decided in [`super::catalogue`].
 
-use super::*;
-use crate::{json::Raw, message, relay::lists::Page};
+use std::{mem, rc::Rc, time::Instant};
 
-use links::Phase;
-use opening::Private;
+use bytes::Bytes;
 
-/// What one link is asked about what it offers.
+use super::{
+    Action, Client, Era, Gateway, Offer, Said,
+    backends::BackendState,
+    calls::ReplyTo,
+    clients::{ClientState, Declared},
+    dispatch::Checked,
+    messages,
+    opening::OwnRequest,
+    search,
+    slots::Sharing,
+    timers::Timer,
+};
+use crate::{
+    json::Raw,
+    mcp::{Family, List, Page, meta},
+    message,
+};
+
+/// How many pages of a backend's list are read; the rest is left out, and that is noted.
+const LIST_PAGES_MAX: usize = 100;
+/// How large the four lists of a backend may be together; the rest is left out, and that is noted.
+const OFFER_BYTES_MAX: usize = 16 << 20;
+/// How many elements one list of a backend may have; the rest is left out, and that is noted.
+const LIST_ITEMS_MAX: usize = 20_000;
+
+/// The offer of one link, while it is read.
 #[derive(Debug, Default)]
 pub(super) struct Fetch {
-    pub offer: Offer,
+    offer: Offer,
     under_way: [Option<Pages>; 4],
 }
 
@@ -17,79 +41,152 @@ pub(super) struct Fetch {
 struct Pages {
     items: Vec<Bytes>,
     count: usize,
-    /// It said meanwhile that the list changed.
+    /// The backend reported meanwhile that the list changed.
     again: bool,
 }
 
 impl Fetch {
-    pub fn is_over(&self) -> bool {
+    /// What the answer to the handshake says of the offer.
+    pub(super) fn begin(&mut self, capabilities: Bytes, instructions: Option<String>) {
+        self.offer.capabilities = capabilities;
+        self.offer.instructions = instructions;
+    }
+
+    /// The lists that were read on this link.
+    pub(super) fn offer(&self) -> &Offer {
+        &self.offer
+    }
+
+    pub(super) fn restore(offer: Offer) -> Fetch {
+        Fetch { offer, ..Fetch::default() }
+    }
+
+    pub(super) fn is_over(&self) -> bool {
         self.under_way.iter().all(Option::is_none)
     }
 }
 
-/// A client's request that waits for backends to say what they offer.
+/// Requests of clients that wait for the offers of backends, or for the check of their arguments.
+#[derive(Debug, Default)]
+pub(super) struct OfferWaits(Vec<OfferWait>);
+
 #[derive(Debug)]
-pub(super) struct Gathering {
-    pub whom: Whom,
+pub(super) struct OfferWait {
+    pub reply_to: ReplyTo,
     pub wants: Wants,
-    pub until: Instant,
+    until: Instant,
 }
 
 #[derive(Debug)]
 pub(super) enum Wants {
-    /// Of all of them that nothing is known of yet.
+    /// This list, with the offers of all backends.
     List(List),
-    /// Of one, to know whether it has what is asked for.
-    Request { owner: u32, message: Bytes, says: Says },
+    /// To know whether this backend has what the request names.
+    Request { backend: u32, message: Bytes, declared: Declared, checked: Option<Checked> },
+    /// To know whether the arguments of a tool call fit this schema.
+    Check { ticket: u64, backend: u32, shown: Rc<str>, message: Bytes, declared: Declared, schema: Bytes },
 }
 
-impl Gathering {
-    pub fn is_for(&self, backend: u32) -> bool {
-        matches!(self.wants, Wants::Request { owner, .. } if owner == backend)
+impl OfferWaits {
+    pub(super) fn len(&self) -> usize {
+        self.0.len()
+    }
+
+    /// How many wait for the check of their arguments.
+    pub(super) fn checks(&self) -> usize {
+        self.0.iter().filter(|wait| matches!(wait.wants, Wants::Check { .. })).count()
+    }
+
+    /// The call whose arguments were checked, and until when it waits.
+    pub(super) fn take_check(&mut self, ticket: u64) -> Option<(OfferWait, Instant)> {
+        let is_it = |wait: &OfferWait| matches!(wait.wants, Wants::Check { ticket: own, .. } if own == ticket);
+        let wait = self.0.remove(self.0.iter().position(is_it)?);
+        let until = wait.until;
+        Some((wait, until))
+    }
+
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = Instant> {
+        self.0.iter().map(|wait| wait.until)
+    }
+
+    pub(super) fn replies(&self) -> impl Iterator<Item = &ReplyTo> {
+        self.0.iter().map(|wait| &wait.reply_to)
+    }
+
+    pub(super) fn add(&mut self, reply_to: ReplyTo, wants: Wants, until: Instant) {
+        self.0.push(OfferWait { reply_to, wants, until });
+    }
+
+    /// How many requests wait for the offer of this backend alone.
+    pub(super) fn count_for(&self, backend: u32) -> usize {
+        self.0.iter().filter(|wait| matches!(wait.wants, Wants::Request { backend: of, .. } if of == backend)).count()
+    }
+
+    pub(super) fn is_for(&self, backend: u32) -> bool {
+        self.count_for(backend) > 0
+    }
+
+    /// The requests that are kept in full, each with the client that sent it.
+    pub(super) fn messages(&self) -> impl Iterator<Item = (&ReplyTo, &Bytes)> {
+        self.0.iter().filter_map(|wait| match &wait.wants {
+            Wants::Request { message, .. } | Wants::Check { message, .. } => Some((&wait.reply_to, message)),
+            Wants::List(_) => None,
+        })
+    }
+
+    pub(super) fn take_where(&mut self, is_it: impl Fn(&ReplyTo) -> bool) -> Vec<OfferWait> {
+        self.0.extract_if(.., |wait| is_it(&wait.reply_to)).collect()
+    }
+
+    pub(super) fn take_first(&mut self, is_it: impl Fn(&ReplyTo) -> bool) -> Option<OfferWait> {
+        let index = self.0.iter().position(|wait| is_it(&wait.reply_to))?;
+        Some(self.0.remove(index))
     }
 }
 
 impl Gateway {
-    /// Asks a new link for all it offers.
+    /// Reads all lists of a new link.
     pub(super) fn fetch_all(&mut self, serial: u64, now: Instant) {
-        let Some(connection) = self.links.get_mut(&serial) else { return };
-        let owner = self.owners.get(&connection.link.backend);
-        // What the first one offers is known by then; another one with other clients may differ in what it shows to them.
-        let is_known = owner.is_some_and(|owner| owner.standing == Standing::Confirmed);
-        if connection.place.seat == Seat::Second || is_known && matches!(connection.place.seat, Seat::Lent(_)) {
+        let Some(link_state) = self.links.get_mut(&serial) else { return };
+        let owner = self.backends.get(&link_state.id().backend);
+        // The offer is known from the first link; the link of one client may show a different one.
+        let is_known = owner.is_some_and(|backend| backend.is_offer_confirmed());
+        if link_state.sharing() == Sharing::Handshake
+            || is_known && matches!(link_state.sharing(), Sharing::Borrowed(_))
+        {
             return;
         }
-        let has = connection.has;
-        for kind in List::ALL.into_iter().filter(|kind| has.list(*kind)) {
+        let has = link_state.has();
+        for kind in List::ALL.into_iter().filter(|kind| has.has(kind.family())) {
             self.fetch(serial, kind, now);
         }
         self.offered(serial, now);
     }
 
     fn fetch(&mut self, serial: u64, kind: List, now: Instant) {
-        let Some(connection) = self.links.get_mut(&serial) else { return };
-        connection.fetch.under_way[kind as usize] = Some(Pages::default());
-        let era = connection.era;
-        self.ask_link(serial, Private::List(kind), kind.method(), "", era, now);
+        let Some(link_state) = self.links.get_mut(&serial) else { return };
+        link_state.fetch.under_way[kind as usize] = Some(Pages::default());
+        let era = link_state.era();
+        self.send_own_request(serial, OwnRequest::List(kind), kind.method(), "", era, now);
     }
 
-    /// A backend said that a list changed.
+    /// A backend reported that a list changed.
     pub(super) fn refetch(&mut self, serial: u64, family: Family, now: Instant) {
         let is_trial = self.trial_of(serial).is_some();
-        let Some(connection) = self.links.get(&serial) else { return };
-        if connection.phase != Phase::Ready && !is_trial || connection.place.seat == Seat::Second {
+        let Some(link_state) = self.links.get(&serial) else { return };
+        if !link_state.is_ready() && !is_trial || link_state.sharing() == Sharing::Handshake {
             return;
         }
-        let has = connection.has;
-        if matches!(connection.place.seat, Seat::Lent(_))
-            && let Some(owner) = self.owners.get(&connection.link.backend)
+        let has = link_state.has();
+        if matches!(link_state.sharing(), Sharing::Borrowed(_))
+            && let Some(owner) = self.backends.get(&link_state.id().backend)
         {
-            // It was not asked for the rest.
-            let offer = owner.offer.clone();
-            let connection = self.links.get_mut(&serial).expect("seen above");
-            connection.fetch.offer = offer;
+            // The other lists were not read on this link.
+            let offer = owner.offer().clone();
+            let link_state = self.links.get_mut(&serial).expect("seen above");
+            link_state.fetch.offer = offer;
         }
-        for kind in List::ALL.into_iter().filter(|kind| kind.family() == family && has.list(*kind)) {
+        for kind in List::ALL.into_iter().filter(|kind| kind.family() == family && has.has(family)) {
             match self.links.get_mut(&serial).and_then(|link| link.fetch.under_way[kind as usize].as_mut()) {
                 Some(pages) => pages.again = true,
                 None => self.fetch(serial, kind, now),
@@ -108,19 +205,19 @@ impl Gateway {
     ) {
         let Some(page) = result.and_then(|result| Page::parse(kind, result)) else {
             let words = match error {
-                // Many a server has resources and no templates, and says so like this.
-                Some(error) if words::error_code(error) == Some(-32601) => {
+                // A server with resources and without templates may answer like this.
+                Some(error) if messages::error_code(error) == Some(-32601) => {
                     return self.list_done(serial, kind, Vec::new(), now);
                 }
-                Some(error) => words::error_words(error),
-                None => "an answer that is no list".into(),
+                Some(error) => messages::error_words(error),
+                None => "an answer that is not a list".into(),
             };
             return self.list_failed(serial, kind, &words, now);
         };
-        let Some(connection) = self.links.get_mut(&serial) else { return };
-        let era = connection.era;
-        let others: usize = List::ALL.iter().map(|kind| size(connection.fetch.offer.of(*kind))).sum();
-        let Some(pages) = &mut connection.fetch.under_way[kind as usize] else { return };
+        let Some(link_state) = self.links.get_mut(&serial) else { return };
+        let era = link_state.era();
+        let others: usize = List::ALL.iter().map(|kind| size(link_state.fetch.offer.of(*kind))).sum();
+        let Some(pages) = &mut link_state.fetch.under_way[kind as usize] else { return };
         let mut bytes = others + size(&pages.items);
         let mut left_out = page.is_cut;
         for item in page.items {
@@ -134,13 +231,13 @@ impl Gateway {
         left_out |= pages.count >= LIST_PAGES_MAX && page.next.is_some();
         match page.next {
             Some(cursor) if !left_out => {
-                let params = words::member("cursor", &cursor);
-                self.ask_link(serial, Private::List(kind), kind.method(), &params, era, now);
+                let params = messages::member("cursor", &cursor);
+                self.send_own_request(serial, OwnRequest::List(kind), kind.method(), &params, era, now);
             }
             _ => {
                 let items = mem::take(&mut pages.items);
                 if left_out {
-                    let name = self.owner_name(self.links[&serial].link.backend);
+                    let name = self.backends.name(self.links[&serial].id().backend);
                     let words = format!("{name}: its {} are too many; only {} are kept", kind.member(), items.len());
                     self.note(words);
                 }
@@ -149,129 +246,138 @@ impl Gateway {
         }
     }
 
-    /// The list stays what it was.
+    /// A list cannot be read: the last one is kept.
     pub(super) fn list_failed(&mut self, serial: u64, kind: List, why: &str, now: Instant) {
         if self.trial_misses_list(serial, kind, why, now) {
             return;
         }
-        let Some(connection) = self.links.get(&serial) else { return };
-        let Some(owner) = self.owners.get(&connection.link.backend) else { return };
-        let (name, items) = (&owner.settings.name, owner.offer.of(kind).clone());
-        let words = format!("{name}: {} failed ({}); the last one is kept", kind.method(), words::cut(why, 300));
+        let Some(link_state) = self.links.get(&serial) else { return };
+        let Some(owner) = self.backends.get(&link_state.id().backend) else { return };
+        let (name, items) = (&owner.settings().name, owner.offer().of(kind).clone());
+        let words = format!("{name}: {} failed ({}); the last one is kept", kind.method(), messages::cut(why, 300));
         self.note(words);
         self.list_done(serial, kind, items, now);
     }
 
     fn list_done(&mut self, serial: u64, kind: List, items: Vec<Bytes>, now: Instant) {
-        let Some(connection) = self.links.get_mut(&serial) else { return };
-        let Some(pages) = connection.fetch.under_way[kind as usize].take() else { return };
-        *connection.fetch.offer.of_mut(kind) = items;
-        // First what is there: one that never stops announcing changes would never be heard otherwise.
+        let Some(link_state) = self.links.get_mut(&serial) else { return };
+        let Some(pages) = link_state.fetch.under_way[kind as usize].take() else { return };
+        *link_state.fetch.offer.of_mut(kind) = items;
+        // The new list is used before it is read again, because a backend may report changes without end.
         self.offered(serial, now);
         if pages.again {
             self.fetch(serial, kind, now);
         }
     }
 
-    /// Everything that was asked for is there: this is what the backend offers now.
+    /// All lists are read: this is the offer of the backend now.
     pub(super) fn offered(&mut self, serial: u64, now: Instant) {
-        let Some(connection) = self.links.get(&serial) else { return };
-        let backend = connection.link.backend;
-        if connection.fetch.is_over() && self.trial_of(serial).is_some() {
+        let Some(link_state) = self.links.get(&serial) else { return };
+        let backend = link_state.id().backend;
+        if link_state.fetch.is_over() && self.trial_of(serial).is_some() {
             return self.trial_passed(serial, now);
         }
-        let connection = self.links.get_mut(&serial).expect("seen above");
-        // One that was replaced has nothing more to say about what there is.
-        if !connection.fetch.is_over() || connection.phase != Phase::Ready {
+        let link_state = self.links.get_mut(&serial).expect("seen above");
+        // A link that was replaced does not change the offer.
+        if !link_state.fetch.is_over() || !link_state.is_ready() {
             return;
         }
-        connection.last_used = connection.last_used.max(now);
-        let offer = connection.fetch.offer.clone();
-        let Some(owner) = self.owners.get_mut(&backend) else { return };
-        let was_confirmed = mem::replace(&mut owner.standing, Standing::Confirmed) == Standing::Confirmed;
-        let is_kept = mem::replace(&mut owner.is_kept, true);
-        let is_same = owner.offer == offer;
-        if !is_same || !is_kept {
-            owner.offer = offer.clone();
-            owner.unchecked.clear();
-            let name = owner.settings.name.clone();
-            self.out.push(Action::Keep { backend: name, catalogue: offer });
+        link_state.note_used(now);
+        let offer = link_state.fetch.offer.clone();
+        let Some(state) = self.backends.get_mut(&backend) else { return };
+        let change = state.set_offer(&offer);
+        if change.is_to_be_kept {
+            let backend = state.settings().name.clone();
+            self.out.push(Action::Keep { backend, catalogue: offer });
         }
-        if !is_same {
+        if !change.is_same {
             self.merge_catalogue();
+            // Restored clients may watch resources that no backend listed until now.
+            if self.clients.values().any(|client| client.subscriptions.is_watching()) {
+                self.update_watches(now);
+            }
         }
-        if !was_confirmed {
-            self.gather(now);
+        if !change.was_confirmed {
+            self.end_offer_waits(now);
         }
-        self.watch_idle(serial);
+        self.arm_link(serial);
         self.end_probe(serial, now);
     }
 
-    /// Serves the lists that waited, if everybody has spoken or it took too long.
-    pub(super) fn gather(&mut self, now: Instant) {
-        if self.gathering.is_empty() {
+    /// Serves the requests whose wait is over: the offers that they need are known, or it took too long.
+    pub(super) fn end_offer_waits(&mut self, now: Instant) {
+        if self.offer_waits.0.is_empty() {
             return;
         }
-        let all_known = self.gather_until(now).is_none();
-        let (ripe, waiting): (Vec<Gathering>, Vec<Gathering>) =
-            mem::take(&mut self.gathering).into_iter().partition(|waiting| {
-                let is_known = match waiting.wants {
+        let all_known = self.offer_wait_until(now).is_none();
+        let (over, waiting): (Vec<OfferWait>, Vec<OfferWait>) =
+            mem::take(&mut self.offer_waits.0).into_iter().partition(|wait| {
+                let is_known = match wait.wants {
                     Wants::List(_) => all_known,
-                    Wants::Request { owner, .. } => {
-                        self.owners.get(&owner).is_none_or(|owner| owner.standing == Standing::Confirmed)
-                            || self.is_given_up(owner)
+                    Wants::Request { backend, .. } => {
+                        self.backends.get(&backend).is_none_or(BackendState::is_offer_confirmed)
+                            || self.is_given_up(backend)
                     }
+                    Wants::Check { .. } => false,
                 };
-                is_known || waiting.until <= now || self.stopping.is_some()
+                is_known || wait.until <= now || self.stage.is_stopping()
             });
-        self.gathering = waiting;
-        for waiting in ripe {
-            match waiting.wants {
-                Wants::List(kind) => self.serve_list(&waiting.whom, kind, 0),
-                Wants::Request { owner, message, says } => self.judge(waiting.whom, owner, &message, says, now),
+        self.offer_waits.0 = waiting;
+        for wait in over {
+            match wait.wants {
+                Wants::List(kind) => self.serve_list(&wait.reply_to, kind, 0),
+                Wants::Request { backend, message, declared, checked } => {
+                    self.route_after_offer(wait.reply_to, backend, &message, declared, checked, now);
+                }
+                Wants::Check { ticket, backend, shown, .. } => {
+                    self.out.push(Action::DropCheck { ticket });
+                    self.check_ended(&wait.reply_to, backend, &shown);
+                }
             }
         }
     }
 
-    /// How long a list may have to wait for a backend that nothing is known of yet.
-    fn gather_until(&self, now: Instant) -> Option<Instant> {
-        let unknown = self.owners.values().filter(|owner| owner.standing == Standing::Unknown);
-        unknown.filter_map(|owner| owner.gather_until).filter(|until| *until > now).max()
+    /// How long lists still wait for backends whose offers are unknown.
+    fn offer_wait_until(&self, now: Instant) -> Option<Instant> {
+        self.backends.values().filter_map(|backend| backend.offer_wait_until(now)).max()
     }
 
-    /// Lists begin to wait for backends that nothing is known of yet, each once and for a short time.
-    fn begin_gathering(&mut self, now: Instant) {
-        let off: Vec<u32> = self.order.iter().copied().filter(|number| self.is_off(*number)).collect();
-        for (number, owner) in &mut self.owners {
-            if owner.standing == Standing::Unknown && !off.contains(number) {
-                owner.gather_until.get_or_insert(now + GATHER_MAX);
+    /// Lists wait for backends whose offers are unknown, once and for a short time.
+    fn begin_offer_waits(&mut self, now: Instant) {
+        for number in self.backends.order().to_vec() {
+            if !self.is_off(number)
+                && let Some(backend) = self.backends.get_mut(&number)
+            {
+                backend.begin_offer_wait(now);
             }
         }
     }
 
     /// A client asks for a list.
-    pub(super) fn list_asked(&mut self, whom: Whom, kind: List, cursor: Option<Raw<'_>>, now: Instant) {
+    pub(super) fn list_requested(&mut self, reply_to: ReplyTo, kind: List, cursor: Option<Raw<'_>>, now: Instant) {
         if let Some(cursor) = cursor.filter(|cursor| cursor.get() != "null") {
             match cursor.text().as_deref().and_then(|cursor| offset(cursor, kind)) {
-                Some(offset) => self.serve_list(&whom, kind, offset),
-                None => self.answer_error(&whom, -32602, "This cursor is not one of ours: begin the list anew.", None),
+                Some(offset) => self.serve_list(&reply_to, kind, offset),
+                None => {
+                    self.answer_error(&reply_to, -32602, "This cursor is not valid: list again without a cursor.", None)
+                }
             }
             return;
         }
-        self.begin_gathering(now);
-        match self.gather_until(now).filter(|_| self.stopping.is_none()) {
+        self.begin_offer_waits(now);
+        match self.offer_wait_until(now).filter(|_| !self.stage.is_stopping()) {
             Some(until) => {
-                self.wake_by(until);
-                self.gathering.push(Gathering { whom, wants: Wants::List(kind), until });
+                self.timers.arm(Timer::OfferWaits, until);
+                self.offer_waits.add(reply_to, Wants::List(kind), until);
             }
-            None => self.serve_list(&whom, kind, 0),
+            None => self.serve_list(&reply_to, kind, 0),
         }
     }
 
-    fn serve_list(&mut self, whom: &Whom, kind: List, offset: usize) {
+    fn serve_list(&mut self, reply_to: &ReplyTo, kind: List, offset: usize) {
         self.catalogue.see(kind);
-        let Some(guest) = self.guests.get(&whom.client) else { return };
-        let view = &self.views[guest.view];
+        let Some(client_state) = self.clients.get(&reply_to.client) else { return };
+        let view = self.catalogue.view(client_state.view());
         let mut result = format!(r#"{{"{}":["#, kind.member()).into_bytes();
         if kind == List::Tools && view.search {
             result.extend_from_slice(search::DEFINITIONS.as_bytes());
@@ -288,53 +394,52 @@ impl Gateway {
             }
             result.push(b']');
             if end < shown.len() && offset < end {
-                let cursor = format!("outlast.{}.{}.{end}", kind.member(), self.catalogue.version);
+                let cursor = format!("outlast.{}.{}.{end}", kind.member(), self.catalogue.version());
                 result.extend_from_slice(format!(r#","nextCursor":"{cursor}""#).as_bytes());
             }
         }
-        if whom.era == Era::Stateless {
+        if reply_to.era == Era::Stateless {
             result.extend_from_slice(self.freshness().as_bytes());
         }
         result.push(b'}');
         let result = String::from_utf8(result).expect("catalogues are text");
-        // Elements came as part of one line each, but a backend over HTTP may have written them over several.
+        // An HTTP backend may send an element with line breaks in it.
         let result = if result.contains('\n') { result.replace(['\n', '\r'], " ") } else { result };
-        self.answer_result(whom, &result);
+        self.answer_result(reply_to, &result);
     }
 
-    /// What every list and discovery says to a client of the stateless era. Where clients differ in what they see,
-    /// nobody may share it.
+    /// Members of every list and of discovery in the stateless era. If clients see different lists, the answer must not
+    /// be shared.
     pub(super) fn freshness(&self) -> String {
         let scope = match self.settings.roles.is_empty() && self.settings.profiles.is_empty() {
             true => "public",
             false => "private",
         };
-        let ttl = if self.is_partial() { 0 } else { words::TTL_MS };
+        let ttl = if self.is_partial() { 0 } else { messages::TTL_MS };
         format!(
-            r#","resultType":"complete","ttlMs":{ttl},"cacheScope":"{scope}","_meta":{{"io.modelcontextprotocol/serverInfo":{}}}"#,
-            words::info()
+            r#","resultType":"complete","ttlMs":{ttl},"cacheScope":"{scope}","_meta":{{"{}":{}}}"#,
+            meta::SERVER_INFO,
+            self.server_info()
         )
     }
 
-    /// Whether lists lack what a backend may be about to offer.
+    /// Whether the offer of a backend is still missing in the lists.
     fn is_partial(&self) -> bool {
-        let is_unknown = |number: &u32| self.owners[number].standing == Standing::Unknown && !self.is_off(*number);
-        self.order.iter().any(is_unknown)
+        let is_unknown = |number: &u32| self.backends[number].is_offer_unknown() && !self.is_off(*number);
+        self.backends.order().iter().any(is_unknown)
     }
 
-    /// Tells those who look through this view that a list is another one now.
+    /// Notifies the clients with this view that a list changed.
     pub(super) fn announce(&mut self, view: usize, family: Family) {
-        let mut clients: Vec<Client> =
-            self.guests.iter().filter(|(_, guest)| guest.view == view).map(|(client, _)| *client).collect();
-        clients.sort_unstable();
+        let clients = self.clients.numbers_where(|_, client_state| client_state.view() == view);
         for client in clients {
             self.announce_to(client, family);
         }
     }
 
     pub(super) fn announce_to(&mut self, client: Client, family: Family) {
-        if self.guests.get(&client).is_some_and(Guest::hears_changes) {
-            let message = message::line(format!(r#"{{"jsonrpc":"2.0","method":"{}"}}"#, family.method()));
+        if self.clients.get(&client).is_some_and(ClientState::hears_changes) {
+            let message = message::notification_line(family.method(), "");
             self.out.push(Action::TellClient { client, message, about: None, said: Said::Other });
         }
         self.announce_to_listens(client, family);
@@ -345,7 +450,8 @@ fn size(items: &[Bytes]) -> usize {
     items.iter().map(Bytes::len).sum()
 }
 
-/// Where a list goes on, if the cursor is one of ours. The list may have changed since; the client was told then.
+/// The position in a list that a cursor of the gateway means. The list may have changed since; the client was notified
+/// of that.
 fn offset(cursor: &str, kind: List) -> Option<usize> {
     let (_, offset) =
         cursor.strip_prefix("outlast.")?.strip_prefix(kind.member())?.strip_prefix('.')?.split_once('.')?;

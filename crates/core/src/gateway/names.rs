@@ -1,15 +1,13 @@
-//! Under which name clients see a tool, prompt, resource or template, and which backend owns that name.
-//! It does not know what an element contains; [`super::catalogue`] does.
+//! The names that clients see, and which backend owns each.
+//! It does not read the elements themselves; [`super::catalogue`] does.
 
-use std::rc::Rc;
+use std::{collections::HashMap, rc::Rc};
 
-use rustc_hash::FxHashMap;
-
-/// The longest name that every client takes.
+/// The longest name that every client accepts.
 const NAME_MAX: usize = 64;
-/// Suffixes that are tried for one name; then it is left out as a collision.
+/// Suffixes that are tried for one name; then the element is left out as a collision.
 const SUFFIXES_MAX: u32 = 8;
-/// Names whose owner is remembered for each list. Beyond it those are forgotten that no backend offers any more.
+/// Names whose owners are remembered for each list. Beyond that, names that no backend offers are forgotten.
 const OWNED_MAX: usize = 100_000;
 
 /// Something that a backend offers and that needs a name.
@@ -18,11 +16,11 @@ pub(super) struct Candidate {
     pub owner: u32,
     /// The configured prefix and the backend's own name, unchanged.
     pub raw: Rc<str>,
-    /// The same as every client takes it. Different raw names may have the same plain name.
+    /// The same in characters that every client accepts. Different raw names may have the same plain name.
     pub plain: Rc<str>,
 }
 
-/// What became of a candidate.
+/// The name that a candidate gets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Given {
     Name(Rc<str>),
@@ -33,12 +31,14 @@ pub(super) enum Given {
     },
 }
 
-/// The owners of the names in one list that clients have seen. An owner keeps its names while the gateway runs, whether it
-/// offers them at the moment or not, until the configuration changes.
+/// The owners of names that clients have seen in one list. An owner keeps its names until the configuration changes,
+/// even while it does not offer them.
+///
+/// Backends choose the names, so the maps have a keyed hash: names that all have the same hash cannot be computed.
 #[derive(Debug, Default)]
 pub(super) struct Owned {
-    by_name: FxHashMap<Rc<str>, Claim>,
-    by_raw: FxHashMap<(u32, Rc<str>), Rc<str>>,
+    by_name: HashMap<Rc<str>, Claim>,
+    by_raw: HashMap<(u32, Rc<str>), Rc<str>>,
 }
 
 #[derive(Debug, Clone)]
@@ -48,18 +48,18 @@ struct Claim {
 }
 
 impl Owned {
-    /// Gives each candidate a name, in time proportional to their number. Names that clients have seen stay. Of the others
-    /// the first candidate with a raw name gets it. If several raw names have one plain name, the raw name that is equal to it
-    /// keeps it and the others get a suffix, whatever their order.
-    pub fn give(&self, candidates: &[Candidate]) -> Vec<Given> {
-        let mut raw_of_plain: FxHashMap<&str, Option<&str>> = FxHashMap::default();
+    /// Gives each candidate a name, in linear time. Names that clients have seen stay. Otherwise the first candidate
+    /// with a raw name gets it. If several raw names have one plain name, the raw name that equals it keeps it and the
+    /// others get a suffix, independent of their order.
+    pub(super) fn give(&self, candidates: &[Candidate]) -> Vec<Given> {
+        let mut raw_of_plain: HashMap<&str, Option<&str>> = HashMap::default();
         for candidate in candidates {
             let raw = raw_of_plain.entry(&candidate.plain).or_insert(Some(&candidate.raw));
             if *raw != Some(&candidate.raw) {
                 *raw = None;
             }
         }
-        let mut round = Round { owned: self, given: FxHashMap::default() };
+        let mut round = Round { owned: self, given: HashMap::default() };
         let mut given: Vec<Option<Given>> = Vec::with_capacity(candidates.len());
         for candidate in candidates {
             let name = self.by_raw.get(&(candidate.owner, candidate.raw.clone()));
@@ -76,7 +76,7 @@ impl Owned {
     }
 
     /// Clients have seen these names.
-    pub fn keep<'a>(&mut self, seen: impl Iterator<Item = (u32, &'a Rc<str>, &'a Rc<str>)>) {
+    pub(super) fn keep<'a>(&mut self, seen: impl Iterator<Item = (u32, &'a Rc<str>, &'a Rc<str>)>) {
         let seen: Vec<(u32, &Rc<str>, &Rc<str>)> = seen.collect();
         self.insert(&seen);
         if self.by_name.len() > OWNED_MAX {
@@ -86,6 +86,22 @@ impl Owned {
         }
     }
 
+    /// Owner, raw name and shown name of each.
+    pub(super) fn save(&self) -> Vec<(u32, String, String)> {
+        let claims = self.by_raw.iter().map(|((owner, raw), name)| (*owner, raw.to_string(), name.to_string()));
+        let mut saved: Vec<(u32, String, String)> = claims.collect();
+        saved.sort_unstable();
+        saved
+    }
+
+    pub(super) fn restore(saved: Vec<(u32, String, String)>) -> Owned {
+        let mut owned = Owned::default();
+        for (owner, raw, name) in saved {
+            owned.insert(&[(owner, &raw.into(), &name.into())]);
+        }
+        owned
+    }
+
     fn insert(&mut self, seen: &[(u32, &Rc<str>, &Rc<str>)]) {
         for &(owner, raw, name) in seen {
             self.by_raw.insert((owner, raw.clone()), name.clone());
@@ -93,17 +109,17 @@ impl Owned {
         }
     }
 
-    /// A backend has another configuration: it keeps the names for which `stays` is true of the raw name.
-    pub fn release(&mut self, owner: u32, stays: impl Fn(&str) -> bool) {
+    /// The configuration of a backend changed: it keeps the names for which `stays` is true of the raw name.
+    pub(super) fn release(&mut self, owner: u32, stays: impl Fn(&str) -> bool) {
         self.by_name.retain(|_, claim| claim.owner != owner || stays(&claim.raw));
         self.by_raw.retain(|(of, raw), _| *of != owner || stays(raw));
     }
 }
 
-/// The names that are given in one round, and those that are owned.
+/// The names that are given in one merge, and those that are owned.
 struct Round<'a> {
     owned: &'a Owned,
-    given: FxHashMap<Rc<str>, Claim>,
+    given: HashMap<Rc<str>, Claim>,
 }
 
 impl Round<'_> {
@@ -116,7 +132,7 @@ impl Round<'_> {
         Ok(Given::Name(name))
     }
 
-    /// Nothing if the name belongs to another raw name, so that this one needs another.
+    /// Nothing if the name belongs to another raw name, so that a suffix is needed.
     fn offer(&mut self, candidate: &Candidate, name: Rc<str>) -> Option<Given> {
         match self.given.get(&name).or_else(|| self.owned.by_name.get(&name)) {
             Some(claim) if claim.raw == candidate.raw => Some(Given::Taken { by: claim.owner, name }),
@@ -138,8 +154,8 @@ impl Round<'_> {
     }
 }
 
-/// A name that every client takes: letters, digits, `_` and `-`, at most 64 of them. Every other character becomes `_`. The
-/// end of a longer name is replaced by a hash of the backend's own name.
+/// A name that every client accepts: letters, digits, `_` and `-`, at most 64 of them. Every other character becomes
+/// `_`. The end of a longer name is replaced by a hash.
 pub(super) fn plain(prefix: &str, own: &str) -> String {
     let letter = |letter: char| if letter.is_ascii_alphanumeric() || letter == '-' { letter } else { '_' };
     let mut plain: String = prefix.chars().chain(own.chars()).map(letter).collect();
@@ -157,7 +173,7 @@ fn with_suffix(plain: &str, sum: u32) -> String {
     format!("{}_{sum:08x}", &plain[..end])
 }
 
-/// FNV-1a: the hash is the same in every run, because people write names into their configuration.
+/// FNV-1a: the hash is the same in every run, because people write these names into their configuration.
 fn hash(bytes: impl Iterator<Item = u8>) -> u32 {
     bytes.fold(0x811c_9dc5, |sum, byte| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
@@ -179,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn a_suffix_that_is_somebodys_name_is_not_given_twice() {
+    fn a_suffixed_name_that_is_taken_is_not_given_again() {
         let suffixed = with_suffix("a_b", hash("a.b".bytes()));
         let candidates = [candidate(1, "a.b"), candidate(1, "a_b"), candidate(2, &suffixed)];
         let given = names(&Owned::default().give(&candidates));
@@ -210,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_new_configuration_rules_out_is_free() {
+    fn names_that_a_new_configuration_excludes_become_free() {
         let mut owned = Owned::default();
         let raws: [Rc<str>; 2] = ["a".into(), "b".into()];
         owned.keep(raws.iter().map(|raw| (1, raw, raw)));

@@ -1,31 +1,33 @@
-//! Search mode: three tools instead of hundreds. A client finds what it needs, reads how to use it, and calls it through
-//! the third; whatever it calls passes the same guards under its own name.
+//! Search mode: three tools to search, describe and call, instead of the whole list.
+//! A tool that is called this way passes the same guards under its own name.
+
+use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use super::*;
+use super::{Client, Era, Gateway, Outcome, dispatch::ClientRequest, messages};
 use crate::{
     json::Raw,
-    message::{self, Message, pick},
+    mcp::List,
+    message,
+    message::{Message, pick},
 };
-
-use dispatch::Asked;
 
 const SEARCH: &str = "search_tools";
 const DESCRIBE: &str = "describe_tool";
 const CALL: &str = "call_tool";
 
-/// How many words of a query are looked for; further ones are ignored.
+/// How many words of a query are used; further ones are ignored.
 const QUERY_WORDS_MAX: usize = 32;
 /// How many tools one page of a search names; `nextCursor` asks for the next page.
 const FOUND_MAX: usize = 20;
-/// How much of a description a search shows.
+/// How much of a description a search result shows.
 const DESCRIPTION_MAX: usize = 200;
 
 pub(super) const INSTRUCTIONS: &str = "Many tools are behind this server. Find some with `search_tools`, read how one is \
     used with `describe_tool`, and call it with `call_tool`.";
 
-/// As elements of a list.
+/// The definitions of the three tools, as elements of a list.
 pub(super) const DEFINITIONS: &str = concat!(
     r#"{"name":"search_tools","description":"Find tools by words of what they do or how they are called. Returns names and short descriptions, best first, a page at a time: pass `nextCursor` as `cursor` for the next page.","inputSchema":{"type":"object","properties":{"query":{"type":"string","description":"Some words; none lists everything"},"cursor":{"type":"string","description":"The nextCursor of the page before"}}},"annotations":{"readOnlyHint":true,"openWorldHint":false}},"#,
     r#"{"name":"describe_tool","description":"Read the whole definition of a tool that a search found: its description and the schema of its arguments.","inputSchema":{"type":"object","properties":{"name":{"type":"string"}},"required":["name"]},"annotations":{"readOnlyHint":true,"openWorldHint":false}},"#,
@@ -36,32 +38,32 @@ pub(super) fn is_ours(name: &str) -> bool {
     [SEARCH, DESCRIBE, CALL].contains(&name)
 }
 
-/// Where a page of a search begins.
+/// The offset of a page of search results.
 fn offset(cursor: Option<Raw<'_>>) -> Result<usize, String> {
     let Some(cursor) = cursor.filter(|cursor| cursor.get() != "null") else { return Ok(0) };
     let offset = cursor.text().and_then(|text| text.parse().ok());
-    offset.ok_or_else(|| "The cursor is not one of `search_tools`: search again without it.".to_owned())
+    offset.ok_or_else(|| "This cursor is not valid: search again without a cursor.".to_owned())
 }
 
 impl Gateway {
-    pub(super) fn search_asked(&mut self, asked: Asked<'_>, name: &str, now: Instant) {
-        let arguments = asked.params.arguments();
-        // They name the tool that is called, and so they are read by guards.
+    pub(super) fn search_requested(&mut self, request: ClientRequest<'_>, name: &str, now: Instant) {
+        let arguments = request.params.arguments();
+        // The arguments name the tool that is called, so guards must read them the same way as the backend.
         if let Some(member) = arguments.and_then(|arguments| message::doubled(arguments, |_| false)) {
-            let words = format!("`{}` is there twice, or in other capitals", words::cut(&member, 50));
-            return self.unknown(&asked, words, Some(name));
+            let words = format!("`{}` is there twice, or with other capitalisation", messages::cut(&member, 50));
+            return self.unknown(&request, words, Some(name));
         }
         if name == CALL {
-            return self.call_through(asked, now);
+            return self.call_through(request, now);
         }
         let member = if name == SEARCH { "query" } else { "name" };
         let word = arguments.and_then(|raw| pick(raw, [member])).and_then(|[word]| word?.text()).unwrap_or_default();
         let cursor = arguments.and_then(|raw| pick(raw, ["cursor"])).and_then(|[cursor]| cursor);
         let answer = match name {
-            SEARCH => offset(cursor).map(|offset| self.search(asked.whom.client, &word, offset)),
-            _ => self.describe(asked.whom.client, &word),
+            SEARCH => offset(cursor).map(|offset| self.search(request.reply_to.client, &word, offset)),
+            _ => self.describe(request.reply_to.client, &word),
         };
-        let era = asked.whom.era;
+        let era = request.reply_to.era;
         let result = match answer {
             Ok(found) => {
                 let text = found.to_string();
@@ -72,17 +74,17 @@ impl Gateway {
                 }
                 result.to_string()
             }
-            Err(words) => words::tool_result(&words, true, era, None),
+            Err(words) => messages::tool_result(&words, true, era, None),
         };
-        self.answer_result(&asked.whom, &result);
-        self.count_refused(asked.whom.client, asked.method, Some(name.to_owned()), None, Outcome::Answered);
+        self.answer_result(&request.reply_to, &result);
+        self.report_refused(request.reply_to.client, request.method, Some(name.to_owned()), None, Outcome::Answered);
     }
 
-    /// Best first: words in the name count more than words in the description. The order is the same for each page, unless
-    /// the catalogue changes in between.
+    /// Best first: a word in the name counts more than one in the description. The order is the same for each page
+    /// unless the catalogue changes.
     fn search(&self, client: Client, query: &str, offset: usize) -> Value {
         self.catalogue.see(List::Tools);
-        let view = &self.views[self.guests[&client].view];
+        let view = self.catalogue.view(self.clients[&client].view());
         let words: Vec<String> = query.split_whitespace().take(QUERY_WORDS_MAX).map(str::to_lowercase).collect();
         let mut found: Vec<(usize, u32, String)> = Vec::new();
         for index in view.shows(List::Tools) {
@@ -96,7 +98,7 @@ impl Gateway {
                 .map(|word| 3 * usize::from(name.contains(word.as_str())) + usize::from(lower.contains(word.as_str())))
                 .sum();
             if score > 0 || words.is_empty() {
-                found.push((score, *index, words::cut(description.trim(), DESCRIPTION_MAX)));
+                found.push((score, *index, messages::cut(description.trim(), DESCRIPTION_MAX)));
             }
         }
         found.sort_by_key(|(score, index, _)| (std::cmp::Reverse(*score), *index));
@@ -118,31 +120,32 @@ impl Gateway {
     }
 
     fn describe(&self, client: Client, name: &str) -> Result<Value, String> {
-        let view = &self.views[self.guests[&client].view];
+        let view = self.catalogue.view(self.clients[&client].view());
         let found = self.catalogue.find(List::Tools, name).filter(|(index, _)| view.sees(List::Tools, *index));
         match found.and_then(|(_, entry)| serde_json::from_slice(&entry.json).ok()) {
             Some(definition) => Ok(definition),
-            None => Err(format!("There is no tool `{}`: search again.", words::cut(name, 100))),
+            None => Err(format!("No tool is named `{}`: search again.", messages::cut(name, 100))),
         }
     }
 
-    /// The same call, under the name and with the arguments that are inside.
-    fn call_through(&mut self, asked: Asked<'_>, now: Instant) {
-        let inner = asked.params.arguments().and_then(|raw| pick(raw, ["name", "arguments"]));
-        let (Some([Some(name), arguments]), Some(outer)) = (inner, asked.params.arguments()) else {
-            return self.unknown(&asked, "`arguments` lacks `name`".into(), Some(CALL));
+    /// Routes the call that is inside.
+    fn call_through(&mut self, request: ClientRequest<'_>, now: Instant) {
+        let inner = request.params.arguments().and_then(|raw| pick(raw, ["name", "arguments"]));
+        let (Some([Some(name), arguments]), Some(outer)) = (inner, request.params.arguments()) else {
+            return self.unknown(&request, "`arguments` lacks `name`".into(), Some(CALL));
         };
         if name.text().is_none_or(|name| is_ours(&name)) {
-            return self.unknown(&asked, "this tool cannot be called through itself".into(), Some(CALL));
+            return self.unknown(&request, "this tool cannot be called through itself".into(), Some(CALL));
         }
-        let outer_name = asked.params.name().expect("it was found by it");
+        let outer_name = request.params.name().expect("it was found by it");
         let arguments = arguments.map_or("{}", Raw::get);
         let mut edits =
-            [(message::place(asked.said, outer_name), name.get()), (message::place(asked.said, outer), arguments)];
-        let said = message::patch(asked.said, &mut edits);
+            [(message::place(request.said, outer_name), name.get()), (message::place(request.said, outer), arguments)];
+        let said = message::patch(request.said, &mut edits);
         if let Ok(Message::Request { id, method, params }) = message::parse(&said) {
-            let Asked { whom, says, .. } = asked;
-            self.route(Asked { whom, said: &said, id, method: &method, params: &params, says }, now);
+            let ClientRequest { reply_to, declared, checked, .. } = request;
+            let (said, method, params) = (&said[..], &*method, &params);
+            self.route(ClientRequest { reply_to, said, id, method, params, declared, checked }, now);
         }
     }
 }

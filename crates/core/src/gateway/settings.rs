@@ -1,4 +1,5 @@
-//! All that a gateway is told of its backends, its clients' rights and its bounds.
+//! Settings of a gateway, checked: backends, rights of clients, limits.
+//! Reading and checking the configuration files is the driver's.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -6,21 +7,21 @@ use crate::{restarts::Policy, sandbox::Sandbox, secret::Resolved};
 
 use super::Switch;
 
-/// All that was configured, checked: nobody downstream sees raw text.
+/// The whole configuration.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// In the order of the file. Names are unique.
     pub backends: Vec<Backend>,
     /// Views of the catalogue, by name.
     pub profiles: BTreeMap<String, Profile>,
-    /// What clients get that name no profile.
+    /// The profile of clients that name none.
     pub default_profile: Option<String>,
-    /// By role; empty: everything is allowed to everyone.
+    /// By name. Without any, everything is allowed.
     pub roles: BTreeMap<String, Role>,
     pub rates: Rates,
     pub switched_off: Vec<Switch>,
-    /// Requests with a method that MCP does not have are forwarded whatever the client's role; otherwise only for clients
-    /// that may call every tool.
+    /// Forward requests with a method that MCP does not have for every client; otherwise only for clients that may call
+    /// every tool.
     pub forward_unknown: bool,
     pub limits: Limits,
 }
@@ -29,34 +30,35 @@ pub struct Settings {
 pub struct Backend {
     pub name: String,
     pub kind: Kind,
-    /// Before the name of every tool and prompt; `name__` unless it was configured.
+    /// The prefix of the names of tools and prompts; `name__` by default.
     pub prefix: String,
     pub allow: Vec<Pattern>,
     pub deny: Vec<Pattern>,
     pub children: Children,
-    /// How many processes `per_session` may have at a time.
+    /// How many processes `per_session` may start at a time.
     pub children_max: usize,
     pub start: Start,
-    /// Its process gets all of the gateway's environment.
+    pub placement: Placement,
+    /// The process gets the whole environment of the gateway.
     pub inherit_env: bool,
     pub era: EraChoice,
     pub policy: Policy,
-    /// A call that takes longer is cancelled and fails; progress begins it anew, up to `call_max` in all.
+    /// A call that takes longer is cancelled and fails. Progress extends it, up to `call_max` in all.
     pub call_timeout: Duration,
     pub call_max: Duration,
     pub start_timeout: Duration,
-    /// A child nobody has called for so long is stopped, and started again by the next call.
+    /// An idle process is stopped after this time, and started again by the next call.
     pub idle_stop: Option<Duration>,
-    /// In bytes; a child above it is replaced.
+    /// In bytes. A process above it is replaced.
     pub memory_max: Option<u64>,
-    /// Failures in a row that open the circuit, and how long it then stays open before one probe.
+    /// Failures in a row that open the circuit, and how long it stays open before a probe.
     pub breaker_failures: u32,
     pub breaker_open: Duration,
-    /// Whether a call in flight at a crash is asked again if its tool is annotated as safe.
+    /// Repeat a call that was in flight at a crash if its tool is annotated as safe.
     pub retry_annotated: bool,
 }
 
-/// What the driver connects to. The machine only compares it: a change replaces the link.
+/// What the driver connects to. The machine only compares it: a change needs another link.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Kind {
     Stdio {
@@ -64,7 +66,7 @@ pub enum Kind {
         args: Vec<Resolved>,
         env: BTreeMap<String, Resolved>,
         cwd: Option<Resolved>,
-        /// Its processes may do anything if there is none.
+        /// Without one its processes may do anything.
         sandbox: Option<Sandbox>,
     },
     Http {
@@ -76,7 +78,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// Every text that may hold something out of a reference.
+    /// Every text that may contain the value of a reference.
     pub fn texts(&self) -> impl Iterator<Item = &Resolved> {
         let (first, list, map, last) = match self {
             Kind::Stdio { command, args, env, cwd, .. } => (command, &args[..], env, cwd.as_ref()),
@@ -99,28 +101,38 @@ pub enum Children {
 pub enum Start {
     /// With the gateway.
     Eager,
-    /// With the first request that needs it. One without a cached catalogue is started once to read it, and stopped again.
+    /// With the first request that needs it. Without a cached catalogue it is started once to read its lists, and
+    /// stopped.
     Lazy,
+}
+
+/// Which replicas of a cluster run the processes of a stdio backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Placement {
+    /// Each runs its own.
+    Every,
+    /// One, the owner; the others send their requests to it.
+    One,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum EraChoice {
-    /// A child is asked for a handshake, and a stateless one that refuses gets a `server/discover` instead. An HTTP backend
-    /// is asked once which it knows; then each client's own era is spoken to it where it can be.
+    /// A child gets a handshake, and `server/discover` if it refuses. An HTTP backend is asked once which eras it
+    /// speaks; then each client's era is used with it if possible.
     Auto,
     Handshake,
     Stateless,
 }
 
-/// A name, where `*` stands for anything.
+/// A name in which `*` stands for any text.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Pattern(pub String);
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Profile {
-    /// Backends by name; empty: all.
+    /// Names of backends; all if empty.
     pub backends: Vec<Pattern>,
-    /// Tools as clients see them; empty: all.
+    /// Tools by the names that clients see; all if empty.
     pub allow: Vec<Pattern>,
     pub deny: Vec<Pattern>,
     /// Three tools to search, describe and call instead of the whole list.
@@ -129,7 +141,7 @@ pub struct Profile {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Role {
-    /// Tools as clients see them; empty: none.
+    /// Tools by the names that clients see; none if empty.
     pub allow: Vec<Pattern>,
     pub deny: Vec<Pattern>,
 }
@@ -138,7 +150,7 @@ pub struct Role {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rates {
     pub default: Option<Rate>,
-    /// By tool as clients see it; the first pattern that fits counts.
+    /// By the names that clients see. The first pattern that matches counts.
     pub tools: Vec<(Pattern, Rate)>,
 }
 
@@ -148,17 +160,17 @@ pub struct Rate {
     pub burst: u32,
 }
 
-/// Bounds of the whole gateway; what happens at each is said where it is used.
+/// Limits of the whole gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
-    /// How long a call waits for a backend that is down before it fails with the time of the next try.
+    /// How long a call waits for a backend that is down; then it fails with the time of the next try.
     pub hold: Duration,
     /// Calls held for one backend; more fail at once.
     pub held_max: usize,
     /// Calls in flight for one client; more fail at once.
     pub in_flight_max: usize,
-    /// Elements on one page of a merged list.
+    /// Elements on one page of a list.
     pub page: usize,
-    /// A backend that gave up is tried again this often.
+    /// How often a backend that was given up is tried again.
     pub retry_given_up: Duration,
 }

@@ -1,230 +1,393 @@
-//! The gateway as operators see it.
+//! The state of a gateway as operators see it, as types that serialize to the JSON of `outlast state` and the status page.
+//! Fields are added and never renamed.
 
+use std::time::{Duration, Instant};
+
+use rustc_hash::FxHashMap;
+use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::*;
-use crate::pace::Figures;
+use crate::{
+    exit::How,
+    mcp::List,
+    pace::Figures,
+    record::millis,
+    restarts::{Past, RECENT_MAX},
+    slot::Current,
+};
 
-use guard::Circuit;
-use links::Phase;
-use places::State;
+use super::{
+    Era, Gateway, Switch,
+    backends::{BackendState, OfferState},
+    guard::Circuit,
+    links::{LinkState, Phase},
+    slots::{LastEnd, Sharing, SlotKey, SlotState},
+    trials::{self, ConfigChange},
+};
 
 /// Collisions that are listed; `collision_count` counts all of them.
 const COLLISIONS_MAX: usize = 100;
 
+#[derive(Debug, Clone, Serialize)]
+pub struct Status {
+    pub backends: Vec<BackendStatus>,
+    pub clients: usize,
+    pub in_flight: usize,
+    pub tools: usize,
+    pub prompts: usize,
+    pub resources: usize,
+    pub templates: usize,
+    pub collisions: Vec<CollisionStatus>,
+    pub collision_count: usize,
+    pub switched_off: Vec<SwitchedOff>,
+    pub under_way: UnderWay,
+    pub stopping: bool,
+    #[serde(flatten)]
+    pub figures: FigureStatus,
+}
+
+impl Status {
+    pub fn to_json(&self) -> Value {
+        json!(self)
+    }
+}
+
+/// Two backends offer the same name.
+#[derive(Debug, Clone, Serialize)]
+pub struct CollisionStatus {
+    pub list: &'static str,
+    pub name: String,
+    pub offered_by: String,
+    pub left_out: String,
+}
+
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SwitchedOff {
+    Tool(String),
+    Backend(String),
+}
+
+/// How many of each the gateway keeps at the moment.
+#[derive(Debug, Clone, Serialize)]
+pub struct UnderWay {
+    pub calls: usize,
+    pub own_requests: usize,
+    pub asked_of_clients: usize,
+    pub batches: usize,
+    pub waiting_for_offers: usize,
+    pub waiting_for_checks: usize,
+    pub lists_of_tasks: usize,
+    pub errands: usize,
+    pub links: usize,
+}
+
+/// The figures that all kinds of instances have.
+#[derive(Debug, Clone, Serialize)]
+pub struct FigureStatus {
+    pub calls: u64,
+    pub calls_per_s: f64,
+    pub p50_ms: Option<f64>,
+    pub p99_ms: Option<f64>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct BackendStatus {
+    pub name: String,
+    /// `stdio` or `http`.
+    pub kind: &'static str,
+    /// `off`, or that of the first slot.
+    pub state: Option<&'static str>,
+    /// `restarts` of it are of all slots, also of those that were removed; the rest is of the first slot.
+    #[serde(flatten)]
+    pub life: LifeStatus,
+    pub last_exits: Vec<Value>,
+    /// `confirmed`, `stale` or `unknown`.
+    pub catalogue: &'static str,
+    pub tools: Vec<String>,
+    pub offers: OfferCounts,
+    pub unchecked: Vec<UncheckedTool>,
+    pub in_flight: usize,
+    pub stalled: bool,
+    pub oldest_request_s: Option<f64>,
+    pub held: usize,
+    pub circuit: CircuitStatus,
+    pub links: Vec<SlotStatus>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub last_reload: Option<ReloadStatus>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub restart: Option<RestartStatus>,
+    #[serde(flatten)]
+    pub figures: FigureStatus,
+}
+
+/// What a slot and the process in it are doing.
+#[derive(Debug, Clone, Default, Serialize)]
+pub struct LifeStatus {
+    pub era: Option<&'static str>,
+    pub pid: Option<u32>,
+    pub generation: Option<u64>,
+    pub restarts: u64,
+    pub crashes: Option<u32>,
+    pub uptime_ms: Option<u64>,
+    pub next_try_ms: Option<u64>,
+    /// Why it was given up.
+    pub reason: Option<String>,
+    pub last_exit: Option<ExitStatus>,
+    pub stderr_tail: Option<String>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct OfferCounts {
+    pub tools: usize,
+    pub prompts: usize,
+    pub resources: usize,
+    pub templates: usize,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct UncheckedTool {
+    pub tool: String,
+    pub reason: String,
+}
+
+#[derive(Debug, Clone, Serialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum CircuitStatus {
+    Closed { failures: u32 },
+    Open { for_ms: u64 },
+    HalfOpen,
+}
+
+/// The last change or restart that failed.
+#[derive(Debug, Clone, Serialize)]
+pub struct ReloadStatus {
+    pub ok: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reason: Option<&'static str>,
+    pub error: String,
+    pub stderr_tail: String,
+    pub seconds_ago: f64,
+    /// True while the configuration still asks for it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pending: Option<bool>,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct RestartStatus {
+    pub step: &'static str,
+    pub reason: &'static str,
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub struct SlotStatus {
+    /// Which clients use it.
+    pub seat: String,
+    /// `ready`, `connecting`, `waiting`, `idle`, `given_up` or `stopping`.
+    pub state: &'static str,
+    pub serial: Option<u64>,
+    pub version: Option<String>,
+    pub in_flight: usize,
+    pub held: usize,
+    pub garbage: u64,
+    #[serde(flatten)]
+    pub life: LifeStatus,
+}
+
+/// How a process ended. Its members are those of the audit log, and these.
+#[derive(Debug, Clone, Serialize)]
+pub struct ExitStatus {
+    #[serde(flatten)]
+    pub how: Value,
+    pub words: String,
+    pub ago_ms: u64,
+}
+
 impl Gateway {
-    /// Everything at a glance. `state` of a backend is `ready`, `connecting`, `waiting`, `idle`, `given_up`, `stopping`
-    /// or `off`; `catalogue` is `confirmed`, `stale` or `unknown`. Fields are added, never renamed.
-    pub fn status(&self, now: Instant) -> Value {
-        let mut tools: FxHashMap<u32, Vec<&str>> = FxHashMap::default();
+    pub fn status(&self, now: Instant) -> Status {
+        let mut tools: FxHashMap<u32, Vec<String>> = FxHashMap::default();
         for entry in self.catalogue.all(List::Tools) {
-            tools.entry(entry.owner).or_default().push(&entry.shown);
+            tools.entry(entry.owner).or_default().push(entry.shown.to_string());
         }
-        let of = |number: &u32| self.backend_status(*number, tools.remove(number).unwrap_or_default(), now);
-        let backends: Vec<Value> = self.order.iter().map(of).collect();
-        let collisions: Vec<Value> = self
-            .catalogue
-            .collisions
-            .iter()
-            .take(COLLISIONS_MAX)
-            .map(|collision| {
-                json!({
-                    "list": collision.kind.member(),
-                    "name": &*collision.shown,
-                    "offered_by": self.owner_name(collision.winner),
-                    "left_out": self.owner_name(collision.loser),
-                })
-            })
-            .collect();
-        let off: Vec<Value> = self
-            .switches
-            .all_off()
-            .map(|switch| match switch {
-                Switch::Tool(name) => json!({"tool": name}),
-                Switch::Backend(name) => json!({"backend": name}),
-            })
-            .collect();
-        let mut status = json!({
-            "backends": backends,
-            "clients": self.guests.len(),
-            "in_flight": self.calls.values().filter(|call| call.whom.is_some()).count(),
-            "tools": self.catalogue.all(List::Tools).len(),
-            "prompts": self.catalogue.all(List::Prompts).len(),
-            "resources": self.catalogue.all(List::Resources).len(),
-            "templates": self.catalogue.all(List::Templates).len(),
-            "collisions": collisions,
-            "collision_count": self.catalogue.collisions.len(),
-            "switched_off": off,
-            "under_way": {
-                "calls": self.calls.values().filter(|call| call.whom.is_some()).count(),
-                "own_requests": self.calls.values().filter(|call| call.whom.is_none()).count(),
-                "asked_of_clients": self.asks.len(),
-                "batches": self.batches.len(),
-                "waiting_for_offers": self.gathering.len(),
-                "lists_of_tasks": self.task_lists.len(),
-                "errands": self.errands.len(),
-                "links": self.links.len(),
-            },
-            "stopping": self.stopping.is_some(),
+        let of = |(number, backend): (u32, &BackendState)| {
+            self.backend_status(number, backend, tools.remove(&number).unwrap_or_default(), now)
+        };
+        let backends = self.backends.in_order().map(of).collect();
+        let collisions = self.catalogue.collisions().iter().take(COLLISIONS_MAX).map(|collision| CollisionStatus {
+            list: collision.kind.member(),
+            name: collision.shown.to_string(),
+            offered_by: self.backends.name(collision.winner).to_owned(),
+            left_out: self.backends.name(collision.loser).to_owned(),
         });
-        put_figures(&mut status, &self.pace.figures(now));
-        status
+        let switched_off = self.guards.all_off().map(|switch| match switch {
+            Switch::Tool(name) => SwitchedOff::Tool(name),
+            Switch::Backend(name) => SwitchedOff::Backend(name),
+        });
+        Status {
+            backends,
+            clients: self.clients.len(),
+            in_flight: self.calls.of_clients(),
+            tools: self.catalogue.all(List::Tools).len(),
+            prompts: self.catalogue.all(List::Prompts).len(),
+            resources: self.catalogue.all(List::Resources).len(),
+            templates: self.catalogue.all(List::Templates).len(),
+            collisions: collisions.collect(),
+            collision_count: self.catalogue.collisions().len(),
+            switched_off: switched_off.collect(),
+            under_way: UnderWay {
+                calls: self.calls.of_clients(),
+                own_requests: self.calls.own(),
+                asked_of_clients: self.server_requests.len(),
+                batches: self.clients.batches(),
+                waiting_for_offers: self.offer_waits.len() - self.offer_waits.checks(),
+                waiting_for_checks: self.offer_waits.checks(),
+                lists_of_tasks: self.tasks.lists(),
+                errands: self.operator_requests.len(),
+                links: self.links.len(),
+            },
+            stopping: self.stage.is_stopping(),
+            figures: FigureStatus::new(&self.pace.figures(now)),
+        }
     }
 
-    fn backend_status(&self, number: u32, tools: Vec<&str>, now: Instant) -> Value {
-        let owner = &self.owners[&number];
-        let links: Vec<Value> = self
-            .places
-            .iter()
-            .filter(|(key, _)| key.backend == number)
-            .map(|(key, place)| self.place_status(*key, place, now))
-            .collect();
-        let first = self.first_place(number);
-        let main = self.places.get(&first).map_or(Value::Null, |place| self.place_status(first, place, now));
+    fn backend_status(&self, number: u32, backend: &BackendState, tools: Vec<String>, now: Instant) -> BackendStatus {
+        let links: Vec<SlotStatus> =
+            self.slots_of(number).map(|(key, slot)| self.slot_status(*key, slot, now)).collect();
+        let first = self.first_slot(number);
+        let main = self.slots.get(&first).map(|slot| self.slot_status(first, slot, now));
+        let state = match self.guards.is_backend_off(backend.name()) {
+            true => Some("off"),
+            false => main.as_ref().map(|main| main.state),
+        };
+        let restarts = backend.restarts_removed() + links.iter().map(|link| link.life.restarts).sum::<u64>();
         let in_flight = || {
-            let calls = self.calls.values().filter(|call| call.place.backend == number);
-            calls.filter(|call| call.whom.is_some() && call.link.is_some())
+            let calls = self.calls.values().filter(|call| call.slot.backend == number);
+            calls.filter(|call| call.reply_to.is_some() && call.link.is_some())
         };
         let oldest = in_flight().map(|call| now.saturating_duration_since(call.began)).max();
-        let of_backend = |connection: &&links::Connection| connection.link.backend == number;
-        let is_stalled = self.links.values().filter(of_backend).any(|connection| connection.suspected.is_some());
-        let held: usize =
-            self.places.iter().filter(|(key, _)| key.backend == number).map(|(_, place)| place.held.len()).sum();
-        let is_off = self.switches.is_backend_off(&owner.settings.name);
-        let circuit = match owner.breaker.state() {
-            Circuit::Closed { failures } => json!({"state": "closed", "failures": failures}),
-            Circuit::Open { until } => json!({"state": "open", "for_ms": millis(until.saturating_duration_since(now))}),
-            Circuit::HalfOpen => json!({"state": "half_open"}),
-        };
+        let of_backend = self.links.values().filter(|link_state| link_state.id().backend == number);
         let mut past: Vec<&Past> = self
-            .places
-            .iter()
-            .filter(|(key, _)| key.backend == number)
-            .flat_map(|(_, place)| place.restarts.recent())
-            .chain(&owner.past_gone)
+            .slots_of(number)
+            .flat_map(|(_, slot)| slot.links.restarts().recent())
+            .chain(backend.exits_removed())
             .collect();
         past.sort_by_key(|past| past.at);
         let past = &past[past.len().saturating_sub(RECENT_MAX)..];
-        let mut status = json!({
-            "name": owner.settings.name,
-            "kind": match owner.settings.kind { Kind::Stdio { .. } => "stdio", Kind::Http { .. } => "http" },
-            "state": if is_off { json!("off") } else { main["state"].clone() },
-            "era": main["era"],
-            "pid": main["pid"],
-            "generation": main["generation"],
-            "restarts": owner.restarts_gone + links.iter().filter_map(|link| link["restarts"].as_u64()).sum::<u64>(),
-            "crashes": main["crashes"],
-            "uptime_ms": main["uptime_ms"],
-            "next_try_ms": main["next_try_ms"],
-            "reason": main["reason"],
-            "last_exit": main["last_exit"],
-            "last_exits": past.iter().map(|past| past.to_json(now)).collect::<Vec<Value>>(),
-            "stderr_tail": main["stderr_tail"],
-            "catalogue": match owner.standing {
-                Standing::Confirmed => "confirmed",
-                Standing::Stale => "stale",
-                Standing::Unknown | Standing::Failed => "unknown",
+        let offer = backend.offer();
+        let failed = self.slots_of(number).filter_map(|(_, slot)| slot.failed_reload());
+        let last_reload = match backend.change() {
+            ConfigChange::Failed(failed) => Some(failed.status(now)),
+            _ => failed.max_by_key(|end| end.at).map(|end| ReloadStatus {
+                ok: false,
+                reason: None,
+                error: format!("the new server did not start ({})", end.how),
+                stderr_tail: end.stderr.clone(),
+                seconds_ago: now.saturating_duration_since(end.at).as_secs_f64(),
+                pending: None,
+            }),
+        };
+        let restart =
+            backend.trial().map(|_| RestartStatus { step: "starting the new process", reason: trials::CHANGED });
+        BackendStatus {
+            name: backend.settings().name.clone(),
+            kind: if backend.is_http() { "http" } else { "stdio" },
+            state,
+            life: LifeStatus { restarts, ..main.map(|main| main.life).unwrap_or_default() },
+            last_exits: past.iter().map(|past| past.to_json(now)).collect(),
+            catalogue: match backend.offer_state() {
+                OfferState::Confirmed => "confirmed",
+                OfferState::Stale => "stale",
+                OfferState::Unknown | OfferState::Failed => "unknown",
             },
-            "tools": tools,
-            "offers": {
-                "tools": owner.offer.tools.len(),
-                "prompts": owner.offer.prompts.len(),
-                "resources": owner.offer.resources.len(),
-                "templates": owner.offer.templates.len(),
+            tools,
+            offers: OfferCounts {
+                tools: offer.tools.len(),
+                prompts: offer.prompts.len(),
+                resources: offer.resources.len(),
+                templates: offer.templates.len(),
             },
-            "unchecked": owner.unchecked.iter().map(|(tool, why)| json!({"tool": &**tool, "reason": why})).collect::<Vec<Value>>(),
-            "in_flight": in_flight().count(),
-            "stalled": is_stalled,
-            "oldest_request_s": oldest.map(|age| age.as_secs_f64()),
-            "held": held,
-            "circuit": circuit,
-            "links": links,
-        });
-        let failed = self.places.iter().filter(|(key, _)| key.backend == number);
-        let failed = failed.filter_map(|(_, place)| place.failed_reload.as_ref()).max_by_key(|end| end.at);
-        if let Some(refused) = &owner.refused {
-            status["last_reload"] = refused.to_json(now);
-        } else if let Some(end) = failed {
-            status["last_reload"] = json!({
-                "ok": false,
-                "error": format!("the new server did not start ({})", end.how),
-                "seconds_ago": now.saturating_duration_since(end.at).as_secs_f64(),
-                "stderr_tail": end.stderr,
-            });
+            unchecked: backend
+                .unchecked()
+                .map(|(tool, why)| UncheckedTool { tool: tool.to_owned(), reason: why.to_owned() })
+                .collect(),
+            in_flight: in_flight().count(),
+            stalled: { of_backend }.any(|link_state| link_state.liveness.is_suspected()),
+            oldest_request_s: oldest.map(|age| age.as_secs_f64()),
+            held: links.iter().map(|link| link.held).sum(),
+            circuit: match backend.circuit() {
+                Circuit::Closed { failures } => CircuitStatus::Closed { failures },
+                Circuit::Open { until } => CircuitStatus::Open { for_ms: millis(until.saturating_duration_since(now)) },
+                Circuit::HalfOpen => CircuitStatus::HalfOpen,
+            },
+            links,
+            last_reload,
+            restart,
+            figures: FigureStatus::new(&backend.figures(now)),
         }
-        if owner.trial.is_some() {
-            status["restart"] = json!({"step": "starting the new process", "reason": trials::CHANGED});
-        }
-        put_figures(&mut status, &owner.pace.figures(now));
-        status
     }
 
-    fn place_status(&self, key: PlaceKey, place: &Place, now: Instant) -> Value {
-        let connection = place.current().and_then(|serial| self.links.get(&serial));
-        let state = match (&place.state, connection.map(|connection| &connection.phase)) {
-            (State::Idle, _) => "idle",
-            (State::Waiting { .. }, _) => "waiting",
-            (State::GivenUp { .. }, _) => "given_up",
-            (State::Linked(_), Some(Phase::Ready | Phase::Draining { .. })) => "ready",
-            (State::Linked(_), Some(Phase::Connecting { .. } | Phase::Opening { .. })) => "connecting",
-            (State::Linked(_), Some(Phase::Stopping { .. }) | None) => "stopping",
-        };
-        let next_try = match (&place.state, place.due()) {
-            (State::Waiting { .. } | State::GivenUp { .. }, Some(due)) => {
-                json!(millis(due.saturating_duration_since(now)))
-            }
-            _ => Value::Null,
-        };
-        let reason = match &place.state {
-            State::GivenUp { why, .. } => json!(why),
-            _ => Value::Null,
-        };
-        let ready = connection.filter(|connection| connection.ready.is_some());
-        json!({
-            "seat": match key.seat {
-                Seat::Shared => json!("shared"),
-                Seat::Second => json!("handshake"),
-                Seat::Pool(index) => json!(format!("pool {index}")),
-                Seat::Session(client) => json!(format!("client {client}")),
-                Seat::Lent(_) => json!("lent"),
+    fn slot_status(&self, key: SlotKey, slot: &SlotState, now: Instant) -> SlotStatus {
+        let link_state = slot.links.child().and_then(|serial| self.links.get(&serial));
+        let ready = link_state.and_then(|link_state| Some((link_state, link_state.ready_at()?)));
+        SlotStatus {
+            seat: match key.sharing {
+                Sharing::Shared => "shared".to_owned(),
+                Sharing::Handshake => "handshake".to_owned(),
+                Sharing::Pool(index) => format!("pool {index}"),
+                Sharing::Session(client) => format!("client {client}"),
+                Sharing::Borrowed(_) => "lent".to_owned(),
             },
-            "state": state,
-            "serial": connection.map(|connection| connection.link.serial),
-            "pid": connection.and_then(|connection| connection.pid),
-            "era": ready.map(|connection| match connection.era {
-                Era::Handshake => "handshake",
-                Era::Stateless => "stateless",
-            }),
-            "version": ready.map(|connection| connection.version.clone()),
-            "generation": place.generation,
-            "restarts": place.restarts.restarts(),
-            "crashes": place.restarts.crashes(now),
-            "uptime_ms": ready.and_then(|connection| connection.ready).map(|ready| millis(now.saturating_duration_since(ready))),
-            "next_try_ms": next_try,
-            "reason": reason,
-            "in_flight": connection.map_or(0, |connection| connection.in_flight),
-            "held": place.held.len(),
-            "garbage": connection.map_or(0, |connection| connection.garbage),
-            "last_exit": place.last_end.as_ref().map(|end| {
-                let mut exit = end.how.to_json();
-                exit["words"] = json!(end.how.to_string());
-                exit["ago_ms"] = json!(millis(now.saturating_duration_since(end.at)));
-                exit
-            }),
-            "stderr_tail": place.last_end.as_ref().map(|end| end.stderr.clone()),
-        })
+            state: match (slot.links.current(), link_state.map(LinkState::phase)) {
+                (Current::None, _) => "idle",
+                (Current::Down { .. }, _) => "waiting",
+                (Current::GivenUp { .. }, _) => "given_up",
+                (_, Some(Phase::Ready | Phase::Draining { .. })) => "ready",
+                (_, Some(Phase::Connecting { .. } | Phase::Opening { .. })) => "connecting",
+                (_, Some(Phase::Stopping { .. }) | None) => "stopping",
+            },
+            serial: link_state.map(|link_state| link_state.id().serial),
+            version: ready.map(|(link_state, _)| link_state.version().to_owned()),
+            in_flight: link_state.map_or(0, LinkState::in_flight),
+            held: slot.held(),
+            garbage: link_state.map_or(0, LinkState::garbage),
+            life: LifeStatus {
+                era: ready.map(|(link_state, _)| match link_state.era() {
+                    Era::Handshake => "handshake",
+                    Era::Stateless => "stateless",
+                }),
+                pid: link_state.and_then(LinkState::pid),
+                generation: Some(slot.generation()),
+                restarts: u64::from(slot.links.restarts().restarts()),
+                crashes: Some(slot.links.restarts().crashes(now)),
+                uptime_ms: ready.map(|(_, at)| millis(now.saturating_duration_since(at))),
+                next_try_ms: slot.links.due().map(|due| millis(due.saturating_duration_since(now))),
+                reason: slot.given_up(),
+                last_exit: slot.last_end().map(|end| ExitStatus::new(end, now)),
+                stderr_tail: slot.last_end().map(|end| end.stderr.clone()),
+            },
+        }
     }
 }
 
-/// In the words that all kinds of instances share.
-fn put_figures(status: &mut Value, figures: &Figures) {
-    let in_ms = |took: Option<Duration>| took.map(|took| took.as_secs_f64() * 1e3);
-    status["calls"] = figures.answered.into();
-    status["calls_per_s"] = figures.per_second.into();
-    status["p50_ms"] = in_ms(figures.p50).into();
-    status["p99_ms"] = in_ms(figures.p99).into();
+impl ExitStatus {
+    fn new(end: &LastEnd, now: Instant) -> ExitStatus {
+        let LastEnd { how, at, .. } = end;
+        ExitStatus {
+            how: How::to_json(how),
+            words: how.to_string(),
+            ago_ms: millis(now.saturating_duration_since(*at)),
+        }
+    }
 }
 
-fn millis(duration: Duration) -> u64 {
-    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+impl FigureStatus {
+    fn new(figures: &Figures) -> FigureStatus {
+        let in_ms = |took: Option<Duration>| took.map(|took| took.as_secs_f64() * 1e3);
+        FigureStatus {
+            calls: figures.answered,
+            calls_per_s: figures.per_second,
+            p50_ms: in_ms(figures.p50),
+            p99_ms: in_ms(figures.p99),
+        }
+    }
 }

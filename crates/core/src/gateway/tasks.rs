@@ -1,35 +1,64 @@
-//! Tasks: whoever made one is told how it goes, by the backend that works on it.
+//! Tasks: a client asks for a task under a handle, and the backend that works on it knows it by its own id.
+//!
+//! A handle names the backend, the connection and the backend's own id, so handles of different backends and connections
+//! never collide. It gives no right to anything: each task belongs to the client that had it made.
 
-use super::*;
-use crate::{
-    json::Raw,
-    message::{Params, patch, pick},
+use std::{
+    collections::{BTreeMap, VecDeque},
+    ops::Range,
+    rc::Rc,
+    time::Instant,
 };
 
-use dispatch::Asked;
-use opening::Private;
-use words::Failure;
+use bytes::Bytes;
+use rustc_hash::FxHashMap;
+use serde::{Deserialize, Serialize};
 
-/// How many tasks are remembered. Beyond it the oldest of the same client is forgotten, or else the oldest of all; it is then
-/// unknown to its client.
+use super::{
+    Action, Client, Era, Gateway, Said,
+    calls::{CallKind, ReplyTo},
+    dispatch::ClientRequest,
+    messages,
+    messages::Failure,
+    opening::OwnRequest,
+    saved::{SavedTask, SavedTasks},
+    slots::SlotKey,
+};
+use crate::{
+    json::Raw,
+    mcp::{meta, method},
+    message,
+    message::{Message, Params, patch, pick},
+};
+
+/// How many tasks are remembered. One more makes the gateway forget the oldest of the same client, or else the oldest
+/// of all.
 const TASKS_MAX: usize = 4096;
-/// The same of one client, whose oldest is forgotten then.
+/// How many tasks of one client are remembered; one more makes the gateway forget its oldest.
 const TASKS_OF_CLIENT_MAX: usize = 256;
+/// The longest id that a backend may give. A task with a longer one cannot be asked for.
+const OWN_ID_MAX: usize = 1 << 10;
 
-/// What our own cursors begin with.
+/// The beginning of every cursor of the gateway.
 const CURSOR_MARK: &str = "outlast.tasks.";
+/// The beginning of every handle, with the number of its format.
+const HANDLE_MARK: &str = "outlast.task1.";
 
 #[derive(Debug, Default)]
 pub(super) struct Tasks {
-    by_id: FxHashMap<(Maker, String), Task>,
-    /// The same by the link that works on each.
-    by_link: FxHashMap<(u64, String), Maker>,
-    order: VecDeque<(Maker, String)>,
+    /// Distinguishes the handles of this run from those of earlier runs.
+    run: u32,
+    by_handle: FxHashMap<String, Task>,
+    /// The oldest first.
+    order: VecDeque<String>,
+    /// Task lists that are not complete, by a number of their own.
+    lists: FxHashMap<u64, Listing>,
 }
 
-/// Who had a task made, and alone may ask for it: ids of one client mean nothing to another.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-enum Maker {
+/// The client that had a task made, and alone may ask for it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum TaskOwner {
     Session(Client),
     /// Of the stateless era, by name.
     Caller(String),
@@ -37,199 +66,334 @@ enum Maker {
 
 #[derive(Debug)]
 struct Task {
-    place: PlaceKey,
+    task_owner: TaskOwner,
+    /// The backend's own id, as JSON.
+    own: Rc<str>,
+    slot: SlotKey,
     serial: u64,
-    /// Rises with each task, so that a list can go on after the one it ended with.
+    /// Rises with each task. A page of a list continues after the last number of the page before.
     number: u64,
 }
 
-/// A list of tasks, until each backend has said how its own are.
+/// A task list, until each backend has answered.
 #[derive(Debug)]
-pub(super) struct Listing {
-    pub whom: Whom,
-    /// The tasks asked for, by the number of our request.
-    asked: FxHashMap<u64, u64>,
-    /// What was said of them, in the order they were made.
+struct Listing {
+    reply_to: ReplyTo,
+    /// Requests that are not answered, and the number of the task of each.
+    open: FxHashMap<u64, u64>,
+    /// The answers, in the order in which the tasks were made.
     found: BTreeMap<u64, String>,
-    /// After which the next page begins.
+    /// The number after which the next page begins.
     next: Option<u64>,
 }
 
 impl Gateway {
-    /// A call made a task, if its result says so. False: its id is that of another task, of the same client on another link or
-    /// of another client on the same link, and nothing could tell the two apart.
-    pub(super) fn note_task(&mut self, call: &Call, serial: u64, result: Raw<'_>) -> bool {
-        let Some(whom) = &call.whom else { return true };
-        if memchr::memmem::find(result.get().as_bytes(), b"\"taskId\"").is_none() {
-            return true;
-        }
-        let Some([task, own]) = pick(result, ["task", "taskId"]) else { return true };
-        let inner = task.and_then(|task| pick(task, ["taskId"])).and_then(|[id]| id);
-        let Some(id) = inner.or(own).and_then(Raw::text) else { return true };
-        let Some(maker) = self.maker(whom.client, whom.era) else { return true };
-        let by_maker = self.tasks.by_id.get(&(maker.clone(), id.clone()));
-        let by_link = self.tasks.by_link.get(&(serial, id.clone()));
-        if by_maker.is_some_and(|task| task.serial != serial) || by_link.is_some_and(|known| *known != maker) {
-            return false;
-        }
-        let task = Task { place: call.place, serial, number: self.number() };
-        self.tasks.insert(maker, id, task);
-        true
+    /// The handle of a task of this link.
+    fn task_handle(&self, serial: u64, own: &str) -> String {
+        let name = self.links.get(&serial).map_or("", |link_state| self.backends.name(link_state.id().backend));
+        // The backend's id may contain dots, so the name before it must not.
+        let name = name.replace('%', "%25").replace('.', "%2e");
+        format!("{HANDLE_MARK}{:x}.{serial}.{name}.{own}", self.tasks.run)
     }
 
-    fn maker(&self, client: Client, era: Era) -> Option<Maker> {
+    /// The answer to a call of a client, with handles instead of the backend's ids; nothing if it names no task. A task that
+    /// the call made belongs to its client from here on. The failure is why its client could not ask for it.
+    pub(super) fn with_handles(
+        &mut self,
+        serial: u64,
+        key: u64,
+        said: &[u8],
+        result: Raw<'_>,
+    ) -> Result<Option<Bytes>, Box<Failure>> {
+        let call = &self.calls[&key];
+        let Some(reply_to) = &call.reply_to else { return Ok(None) };
+        let is_made = call.task || reply_to.era == Era::Stateless && call.kind == CallKind::Tool;
+        let is_about = call.method.starts_with("tasks/");
+        if !(is_made || is_about || !self.tasks.by_handle.is_empty())
+            || memchr::memmem::find(result.get().as_bytes(), b"\"taskId\"").is_none()
+        {
+            return Ok(None);
+        }
+        let [task, own, meta] = pick(result, ["task", "taskId", "_meta"]).unwrap_or_default();
+        let inner = task.and_then(|task| pick(task, ["taskId"])).and_then(|[id]| id);
+        let mut edits = Vec::new();
+        for id in [inner, own].into_iter().flatten().filter(|_| is_made || is_about) {
+            let Some(text) = id.text() else { continue };
+            let handle = self.task_handle(serial, &text);
+            edits.push((message::place(said, id), message::quote(&handle)));
+        }
+        if let Some(made) = inner.or(own).filter(|_| is_made)
+            && let Some(id) = made.text()
+        {
+            let (slot, client, era) = (call.slot, reply_to.client, reply_to.era);
+            let backend = self.backends.name(slot.backend).to_owned();
+            let handle = self.task_handle(serial, &id);
+            if let Some(task_owner) = self.task_owner(client, era) {
+                if id.len() > OWN_ID_MAX {
+                    return Err(Box::new(Failure::long_task(&backend, OWN_ID_MAX)));
+                }
+                if self.tasks.by_handle.get(&handle).is_some_and(|task| task.task_owner != task_owner) {
+                    return Err(Box::new(Failure::same_task(&backend)));
+                }
+                let own = message::quote(&id).into();
+                let task = Task { task_owner, own, slot, serial, number: self.ids.number() };
+                self.tasks.insert(handle, task);
+            }
+        }
+        edits.extend(self.related_handle(serial, said, meta));
+        Ok(patched(said, &edits))
+    }
+
+    /// A request or a notification of a backend, with handles instead of its own ids; nothing if it names no task that is
+    /// known here. Ids that its client made are left alone.
+    pub(super) fn said_with_handles(&self, serial: u64, said: &[u8], message: &Message<'_>) -> Option<Bytes> {
+        if self.tasks.by_handle.is_empty() {
+            return None;
+        }
+        let (Message::Request { params, .. } | Message::Notification { params, .. }) = message else { return None };
+        let mut edits = Vec::new();
+        if let Message::Notification { .. } = message
+            && let Some(id) = params.task_id()
+            && let Some(text) = id.text()
+        {
+            edits.push((message::place(said, id), message::quote(&self.task_handle(serial, &text))));
+        }
+        edits.extend(self.related_handle(serial, said, params.meta()));
+        patched(said, &edits)
+    }
+
+    fn related_handle(&self, serial: u64, said: &[u8], meta: Option<Raw<'_>>) -> Option<(Range<usize>, String)> {
+        let id = related(meta)?;
+        let handle = self.task_handle(serial, &id.text()?);
+        let is_known = self.tasks.by_handle.contains_key(&handle);
+        is_known.then(|| (message::place(said, id), message::quote(&handle)))
+    }
+
+    /// A message of a client with the backend's own id of the task that it names; nothing if it names none. The error
+    /// is a handle of no task of this client on this link.
+    pub(super) fn with_own_id(
+        &self,
+        client: Client,
+        era: Era,
+        serial: u64,
+        said: &[u8],
+        meta: Option<Raw<'_>>,
+    ) -> Result<Option<Bytes>, String> {
+        let Some(id) = related(meta) else { return Ok(None) };
+        let handle = id.text().unwrap_or_default();
+        let is_its =
+            |task: &&Task| task.serial == serial && self.task_owner(client, era).as_ref() == Some(&task.task_owner);
+        match self.tasks.by_handle.get(&handle).filter(is_its) {
+            Some(task) => Ok(Some(patch(said, &mut [(message::place(said, id), &*task.own)]))),
+            None => Err(handle),
+        }
+    }
+
+    fn task_owner(&self, client: Client, era: Era) -> Option<TaskOwner> {
         Some(match era {
-            Era::Handshake => Maker::Session(client),
-            Era::Stateless => Maker::Caller(self.guests.get(&client)?.who.name.clone()),
+            Era::Handshake => TaskOwner::Session(client),
+            Era::Stateless => TaskOwner::Caller(self.clients.get(&client)?.who().name.clone()),
         })
     }
 
-    fn task_of(&self, whom: &Whom, id: &str) -> Option<&Task> {
-        self.tasks.by_id.get(&(self.maker(whom.client, whom.era)?, id.to_owned()))
-    }
-
-    pub(super) fn task_asked(&mut self, asked: Asked<'_>, now: Instant) {
-        let id = asked.params.task_id().and_then(Raw::text).unwrap_or_default();
-        match self.task_of(&asked.whom, &id).map(|task| (task.place, task.serial)) {
-            // Tasks live in the process that made them.
-            Some((place, serial)) if self.links.get(&serial).is_some_and(|link| link.is_ready()) => {
-                self.send_to(asked, place, now);
-            }
-            _ => {
-                let words = format!("there is no task `{}`", words::cut(&id, 100));
-                self.unknown(&asked, words, None);
-            }
+    pub(super) fn task_requested(&mut self, request: ClientRequest<'_>, now: Instant) {
+        let handle = request.params.task_id().and_then(Raw::text).unwrap_or_default();
+        let task_owner = self.task_owner(request.reply_to.client, request.reply_to.era);
+        let task = self.tasks.by_handle.get(&handle).filter(|task| Some(&task.task_owner) == task_owner.as_ref());
+        // Tasks end with the process that made them.
+        let task = task.filter(|task| self.links.get(&task.serial).is_some_and(|link| link.is_ready()));
+        match task.map(|task| (task.slot, task.own.clone())) {
+            Some((slot, own)) => self.send_to(request, slot, own, now),
+            None => self.unknown(&request, no_task(&handle), None),
         }
     }
 
-    /// A client asks for its tasks. Whose tasks are whose, backends do not know, so each that this client had made is asked
-    /// for by its name. The stateless era has no such list.
-    pub(super) fn tasks_asked(&mut self, asked: Asked<'_>, now: Instant) {
-        if asked.whom.era == Era::Stateless {
+    /// A client asks for its tasks. Backends do not know which client had a task made, so each of its tasks is asked for by
+    /// its id. The stateless era has no such list.
+    pub(super) fn task_list_requested(&mut self, request: ClientRequest<'_>, now: Instant) {
+        if request.reply_to.era == Era::Stateless {
             let failure = Failure::method_unknown("the stateless era has no list of tasks".into());
-            return self.refuse(&asked.whom, false, &failure);
+            return self.refuse(&request.reply_to, false, &failure);
         }
-        let after = match asked.params.cursor().filter(|cursor| cursor.get() != "null") {
+        let after = match request.params.cursor().filter(|cursor| cursor.get() != "null") {
             None => 0,
             Some(cursor) => {
                 let text = cursor.text().unwrap_or_default();
                 let Some(after) = text.strip_prefix(CURSOR_MARK).and_then(|number| number.parse().ok()) else {
-                    let words = "This cursor is not one of ours: begin the list anew.";
-                    return self.answer_error(&asked.whom, -32602, words, None);
+                    let words = "This cursor is not valid: list again without a cursor.";
+                    return self.answer_error(&request.reply_to, -32602, words, None);
                 };
                 after
             }
         };
-        let maker = Maker::Session(asked.whom.client);
-        let own = self.tasks.by_id.iter().filter(|((of, _), task)| *of == maker && task.number > after);
-        let mut own: Vec<(u64, u64, String)> =
-            own.map(|((_, id), task)| (task.number, task.serial, id.clone())).collect();
+        let task_owner = TaskOwner::Session(request.reply_to.client);
+        let own = self.tasks.by_handle.values().filter(|task| task.task_owner == task_owner && task.number > after);
+        let mut own: Vec<(u64, u64, Rc<str>)> = own.map(|task| (task.number, task.serial, task.own.clone())).collect();
         own.sort_unstable();
         let page = self.settings.limits.page.max(1);
         let next = own.get(page).map(|_| own[page - 1].0);
         own.truncate(page);
-        let list = self.number();
+        let list = self.ids.number();
         let mut asked_for = FxHashMap::default();
         for (number, serial, id) in own {
-            let params = words::member("taskId", &id);
-            if let Some(key) = self.ask_link(serial, Private::Task(list), "tasks/get", &params, Era::Handshake, now) {
+            let params = format!(r#""taskId":{id}"#);
+            if let Some(key) =
+                self.send_own_request(serial, OwnRequest::Task(list), method::TASKS_GET, &params, Era::Handshake, now)
+            {
                 asked_for.insert(key, number);
             }
         }
-        let listing = Listing { whom: asked.whom, asked: asked_for, found: BTreeMap::new(), next };
-        self.task_lists.insert(list, listing);
+        let listing = Listing { reply_to: request.reply_to, open: asked_for, found: BTreeMap::new(), next };
+        self.tasks.lists.insert(list, listing);
         self.task_list_done(list);
     }
 
-    /// A backend says how one of the tasks is. One that it knows no more is left out.
+    /// A backend answered the request about one task. A task that it no longer knows is left out.
     pub(super) fn task_listed(&mut self, list: u64, key: u64, result: Option<Raw<'_>>, _now: Instant) {
-        let Some(listing) = self.task_lists.get_mut(&list) else { return };
-        let Some(number) = listing.asked.remove(&key) else { return };
-        if let Some(task) = result {
-            listing.found.insert(number, task.get().to_owned());
+        let Some(number) = self.tasks.lists.get_mut(&list).and_then(|listing| listing.open.remove(&key)) else {
+            return;
+        };
+        let handle = self.tasks.by_handle.iter().find(|(_, task)| task.number == number).map(|(handle, _)| handle);
+        if let (Some(task), Some(handle)) = (result, handle) {
+            let [own] = pick(task, ["taskId"]).unwrap_or_default();
+            let handle = message::quote(handle);
+            let text = task.get().as_bytes();
+            let mut edits: Vec<_> = own.map(|own| (message::place(text, own), handle.as_str())).into_iter().collect();
+            let shown = patch(text, &mut edits);
+            let shown = String::from_utf8_lossy(shown.trim_ascii_end()).into_owned();
+            self.tasks.lists.get_mut(&list).expect("found above").found.insert(number, shown);
         }
         self.task_list_done(list);
     }
 
     fn task_list_done(&mut self, list: u64) {
-        if self.task_lists.get(&list).is_none_or(|listing| !listing.asked.is_empty()) {
+        if self.tasks.lists.get(&list).is_none_or(|listing| !listing.open.is_empty()) {
             return;
         }
-        let listing = self.task_lists.remove(&list).expect("seen above");
+        let listing = self.tasks.lists.remove(&list).expect("seen above");
         let tasks: Vec<String> = listing.found.into_values().collect();
         let next = listing.next.map_or_else(String::new, |next| format!(r#","nextCursor":"{CURSOR_MARK}{next}""#));
         let result = format!(r#"{{"tasks":[{}]{next}}}"#, tasks.join(","));
         let result = if result.contains('\n') { result.replace(['\n', '\r'], " ") } else { result };
-        self.answer_result(&listing.whom, &result);
+        self.answer_result(&listing.reply_to, &result);
     }
 
-    /// Nobody waits for these lists any more. True if there was one.
-    pub(super) fn drop_task_lists(&mut self, is_it: impl Fn(&Whom) -> bool) -> bool {
+    /// Drops the lists of these requests. True if there was one.
+    pub(super) fn drop_task_lists(&mut self, is_it: impl Fn(&ReplyTo) -> bool) -> bool {
         let gone: Vec<u64> =
-            self.task_lists.iter().filter(|(_, list)| is_it(&list.whom)).map(|(key, _)| *key).collect();
+            self.tasks.lists.iter().filter(|(_, list)| is_it(&list.reply_to)).map(|(key, _)| *key).collect();
         for key in &gone {
-            let listing = self.task_lists.remove(key).expect("listed above");
-            self.forget(&listing.whom);
+            let listing = self.tasks.lists.remove(key).expect("listed above");
+            self.forget(&listing.reply_to);
         }
         !gone.is_empty()
     }
 
-    /// News of a task, for the one who made it.
+    /// Forwards the status of a task to the client that had it made.
     pub(super) fn task_noted(&mut self, serial: u64, said: &[u8], params: &Params<'_>) {
-        let Some(id) = params.task_id().and_then(Raw::text) else { return };
-        if let Some(Maker::Session(client)) = self.tasks.by_link.get(&(serial, id)) {
-            let client = *client;
+        if let Some(client) = self.session_of(serial, params.task_id()) {
             self.out.push(Action::TellClient { client, message: patch(said, &mut []), about: None, said: Said::Other });
         }
     }
 
     /// The client whose task a backend's request names.
     pub(super) fn task_named_in(&self, serial: u64, params: &Params<'_>) -> Option<Client> {
-        let [related] = pick(params.meta()?, ["io.modelcontextprotocol/related-task"])?;
-        let [id] = pick(related?, ["taskId"])?;
-        match self.tasks.by_link.get(&(serial, id?.text()?))? {
-            Maker::Session(client) => Some(*client),
-            Maker::Caller(_) => None,
+        self.session_of(serial, related(params.meta()))
+    }
+
+    /// The session that had a task of this link made.
+    fn session_of(&self, serial: u64, handle: Option<Raw<'_>>) -> Option<Client> {
+        match self.tasks.by_handle.get(&handle?.text()?).filter(|task| task.serial == serial)?.task_owner {
+            TaskOwner::Session(client) => Some(client),
+            TaskOwner::Caller(_) => None,
         }
-    }
-
-    pub(super) fn lose_tasks(&mut self, serial: u64) {
-        self.tasks.forget_where(|_, task| task.serial == serial);
-    }
-
-    pub(super) fn forget_tasks(&mut self, client: Client) {
-        let maker = Maker::Session(client);
-        self.tasks.forget_where(|of, _| *of == maker);
     }
 }
 
 impl Tasks {
-    fn insert(&mut self, maker: Maker, id: String, task: Task) {
-        self.by_link.insert((task.serial, id.clone()), maker.clone());
-        if self.by_id.insert((maker.clone(), id.clone()), task).is_some() {
+    pub(super) fn new(random: u64) -> Tasks {
+        // Half of it, so that a handle reveals little of the random numbers that follow.
+        Tasks { run: (random >> 32) as u32, ..Tasks::default() }
+    }
+
+    /// Without lists: those are waited for.
+    pub(super) fn save(&self) -> SavedTasks {
+        let known = self.order.iter().filter_map(|handle| Some((handle, self.by_handle.get(handle)?)));
+        let save = |(handle, task): (&String, &Task)| SavedTask {
+            handle: handle.clone(),
+            owner: task.task_owner.clone(),
+            own: task.own.to_string(),
+            slot: task.slot,
+            serial: task.serial,
+            number: task.number,
+        };
+        SavedTasks { run: self.run, tasks: known.map(save).collect() }
+    }
+
+    pub(super) fn restore(saved: SavedTasks) -> Tasks {
+        let mut tasks = Tasks { run: saved.run, ..Tasks::default() };
+        for SavedTask { handle, owner: task_owner, own, slot, serial, number } in saved.tasks {
+            tasks.insert(handle, Task { task_owner, own: own.into(), slot, serial, number });
+        }
+        tasks
+    }
+
+    fn insert(&mut self, handle: String, task: Task) {
+        let task_owner = task.task_owner.clone();
+        if self.by_handle.insert(handle.clone(), task).is_some() {
             return;
         }
-        self.order.push_back((maker.clone(), id));
-        let own = self.order.iter().filter(|(of, _)| *of == maker).count();
+        self.order.push_back(handle);
+        let is_own = |handle: &&String| self.by_handle[*handle].task_owner == task_owner;
+        let own = self.order.iter().filter(is_own).count();
         if own > TASKS_OF_CLIENT_MAX || self.order.len() > TASKS_MAX {
-            let oldest = self.order.iter().position(|(of, _)| *of == maker).filter(|_| own > 1).unwrap_or(0);
-            if let Some(key) = self.order.remove(oldest)
-                && let Some(task) = self.by_id.remove(&key)
-            {
-                self.by_link.remove(&(task.serial, key.1));
+            let oldest = self.order.iter().position(|handle| is_own(&handle)).filter(|_| own > 1).unwrap_or(0);
+            if let Some(handle) = self.order.remove(oldest) {
+                self.by_handle.remove(&handle);
             }
         }
     }
 
-    fn forget_where(&mut self, gone: impl Fn(&Maker, &Task) -> bool) {
-        if self.by_id.is_empty() {
+    pub(super) fn lists(&self) -> usize {
+        self.lists.len()
+    }
+
+    pub(super) fn replies(&self) -> impl Iterator<Item = &ReplyTo> {
+        self.lists.values().map(|listing| &listing.reply_to)
+    }
+
+    /// Tasks end with the process that works on them.
+    pub(super) fn forget_link(&mut self, serial: u64) {
+        self.forget_where(|task| task.serial == serial);
+    }
+
+    pub(super) fn forget_client(&mut self, client: Client) {
+        let task_owner = TaskOwner::Session(client);
+        self.forget_where(|task| task.task_owner == task_owner);
+    }
+
+    fn forget_where(&mut self, is_gone: impl Fn(&Task) -> bool) {
+        if self.by_handle.is_empty() {
             return;
         }
-        self.by_id.retain(|(maker, _), task| !gone(maker, task));
-        let by_id = &self.by_id;
-        self.order.retain(|key| by_id.contains_key(key));
-        self.by_link.retain(|(serial, id), maker| {
-            by_id.get(&(maker.clone(), id.clone())).is_some_and(|task| task.serial == *serial)
-        });
+        self.by_handle.retain(|_, task| !is_gone(task));
+        let by_handle = &self.by_handle;
+        self.order.retain(|handle| by_handle.contains_key(handle));
     }
+}
+
+/// The id of the task that a message says it belongs to.
+fn related(meta: Option<Raw<'_>>) -> Option<Raw<'_>> {
+    let [task] = pick(meta?, [meta::RELATED_TASK])?;
+    let [id] = pick(task?, ["taskId"])?;
+    id
+}
+
+fn patched(said: &[u8], edits: &[(Range<usize>, String)]) -> Option<Bytes> {
+    let mut edits: Vec<(Range<usize>, &str)> = edits.iter().map(|(at, with)| (at.clone(), with.as_str())).collect();
+    (!edits.is_empty()).then(|| patch(said, &mut edits))
+}
+
+pub(super) fn no_task(handle: &str) -> String {
+    format!("there is no task `{}`", messages::cut(handle, 200))
 }

@@ -3,13 +3,25 @@
 
 use std::time::{Duration, Instant};
 
-use super::{
-    Action, Capabilities, Class, Client, Current, Items, Kind, Open, Place, Private, Relay,
-    cache::Cached,
-    client::{modern_version, version_of},
-};
-use crate::message::{self, Message, pick, text};
 use bytes::Bytes;
+
+use super::{
+    Relay,
+    cache::Cached,
+    conversation::version_of,
+    endpoint::Private,
+    events::Action,
+    lists::Items,
+    requests::{Class, OpenRequest, Waits},
+    saved::{SavedCached, SavedEarly},
+    servers::Current,
+};
+use crate::{
+    capabilities::Capabilities,
+    mcp::List,
+    message,
+    message::{Message, pick, text},
+};
 
 /// What is known of the cache, and what the client was told from it.
 #[derive(Debug, Default)]
@@ -31,12 +43,35 @@ enum Reading {
     Read(Option<Box<Cached>>),
 }
 
-/// Times of a request that may be answered early.
-#[derive(Debug, Default, Clone, Copy)]
-pub(super) struct Waited {
-    pub(super) arrived: Option<Instant>,
-    /// The first end of a child that was never ready.
-    pub(super) met_end: Option<Instant>,
+impl AnswerEarly {
+    /// The driver reads the cache.
+    pub(super) fn is_reading(&self) -> bool {
+        matches!(self.cache, Reading::Asked { .. })
+    }
+
+    /// None while the driver reads the cache.
+    pub(super) fn save(&self) -> Option<SavedEarly> {
+        let save = |cached: &Cached| SavedCached {
+            revision: cached.revision.clone(),
+            opening: cached.opening.clone(),
+            lists: cached.lists.iter().map(|(list, items)| (*list, items.save())).collect(),
+        };
+        let (is_cache_read, cached) = match &self.cache {
+            Reading::Unread => (false, None),
+            Reading::Asked { .. } => return None,
+            Reading::Read(cached) => (true, cached.as_deref().map(save)),
+        };
+        Some(SavedEarly { from_cache: self.from_cache, is_cache_read, cached })
+    }
+
+    pub(super) fn restore(saved: SavedEarly) -> AnswerEarly {
+        let restore = |cached: SavedCached| {
+            let lists = cached.lists.into_iter().map(|(list, items)| (list, Items::restore(items))).collect();
+            Box::new(Cached { revision: cached.revision, opening: cached.opening, lists })
+        };
+        let cache = if saved.is_cache_read { Reading::Read(saved.cached.map(restore)) } else { Reading::Unread };
+        AnswerEarly { cache, from_cache: saved.from_cache }
+    }
 }
 
 impl Relay {
@@ -48,14 +83,14 @@ impl Relay {
     }
 
     /// The list of the last run, once the client was answered from the cache and while no server has served.
-    pub(super) fn cached_list(&self, kind: Kind) -> Option<&Items> {
-        let is_told = self.early.from_cache && !self.ever_ready;
-        self.cached().filter(|_| is_told)?.lists.get(&kind)
+    pub(super) fn cached_list(&self, list: List) -> Option<&Items> {
+        let is_told = self.early.from_cache && !self.servers.was_ever_ready();
+        self.cached().filter(|_| is_told)?.lists.get(&list)
     }
 
-    /// A client of the stateless era was answered from the cache, so a new child is asked to discover by us.
-    pub(super) fn is_told_modern(&self) -> bool {
-        self.early.from_cache && (self.discovered.is_some() || !self.probe_only)
+    /// The client was answered from the cache.
+    pub(super) fn is_from_cache(&self) -> bool {
+        self.early.from_cache
     }
 
     /// The client begins anew in the other era.
@@ -64,71 +99,73 @@ impl Relay {
     }
 
     /// A request that is answered early if the server is slow, and what waits with it.
-    fn is_early(&self, open: &Open) -> bool {
+    fn is_early(&self, open: &OpenRequest) -> bool {
         if open.cancelled || !self.is_unserved(open) {
             return false;
         }
         match open.class {
             Class::Initialize => true,
-            Class::Discover => self.client == Client::Modern,
-            Class::List(_) => self.client == Client::Modern && !self.probe_only,
+            Class::Discover => self.is_modern(),
+            Class::List(_) => self.conversation.is_past_probe(),
             _ => false,
         }
     }
 
     /// It waits for the first server, or is with one that has not answered anything yet.
-    fn is_unserved(&self, open: &Open) -> bool {
-        match open.place {
-            Place::Held => true,
-            Place::On(generation) => self.current == Current::Fresh(generation) && !self.is_stopping(generation),
+    fn is_unserved(&self, open: &OpenRequest) -> bool {
+        match open.waits {
+            Waits::Held => true,
+            Waits::OnServer(generation) => {
+                *self.servers.slot.current() == Current::Fresh(generation) && !self.servers.is_stopping(generation)
+            }
             _ => false,
         }
     }
 
-    fn early_opens(&self) -> impl Iterator<Item = &Open> {
-        let most = if self.ever_ready || self.is_leaving() { 0 } else { usize::MAX };
-        self.opens.values().take(most).map(|open| &**open).filter(|open| self.is_early(open))
+    fn early_opens(&self) -> impl Iterator<Item = &OpenRequest> {
+        let most = if self.servers.was_ever_ready() || self.is_leaving() { 0 } else { usize::MAX };
+        self.requests.iter().take(most).filter(|open| self.is_early(open))
     }
 
     fn answer_after(&self) -> Duration {
         let limits = &self.settings.limits;
         let default = match self.cached() {
-            Some(cached) if cached.has_lists() => limits.answer_after_cached,
-            _ => limits.answer_after_uncached,
+            Some(cached) if cached.has_lists() => limits.early.answer_after_cached,
+            _ => limits.early.answer_after_uncached,
         };
         self.settings.answer_after.unwrap_or(default)
     }
 
     /// When the driver is asked for the cache: not for a server that answers at once.
-    fn cache_due(&self, open: &Open) -> Option<Instant> {
+    fn cache_due(&self, open: &OpenRequest) -> Option<Instant> {
         let is_wanted = self.settings.cache && matches!(self.early.cache, Reading::Unread);
-        let wait = self.settings.limits.cache_read_after.min(self.answer_after());
-        Some(open.waited.arrived? + wait).filter(|_| is_wanted)
+        let wait = self.settings.limits.cache.cache_read_after.min(self.answer_after());
+        Some(open.arrival.at? + wait).filter(|_| is_wanted)
     }
 
     /// When this request is answered because the server is slow. An uncached `discover` is not: the answer would decide
     /// the era.
-    fn slow_due(&self, open: &Open) -> Option<Instant> {
+    fn slow_due(&self, open: &OpenRequest) -> Option<Instant> {
         if open.class == Class::Discover && self.cached().is_none_or(|cached| cached.opening.is_none()) {
             return None;
         }
-        if let Class::List(kind) = open.class
+        if let Class::List(list) = open.class
             && self.early.from_cache
-            && self.cached_list(kind).is_none()
+            && self.cached_list(list).is_none()
         {
             // The client was told what the cache has; this list is held.
             return None;
         }
-        let due = open.waited.arrived? + self.answer_after();
+        let due = open.arrival.at? + self.answer_after();
         Some(match &self.early.cache {
-            Reading::Asked { at, .. } => due.max(*at + self.settings.limits.cache_read_max),
+            Reading::Asked { at, .. } => due.max(*at + self.settings.limits.cache.cache_read_max),
             _ => due,
         })
     }
 
     /// When this request is answered because its server ended before it was ready (b1).
-    fn broken_due(&self, open: &Open) -> Option<Instant> {
-        Some(open.waited.met_end? + self.settings.limits.broken_after)
+    fn broken_due(&self, open: &OpenRequest) -> Option<Instant> {
+        Some(open.arrival.met_end? + self.settings.limits.early.broken_after)
     }
 
     pub(super) fn early_deadline(&self) -> Option<Instant> {
@@ -141,8 +178,8 @@ impl Relay {
     pub(super) fn early_time_passed(&mut self, now: Instant) {
         let is_due = |due: Option<Instant>| due.is_some_and(|due| due <= now);
         let cache_due = self.early_opens().find(|open| is_due(self.cache_due(open))).map(|open| match open.class {
-            Class::Initialize => open.kept.as_ref().and_then(|line| version_of(line)),
-            _ => modern_version(&self.meta),
+            Class::Initialize => open.kept().and_then(|line| version_of(line)),
+            _ => self.conversation.revision(),
         });
         if let Some(revision) = cache_due {
             match revision {
@@ -162,12 +199,10 @@ impl Relay {
 
     /// A child that was never ready ended: from now on what waits for it is answered soon.
     pub(super) fn note_end_before_ready(&mut self, now: Instant) {
-        if self.ever_ready || self.ends_before_ready == 0 {
+        if self.servers.was_ever_ready() || self.servers.ends_before_ready() == 0 {
             return;
         }
-        for open in self.opens.values_mut().filter(|open| open.place == Place::Held) {
-            open.waited.met_end.get_or_insert(now);
-        }
+        self.requests.meet_end(now);
     }
 
     pub(super) fn cache_read(&mut self, revision: &str, entry: Option<&str>) {
@@ -192,21 +227,22 @@ impl Relay {
         if from_cache {
             self.tell_from_cache();
         } else {
-            self.broken = true;
+            self.conversation.mark_broken();
         }
+        let has_discovered = self.conversation.discovered().is_some();
         let mut handshake = false;
         let mut lists = false;
-        for seq in self.opens.keys().copied().collect::<Vec<_>>() {
-            let open = &self.opens[&seq];
+        for seq in self.requests.seqs(|_| true) {
+            let open = &self.requests[seq];
             let is_answered = !open.cancelled
                 && self.is_unserved(open)
                 && match open.class {
                     Class::Initialize => true,
-                    Class::Discover => self.client == Client::Modern && (ended || self.discovered.is_some()),
-                    Class::List(kind) => {
-                        self.client != Client::Unopened
-                            && (self.client != Client::Modern || !self.probe_only || self.discovered.is_some())
-                            && (!from_cache || self.cached_list(kind).is_some())
+                    Class::Discover => self.is_modern() && (ended || has_discovered),
+                    Class::List(list) => {
+                        !self.conversation.is_unopened()
+                            && (!self.is_modern() || self.conversation.is_past_probe() || has_discovered)
+                            && (!from_cache || self.cached_list(list).is_some())
                     }
                     _ => false,
                 };
@@ -214,30 +250,30 @@ impl Relay {
                 continue;
             }
             let open = self.close(seq);
-            if let Place::On(generation) = open.place {
+            if let Waits::OnServer(generation) = open.waits {
                 let opens = match open.class {
                     Class::Initialize => true,
-                    Class::Discover => self.discovered.is_some(),
+                    Class::Discover => has_discovered,
                     _ => false,
                 };
                 // Of several openings the first answer is the handshake.
                 let private = if opens && !handshake { Private::Handshake } else { Private::Answered };
-                if let Some(child) = self.children.get_mut(&generation) {
-                    child.private.insert(open.id.clone(), private);
+                if let Some(child) = self.servers.get_mut(generation) {
+                    child.private.insert(open.id().clone(), private);
                 }
                 handshake |= opens;
             }
             lists |= matches!(open.class, Class::List(_));
             self.answer_without_server(open, now);
         }
-        if let Current::Fresh(generation) = self.current {
-            let asks = self.client == Client::Modern && !self.probe_only && lists;
+        if let Current::Fresh(generation) = *self.servers.slot.current() {
+            let asks = self.conversation.is_past_probe() && lists;
             if handshake || asks {
-                self.current = Current::Replaying(generation);
+                self.servers.slot.withhold(generation);
                 self.acknowledge_listens(generation);
             }
             if asks && !handshake {
-                self.replay(generation, self.settings.limits.first_handshake_max, now);
+                self.replay(generation, self.settings.limits.handshake.first_handshake_max, now);
             }
         }
     }
@@ -246,16 +282,15 @@ impl Relay {
         if std::mem::replace(&mut self.early.from_cache, true) {
             return;
         }
-        let tools = self.cached_list(Kind::Tools).map(Items::names);
-        self.child_tools = tools.unwrap_or_default();
-        if self.client == Client::Modern
+        let tools = self.cached_list(List::Tools).map(Items::names);
+        self.lists.set_tools(tools.unwrap_or_default());
+        if self.is_modern()
             && let Some(opening) = self.cached().and_then(|cached| cached.opening.clone())
         {
             let line = message::line(format!(r#"{{"jsonrpc":"2.0","id":0,"result":{opening}}}"#));
             let (edited, told, _) = self.promised(&line);
             if let Ok(Message::Response { result: Some(result), .. }) = message::parse(&edited) {
-                self.discovered = Some(result.get().to_owned());
-                self.discovered_told = Some(told);
+                self.conversation.note_discovered(told, Some(result.get()));
             }
         }
         let words = "The server is slow to start; the client was answered from the cache of this command's last run";
@@ -263,10 +298,10 @@ impl Relay {
     }
 
     /// The cached answer to an `initialize`, the version and the capabilities it tells.
-    pub(super) fn initialize_from_cache(&self, open: &Open) -> Option<(Bytes, String, Capabilities)> {
-        let cached = self.cached().filter(|_| self.early.from_cache && !self.ever_ready)?;
-        let opening = cached.opening.as_ref().filter(|_| self.client != Client::Modern)?;
-        let (line, told, version) = self.promised(&message::result_line(&open.id, opening));
+    pub(super) fn initialize_from_cache(&self, open: &OpenRequest) -> Option<(Bytes, String, Capabilities)> {
+        let cached = self.cached().filter(|_| self.early.from_cache && !self.servers.was_ever_ready())?;
+        let opening = cached.opening.as_ref().filter(|_| !self.is_modern())?;
+        let (line, told, version) = self.promised(&message::result_line(open.id(), opening));
         Some((line, version?, told))
     }
 
@@ -276,8 +311,7 @@ impl Relay {
             return (line.clone(), Capabilities::default(), None);
         };
         let [version, capabilities] = pick(result, ["protocolVersion", "capabilities"]).unwrap_or_default();
-        let has = Capabilities::parse(capabilities);
-        let told = Capabilities { tools: has.tools || self.settings.tools, ..has };
+        let told = Capabilities::parse(capabilities, |_| true).with_tools(self.settings.tools);
         (self.promise(result, capabilities, line), told, version.and_then(text))
     }
 

@@ -5,8 +5,12 @@ use std::{collections::BTreeMap, time::Instant};
 
 use serde_json::Value;
 
-use super::{Action, Client, Items, Kind, Relay, client::modern_version, client::version_of, lists::Page};
-use crate::message::{Raw, pick, quote, text};
+use super::{Relay, events::Action, lists::Items, saved::SavedMemory};
+use crate::{
+    mcp::{List, Page},
+    message::{Raw, pick, quote, text},
+    saved::Moment,
+};
 
 /// Another layout has another number, and is ignored.
 const LAYOUT: &str = "1";
@@ -17,7 +21,7 @@ pub(super) struct Cached {
     pub(super) revision: String,
     /// The server's result of `initialize`, or of `server/discover`.
     pub(super) opening: Option<String>,
-    pub(super) lists: BTreeMap<Kind, Items>,
+    pub(super) lists: BTreeMap<List, Items>,
 }
 
 impl Cached {
@@ -29,16 +33,16 @@ impl Cached {
             return Err("it was written by another version of outlast".into());
         }
         if of.and_then(text).as_deref() != Some(revision) {
-            return Err("it is of another protocol revision".into());
+            return Err("it belongs to another protocol revision".into());
         }
         let opening = opening.filter(|opening| opening.get().starts_with('{')).map(|opening| opening.get().to_owned());
         let lists = lists.ok_or("it has no lists")?;
         let mut found = BTreeMap::new();
-        for kind in Kind::ALL {
-            if let Some(page) = Page::parse(kind, lists) {
+        for list in List::ALL {
+            if let Some(page) = Page::parse(list, lists) {
                 let mut items = Items::default();
-                items.extend(kind, &page, usize::MAX);
-                found.insert(kind, items);
+                items.extend(list, &page, usize::MAX);
+                found.insert(list, items);
             }
         }
         Ok(Cached { revision: revision.to_owned(), opening, lists: found })
@@ -48,7 +52,7 @@ impl Cached {
     pub(super) fn has_lists(&self) -> bool {
         let capabilities = self.opening.as_ref().and_then(|opening| serde_json::from_str::<Value>(opening).ok());
         let has_tools = capabilities.is_none_or(|opening| opening["capabilities"].get("tools").is_some());
-        !has_tools || self.lists.contains_key(&Kind::Tools)
+        !has_tools || self.lists.contains_key(&List::Tools)
     }
 }
 
@@ -58,7 +62,7 @@ pub(super) struct Memory {
     revision: Option<String>,
     opening: Option<String>,
     /// The inside of a JSON array each.
-    lists: BTreeMap<Kind, String>,
+    lists: BTreeMap<List, String>,
     changed: Changed,
 }
 
@@ -70,16 +74,37 @@ enum Changed {
     Since(Instant),
 }
 
+impl Memory {
+    pub(super) fn save(&self, now: Instant) -> SavedMemory {
+        SavedMemory {
+            revision: self.revision.clone(),
+            opening: self.opening.clone(),
+            lists: self.lists.clone(),
+            changed: match self.changed {
+                Changed::No => None,
+                Changed::Now => Some(Moment::of(now, now)),
+                Changed::Since(at) => Some(Moment::of(at, now)),
+            },
+        }
+    }
+
+    pub(super) fn restore(saved: SavedMemory, now: Instant) -> Memory {
+        Memory {
+            revision: saved.revision,
+            opening: saved.opening,
+            lists: saved.lists,
+            changed: saved.changed.map_or(Changed::No, |at| Changed::Since(at.at(now))),
+        }
+    }
+}
+
 impl Relay {
     /// A server's own answer to an opening, the client's or ours.
     pub(super) fn remember_opening(&mut self, result: Raw<'_>) {
-        if !self.settings.cache || result.get().len() > self.settings.limits.cache_bytes_max {
+        if !self.settings.cache || result.get().len() > self.settings.limits.cache.cache_bytes_max {
             return;
         }
-        let revision = match self.client {
-            Client::Modern => modern_version(&self.meta),
-            _ => self.opening.as_ref().and_then(|opening| version_of(&opening.line)),
-        };
+        let revision = self.conversation.revision();
         if revision != self.memory.revision {
             self.memory = Memory { revision, ..Memory::default() };
         }
@@ -89,25 +114,25 @@ impl Relay {
         }
     }
 
-    /// A complete list of a server's.
-    pub(super) fn remember_list(&mut self, kind: Kind, items: &Items) {
+    /// A complete list of a server's, as the inside of a JSON array; `None` if it is too large to keep.
+    pub(super) fn remember_list(&mut self, list: List, inside: Option<String>) {
         if !self.settings.cache {
             return;
         }
-        if self.memory.revision.is_none() && self.client == Client::Modern {
-            self.memory.revision = modern_version(&self.meta);
+        if self.memory.revision.is_none() && self.is_modern() {
+            self.memory.revision = self.conversation.revision();
         }
-        match items.joined() {
-            Some(inside) if self.memory.lists.get(&kind) == Some(&inside) => return,
-            Some(inside) => drop(self.memory.lists.insert(kind, inside)),
-            None => drop(self.memory.lists.remove(&kind)),
+        match inside {
+            Some(inside) if self.memory.lists.get(&list) == Some(&inside) => return,
+            Some(inside) => drop(self.memory.lists.insert(list, inside)),
+            None => drop(self.memory.lists.remove(&list)),
         }
         self.memory.changed = Changed::Now;
     }
 
     pub(super) fn memory_deadline(&self) -> Option<Instant> {
         match self.memory.changed {
-            Changed::Since(since) => Some(since + self.settings.limits.cache_write_after),
+            Changed::Since(since) => Some(since + self.settings.limits.cache.cache_write_after),
             _ => None,
         }
     }
@@ -119,12 +144,6 @@ impl Relay {
         }
     }
 
-    pub(super) fn memory_time_passed(&mut self, now: Instant) {
-        if self.memory_deadline().is_some_and(|due| due <= now) {
-            self.save_memory();
-        }
-    }
-
     /// Hands the memory to the driver, if it changed. An entry that is too large is not kept.
     pub(super) fn save_memory(&mut self) {
         if std::mem::take(&mut self.memory.changed) == Changed::No {
@@ -133,13 +152,13 @@ impl Relay {
         let Some(revision) = self.memory.revision.clone() else { return };
         let opening = self.memory.opening.as_deref().unwrap_or("null");
         let lists: Vec<String> =
-            self.memory.lists.iter().map(|(kind, inside)| format!("{}:[{inside}]", quote(kind.member()))).collect();
+            self.memory.lists.iter().map(|(list, inside)| format!("{}:[{inside}]", quote(list.member()))).collect();
         let entry = format!(
             r#"{{"layout":{LAYOUT},"revision":{},"opening":{opening},"lists":{{{}}}}}"#,
             quote(&revision),
             lists.join(",")
         );
-        let entry = Some(entry).filter(|entry| entry.len() <= self.settings.limits.cache_bytes_max);
+        let entry = Some(entry).filter(|entry| entry.len() <= self.settings.limits.cache.cache_bytes_max);
         self.act(Action::SaveCache { revision, entry });
     }
 }

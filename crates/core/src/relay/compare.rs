@@ -1,107 +1,89 @@
 //! Lists stay true: after a restart the new child's are compared with what the client holds.
 
-use super::{client::own_meta, lists::Diff, lists::Page, *};
-use crate::message::{Raw, line, quote};
+use std::time::Instant;
+
+use super::{
+    Relay,
+    endpoint::{Fetch, Private},
+    lists::{Diff, Items},
+};
+use crate::{
+    mcp::{Family, List, Page},
+    message::{Raw, quote, request_line},
+};
 
 impl Relay {
     /// A page on its way to the client.
-    pub(super) fn note_shown(&mut self, generation: u32, kind: Kind, cursor: Option<&str>, page: &Page<'_>) {
-        let bytes_max = self.settings.limits.list_bytes_max;
-        self.outdate(kind.family());
-        let shown = self.shown.remove(&kind);
-        let mut shown = match (cursor, shown) {
-            (None, shown) => Shown::anew(shown, generation),
-            (Some(cursor), Some(shown)) if shown.next.as_deref() == Some(cursor) => shown,
-            // A page out of turn adds nothing that could be vouched for.
-            (Some(_), shown) => {
-                self.shown.extend(shown.map(|shown| (kind, shown)));
-                return;
-            }
-        };
-        shown.items.extend(kind, page, bytes_max);
-        shown.next = page.next.clone();
-        if shown.is_complete() {
-            shown.before = None;
-            self.remember_list(kind, &shown.items);
-        }
-        self.shown.insert(kind, shown);
-        if kind == Kind::Tools {
-            self.child_tools = self.shown[&kind].items.names();
-        }
-        if cursor.is_none() {
-            self.announced.remove(&kind.family());
+    pub(super) fn note_shown(&mut self, generation: u32, list: List, cursor: Option<&str>, page: &Page<'_>) {
+        let bytes_max = self.settings.limits.lists.list_bytes_max;
+        self.requests.outdate(list.family());
+        let Some(is_complete) = self.lists.note_page(generation, list, cursor, page, bytes_max) else { return };
+        if is_complete && self.settings.cache {
+            let inside = self.lists.get(list).and_then(|shown| shown.items.joined());
+            self.remember_list(list, inside);
         }
     }
 
     /// A list that reached the client from a child that no longer serves, or one whose pages are of several children, is
     /// compared with that of the one that does.
-    pub(super) fn compare_late(&mut self, generation: u32, kind: Kind, now: Instant) {
-        if let Current::Serving(serving) = self.current
-            && self.shown.get(&kind).is_some_and(|shown| generation != serving || shown.from != serving)
-            && self.children.get(&serving).is_some_and(|child| !child.fetches.contains_key(&kind))
+    pub(super) fn compare_late(&mut self, generation: u32, list: List, now: Instant) {
+        if let Some(serving) = self.servers.slot.serving()
+            && self.lists.get(list).is_some_and(|shown| generation != serving || shown.from != serving)
+            && self.servers.get(serving).is_some_and(|child| !child.fetches.contains_key(&list))
         {
-            self.compare_one(serving, kind, now);
+            self.compare_one(serving, list, now);
         }
     }
 
     /// A list that the client was given without a server: `items` is what it holds of the server's own.
-    pub(super) fn note_shown_locally(&mut self, kind: Kind, items: Items) {
-        self.outdate(kind.family());
-        self.shown.insert(kind, Shown::whole(items));
-        self.announced.remove(&kind.family());
+    pub(super) fn note_shown_locally(&mut self, list: List, items: Items) {
+        self.requests.outdate(list.family());
+        self.lists.note_whole(list, items);
     }
 
     /// A later child serves: every list that the client holds is fetched from it, beside the traffic.
     pub(super) fn compare(&mut self, generation: u32, now: Instant) {
-        let told = self.told();
-        for kind in Kind::ALL {
-            let family = kind.family();
-            let known = self.shown.contains_key(&kind) || (self.broken && self.opening_is_local());
-            let own = self.shown.get(&kind).is_some_and(|shown| shown.from == generation);
-            let under_way = self.children.get(&generation).is_some_and(|child| child.fetches.contains_key(&kind));
+        let told = self.conversation.told();
+        for list in List::ALL {
+            let family = list.family();
+            let known = self.lists.get(list).is_some()
+                || (self.conversation.is_broken() && self.conversation.is_opened_by_us());
+            let own = self.lists.get(list).is_some_and(|shown| shown.from == generation);
+            let under_way = self.servers.get(generation).is_some_and(|child| child.fetches.contains_key(&list));
             if !known || own || under_way || !(self.is_modern() || told.has(family)) {
                 continue;
             }
-            self.shown.entry(kind).or_default();
-            self.compare_one(generation, kind, now);
+            self.lists.begin(list);
+            self.compare_one(generation, list, now);
         }
     }
 
     /// A child that has no such list is not asked for it.
-    fn compare_one(&mut self, generation: u32, kind: Kind, now: Instant) {
-        let has = self.children.get(&generation).and_then(|child| child.capabilities);
-        // One that said nothing of what it has can be asked.
-        if has.is_none_or(|has| has.has(kind.family())) {
-            self.fetch(generation, kind, None, now);
+    fn compare_one(&mut self, generation: u32, list: List, now: Instant) {
+        let has = self.servers.get(generation).and_then(|child| child.capabilities);
+        // A child without known capabilities is asked for the list.
+        if has.is_none_or(|has| has.has(list.family())) {
+            self.fetch(generation, list, None, now);
         } else {
-            self.conclude(generation, kind, Some(Items::default()), now);
-        }
-    }
-
-    /// We opened the conversation, and told of lists with nothing in them.
-    fn opening_is_local(&self) -> bool {
-        match &self.opening {
-            Some(opening) => opening.local,
-            None => self.is_modern(),
+            self.conclude(generation, list, Some(Items::default()), now);
         }
     }
 
     /// Asks for a page. The first one begins the fetch.
-    fn fetch(&mut self, generation: u32, kind: Kind, cursor: Option<&str>, now: Instant) {
+    fn fetch(&mut self, generation: u32, list: List, cursor: Option<&str>, now: Instant) {
         let id = self.private_id();
         let mut params = Vec::new();
         if let Some(cursor) = cursor {
             params.push(format!(r#""cursor":{}"#, quote(cursor)));
         }
         if self.is_modern() {
-            params.push(format!(r#""_meta":{}"#, own_meta(&self.meta)));
+            params.push(format!(r#""_meta":{}"#, self.conversation.own_meta()));
         }
-        let (method, params) = (kind.method(), params.join(","));
-        let request = line(format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{{params}}}}}"#));
-        let by = now + self.settings.limits.list_max;
-        let Some(child) = self.children.get_mut(&generation) else { return };
-        child.private.insert(id.clone(), Private::Fetch(kind));
-        let fetch = child.fetches.entry(kind).or_insert(Fetch {
+        let request = request_line(&id, list.method(), &params.join(","));
+        let by = now + self.settings.limits.lists.list_max;
+        let Some(child) = self.servers.get_mut(generation) else { return };
+        child.private.insert(id.clone(), Private::Fetch(list));
+        let fetch = child.fetches.entry(list).or_insert(Fetch {
             id: id.clone(),
             items: Items::default(),
             pages: 0,
@@ -112,84 +94,78 @@ impl Relay {
         self.tell_server(generation, request, None);
     }
 
-    pub(super) fn fetched(&mut self, generation: u32, kind: Kind, result: Option<Raw<'_>>, now: Instant) {
+    pub(super) fn fetched(&mut self, generation: u32, list: List, result: Option<Raw<'_>>, now: Instant) {
         let limits = self.settings.limits.clone();
-        let Some(child) = self.children.get_mut(&generation) else { return };
-        let Some(fetch) = child.fetches.get_mut(&kind) else { return };
-        let page = result.and_then(|result| Page::parse(kind, result));
-        let Some(page) = page.filter(|_| fetch.pages < limits.list_pages_max) else {
-            child.fetches.remove(&kind);
-            return self.conclude(generation, kind, None, now);
+        let Some(child) = self.servers.get_mut(generation) else { return };
+        let Some(fetch) = child.fetches.get_mut(&list) else { return };
+        let page = result.and_then(|result| Page::parse(list, result));
+        let Some(page) = page.filter(|_| fetch.pages < limits.lists.list_pages_max) else {
+            child.fetches.remove(&list);
+            return self.conclude(generation, list, None, now);
         };
         fetch.pages += 1;
-        fetch.items.extend(kind, &page, limits.list_bytes_max);
+        fetch.items.extend(list, &page, limits.lists.list_bytes_max);
         if let Some(next) = page.next {
-            return self.fetch(generation, kind, Some(&next), now);
+            return self.fetch(generation, list, Some(&next), now);
         }
-        let fetch = child.fetches.remove(&kind).expect("found above");
+        let fetch = child.fetches.remove(&list).expect("found above");
         if fetch.again {
-            self.fetch(generation, kind, None, now);
+            self.fetch(generation, list, None, now);
             // A child that never rests does not put the comparison off for ever.
-            if let Some(again) = self.children.get_mut(&generation).and_then(|child| child.fetches.get_mut(&kind)) {
+            if let Some(again) = self.servers.get_mut(generation).and_then(|child| child.fetches.get_mut(&list)) {
                 again.by = fetch.by;
             }
             return;
         }
-        self.conclude(generation, kind, Some(fetch.items), now);
+        self.conclude(generation, list, Some(fetch.items), now);
     }
 
-    pub(super) fn fetches_late(&mut self, now: Instant) {
-        let mut late = Vec::new();
-        for (generation, child) in self.children.iter_mut().filter(|(_, child)| !child.stopping) {
-            child.fetches.retain(|kind, fetch| {
-                if fetch.by <= now {
-                    child.private.insert(fetch.id.clone(), Private::LateFetch);
-                    late.push((*generation, *kind));
-                }
-                fetch.by > now
-            });
-        }
-        for (generation, kind) in late {
-            self.conclude(generation, kind, None, now);
+    /// The list did not come in time.
+    pub(super) fn fetch_late(&mut self, generation: u32, list: List, now: Instant) {
+        if let Some(child) = self.servers.get_mut(generation)
+            && let Some(fetch) = child.fetches.remove(&list)
+        {
+            child.private.insert(fetch.id, Private::LateFetch);
+            self.conclude(generation, list, None, now);
         }
     }
 
     /// The new list is known, or cannot be had: then the old one cannot be vouched for.
-    fn conclude(&mut self, generation: u32, kind: Kind, items: Option<Items>, now: Instant) {
+    fn conclude(&mut self, generation: u32, list: List, items: Option<Items>, now: Instant) {
         let ours_before = self.our_names();
         if let Some(items) = &items {
-            self.remember_list(kind, items);
+            self.remember_list(list, items.joined());
         }
-        let shown = self.shown.entry(kind).or_default();
+        let shown = self.lists.begin(list);
         let doubtful = shown.doubtful;
         let diff = items.as_ref().map(|items| Diff::between(shown, items));
-        if kind == Kind::Tools
+        if list == List::Tools
             && let Some(items) = &items
         {
-            self.child_tools = items.names();
+            self.lists.set_tools(items.names());
         }
         let changed = doubtful || diff.as_ref().is_none_or(|diff| !diff.is_empty()) || self.our_names() != ours_before;
-        if changed && self.current == Current::Serving(generation) {
-            self.announce(kind.family());
+        if changed && self.servers.slot.serving() == Some(generation) {
+            self.announce(list.family());
         }
-        if kind == Kind::Tools {
+        if list == List::Tools {
             self.restart_compared(generation, diff, now);
         }
     }
 
-    /// A child's own word that a list changed.
+    /// A child's own notification that a list changed.
     pub(super) fn list_changed_passes(&mut self, generation: u32, family: Family) -> bool {
-        if !self.is_modern() && !self.told().has(family) {
+        if !self.is_modern() && !self.conversation.told().has(family) {
             return false;
         }
-        let Some(child) = self.children.get_mut(&generation) else { return false };
+        let Some(child) = self.servers.get_mut(generation) else { return false };
         let mut absorbed = false;
-        for (_, fetch) in child.fetches.iter_mut().filter(|(kind, _)| kind.family() == family) {
+        for (_, fetch) in child.fetches.iter_mut().filter(|(list, _)| list.family() == family) {
             fetch.again = true;
             absorbed = true;
         }
         if !absorbed {
-            self.outdate(family);
+            self.requests.outdate(family);
         }
         !absorbed
     }

@@ -1,13 +1,28 @@
 //! Hung servers (SPEC H1, rows y1 to y9): when a server counts as hung, and what becomes of the requests it holds. A slow
 //! server is not replaced: silence alone proves nothing, only a private ping that stays unanswered does.
 
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use serde::{Deserialize, Serialize};
+
 use super::{
-    BTreeMap, Class, Current, Duration, Failure, Id, Instant, Next, Open, Origin, Outcome, Place, Private, Record,
-    Relay, Ticket, record,
+    Relay,
+    endpoint::Private,
+    events::Origin,
+    messages::{Failure, Next, Outcome},
+    requests::{Class, OpenRequest, Waits},
+    restart::Ticket,
+    saved::{SavedHang, SavedSuspicion},
 };
 use crate::{
-    message::{line, quote},
+    message::{Id, cancelled_line, quote},
     patience::Patience,
+    record,
+    record::Record,
+    saved::Moment,
 };
 
 /// How many cancelled calls one suspicion keeps apart.
@@ -29,8 +44,9 @@ struct Suspicion {
     ping: Patience,
 }
 
-#[derive(Debug)]
-enum About {
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum About {
     /// Calls that were cancelled: an answer to each of them clears the server as well as the ping's. `what` is the first.
     Cancelled { calls: Vec<Id>, what: String },
     /// A request that needs no work was not answered.
@@ -54,6 +70,47 @@ struct Timeouts {
 }
 
 impl Hang {
+    pub(super) fn save(&self, now: Instant) -> SavedHang {
+        SavedHang {
+            suspicion: self.suspicion.as_ref().map(|suspicion| SavedSuspicion {
+                generation: suspicion.generation,
+                about: suspicion.about.clone(),
+                ping: suspicion.ping.save(now),
+            }),
+            quiet: self.quiet.as_ref().map(|quiet| (quiet.generation, quiet.wait.save(now))),
+            timeouts: self.timeouts.calls.iter().map(|(seq, limit)| (*seq, limit.save(now))).collect(),
+            next_timeout: self.timeouts.next.map(|at| Moment::of(at, now)),
+        }
+    }
+
+    pub(super) fn restore(saved: SavedHang, now: Instant) -> Hang {
+        let patience = |wait| Patience::restore(wait, now);
+        Hang {
+            suspicion: saved.suspicion.map(|suspicion| Suspicion {
+                generation: suspicion.generation,
+                about: suspicion.about,
+                ping: patience(suspicion.ping),
+            }),
+            quiet: saved.quiet.map(|(generation, wait)| Quiet { generation, wait: patience(wait) }),
+            timeouts: Timeouts {
+                calls: saved.timeouts.into_iter().map(|(seq, limit)| (seq, patience(limit))).collect(),
+                next: saved.next_timeout.map(|at| at.at(now)),
+            },
+        }
+    }
+
+    pub(super) fn ping_deadline(&self) -> Option<Instant> {
+        self.suspicion.as_ref().map(|suspicion| suspicion.ping.deadline())
+    }
+
+    pub(super) fn quiet_deadline(&self) -> Option<Instant> {
+        self.quiet.as_ref().map(|quiet| quiet.wait.deadline())
+    }
+
+    pub(super) fn timeouts_deadline(&self) -> Option<Instant> {
+        self.timeouts.next
+    }
+
     fn watches(&self, generation: u32) -> bool {
         self.suspicion.as_ref().is_some_and(|suspicion| suspicion.generation == generation)
     }
@@ -80,41 +137,46 @@ impl Relay {
     }
 
     fn suspect(&mut self, generation: u32, about: About, now: Instant) {
-        // One that is known to hang is asked again if its replacement failed.
-        let is_known = self.hung(generation).is_some() && (self.restart.is_some() || self.queued.is_some());
-        let is_over = self.is_stopping(generation) || self.is_leaving();
-        if self.current != Current::Serving(generation) || is_known || is_over {
+        // A hung server is asked again if its replacement failed.
+        let is_known = self.hung(generation).is_some() && self.reloads.is_wanted();
+        let is_over = self.servers.is_stopping(generation) || self.is_leaving();
+        if self.servers.slot.serving() != Some(generation) || is_known || is_over {
             return;
         }
         self.ping(generation, Private::HangPing);
-        let ping = Patience::new(self.settings.limits.ping_max, now);
+        let ping = Patience::new(self.settings.limits.hang.ping_max, now);
         self.hang.suspicion = Some(Suspicion { generation, about, ping });
     }
 
     /// A request that needs no work goes to a child: from now on its silence is looked at.
     pub(super) fn quiet_begins(&mut self, generation: u32, now: Instant) {
         let is_watched = self.hang.quiet.as_ref().is_some_and(|quiet| quiet.generation == generation);
-        if self.current == Current::Serving(generation) && !is_watched {
-            let wait = Patience::new(self.settings.limits.quiet_max, now);
+        if self.servers.slot.serving() == Some(generation) && !is_watched {
+            let wait = Patience::new(self.settings.limits.hang.quiet_max, now);
             self.hang.quiet = Some(Quiet { generation, wait });
         }
     }
 
     /// The timer of such a request fired: it is disarmed, set anew, or the server is suspected.
-    fn quiet_is_due(&mut self, generation: u32, now: Instant) {
+    pub(super) fn quiet_is_due(&mut self, now: Instant) {
+        let Some(quiet) = &mut self.hang.quiet else { return };
+        if !quiet.wait.is_over(now) {
+            return;
+        }
+        let generation = quiet.generation;
         let limits = &self.settings.limits;
-        let (quiet_max, ping_max) = (limits.quiet_max, limits.ping_max);
-        let Some(child) = self.children.get(&generation).filter(|_| self.current == Current::Serving(generation))
+        let (quiet_max, ping_max) = (limits.hang.quiet_max, limits.hang.ping_max);
+        let Some(child) = self.servers.get(generation).filter(|_| self.servers.slot.serving() == Some(generation))
         else {
             self.hang.quiet = None;
             return;
         };
         let mut oldest: Option<(Instant, String)> = None;
         let mut is_busy = false;
-        for open in self.opens.values().filter(|open| open.place == Place::On(generation) && !open.cancelled) {
+        for open in self.requests.iter().filter(|open| open.is_on(generation) && !open.cancelled) {
             match open.class {
                 Class::Listen => {}
-                _ if needs_no_work(&open.class) => {
+                _ if open.class.needs_no_work() => {
                     let asked = open.asked.unwrap_or(now);
                     if oldest.as_ref().is_none_or(|(since, _)| asked < *since) {
                         oldest = Some((asked, open.what.clone()));
@@ -156,7 +218,7 @@ impl Relay {
 
     /// The child answered some request. Called only while there is a suspicion.
     pub(super) fn suspect_answered(&mut self, generation: u32, id: &Id, now: Instant) {
-        let length = self.settings.limits.ping_max;
+        let length = self.settings.limits.hang.ping_max;
         let Some(suspicion) = self.hang.suspicion.as_mut().filter(|suspicion| suspicion.generation == generation)
         else {
             return;
@@ -182,8 +244,8 @@ impl Relay {
     pub(super) fn suspicion_ends(&mut self, generation: u32, now: Instant) {
         if self.hang.watches(generation) {
             self.hang.suspicion = None;
-            let waits = |open: &Open| open.place == Place::On(generation) && needs_no_work(&open.class);
-            if self.opens.values().any(|open| waits(open)) {
+            let waits = |open: &OpenRequest| open.is_on(generation) && open.class.needs_no_work();
+            if self.requests.iter().any(waits) {
                 self.quiet_begins(generation, now);
             }
         }
@@ -201,20 +263,7 @@ impl Relay {
 
     // ---- time -----------------------------------------------------------------------------------------
 
-    pub(super) fn hang_deadline(&self) -> Option<Instant> {
-        let suspicion = self.hang.suspicion.as_ref().map(|suspicion| suspicion.ping.deadline());
-        let quiet = self.hang.quiet.as_ref().map(|quiet| quiet.wait.deadline());
-        [suspicion, quiet, self.hang.timeouts.next].into_iter().flatten().min()
-    }
-
-    pub(super) fn hang_time_passed(&mut self, now: Instant) {
-        self.calls_time_out(now);
-        if let Some(quiet) = &mut self.hang.quiet
-            && quiet.wait.is_over(now)
-        {
-            let generation = quiet.generation;
-            self.quiet_is_due(generation, now);
-        }
+    pub(super) fn ping_is_due(&mut self, now: Instant) {
         if let Some(suspicion) = &mut self.hang.suspicion
             && suspicion.ping.is_over(now)
             && let Some(suspicion) = self.hang.suspicion.take()
@@ -226,22 +275,25 @@ impl Relay {
     /// The ping is unanswered: the server is replaced.
     fn is_hung(&mut self, suspicion: Suspicion, now: Instant) {
         let Suspicion { generation, about, ping } = suspicion;
-        if self.current != Current::Serving(generation) || self.is_leaving() {
+        if self.servers.slot.serving() != Some(generation) || self.is_leaving() {
             return;
         }
-        let Some(child) = self.children.get_mut(&generation).filter(|child| !child.stopping) else { return };
+        if self.servers.is_stopping(generation) {
+            return;
+        }
+        let pid = self.servers.pid(generation);
+        let Some(child) = self.servers.get_mut(generation) else { return };
         let seconds = ping.length().as_secs_f64();
         let why = match about {
             About::Cancelled { what, .. } => {
                 format!("`{what}` was cancelled, and neither it nor a ping was answered within {seconds} s")
             }
             About::Quiet { what } => {
-                let quiet = self.settings.limits.quiet_max.as_secs_f64();
+                let quiet = self.settings.limits.hang.quiet_max.as_secs_f64();
                 format!("{what} was not answered for {quiet} s, nor a ping within {seconds} s")
             }
         };
         child.hung = Some(why.clone());
-        let pid = Some(child.pid);
         let record = Record::new(record::Event::ServerHung);
         self.record(Record { pid, generation: Some(generation.into()), detail: Some(why), ..record });
         if !self.is_being_replaced(generation) {
@@ -254,37 +306,26 @@ impl Relay {
     /// A hung child was replaced: what may be asked twice goes to the new server now, and cancelled requests are forgotten, so
     /// that they do not keep the old one.
     pub(super) fn leave_hung(&mut self, generation: u32, now: Instant) {
-        for seq in self.open_on(generation) {
-            let open = &self.opens[&seq];
-            let may_move = self.may_repeat(open)
-                && open.resent < self.settings.limits.resend_max
-                && open.kept.as_ref().is_some_and(|kept| self.live().is_some() || self.has_room(kept));
-            if open.class == Class::Listen || !(open.cancelled || open.class == Class::Ping || may_move) {
-                continue;
-            }
-            let mut open = self.close(seq);
-            open.taken = true;
-            if open.cancelled {
-                self.forget(&open);
-            } else if open.class == Class::Ping {
-                self.answer_result(&open, "{}");
-            } else if let Some(kept) = open.kept.clone() {
-                open.resent += 1;
-                self.again(open, kept, now);
+        for seq in self.requests.on(generation) {
+            let open = &self.requests[seq];
+            if open.class != Class::Listen && self.rescue(open, true).is_some() {
+                let mut open = self.close(seq);
+                open.taken = true;
+                self.salvage(open, true, now);
             }
         }
     }
 
     /// Why a child counts as hung, if it does.
     pub(super) fn hung(&self, generation: u32) -> Option<&str> {
-        self.children.get(&generation)?.hung.as_deref()
+        self.servers.get(generation)?.hung.as_deref()
     }
 
     // ---- time limits of calls -------------------------------------------------------------------------
 
     /// A call was sent to a child.
     pub(super) fn call_timeout_begins(&mut self, seq: u64, now: Instant) {
-        let Some(open) = self.opens.get(&seq) else { return };
+        let Some(open) = self.requests.get(seq) else { return };
         let of_tool = self.settings.call_timeouts.get(&open.what).copied();
         let limit = of_tool.or(self.settings.call_timeout).filter(|limit| !limit.is_zero());
         if let Some(limit) = limit {
@@ -307,7 +348,7 @@ impl Relay {
         }
     }
 
-    fn calls_time_out(&mut self, now: Instant) {
+    pub(super) fn calls_time_out(&mut self, now: Instant) {
         if self.hang.timeouts.next.is_none_or(|next| next > now) {
             return;
         }
@@ -325,29 +366,22 @@ impl Relay {
 
     fn call_times_out(&mut self, seq: u64, limit: Duration, now: Instant) {
         self.call_timeout_ends(seq);
-        let Some(open) = self.opens.get(&seq).filter(|open| !open.cancelled) else { return };
-        let Place::On(generation) = open.place else { return };
+        let Some(open) = self.requests.get(seq).filter(|open| !open.cancelled) else { return };
+        let Waits::OnServer(generation) = open.waits else { return };
         let mut open = self.close(seq);
         open.taken = true;
-        let id = open.id.clone();
+        let id = open.id().clone();
         let reason = quote(&format!("no answer within {} s", limit.as_secs_f64()));
-        self.tell_server(
-            generation,
-            line(format!(
-                r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id},"reason":{reason}}}}}"#
-            )),
-            None,
-        );
+        self.tell_server(generation, cancelled_line(&id, Some(&reason)), None);
         let failure = self.call_timed_out(generation, &open, limit);
         self.fail(&open, &failure);
         self.suspect_after_cancel(generation, id, &open.what, now);
-        if self.draining.iter().any(|draining| draining.generation == generation) {
+        if self.servers.drains(generation) {
             self.drained(generation);
         }
-        self.begin_queued(now);
     }
 
-    fn call_timed_out(&self, generation: u32, open: &Open, limit: Duration) -> Failure {
+    fn call_timed_out(&self, generation: u32, open: &OpenRequest, limit: Duration) -> Failure {
         let what = &open.what;
         Failure {
             code: CALL_TIMEOUT,
@@ -360,7 +394,7 @@ impl Relay {
             ),
             generation,
             how: None,
-            stderr: self.stderr_of(generation),
+            stderr: self.servers.stderr(generation),
             next: Next::Nothing,
             limit: None,
         }
@@ -371,35 +405,23 @@ impl Relay {
     /// Whether the serving child looks hung: a ping is unanswered, it is known to hang, it does not read, or it has said
     /// nothing for a while though requests wait for it.
     pub(super) fn is_stalling(&self, now: Instant) -> bool {
-        let Some(generation) = self.live() else { return false };
-        let Some(child) = self.children.get(&generation) else { return false };
-        let quiet_max = self.settings.limits.quiet_max;
+        let Some(generation) = self.servers.slot.live() else { return false };
+        let Some(child) = self.servers.get(generation) else { return false };
+        let quiet_max = self.settings.limits.hang.quiet_max;
         let heard = child.heard.unwrap_or(child.started);
         let is_silent = now.saturating_duration_since(heard) >= quiet_max;
-        let waits = || self.awaited().any(|(on, asked)| on == generation && now - asked >= quiet_max);
+        let waits = || {
+            let is_long = |asked: Instant| now - asked >= quiet_max;
+            self.requests.awaited().any(|(on, asked)| on == generation && asked.is_some_and(is_long))
+        };
         self.hang.watches(generation) || child.hung.is_some() || self.is_stalled(generation) || (is_silent && waits())
     }
 
     /// How long the oldest request has waited that a child holds.
     pub(super) fn oldest_request(&self, now: Instant) -> Option<Duration> {
-        self.awaited().map(|(_, asked)| now.saturating_duration_since(asked)).max()
-    }
-
-    /// Requests that the client waits for and a child holds: the child, and since when.
-    fn awaited(&self) -> impl Iterator<Item = (u32, Instant)> {
-        self.opens.values().filter_map(|open| match open.place {
-            Place::On(generation) if open.class != Class::Listen && !open.cancelled => Some((generation, open.asked?)),
-            _ => None,
-        })
+        self.requests.awaited().filter_map(|(_, asked)| Some(now.saturating_duration_since(asked?))).max()
     }
 }
 
 /// A call took longer than `--call-timeout`.
 pub(super) const CALL_TIMEOUT: i32 = 7016;
-/// The server hung and was replaced before the request was answered.
-pub(super) const SERVER_HUNG: i32 = 7009;
-
-/// Requests that a server answers without work: it can be expected to do so whatever its tools do.
-pub(super) fn needs_no_work(class: &Class) -> bool {
-    matches!(class, Class::List(_) | Class::Page(..) | Class::Ping | Class::SetLevel | Class::Discover)
-}

@@ -3,14 +3,22 @@
 
 use std::{collections::BTreeMap, time::Instant};
 
-use super::{Class, Open, Place, Relay};
-use crate::message::{line, quote};
+use super::{
+    Relay,
+    requests::{Class, OpenRequest, Waits},
+    saved::SavedBeat,
+};
+use crate::{
+    mcp::notification,
+    message::{notification_line, quote},
+    saved::Moment,
+};
 
 /// Each heartbeat is this much more than the one before: far below what a server would call progress, so that the
 /// server's own numbers, when they come, are above ours.
 const STEP: f64 = 1e-6;
 
-/// The calls that are reported to be alive, by number.
+/// The calls that get heartbeats, by number.
 #[derive(Debug, Default)]
 pub(super) struct Heartbeats(BTreeMap<u64, Beat>);
 
@@ -22,9 +30,30 @@ struct Beat {
 }
 
 impl Heartbeats {
+    /// When each call gets its next heartbeat.
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = (u64, Instant)> {
+        self.0.iter().map(|(seq, beat)| (*seq, beat.next))
+    }
+
     /// The client waits for it no longer.
     pub(super) fn cancelled(&mut self, seq: u64) {
         self.0.remove(&seq);
+    }
+}
+
+impl Heartbeats {
+    pub(super) fn save(&self, now: Instant) -> BTreeMap<u64, SavedBeat> {
+        let save = |beat: &Beat| SavedBeat {
+            since: Moment::of(beat.since, now),
+            next: Moment::of(beat.next, now),
+            count: beat.count,
+        };
+        self.0.iter().map(|(seq, beat)| (*seq, save(beat))).collect()
+    }
+
+    pub(super) fn restore(saved: BTreeMap<u64, SavedBeat>, now: Instant) -> Heartbeats {
+        let restore = |beat: SavedBeat| Beat { since: beat.since.at(now), next: beat.next.at(now), count: beat.count };
+        Heartbeats(saved.into_iter().map(|(seq, beat)| (seq, restore(beat))).collect())
     }
 }
 
@@ -32,8 +61,8 @@ impl Relay {
     /// A call of the client's came, and is not answered yet.
     pub(super) fn heartbeat_begins(&mut self, seq: u64, now: Instant) {
         let Some(every) = self.settings.heartbeat else { return };
-        let is_watched = |open: &Open| open.token.is_some() && matches!(open.class, Class::Call { .. });
-        if self.opens.get(&seq).is_some_and(|open| is_watched(open)) {
+        let is_watched = |open: &OpenRequest| open.token().is_some() && matches!(open.class, Class::Call { .. });
+        if self.requests.get(seq).is_some_and(is_watched) {
             self.heartbeats.0.insert(seq, Beat { since: now, next: now + every, count: 0 });
         }
     }
@@ -43,39 +72,33 @@ impl Relay {
         self.heartbeats.0.remove(&seq);
     }
 
-    /// The highest progress that the client has heard from us for this call.
+    /// The highest progress that outlast has sent to the client for this call.
     pub(super) fn heartbeat_value(&self, seq: u64) -> Option<f64> {
         self.heartbeats.0.get(&seq).filter(|beat| beat.count > 0).map(|beat| f64::from(beat.count) * STEP)
     }
 
-    pub(super) fn heartbeat_deadline(&self) -> Option<Instant> {
-        self.heartbeats.0.values().map(|beat| beat.next).min()
-    }
-
-    pub(super) fn heartbeats_time_passed(&mut self, now: Instant) {
-        let Some(every) = self.settings.heartbeat else { return };
-        let due: Vec<u64> =
-            self.heartbeats.0.iter().filter(|(_, beat)| beat.next <= now).map(|(seq, _)| *seq).collect();
-        for seq in due {
-            let Some(open) = self.opens.get(&seq).filter(|open| !open.cancelled) else {
-                self.heartbeat_ends(seq);
-                continue;
-            };
-            let (token, place) = (open.token.clone(), open.place);
-            let Some((beat, token)) = self.heartbeats.0.get_mut(&seq).zip(token) else { continue };
-            beat.count += 1;
-            beat.next = now + every;
-            let seconds = now.duration_since(beat.since).as_secs();
-            let state = match place {
-                Place::On(_) => "The server has not answered yet",
-                Place::Held => "The call waits for the server to start",
-                Place::Ours | Place::Due | Place::Nowhere => "The call waits for the restart",
-            };
-            let message = quote(&format!("{state} ({seconds} s)"));
-            let progress = format!("{:.6}", f64::from(beat.count) * STEP);
-            self.tell_client(line(format!(
-                r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":{token},"progress":{progress},"message":{message}}}}}"#
-            )));
-        }
+    /// The next heartbeat of a call is due.
+    pub(super) fn beat(&mut self, seq: u64, now: Instant) {
+        let open = self.requests.get(seq).filter(|open| !open.cancelled);
+        let call = open.and_then(|open| Some((open.token()?.clone(), open.waits)));
+        let (Some(every), Some((token, waits)), Some(beat)) =
+            (self.settings.heartbeat, call, self.heartbeats.0.get_mut(&seq))
+        else {
+            return self.heartbeat_ends(seq);
+        };
+        beat.count += 1;
+        beat.next = now + every;
+        let seconds = now.duration_since(beat.since).as_secs();
+        let state = match waits {
+            Waits::OnServer(_) => "The server has not answered yet",
+            Waits::Held => "The call waits for the server to start",
+            Waits::Restarting | Waits::Verifying { .. } | Waits::Replacement | Waits::Detached => {
+                "The call waits for the restart"
+            }
+        };
+        let message = quote(&format!("{state} ({seconds} s)"));
+        let progress = format!("{:.6}", f64::from(beat.count) * STEP);
+        let params = format!(r#""progressToken":{token},"progress":{progress},"message":{message}"#);
+        self.tell_client(notification_line(notification::PROGRESS, &params));
     }
 }

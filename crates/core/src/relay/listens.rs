@@ -1,9 +1,24 @@
-//! `subscriptions/listen`: requests that stay open across server lives, under the same id.
+//! `subscriptions/listen`: requests that stay open across server processes, under the same id.
 
-use super::*;
-use crate::message::{Edit, Params, Raw, line, pick, splice};
+use std::{mem, time::Instant};
 
-const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
+use bytes::Bytes;
+
+use super::{
+    Relay, messages,
+    requests::{Class, OpenRequest, Waits},
+    saved::SavedListen,
+};
+use crate::{
+    mcp::{
+        Family,
+        meta::{SERVER_INFO, SUBSCRIPTION_ID},
+        notification,
+    },
+    message::{Edit, Id, Params, Raw, cancelled_line, notification_line, pick, splice},
+    saved::Octets,
+};
+
 const FLAGS: [&str; 3] = ["toolsListChanged", "promptsListChanged", "resourcesListChanged"];
 
 /// What a client listens for.
@@ -14,7 +29,7 @@ pub(super) struct Listen {
     /// Which families' changes it wants to hear of.
     wants: [bool; 3],
     acknowledged: bool,
-    /// The child's word that it is over, kept back for a moment.
+    /// The child's message that the subscription is over, delayed for a moment.
     torn: Option<Bytes>,
 }
 
@@ -29,6 +44,16 @@ impl Listen {
         }
     }
 
+    pub(super) fn save(&self) -> SavedListen {
+        let torn = self.torn.as_ref().map(|line| Octets::of(line));
+        SavedListen { filter: self.filter.clone(), wants: self.wants, acknowledged: self.acknowledged, torn }
+    }
+
+    pub(super) fn restore(saved: SavedListen) -> Listen {
+        let SavedListen { filter, wants, acknowledged, torn } = saved;
+        Listen { filter, wants, acknowledged, torn: torn.map(Octets::bytes) }
+    }
+
     pub(super) fn hears(&self, family: Family) -> bool {
         self.acknowledged && self.wants[family as usize]
     }
@@ -40,38 +65,36 @@ impl Listen {
 
 impl Relay {
     fn listens(&self) -> Vec<u64> {
-        self.opens.values().filter(|open| open.class == Class::Listen).map(|open| open.seq).collect()
+        self.requests.iter().filter(|open| open.class == Class::Listen).map(|open| open.seq()).collect()
     }
 
     fn listen_mut(&mut self, seq: u64) -> &mut Listen {
-        self.opens.get_mut(&seq).and_then(|open| open.listen.as_mut()).expect("an open listen")
+        self.requests.get_mut(seq).and_then(|open| open.listen.as_mut()).expect("an open listen")
     }
 
-    /// Nobody serves: acknowledged by us, and opened on the next child.
-    pub(super) fn listen_without_server(&mut self, mut open: Box<Open>, line: Bytes) {
-        open.place = Place::Nowhere;
-        open.kept = Some(Bytes::copy_from_slice(&line));
-        let seq = open.seq;
-        self.insert(open);
+    /// No child serves: the subscription is acknowledged by outlast, and opened on the next child.
+    pub(super) fn listen_without_server(&mut self, mut open: Box<OpenRequest>, line: Bytes) {
+        open.waits = Waits::Detached;
+        open.keep(&line);
+        let seq = open.seq();
+        self.requests.insert(open);
         self.acknowledge(seq);
     }
 
-    /// In our own words, unless it was acknowledged before.
+    /// Sends outlast's own acknowledgement, unless it was acknowledged before.
     pub(super) fn acknowledge(&mut self, seq: u64) {
-        let id = self.opens[&seq].id.clone();
+        let id = self.requests[seq].id().clone();
         let listen = self.listen_mut(seq);
         if !mem::replace(&mut listen.acknowledged, true) {
-            let filter = listen.filter.clone();
-            self.tell_client(line(format!(
-                r#"{{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{{"_meta":{{"{SUBSCRIPTION_ID}":{id}}},"notifications":{filter}}}}}"#
-            )));
+            let params = format!(r#""_meta":{{"{SUBSCRIPTION_ID}":{id}}},"notifications":{}"#, listen.filter);
+            self.tell_client(notification_line(notification::ACKNOWLEDGED, &params));
         }
     }
 
     /// Subscriptions that a child has been asked for and has not acknowledged yet.
     pub(super) fn acknowledge_listens(&mut self, generation: u32) {
         for seq in self.listens() {
-            if self.opens[&seq].place == Place::On(generation) {
+            if self.requests[seq].is_on(generation) {
                 self.acknowledge(seq);
             }
         }
@@ -80,33 +103,28 @@ impl Relay {
     /// Opens every subscription on a child that did not have it.
     pub(super) fn reopen_listens(&mut self, generation: u32) {
         for seq in self.listens() {
-            let open = self.opens.get_mut(&seq).expect("listed above");
-            if open.place != Place::On(generation)
-                && let Some(line) = open.kept.clone()
+            let open = self.requests.get_mut(seq).expect("listed above");
+            if open.waits != Waits::OnServer(generation)
+                && let Some(line) = open.kept().cloned()
             {
-                open.place = Place::On(generation);
+                open.waits = Waits::OnServer(generation);
                 self.tell_server(generation, line, Some(seq));
             }
         }
     }
 
-    /// On taking over, the old child is told that nobody listens any more.
+    /// At a takeover the subscriptions of the old child are cancelled.
     pub(super) fn leave_listens(&mut self, generation: u32) {
         for seq in self.listens() {
-            let open = self.opens.get_mut(&seq).expect("listed above");
-            if open.place == Place::On(generation) {
-                let id = open.id.clone();
+            let open = self.requests.get_mut(seq).expect("listed above");
+            if open.is_on(generation) {
+                let id = open.id().clone();
                 self.listen_lost_child(seq);
-                if self.live().is_none() {
+                if self.servers.slot.live().is_none() {
                     self.acknowledge(seq);
                 }
-                self.tell_server(
-                    generation,
-                    line(format!(
-                        r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id},"reason":"moved to a new server"}}}}"#
-                    )),
-                    None,
-                );
+                let line = cancelled_line(id, Some(r#""moved to a new server""#));
+                self.tell_server(generation, line, None);
             }
         }
     }
@@ -114,7 +132,7 @@ impl Relay {
     /// A child that is stopped takes its teardowns with it.
     pub(super) fn lose_listens(&mut self, generation: u32) {
         for seq in self.listens() {
-            if self.opens[&seq].place == Place::On(generation) {
+            if self.requests[seq].is_on(generation) {
                 self.listen_lost_child(seq);
             }
         }
@@ -123,17 +141,15 @@ impl Relay {
     /// Its child is gone, or no longer serves; a teardown that was kept back belonged to that.
     pub(super) fn listen_lost_child(&mut self, seq: u64) {
         self.listen_mut(seq).torn = None;
-        self.bounded.remove(&seq);
-        let open = self.opens.get_mut(&seq).expect("an open listen");
-        open.place = Place::Nowhere;
-        open.deadline = None;
+        self.requests.set_deadline(seq, None);
+        self.requests.get_mut(seq).expect("an open listen").waits = Waits::Detached;
     }
 
     /// The first acknowledgement goes to the client, promising the changes that we announce ourselves.
     pub(super) fn acknowledged(&mut self, generation: u32, serves: bool, params: &Params<'_>, line: Bytes) {
         let id = params.meta().and_then(|meta| pick(meta, [SUBSCRIPTION_ID])).and_then(|[id]| Id::parse(id?.get()));
-        let seq = id
-            .and_then(|id| self.oldest(&id, |open| open.class == Class::Listen && open.place == Place::On(generation)));
+        let seq =
+            id.and_then(|id| self.requests.oldest(&id, |open| open.class == Class::Listen && open.is_on(generation)));
         let (Some(seq), true) = (seq, serves) else {
             self.dropped.from_server += 1;
             return;
@@ -150,7 +166,7 @@ impl Relay {
                 .zip(flags)
                 .any(|(wants, flag)| *wants && flag.is_none_or(|flag| flag.get() != "true"));
             if fewer {
-                self.odd("The new server grants less of a subscription than was asked for".into());
+                self.odd("The new server grants less of a subscription than was requested".into());
             }
             return;
         }
@@ -207,9 +223,7 @@ impl Relay {
             return self.answer(&open, line);
         }
         self.listen_mut(seq).torn = Some(Bytes::copy_from_slice(&line));
-        let open = self.opens.get_mut(&seq).expect("an open listen");
-        open.deadline = Some(now + self.settings.limits.teardown_wait);
-        self.bounded.insert(seq);
+        self.requests.set_deadline(seq, Some(now + self.settings.limits.messages.teardown_wait));
     }
 
     /// The child meant it.
@@ -221,44 +235,36 @@ impl Relay {
         }
     }
 
-    /// A graceful end in our own words.
-    pub(super) fn end_listen(&mut self, open: &Open) {
-        let id = &open.id;
-        let info = words::server_info();
-        let meta = format!(r#"{{"{SUBSCRIPTION_ID}":{id},"io.modelcontextprotocol/serverInfo":{info}}}"#);
+    /// A regular end that outlast writes.
+    pub(super) fn end_listen(&mut self, open: &OpenRequest) {
+        let id = open.id();
+        let info = messages::server_info();
+        let meta = format!(r#"{{"{SUBSCRIPTION_ID}":{id},"{SERVER_INFO}":{info}}}"#);
         self.answer_result(open, &format!(r#"{{"resultType":"complete","_meta":{meta}}}"#));
-    }
-
-    /// A list that waits in a batch is another one by now.
-    pub(super) fn outdate(&mut self, family: Family) {
-        for batch in self.batches.values_mut().filter(|batch| batch.lists.contains(&family)) {
-            batch.outdated.insert(family);
-        }
     }
 
     /// Tells the client that a list is another one, in the way of its era.
     pub(super) fn announce(&mut self, family: Family) {
-        self.outdate(family);
-        if self.announced.contains(&family) {
+        self.requests.outdate(family);
+        if self.lists.is_announced(family) {
             return;
         }
         let method = family.method();
         if self.is_modern() {
             let ids: Vec<Id> = self
-                .opens
-                .values()
+                .requests
+                .iter()
                 .filter(|open| open.listen.as_ref().is_some_and(|listen| listen.hears(family)))
-                .map(|open| open.id.clone())
+                .map(|open| open.id().clone())
                 .collect();
             for id in ids {
-                self.announced.insert(family);
-                self.tell_client(line(format!(
-                    r#"{{"jsonrpc":"2.0","method":"{method}","params":{{"_meta":{{"{SUBSCRIPTION_ID}":{id}}}}}}}"#
-                )));
+                self.lists.announced(family);
+                let params = format!(r#""_meta":{{"{SUBSCRIPTION_ID}":{id}}}"#);
+                self.tell_client(notification_line(method, &params));
             }
-        } else if self.told().has(family) {
-            self.announced.insert(family);
-            self.tell_client(line(format!(r#"{{"jsonrpc":"2.0","method":"{method}"}}"#)));
+        } else if self.conversation.told().has(family) {
+            self.lists.announced(family);
+            self.tell_client(notification_line(method, ""));
         }
     }
 }

@@ -1,111 +1,21 @@
 //! What the client was shown of each list, and whether a new server's list is another one.
 
 use std::{
-    collections::{BTreeMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     hash::{DefaultHasher, Hash, Hasher},
 };
 
 use serde_json::Value;
 
-use crate::message::{Raw, pick, text};
-
-/// The four lists of MCP.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Kind {
-    Tools,
-    Prompts,
-    Resources,
-    Templates,
-}
-
-/// What one `list_changed` speaks of: templates belong to the resources.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Family {
-    Tools,
-    Prompts,
-    Resources,
-}
-
-impl Kind {
-    pub const ALL: [Kind; 4] = [Kind::Tools, Kind::Prompts, Kind::Resources, Kind::Templates];
-
-    pub fn of(method: &str) -> Option<Kind> {
-        Kind::ALL.into_iter().find(|kind| kind.method() == method)
-    }
-
-    pub fn method(self) -> &'static str {
-        match self {
-            Kind::Tools => "tools/list",
-            Kind::Prompts => "prompts/list",
-            Kind::Resources => "resources/list",
-            Kind::Templates => "resources/templates/list",
-        }
-    }
-
-    /// The member of the result that holds the items.
-    pub fn member(self) -> &'static str {
-        match self {
-            Kind::Tools => "tools",
-            Kind::Prompts => "prompts",
-            Kind::Resources => "resources",
-            Kind::Templates => "resourceTemplates",
-        }
-    }
-
-    /// One item, in words.
-    pub fn one(self) -> &'static str {
-        match self {
-            Kind::Tools => "tool",
-            Kind::Prompts => "prompt",
-            Kind::Resources => "resource",
-            Kind::Templates => "resource template",
-        }
-    }
-
-    fn key(self) -> &'static str {
-        match self {
-            Kind::Tools | Kind::Prompts => "name",
-            Kind::Resources => "uri",
-            Kind::Templates => "uriTemplate",
-        }
-    }
-
-    pub fn family(self) -> Family {
-        match self {
-            Kind::Tools => Family::Tools,
-            Kind::Prompts => Family::Prompts,
-            Kind::Resources | Kind::Templates => Family::Resources,
-        }
-    }
-}
-
-impl Family {
-    pub const ALL: [Family; 3] = [Family::Tools, Family::Prompts, Family::Resources];
-
-    pub fn of(method: &str) -> Option<Family> {
-        Family::ALL.into_iter().find(|family| family.method() == method)
-    }
-
-    pub fn method(self) -> &'static str {
-        match self {
-            Family::Tools => "notifications/tools/list_changed",
-            Family::Prompts => "notifications/prompts/list_changed",
-            Family::Resources => "notifications/resources/list_changed",
-        }
-    }
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Family::Tools => "tools",
-            Family::Prompts => "prompts",
-            Family::Resources => "resources",
-        }
-    }
-}
+use super::saved::{SavedItems, SavedLists, SavedShown};
+use crate::{
+    mcp::{Family, List, Page},
+    message::{pick, text},
+};
 
 /// The items of one list, by key. Past `list_bytes_max` only their hashes stay: they can be compared, not served.
 #[derive(Debug, Clone, Default)]
-pub struct Items {
+pub(super) struct Items {
     items: BTreeMap<String, Item>,
     /// Keys in the order they came, for serving the list again.
     order: Vec<String>,
@@ -119,34 +29,13 @@ struct Item {
     raw: Box<str>,
 }
 
-/// How many elements of one page are read.
-pub const PAGE_ITEMS_MAX: usize = 100_000;
 /// How many elements of one list are kept to be compared; a longer list is not served again.
 const ITEMS_MAX: usize = 100_000;
 
-/// One page of a list.
-pub struct Page<'a> {
-    /// The first [`PAGE_ITEMS_MAX`].
-    pub items: Vec<Raw<'a>>,
-    /// There are more.
-    pub is_cut: bool,
-    pub array: Raw<'a>,
-    pub next: Option<String>,
-}
-
-impl<'a> Page<'a> {
-    pub fn parse(kind: Kind, result: Raw<'a>) -> Option<Page<'a>> {
-        let [array, next] = pick(result, [kind.member(), "nextCursor"])?;
-        let array = array?;
-        let (items, is_cut) = array.first_elements(PAGE_ITEMS_MAX)?;
-        Some(Page { items, is_cut, array, next: next.and_then(text) })
-    }
-}
-
 impl Items {
-    pub fn extend(&mut self, kind: Kind, page: &Page<'_>, bytes_max: usize) {
+    pub(super) fn extend(&mut self, list: List, page: &Page<'_>, bytes_max: usize) {
         for raw in &page.items {
-            let Some(key) = pick(*raw, [kind.key()]).and_then(|[key]| text(key?)) else { continue };
+            let Some(key) = pick(*raw, [list.key()]).and_then(|[key]| text(key?)) else { continue };
             self.bytes += raw.get().len();
             self.too_big |= self.bytes > bytes_max || page.is_cut;
             if self.items.len() >= ITEMS_MAX && !self.items.contains_key(&key) {
@@ -163,17 +52,48 @@ impl Items {
         }
     }
 
-    pub fn names(&self) -> HashSet<String> {
+    pub(super) fn save(&self) -> SavedItems {
+        let items = self.order.iter().map(|key| (key.clone(), &self.items[key]));
+        if self.too_big {
+            SavedItems::Hashes { items: items.map(|(key, item)| (key, item.hash)).collect(), bytes: self.bytes }
+        } else {
+            SavedItems::Whole {
+                items: items.map(|(key, item)| (key, item.raw.to_string())).collect(),
+                bytes: self.bytes,
+            }
+        }
+    }
+
+    pub(super) fn restore(saved: SavedItems) -> Items {
+        let mut restored = Items::default();
+        let mut put = |key: String, item: Item| {
+            restored.items.insert(key.clone(), item);
+            restored.order.push(key);
+        };
+        match saved {
+            SavedItems::Whole { items, bytes } => {
+                items.into_iter().for_each(|(key, raw)| put(key, Item { hash: hash(&raw), raw: raw.into() }));
+                restored.bytes = bytes;
+            }
+            SavedItems::Hashes { items, bytes } => {
+                items.into_iter().for_each(|(key, hash)| put(key, Item { hash, raw: "".into() }));
+                (restored.bytes, restored.too_big) = (bytes, true);
+            }
+        }
+        restored
+    }
+
+    pub(super) fn names(&self) -> HashSet<String> {
         self.items.keys().cloned().collect()
     }
 
     /// The definition of one item, while definitions are kept.
-    pub fn get(&self, key: &str) -> Option<&str> {
+    pub(super) fn get(&self, key: &str) -> Option<&str> {
         self.items.get(key).map(|item| &*item.raw).filter(|raw| !raw.is_empty())
     }
 
     /// The items as the inside of a JSON array; `None` if they were too big to keep.
-    pub fn joined(&self) -> Option<String> {
+    pub(super) fn joined(&self) -> Option<String> {
         if self.too_big {
             return None;
         }
@@ -184,7 +104,7 @@ impl Items {
 
 /// What the client holds of one list.
 #[derive(Debug, Clone, Default)]
-pub struct Shown {
+pub(super) struct Shown {
     pub items: Items,
     /// The cursor of the page that comes next; `None` once the last page was shown.
     pub next: Option<String>,
@@ -192,17 +112,37 @@ pub struct Shown {
     pub from: u32,
     /// The last complete list, while a newer one is still being shown.
     pub before: Option<Items>,
-    /// Another list reached the client after this one: whatever a server has may differ from it.
+    /// Another list reached the client after this one: the list of any server may differ from it.
     pub doubtful: bool,
 }
 
 impl Shown {
-    pub fn is_complete(&self) -> bool {
+    fn save(&self) -> SavedShown {
+        SavedShown {
+            items: self.items.save(),
+            next: self.next.clone(),
+            from: self.from,
+            before: self.before.as_ref().map(Items::save),
+            doubtful: self.doubtful,
+        }
+    }
+
+    fn restore(saved: SavedShown) -> Shown {
+        Shown {
+            items: Items::restore(saved.items),
+            next: saved.next,
+            from: saved.from,
+            before: saved.before.map(Items::restore),
+            doubtful: saved.doubtful,
+        }
+    }
+
+    pub(super) fn is_complete(&self) -> bool {
         self.next.is_none() && !self.doubtful
     }
 
     /// The last complete list that was shown.
-    pub fn last_good(&self) -> Option<&Items> {
+    pub(super) fn last_good(&self) -> Option<&Items> {
         if self.is_complete() { Some(&self.items) } else { self.before.as_ref() }
     }
 
@@ -211,31 +151,142 @@ impl Shown {
     }
 
     /// The client lists anew, from the first page.
-    pub fn anew(before: Option<Shown>, from: u32) -> Shown {
+    pub(super) fn anew(before: Option<Shown>, from: u32) -> Shown {
         Shown { before: before.and_then(Shown::into_last_good), from, ..Shown::default() }
     }
 
     /// The client was given a list whole.
-    pub fn whole(items: Items) -> Shown {
+    pub(super) fn whole(items: Items) -> Shown {
         Shown { items, ..Shown::default() }
+    }
+}
+
+/// What the client holds of every list, which changes it was told of, and the names of the server's tools.
+#[derive(Debug, Default)]
+pub(super) struct Lists {
+    shown: BTreeMap<List, Shown>,
+    /// Families whose change was announced since the client last listed them.
+    announced: BTreeSet<Family>,
+    /// The names that the server's own tools take.
+    tools: HashSet<String>,
+}
+
+impl Lists {
+    pub(super) fn save(&self) -> SavedLists {
+        SavedLists {
+            shown: self.shown.iter().map(|(list, shown)| (*list, shown.save())).collect(),
+            announced: self.announced.clone(),
+            tools: self.tools.iter().cloned().collect(),
+        }
+    }
+
+    pub(super) fn restore(saved: SavedLists) -> Lists {
+        Lists {
+            shown: saved.shown.into_iter().map(|(list, shown)| (list, Shown::restore(shown))).collect(),
+            announced: saved.announced,
+            tools: saved.tools.into_iter().collect(),
+        }
+    }
+
+    pub(super) fn get(&self, list: List) -> Option<&Shown> {
+        self.shown.get(&list)
+    }
+
+    /// What the client holds of a list that is to be compared: nothing, if it was never shown.
+    pub(super) fn begin(&mut self, list: List) -> &Shown {
+        self.shown.entry(list).or_default()
+    }
+
+    /// The definition of one of the server's tools, as the client was shown it.
+    pub(super) fn tool(&self, name: &str) -> Option<Value> {
+        let raw = self.shown.get(&List::Tools)?.items.get(name)?;
+        serde_json::from_str(raw).ok()
+    }
+
+    pub(super) fn has_tool(&self, name: &str) -> bool {
+        self.tools.contains(name)
+    }
+
+    pub(super) fn set_tools(&mut self, names: HashSet<String>) {
+        self.tools = names;
+    }
+
+    /// A page reaches the client. Whether the list is complete with it; `None` if the page is not the next one, and adds
+    /// nothing that can be compared.
+    pub(super) fn note_page(
+        &mut self,
+        generation: u32,
+        list: List,
+        cursor: Option<&str>,
+        page: &Page<'_>,
+        bytes_max: usize,
+    ) -> Option<bool> {
+        let before = self.shown.remove(&list);
+        let mut shown = match (cursor, before) {
+            (None, before) => Shown::anew(before, generation),
+            (Some(cursor), Some(before)) if before.next.as_deref() == Some(cursor) => before,
+            (Some(_), before) => {
+                self.shown.extend(before.map(|before| (list, before)));
+                return None;
+            }
+        };
+        shown.items.extend(list, page, bytes_max);
+        shown.next = page.next.clone();
+        let is_complete = shown.is_complete();
+        if is_complete {
+            shown.before = None;
+        }
+        if list == List::Tools {
+            self.tools = shown.items.names();
+        }
+        self.shown.insert(list, shown);
+        if cursor.is_none() {
+            self.listed(list.family());
+        }
+        Some(is_complete)
+    }
+
+    /// A list that the client was given without a server: `items` is what it holds of the server's own.
+    pub(super) fn note_whole(&mut self, list: List, items: Items) {
+        self.shown.insert(list, Shown::whole(items));
+        self.listed(list.family());
+    }
+
+    /// The client listed a family: its next change is announced again.
+    pub(super) fn listed(&mut self, family: Family) {
+        self.announced.remove(&family);
+    }
+
+    pub(super) fn announced(&mut self, family: Family) {
+        self.announced.insert(family);
+    }
+
+    pub(super) fn is_announced(&self, family: Family) -> bool {
+        self.announced.contains(&family)
+    }
+
+    /// The client holds an older list than the last one shown: no server's list can be compared with it.
+    pub(super) fn doubt(&mut self, family: Family) {
+        let shown = self.shown.iter_mut().filter(|(list, _)| list.family() == family);
+        shown.for_each(|(_, shown)| shown.doubtful = true);
     }
 }
 
 /// How a new list differs from what the client holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Diff {
+pub(super) struct Diff {
     pub added: Vec<String>,
     pub removed: Vec<String>,
     pub changed: Vec<String>,
 }
 
 impl Diff {
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.added.is_empty() && self.removed.is_empty() && self.changed.is_empty()
     }
 
     /// Of a list with pages missing only the pages the client has seen can be judged.
-    pub fn between(shown: &Shown, new: &Items) -> Diff {
+    pub(super) fn between(shown: &Shown, new: &Items) -> Diff {
         let old = &shown.items;
         let mut diff = Diff::default();
         for (key, item) in &old.items {
@@ -251,7 +302,7 @@ impl Diff {
         diff
     }
 
-    pub fn to_json(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         serde_json::json!({"added": self.added, "removed": self.removed, "changed": self.changed})
     }
 }
@@ -288,11 +339,12 @@ fn hash_value(value: &Value, hasher: &mut DefaultHasher) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{mcp::PAGE_ITEMS_MAX, message::Raw};
 
     fn items(json: &str, bytes_max: usize) -> Items {
         let result = Raw::parse(json).unwrap();
         let mut items = Items::default();
-        items.extend(Kind::Tools, &Page::parse(Kind::Tools, result).unwrap(), bytes_max);
+        items.extend(List::Tools, &Page::parse(List::Tools, result).unwrap(), bytes_max);
         items
     }
 
@@ -315,22 +367,22 @@ mod tests {
     }
 
     #[test]
-    fn only_so_many_elements_of_a_list_are_read() {
+    fn the_elements_read_of_a_list_are_bounded() {
         let many = format!(r#"{{"tools":[{}{{"name":"last"}}]}}"#, "0,".repeat(PAGE_ITEMS_MAX));
         let result = Raw::parse(&many).unwrap();
-        let page = Page::parse(Kind::Tools, result).unwrap();
+        let page = Page::parse(List::Tools, result).unwrap();
         assert!(page.is_cut && page.items.len() == PAGE_ITEMS_MAX && page.items.capacity() <= 2 * PAGE_ITEMS_MAX);
         let mut items = Items::default();
         for half in 0..3 {
             let names: Vec<String> = (0..60_000).map(|n| format!(r#"{{"name":"{half}-{n}"}}"#)).collect();
             let page = format!(r#"{{"tools":[{}]}}"#, names.join(","));
-            items.extend(Kind::Tools, &Page::parse(Kind::Tools, Raw::parse(&page).unwrap()).unwrap(), 1 << 30);
+            items.extend(List::Tools, &Page::parse(List::Tools, Raw::parse(&page).unwrap()).unwrap(), 1 << 30);
         }
         assert_eq!((items.items.len(), items.joined()), (ITEMS_MAX, None));
     }
 
     #[test]
-    fn a_list_too_big_is_compared_but_not_served() {
+    fn an_oversized_list_is_compared_but_not_served() {
         let big = items(r#"{"tools":[{"name":"a"},{"name":"b"}]}"#, 10);
         assert_eq!(big.joined(), None);
         let new = items(r#"{"tools":[{"name":"a","x":1},{"name":"b"}]}"#, 10);

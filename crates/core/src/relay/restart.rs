@@ -1,20 +1,38 @@
-//! A restart that somebody asked for: marker, build, a child beside the old one, takeover, comparison, answer.
+//! A restart that was asked for: marker, build, a child beside the old one, takeover, comparison, answer. Restarts after a
+//! crash are decided in [`crate::slot`].
 
-use super::*;
+use std::time::Instant;
+
+use serde_json::{Value, json};
+
+use super::{
+    Relay,
+    events::{Action, NotWritten, Origin, Reading},
+    failures::FailureKind,
+    lists::Diff,
+    messages,
+    messages::Tool,
+    saved::{SavedLastReload, SavedMarker, SavedReloads},
+    servers::{Current, Purpose},
+    settings::Reload,
+    status::{LastReloadStatus, RestartStatus},
+};
 use crate::{
     count::count,
-    exit::Exit,
+    exit::{Exit, How},
+    mcp::List,
     reason::{REASON_MAX, one_line},
+    record,
+    record::Record,
+    saved::Moment,
 };
-use lists::Diff;
-use serde_json::json;
 
-/// Who waits for a restart.
+/// The request that waits for a restart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Ticket {
     /// A call of our tool, by its number.
     Call(u64),
-    /// Somebody outside of the conversation.
+    /// A program or a person, through the driver.
     Outside(u64),
 }
 
@@ -30,7 +48,7 @@ enum Step {
 }
 
 #[derive(Debug)]
-pub(super) struct Restart {
+struct Restart {
     tickets: Vec<Ticket>,
     reasons: Vec<String>,
     since: Instant,
@@ -48,10 +66,10 @@ pub(super) struct Restart {
 
 /// A restart that is over.
 #[derive(Debug)]
-pub(super) struct LastReload {
+struct LastReload {
     reason: String,
     at: Instant,
-    /// Why it failed, and with which words.
+    /// Why it failed, and the stderr of the new server or the output of the build.
     failure: Option<(String, Vec<String>)>,
     marker_error: Option<String>,
 }
@@ -79,10 +97,10 @@ impl UnwrittenMarker {
 }
 
 #[derive(Debug)]
-pub(super) struct Queued {
+struct Queued {
     tickets: Vec<Ticket>,
     reasons: Vec<String>,
-    /// Somebody other than a changed file asked.
+    /// A person, an agent or outlast asked, and not only a changed file.
     urgent: bool,
     /// The calls of the old server are not waited for.
     at_once: bool,
@@ -94,8 +112,87 @@ pub(super) struct Queued {
 /// How the reason of a restart begins that failed before any new server was there.
 const BUILD_FAILED: &str = "the build failed";
 
+/// The restarts that were asked for: one runs, one more may wait.
+#[derive(Debug, Default)]
+pub(super) struct Reloads {
+    running: Option<Restart>,
+    queued: Option<Queued>,
+    last: Option<LastReload>,
+    /// The newest restart marker, if it could not be written: what it would say is reported from here.
+    unwritten_marker: Option<UnwrittenMarker>,
+    is_building: bool,
+}
+
+impl Reloads {
+    pub(super) fn is_running(&self) -> bool {
+        self.running.is_some()
+    }
+
+    /// One runs or waits.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.running.is_some() || self.queued.is_some()
+    }
+
+    pub(super) fn is_building(&self) -> bool {
+        self.is_building
+    }
+
+    /// It will ask for a child itself, so nothing else does.
+    pub(super) fn will_start(&self) -> bool {
+        self.running.as_ref().is_some_and(Restart::will_start)
+    }
+
+    pub(super) fn waits_for(&self, generation: u32) -> bool {
+        self.running.as_ref().is_some_and(|restart| restart.waits_for(generation))
+    }
+
+    pub(super) fn waits_for_start(&self) -> bool {
+        self.running.as_ref().is_some_and(Restart::waits_for_start)
+    }
+
+    /// The running restart does not wait for calls of the old server.
+    pub(super) fn is_at_once(&self) -> bool {
+        self.running.as_ref().is_some_and(|restart| restart.at_once)
+    }
+
+    /// Of the running restart.
+    pub(super) fn reason(&self) -> Option<String> {
+        self.running.as_ref().map(Restart::reason)
+    }
+
+    pub(super) fn child_ended(&mut self, generation: u32, how: &How) {
+        if let Some(restart) = &mut self.running
+            && restart.old.is_some_and(|(old, _)| old == generation)
+        {
+            restart.ended = Some(how.clone());
+        }
+    }
+
+    /// The result of the last restart, for users who did not request it.
+    pub(super) fn last_status(&self, now: Instant) -> Option<LastReloadStatus> {
+        let last = self.last.as_ref()?;
+        Some(LastReloadStatus {
+            reason: last.reason.clone(),
+            ago: now.saturating_duration_since(last.at),
+            marker_error: last.marker_error.clone(),
+            failure: last.failure.clone(),
+        })
+    }
+
+    /// The one that runs.
+    pub(super) fn status(&self, now: Instant) -> Option<RestartStatus> {
+        let restart = self.running.as_ref()?;
+        let (reason, step) = (restart.reason(), restart.step_in_words());
+        Some(RestartStatus { reason, running: now.duration_since(restart.since), step })
+    }
+
+    pub(super) fn unwritten_marker(&self) -> Option<&UnwrittenMarker> {
+        self.unwritten_marker.as_ref()
+    }
+}
+
 impl Restart {
-    /// It will ask for a child itself, so nobody else does.
+    /// It will ask for a child itself, so nothing else does.
     pub(super) fn will_start(&self) -> bool {
         matches!(self.step, Step::Marking | Step::Building | Step::Clearing | Step::Starting)
     }
@@ -108,27 +205,62 @@ impl Restart {
         matches!(self.step, Step::Starting | Step::Clearing)
     }
 
-    pub(super) fn child_ended(&mut self, generation: u32, how: &How) {
-        if self.old.is_some_and(|(old, _)| old == generation) {
-            self.ended = Some(how.clone());
-        }
-    }
-
-    pub(super) fn is_at_once(&self) -> bool {
-        self.at_once
-    }
-
     pub(super) fn reason(&self) -> String {
         one_line(&self.reasons.join("; "))
     }
 
-    fn step_in_words(&self) -> &'static str {
+    pub(super) fn step_in_words(&self) -> &'static str {
         match self.step {
             Step::Marking => "writing the restart marker",
             Step::Building => "the build is running",
             Step::Clearing => "the old server is finishing its calls",
             Step::Starting | Step::Handshake(_) => "the new server has not finished its handshake",
             Step::Comparing(_) => "the new server's tools are being compared",
+        }
+    }
+}
+
+impl Reloads {
+    /// A restart is wanted or running: the relay cannot be saved.
+    pub(super) fn is_busy(&self) -> bool {
+        self.running.is_some() || self.queued.is_some() || self.is_building
+    }
+
+    /// What is known of earlier restarts.
+    pub(super) fn save(&self, now: Instant) -> SavedReloads {
+        SavedReloads {
+            last: self.last.as_ref().map(|last| SavedLastReload {
+                reason: last.reason.clone(),
+                at: Moment::of(last.at, now),
+                failure: last.failure.clone(),
+                marker_error: last.marker_error.clone(),
+            }),
+            unwritten_marker: self.unwritten_marker.as_ref().map(|marker| SavedMarker {
+                timestamp: marker.timestamp,
+                pid: marker.pid,
+                reason: marker.reason.clone(),
+                iso_time: marker.iso_time.clone(),
+                why: marker.why.clone(),
+            }),
+        }
+    }
+
+    pub(super) fn restore(saved: SavedReloads, now: Instant) -> Reloads {
+        Reloads {
+            last: saved.last.map(|last| LastReload {
+                reason: last.reason,
+                at: last.at.at(now),
+                failure: last.failure,
+                marker_error: last.marker_error,
+            }),
+            unwritten_marker: saved.unwritten_marker.map(|marker| UnwrittenMarker {
+                timestamp: marker.timestamp,
+                pid: marker.pid,
+                reason: marker.reason,
+                iso_time: marker.iso_time,
+                why: marker.why,
+            }),
+            ..Reloads::default()
         }
     }
 }
@@ -145,7 +277,7 @@ impl Relay {
         if self.is_leaving() {
             return self.refuse_ticket(ticket, "outlast is stopping", &[], None);
         }
-        let queued = self.queued.get_or_insert_with(|| Queued {
+        let queued = self.reloads.queued.get_or_insert_with(|| Queued {
             tickets: Vec::new(),
             reasons: Vec::new(),
             urgent: false,
@@ -168,44 +300,48 @@ impl Relay {
         if at_once {
             self.end_drains(now);
         }
-        self.begin_queued(now);
     }
 
     /// A restart runs that brings up another child in place of this one.
     pub(super) fn is_being_replaced(&self, generation: u32) -> bool {
-        let old = self.restart.as_ref().and_then(|restart| restart.old);
+        let old = self.reloads.running.as_ref().and_then(|restart| restart.old);
         old.is_some_and(|(old, _)| old == generation)
     }
 
     /// A restart is not to wait for calls: servers that were replaced earlier stop now, and the one that a running restart
     /// replaces stops when the new one is ready.
-    fn end_drains(&mut self, now: Instant) {
-        if let Some(restart) = &mut self.restart {
+    pub(super) fn end_drains(&mut self, now: Instant) {
+        if let Some(restart) = &mut self.reloads.running {
             restart.at_once = true;
         }
-        let draining: Vec<u32> = self.draining.iter().map(|draining| draining.generation).collect();
-        for generation in draining {
-            if !self.is_stopping(generation) {
-                self.drain_over(generation, ends::AT_ONCE, now);
-            }
+        let finishing: Vec<u32> = self.servers.finishing().map(|(generation, _)| generation).collect();
+        for generation in finishing {
+            self.drain_over(generation, FailureKind::AtOnce, now);
         }
     }
 
     /// Restarts in a row wait for calls to finish rather than cost them, but not for ever: until then.
     pub(super) fn waits_for_room(&self) -> Option<Instant> {
-        let queued = self.queued.as_ref()?;
-        let crowded = matches!(self.current, Current::Serving(_)) && !self.has_room_to_drain();
-        (crowded && self.restart.is_none()).then(|| queued.since + self.settings.limits.room_wait)
+        let queued = self.reloads.queued.as_ref()?;
+        let crowded = self.servers.slot.serving().is_some() && !self.has_room_to_drain();
+        (crowded && self.reloads.running.is_none()).then(|| queued.since + self.settings.limits.draining.room_wait)
     }
 
     /// Begins what waits, once nothing else runs.
     pub(super) fn begin_queued(&mut self, now: Instant) {
-        if self.restart.is_some() || self.is_leaving() || self.starting.is_some() || self.start_after.is_some() {
+        if self.reloads.queued.is_none() {
             return;
         }
-        let Some(queued) = &self.queued else { return };
-        // A changed file does not disturb a handshake; somebody who asks does.
-        let in_handshake = match self.current {
+        if self.reloads.running.is_some()
+            || self.is_leaving()
+            || self.servers.is_starting()
+            || self.servers.waits_for_end()
+        {
+            return;
+        }
+        let Some(queued) = &self.reloads.queued else { return };
+        // A changed file does not disturb a handshake; a request for a restart does.
+        let in_handshake = match *self.servers.slot.current() {
             Current::Fresh(n) => self.is_being_opened(n),
             Current::Replaying(_) => true,
             _ => false,
@@ -216,10 +352,10 @@ impl Relay {
         if self.waits_for_room().is_some_and(|until| until > now) {
             return;
         }
-        let queued = self.queued.take().expect("looked at above");
-        let old = self.current_generation().and_then(|n| Some((n, self.children.get(&n)?.pid)));
-        // Where nobody serves, the one that was to be replaced is the last that did.
-        let pid = old.map(|(_, pid)| pid).or(self.last_end.as_ref().map(|end| end.pid)).unwrap_or_default();
+        let queued = self.reloads.queued.take().expect("looked at above");
+        let old = self.servers.slot.child().and_then(|n| Some((n, self.servers.pid(n)?)));
+        // If no child serves, the restart replaces the last one that did.
+        let pid = old.map(|(_, pid)| pid).or(self.servers.last_end().map(|end| end.pid)).unwrap_or_default();
         let restart = Restart {
             tickets: queued.tickets,
             reasons: queued.reasons,
@@ -241,12 +377,12 @@ impl Relay {
             detail: Some(queued.origin.as_str().into()),
             ..record
         });
-        self.restart = Some(restart);
+        self.reloads.running = Some(restart);
         self.act(Action::WriteMarker { pid, reason });
     }
 
     pub(super) fn marker_written(&mut self, result: Result<String, NotWritten>, now: Instant) {
-        let Some(restart) = &mut self.restart else { return };
+        let Some(restart) = &mut self.reloads.running else { return };
         if restart.step != Step::Marking {
             return;
         }
@@ -254,7 +390,7 @@ impl Relay {
         let (generation, pid) = restart.old.unzip();
         let generation = generation.map(u64::from);
         restart.marker_error = result.as_ref().err().map(|unwritten| unwritten.why.clone());
-        self.unwritten_marker = result.as_ref().err().map(|unwritten| UnwrittenMarker {
+        self.reloads.unwritten_marker = result.as_ref().err().map(|unwritten| UnwrittenMarker {
             timestamp: unwritten.timestamp,
             pid: restart.pid,
             reason: reason.clone(),
@@ -271,13 +407,13 @@ impl Relay {
                 self.record(Record { reason, pid, generation, detail: Some(path), ..record });
             }
             Err(NotWritten { why, .. }) => {
-                self.remember(&format!("The restart marker could not be written: {why}"));
+                self.notes.push(&format!("The restart marker could not be written: {why}"));
                 let record = Record::new(record::Event::RestartMarkerFailed);
                 self.record(Record { reason, pid, generation, detail: Some(why), ..record });
             }
         }
         if self.settings.build {
-            self.building = true;
+            self.reloads.is_building = true;
             self.habits.loaded(now);
             self.act(Action::Build);
         } else {
@@ -286,10 +422,10 @@ impl Relay {
     }
 
     pub(super) fn build_ended(&mut self, result: Result<(), String>, now: Instant) {
-        self.building = false;
+        self.reloads.is_building = false;
         self.habits.disturbed(now);
         if self.is_leaving() {
-            return self.end_if_alone(now);
+            return;
         }
         match result {
             Ok(()) => self.replace_child(now),
@@ -302,40 +438,40 @@ impl Relay {
     }
 
     /// Brings the new child up: beside the old one if that serves and may, else in its place.
-    fn replace_child(&mut self, now: Instant) {
-        let step = match self.current {
+    pub(super) fn replace_child(&mut self, now: Instant) {
+        let step = match *self.servers.slot.current() {
             Current::Serving(_) if self.settings.reload == Reload::BlueGreen => {
-                self.start(Role::Candidate);
+                self.start(Purpose::Candidate);
                 Step::Starting
             }
             Current::Serving(old) => {
-                self.current = Current::Down { at: now };
-                self.start_after = Some(old);
+                self.servers.slot.go_down(now);
+                self.servers.start_after(old);
                 self.leave_listens(old);
                 self.drain(old, now);
                 Step::Clearing
             }
             Current::Fresh(old) | Current::Replaying(old) => {
                 self.start_over(old, now);
-                if self.start_after.is_some() { Step::Clearing } else { Step::Starting }
+                if self.servers.waits_for_end() { Step::Clearing } else { Step::Starting }
             }
             // A child is on its way already, as the client has just changed its era.
-            _ if self.start_after.is_some() => Step::Clearing,
-            _ if self.starting.is_some() => Step::Starting,
+            _ if self.servers.waits_for_end() => Step::Clearing,
+            _ if self.servers.is_starting() => Step::Starting,
             Current::None | Current::Down { .. } | Current::GivenUp { .. } => {
-                self.current = Current::Down { at: now };
-                self.start(Role::Current);
+                self.servers.slot.go_down(now);
+                self.start(Purpose::Current);
                 Step::Starting
             }
         };
-        if let Some(restart) = &mut self.restart {
+        if let Some(restart) = &mut self.reloads.running {
             restart.step = step;
         }
     }
 
     /// The child that a restart was to bring up is given up for another one that is started now.
     pub(super) fn restart_starts_over(&mut self, generation: u32) {
-        if let Some(restart) = &mut self.restart
+        if let Some(restart) = &mut self.reloads.running
             && restart.waits_for(generation)
         {
             restart.step = Step::Starting;
@@ -343,29 +479,17 @@ impl Relay {
     }
 
     pub(super) fn restart_has_child(&mut self, generation: u32) {
-        if let Some(restart) = &mut self.restart
+        if let Some(restart) = &mut self.reloads.running
             && restart.waits_for_start()
         {
             restart.step = Step::Handshake(generation);
         }
     }
 
-    /// The new child serves from here on; the old one finishes what it was asked.
-    pub(super) fn take_over(&mut self, generation: u32, now: Instant) {
-        self.candidate = None;
-        self.restarts.replaced(now);
-        self.replaced += 1;
-        let old = mem::replace(&mut self.current, Current::Serving(generation));
-        if let Current::Serving(old) = old {
-            self.leave_listens(old);
-            self.drain(old, now);
-        }
-    }
-
     /// The new child is ready; its tools may still have to be compared.
     pub(super) fn restart_is_ready(&mut self, generation: u32, now: Instant) {
-        let comparing = self.children.get(&generation).is_some_and(|child| child.fetches.contains_key(&Kind::Tools));
-        match &mut self.restart {
+        let comparing = self.servers.get(generation).is_some_and(|child| child.fetches.contains_key(&List::Tools));
+        match &mut self.reloads.running {
             Some(restart) if restart.waits_for(generation) && comparing => restart.step = Step::Comparing(generation),
             _ => self.restart_is_done_if(generation, now),
         }
@@ -373,7 +497,7 @@ impl Relay {
 
     /// The tools of the new child were compared.
     pub(super) fn restart_compared(&mut self, generation: u32, diff: Option<Diff>, now: Instant) {
-        if let Some(restart) = &mut self.restart
+        if let Some(restart) = &mut self.reloads.running
             && restart.waits_for(generation)
         {
             restart.diff = diff;
@@ -382,24 +506,24 @@ impl Relay {
     }
 
     pub(super) fn restart_is_done_if(&mut self, generation: u32, now: Instant) {
-        let Some(restart) = &self.restart else { return };
+        let Some(restart) = &self.reloads.running else { return };
         if !restart.waits_for(generation) && !restart.waits_for_start() {
             return;
         }
-        let new_pid = self.children.get(&generation).map(|child| child.pid);
-        let draining = restart.old.map_or(0, |(old, _)| self.open_on(old).len());
+        let new_pid = self.servers.pid(generation);
+        let draining = restart.old.map_or(0, |(old, _)| self.requests.on(old).len());
         let mut report = json!({
             "old_pid": restart.old.map(|(_, pid)| pid),
             "new_pid": new_pid,
             "generation": generation,
-            "took_ms": u64::try_from(now.duration_since(restart.since).as_millis()).unwrap_or(u64::MAX),
+            "took_ms": record::millis(now.duration_since(restart.since)),
             "ended": restart.ended.as_ref().map(How::to_string),
             "tools": restart.diff.clone().unwrap_or_default().to_json(),
-            "stderr_tail": self.stderr_of(generation).join("\n"),
+            "stderr_tail": self.servers.stderr(generation).join("\n"),
         });
         if restart.old.is_some_and(|(old, _)| self.is_stalled(old)) {
             // How many of them it has read is known only when its queue has been taken back.
-            report["draining"] = json!("what the old server has not read goes to the new one");
+            report["draining"] = json!("messages that the old server has not read go to the new one");
         } else if draining > 0 && !restart.at_once {
             report["draining"] = json!(format!("{} left on the old server", count(draining, "call", "calls")));
         }
@@ -414,7 +538,7 @@ impl Relay {
 
     /// The new child did not come up.
     pub(super) fn restart_failed(&mut self, how: &How, generation: Option<u32>, now: Instant) {
-        let stderr = generation.map(|generation| self.stderr_of(generation)).unwrap_or_default();
+        let stderr = generation.map(|generation| self.servers.stderr(generation)).unwrap_or_default();
         self.restart_failed_with(how, &stderr, now);
     }
 
@@ -428,8 +552,8 @@ impl Relay {
         self.finish_restart(Err((why, stderr.to_vec())), now);
     }
 
-    fn finish_restart(&mut self, result: Result<Value, (String, Vec<String>)>, now: Instant) {
-        let Some(restart) = self.restart.take() else { return };
+    pub(super) fn finish_restart(&mut self, result: Result<Value, (String, Vec<String>)>, now: Instant) {
+        let Some(restart) = self.reloads.running.take() else { return };
         if let Err((why, _)) = &result {
             self.record(Record {
                 reason: Some(restart.reason()),
@@ -440,7 +564,7 @@ impl Relay {
                 ..Record::new(record::Event::ReloadFailed)
             });
         }
-        self.last_reload = Some(LastReload {
+        self.reloads.last = Some(LastReload {
             reason: restart.reason(),
             at: now,
             failure: result.as_ref().err().map(|(why, stderr)| (why.clone(), stderr.clone())),
@@ -461,20 +585,20 @@ impl Relay {
         }
     }
 
-    fn answer_ticket(&mut self, ticket: Ticket, report: &Value) {
+    pub(super) fn answer_ticket(&mut self, ticket: Ticket, report: &Value) {
         match ticket {
             Ticket::Outside(ticket) => self.act(Action::Answer { ticket, result: Ok(report.clone()) }),
-            Ticket::Call(seq) if self.opens.contains_key(&seq) => {
+            Ticket::Call(seq) if self.requests.get(seq).is_some() => {
                 let open = self.close(seq);
-                let result = words::tool_result(&report.to_string(), Some(report), false, None, self.is_modern());
+                let result = messages::tool_result(&report.to_string(), Some(report), false, None, self.is_modern());
                 self.answer_result(&open, &result);
             }
             Ticket::Call(_) => {}
         }
     }
 
-    fn refuse_ticket(&mut self, ticket: Ticket, why: &str, stderr: &[String], marker_error: Option<&str>) {
-        let serving = self.live().and_then(|n| self.children.get(&n)).map(|child| child.pid);
+    pub(super) fn refuse_ticket(&mut self, ticket: Ticket, why: &str, stderr: &[String], marker_error: Option<&str>) {
+        let serving = self.servers.slot.live().and_then(|generation| self.servers.pid(generation));
         let rest = match serving {
             _ if self.is_leaving() => String::new(),
             Some(pid) => format!(" The old server (pid {pid}) keeps serving."),
@@ -490,7 +614,7 @@ impl Relay {
         }
         match ticket {
             Ticket::Outside(ticket) => self.act(Action::Answer { ticket, result: Err(report) }),
-            Ticket::Call(seq) if self.opens.contains_key(&seq) => {
+            Ticket::Call(seq) if self.requests.get(seq).is_some() => {
                 let open = self.close(seq);
                 let mut text = report["error"].as_str().unwrap_or_default().to_owned();
                 if !stderr.is_empty() {
@@ -498,7 +622,7 @@ impl Relay {
                         if why.starts_with(BUILD_FAILED) { "output of the build" } else { "stderr of the new server" };
                     text = format!("{text}\n\n{whose}:\n{}", stderr.join("\n"));
                 }
-                let result = words::tool_result(&text, Some(&report), true, None, self.is_modern());
+                let result = messages::tool_result(&text, Some(&report), true, None, self.is_modern());
                 self.answer_result(&open, &result);
             }
             Ticket::Call(_) => {}
@@ -509,56 +633,29 @@ impl Relay {
     pub(super) fn restart_call_waited_out(&mut self, seq: u64) {
         let open = self.close(seq);
         self.forget_ticket(seq);
-        let step = self.restart.as_ref().map_or("it waits for its turn", Restart::step_in_words);
+        let step = self.reloads.running.as_ref().map_or("it waits for another restart", Restart::step_in_words);
         let status = self.listed_name(Tool::Status);
-        let words = format!("The restart is still running: {step}; ask `{status}`.");
-        let result = words::tool_result(&words, Some(&json!({"running": words})), false, None, self.is_modern());
+        let words = format!("The restart is still running: {step}; `{status}` shows its state.");
+        let result = messages::tool_result(&words, Some(&json!({"running": words})), false, None, self.is_modern());
         self.answer_result(&open, &result);
     }
 
     pub(super) fn forget_ticket(&mut self, seq: u64) {
         let keeps = |ticket: &Ticket| *ticket != Ticket::Call(seq);
-        if let Some(restart) = &mut self.restart {
+        if let Some(restart) = &mut self.reloads.running {
             restart.tickets.retain(keeps);
         }
-        if let Some(queued) = &mut self.queued {
+        if let Some(queued) = &mut self.reloads.queued {
             queued.tickets.retain(keeps);
         }
     }
 
-    /// Outlast is leaving: whoever waits outside is told; calls were answered like all others.
+    /// Outlast is leaving: askers outside the conversation are told; calls were answered like all others.
     pub(super) fn abandon_restart(&mut self) {
-        let mut tickets = self.restart.take().map(|restart| restart.tickets).unwrap_or_default();
-        tickets.extend(self.queued.take().map(|queued| queued.tickets).unwrap_or_default());
+        let mut tickets = self.reloads.running.take().map(|restart| restart.tickets).unwrap_or_default();
+        tickets.extend(self.reloads.queued.take().map(|queued| queued.tickets).unwrap_or_default());
         for ticket in tickets {
             self.refuse_ticket(ticket, "outlast is stopping", &[], None);
         }
-    }
-
-    /// How the last restart that was asked for went; whoever did not ask would not hear of it otherwise.
-    pub(super) fn last_reload_status(&self, now: Instant) -> Option<Value> {
-        let last = self.last_reload.as_ref()?;
-        let mut status = json!({
-            "ok": last.failure.is_none(),
-            "reason": last.reason,
-            "seconds_ago": now.saturating_duration_since(last.at).as_secs_f64(),
-        });
-        if let Some(why) = &last.marker_error {
-            status["marker_error"] = json!(why);
-        }
-        if let Some((why, stderr)) = &last.failure {
-            status["error"] = json!(why);
-            status["stderr_tail"] = json!(words::last_lines(stderr, 20, 4 << 10).join("\n"));
-        }
-        Some(status)
-    }
-
-    pub(super) fn restart_status(&self, now: Instant) -> Option<Value> {
-        let restart = self.restart.as_ref()?;
-        Some(json!({
-            "reason": restart.reason(),
-            "running_ms": u64::try_from(now.duration_since(restart.since).as_millis()).unwrap_or(u64::MAX),
-            "step": restart.step_in_words(),
-        }))
     }
 }

@@ -3,10 +3,11 @@
 
 use std::time::Instant;
 
-use super::{Origin, Relay, restart::Ticket};
+use super::{Relay, events::Origin, restart::Ticket};
 use crate::{
     debounce::{Changed, Judged, Print},
-    record::{self, Record},
+    record,
+    record::Record,
 };
 
 /// How many muted files the status names.

@@ -1,4 +1,4 @@
-//! A call's way to its backend and back.
+//! Calls: to their backends and back, progress, cancellation, timeouts and limits.
 
 use crate::story::*;
 
@@ -28,7 +28,7 @@ fn a_call_reaches_its_backend_by_its_own_name_and_comes_back_with_its_own_id() {
 }
 
 #[test]
-fn what_is_no_json_is_for_people_and_changes_nothing() {
+fn a_line_that_is_not_json_is_diverted_and_changes_nothing() {
     let mut story = Story::simple(&[("a", maker(&["echo"]))]);
     story.call(1, 5, "a__echo");
     let (link, told) = story.told("a");
@@ -52,7 +52,7 @@ fn what_is_no_json_is_for_people_and_changes_nothing() {
 }
 
 #[test]
-fn the_payload_passes_unread() {
+fn the_payload_is_forwarded_unread() {
     let mut story = Story::simple(&[("a", maker(&["echo"]))]);
     story.say(1, "{\"jsonrpc\":\"2.0\",\"id\":1,\n \"method\":\"tools/call\",\"params\":{\"name\":\"a__echo\",\"arguments\":{\"x\":1.0,\"y\":10000000000000000000000}}}\n");
     let (_, text) = story.links.pop().expect("it was told");
@@ -60,7 +60,7 @@ fn the_payload_passes_unread() {
 }
 
 #[test]
-fn progress_comes_under_the_clients_own_token() {
+fn progress_has_the_clients_own_token() {
     let mut story = Story::simple(&[("a", maker(&["slow"]))]);
     for token in [json!("tok"), json!(1)] {
         story.ask(1, json!(5), "tools/call", json!({"name": "a__slow", "_meta": {"progressToken": token, "x": 1}}));
@@ -76,7 +76,7 @@ fn progress_comes_under_the_clients_own_token() {
 }
 
 #[test]
-fn a_cancelled_call_is_cancelled_at_its_backend_and_owed_nothing() {
+fn a_cancelled_call_is_cancelled_at_its_backend_and_gets_no_answer() {
     let mut story = Story::simple(&[("a", maker(&["slow"]))]);
     story.shake(2).call(1, 5, "a__slow").call(2, 5, "a__slow");
     let (link, first) = story.told("a");
@@ -114,7 +114,7 @@ fn a_late_call_fails_and_is_cancelled_and_progress_gives_it_time() {
 }
 
 #[test]
-fn progress_does_not_keep_a_call_for_ever() {
+fn progress_does_not_extend_a_call_beyond_call_max() {
     let mut story = Story::simple(&[("a", maker(&["slow"]))]);
     story.ask(1, json!(5), "tools/call", json!({"name": "a__slow", "_meta": {"progressToken": 1}}));
     let (link, told) = story.told("a");
@@ -127,7 +127,7 @@ fn progress_does_not_keep_a_call_for_ever() {
 }
 
 #[test]
-fn a_child_that_says_nothing_after_a_late_call_is_killed_and_one_that_answers_a_ping_is_not() {
+fn a_child_that_is_silent_after_a_late_call_is_killed_unless_it_answers_a_ping() {
     for is_alive in [true, false] {
         let mut story = Story::simple(&[("a", maker(&["slow"]))]);
         let link = story.link("a");
@@ -152,7 +152,7 @@ fn a_child_that_says_nothing_after_a_late_call_is_killed_and_one_that_answers_a_
 }
 
 #[test]
-fn a_child_that_says_nothing_after_a_cancelled_call_is_replaced_and_its_other_calls_may_finish() {
+fn a_child_that_is_silent_after_a_cancelled_call_is_replaced_and_its_other_calls_may_finish() {
     for is_alive in [true, false] {
         let mut story = Story::simple(&[("a", maker(&["slow", "other"]))]);
         let link = story.link("a");
@@ -181,7 +181,7 @@ fn a_child_that_says_nothing_after_a_cancelled_call_is_replaced_and_its_other_ca
 }
 
 #[test]
-fn a_child_is_not_taken_for_hung_because_outlast_was_stopped() {
+fn a_child_does_not_count_as_hung_because_outlast_was_suspended() {
     let mut story = Story::simple(&[("a", maker(&["slow"]))]);
     let link = story.link("a");
     story.call(1, 5, "a__slow");
@@ -195,7 +195,7 @@ fn a_child_is_not_taken_for_hung_because_outlast_was_stopped() {
 }
 
 #[test]
-fn what_is_not_there_is_said_to_be_so() {
+fn a_call_of_something_unknown_gets_an_error() {
     let mut story = Story::simple(&[("a", maker(&["echo"])), ("b", maker(&[]))]);
     story.call(1, 1, "a__nothing").call(1, 2, "zzz").ask(1, json!(3), "strange/method", json!({}));
     for (id, code) in [(1, -32602), (2, -32602), (3, -32601)] {
@@ -206,7 +206,7 @@ fn what_is_not_there_is_said_to_be_so() {
 }
 
 #[test]
-fn a_method_nobody_knows_goes_to_the_only_backend() {
+fn an_unknown_method_goes_to_the_only_backend() {
     let mut story = Story::simple(&[("a", maker(&[]))]);
     story.ask(1, json!("q"), "acme/thing", json!({"x": 1}));
     let (link, told) = story.told("a");
@@ -247,7 +247,7 @@ fn more_in_flight_than_allowed_is_refused() {
 }
 
 #[test]
-fn who_leaves_takes_its_calls_along() {
+fn a_client_that_leaves_cancels_its_calls() {
     let mut story = Story::simple(&[("a", maker(&["slow"]))]);
     story.call(1, 5, "a__slow");
     let (link, told) = story.told("a");

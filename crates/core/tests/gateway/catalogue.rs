@@ -1,4 +1,4 @@
-//! What clients see of what backends offer.
+//! The merged lists that clients see.
 
 use std::collections::BTreeMap;
 
@@ -48,7 +48,7 @@ fn names_fit_every_client() {
 }
 
 #[test]
-fn a_name_twice_is_the_firsts_and_both_are_named() {
+fn a_name_offered_twice_belongs_to_the_first_backend() {
     let bare = |name: &str| Backend { prefix: String::new(), ..stdio(name) };
     let makers = [("a", maker(&["echo"])), ("b", maker(&["echo", "more"]))];
     let mut story = Story::new(settings(vec![bare("a"), bare("b")]), &makers);
@@ -60,12 +60,12 @@ fn a_name_twice_is_the_firsts_and_both_are_named() {
         "{:?}",
         story.notes
     );
-    let status = story.gateway.status(story.now);
+    let status = story.gateway.status(story.now).to_json();
     assert_eq!(status["collisions"], json!([{"list": "tools", "name": "echo", "offered_by": "a", "left_out": "b"}]));
 }
 
 #[test]
-fn a_change_is_announced_to_those_who_see_it_and_only_then() {
+fn only_clients_that_see_a_change_are_notified() {
     let mut story = Story::simple(&[("a", maker(&["echo"])), ("b", maker(&["x"]))]);
     let link = story.link("a");
     let changed = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"});
@@ -74,7 +74,7 @@ fn a_change_is_announced_to_those_who_see_it_and_only_then() {
     story.link_says(link, changed.clone()).hears(1, changed.clone()).hears_nothing(1);
     story.ask(1, json!(1), "tools/list", json!({}));
     assert_eq!(names(&story.heard(1).json(), "tools"), ["a__echo", "a__new", "b__x"]);
-    // Nothing changes by a crash alone.
+    // A crash alone changes no list.
     story.pass(secs(10)).dies(link).hears_nothing(1);
     assert_eq!(story.status("a")["state"], "ready");
     story.maker("a").tools.clear();
@@ -83,7 +83,7 @@ fn a_change_is_announced_to_those_who_see_it_and_only_then() {
 }
 
 #[test]
-fn what_was_kept_is_served_at_once_and_said_to_be_stale() {
+fn a_cached_catalogue_is_served_at_once_and_marked_stale() {
     let kept =
         BTreeMap::from([("a".to_owned(), Offer { tools: vec![tool("old").to_string().into()], ..Offer::default() })]);
     let mut story = Story::with_kept(settings(vec![stdio("a")]), &[("a", maker(&["new"]))], kept);
@@ -102,7 +102,7 @@ fn what_was_kept_is_served_at_once_and_said_to_be_stale() {
 }
 
 #[test]
-fn a_list_waits_a_little_for_backends_that_have_not_spoken_and_not_for_one_that_failed() {
+fn a_list_waits_shortly_for_unknown_offers_and_not_for_failed_backends() {
     let mut story = Story::new(settings(vec![stdio("a"), stdio("b")]), &[("a", maker(&["x"])), ("b", maker(&["y"]))]);
     story.auto = false;
     story.shake(1).ask(1, json!(1), "tools/list", json!({})).hears_nothing(1);
@@ -115,12 +115,12 @@ fn a_list_waits_a_little_for_backends_that_have_not_spoken_and_not_for_one_that_
 
     let mut story = Story::new(settings(vec![stdio("a")]), &[("a", maker(&["x"]))]);
     story.auto = false;
-    // However long it has been starting, the first list waits a moment and no longer.
+    // The first list waits for a moment and no longer, even if the backend has been starting for long.
     story.shake(1).pass(secs(6));
     story.ask(1, json!(1), "tools/list", json!({})).pass(ms(99)).hears_nothing(1);
     story.pass(ms(1));
     assert!(names(&story.heard(1).json(), "tools").is_empty());
-    // The next ones do not wait again.
+    // Later lists do not wait again.
     story.ask(1, json!(2), "tools/list", json!({}));
     assert!(names(&story.heard(1).json(), "tools").is_empty());
     let link = story.link("a");
@@ -130,7 +130,7 @@ fn a_list_waits_a_little_for_backends_that_have_not_spoken_and_not_for_one_that_
 }
 
 #[test]
-fn a_client_without_sessions_is_told_not_to_keep_a_list_that_lacks_a_backend() {
+fn a_stateless_client_must_not_cache_an_incomplete_list() {
     let mut story = Story::new(settings(vec![stdio("a"), stdio("b")]), &[("a", maker(&["x"])), ("b", maker(&["y"]))]);
     story.auto = false;
     story.event(Event::TimePassed);
@@ -148,7 +148,7 @@ fn a_client_without_sessions_is_told_not_to_keep_a_list_that_lacks_a_backend() {
 }
 
 #[test]
-fn resources_go_to_who_lists_them_then_to_who_has_a_template_then_to_the_only_one() {
+fn a_resource_goes_to_its_lister_then_to_a_template_then_to_the_only_backend() {
     let mut a = maker(&[]);
     a.resources = vec![json!({"uri": "file:///a", "name": "a"})];
     let mut b = maker(&[]);
@@ -204,7 +204,7 @@ fn prompts_and_completions_are_renamed_on_their_way() {
 }
 
 #[test]
-fn a_resource_of_a_backend_that_has_not_spoken_yet_is_waited_for() {
+fn a_resource_request_waits_for_an_unknown_offer() {
     let mut a = maker(&[]);
     a.resources = vec![json!({"uri": "file:///a", "name": "a"})];
     let mut story = Story::new(settings(vec![stdio("b"), stdio("a")]), &[("a", a), ("b", maker(&[]))]);

@@ -1,4 +1,4 @@
-//! A configuration that changes while clients work.
+//! Changes of the configuration while clients are connected.
 
 use crate::story::*;
 
@@ -14,7 +14,7 @@ fn changed() -> serde_json::Value {
 }
 
 #[test]
-fn the_same_again_changes_nothing() {
+fn the_same_configuration_changes_nothing() {
     let mut story = Story::simple(&[("a", maker(&["x"])), ("b", maker(&["y"]))]);
     story.call(1, 1, "a__x");
     story.event(Event::Configured(Box::new(settings(vec![stdio("a"), stdio("b")])))).hears_nothing(1);
@@ -23,13 +23,13 @@ fn the_same_again_changes_nothing() {
 }
 
 #[test]
-fn only_what_differs_is_touched() {
+fn only_changed_backends_are_restarted() {
     let mut story = Story::simple(&[("a", maker(&["x"])), ("b", maker(&["y"]))]);
     story.set_maker("c", maker(&["z"]));
     let (a, b) = (story.link("a"), story.link("b"));
     story.call(1, 1, "b__y");
     let (_, told) = story.told("b");
-    // One stays, one goes, one comes.
+    // One backend stays, one is removed, one is added.
     story.event(Event::Configured(Box::new(settings(vec![stdio("a"), stdio("c")]))));
     assert_eq!(story.connected.len(), 3);
     assert!(story.disconnected.is_empty(), "b has a call to finish");
@@ -49,7 +49,7 @@ fn only_what_differs_is_touched() {
 }
 
 #[test]
-fn another_command_is_another_child_and_held_calls_go_there() {
+fn a_changed_command_starts_another_child_and_held_calls_go_there() {
     let mut story = Story::simple(&[("a", maker(&["x"]))]);
     let old = story.link("a");
     story.call(1, 1, "a__x");
@@ -67,7 +67,7 @@ fn another_command_is_another_child_and_held_calls_go_there() {
 }
 
 #[test]
-fn another_prefix_renames_and_touches_no_process() {
+fn a_changed_prefix_renames_tools_and_restarts_no_process() {
     let mut story = Story::simple(&[("a", maker(&["x"]))]);
     story.event(Event::Configured(Box::new(settings(vec![Backend { prefix: "new_".into(), ..stdio("a") }]))));
     story.hears(1, changed());
@@ -76,7 +76,7 @@ fn another_prefix_renames_and_touches_no_process() {
 }
 
 #[test]
-fn a_change_of_what_was_given_up_is_a_new_try() {
+fn a_changed_backend_that_was_given_up_is_tried_again() {
     let hopeless = Backend { policy: Policy { restarts_max: Some(0), ..Policy::exponential() }, ..stdio("a") };
     let mut story = Story::new(settings(vec![hopeless.clone()]), &[("a", maker(&["x"]))]);
     story.event(Event::TimePassed);
@@ -88,7 +88,7 @@ fn a_change_of_what_was_given_up_is_a_new_try() {
 }
 
 #[test]
-fn roles_and_rates_hold_from_here_on() {
+fn changed_roles_and_rates_apply_at_once() {
     let mut story = Story::simple(&[("a", maker(&["x", "y"]))]);
     story.shake_as(2, Who { name: "r".into(), role: Some("r".into()), profile: None }, json!({}));
     let mut configured = settings(vec![stdio("a")]);
@@ -111,11 +111,11 @@ fn a_backend_that_comes_back_keeps_its_number() {
 }
 
 #[test]
-fn one_that_was_replaced_says_nothing_more_of_what_there_is() {
+fn a_replaced_link_does_not_change_the_offer() {
     let mut story = Story::simple(&[("a", maker(&["x"]))]);
     let old = story.link("a");
     story.call(1, 1, "a__x").told("a");
-    // It is asked again for its tools, and replaced before it answers.
+    // The backend is asked again for its tools, and replaced before it answers.
     story.maker("a").mute = true;
     story.link_says(old, changed());
     let (_, asked) = story.told("a");

@@ -1,4 +1,4 @@
-//! How many processes a backend has, and when they go.
+//! How many processes a backend has, when they are started and stopped, and tasks.
 
 use crate::story::*;
 
@@ -16,7 +16,7 @@ fn each_session_has_a_child_of_its_own() {
     let (first, _) = story.told("a");
     let (second, _) = story.told("a");
     assert_ne!(first, second);
-    // What its child asks is for nobody else.
+    // A request of its child reaches no other client.
     let ask = json!({"jsonrpc": "2.0", "id": "q", "method": "roots/list"});
     story.link_says(second, ask).hears_nothing(1);
     assert_eq!(story.heard(2).json()["method"], "roots/list");
@@ -28,7 +28,7 @@ fn each_session_has_a_child_of_its_own() {
     assert!(!story.disconnected.iter().any(|(link, _)| *link == first));
 }
 
-/// A call of the stateless era, of a client that says so much of itself.
+/// A call of a stateless client with these capabilities.
 fn lent_call(story: &mut Story, client: u64, name: &str, capabilities: serde_json::Value) -> (Link, serde_json::Value) {
     story.came(client, Front::Request, Who { name: name.into(), ..local() });
     let meta = json!({"io.modelcontextprotocol/clientCapabilities": capabilities});
@@ -37,17 +37,17 @@ fn lent_call(story: &mut Story, client: u64, name: &str, capabilities: serde_jso
 }
 
 #[test]
-fn a_stateless_clients_call_is_alone_on_a_child_if_it_can_be_asked() {
+fn a_stateless_call_that_can_be_asked_is_alone_on_its_child() {
     let mut story = one(Backend { children: Children::PerSession, ..stdio("a") }, maker(&["x"]));
     let asks = json!({"elicitation": {"form": {}}});
     let (first, told) = lent_call(&mut story, 10, "ann", asks.clone());
     assert_ne!(first, story.connected[0], "the first one is only asked for what there is");
     let opening = parsed(story.opened.last().expect("a handshake"));
     assert_eq!(opening["params"]["capabilities"]["roots"], json!({}), "{opening}");
-    // It is not asked again what all of them offer.
+    // It is not asked again for the lists: all processes of a backend offer the same.
     assert!(!story.links.iter().any(|(link, text)| *link == first && text.contains("/list")));
 
-    // Another call at the same time has another child, and each question goes where it belongs.
+    // A second call at the same time has another child, and each request of a child reaches the right client.
     let (second, other) = lent_call(&mut story, 11, "ann", asks.clone());
     assert_ne!(first, second);
     for (link, client) in [(second, 11), (first, 10)] {
@@ -57,18 +57,19 @@ fn a_stateless_clients_call_is_alone_on_a_child_if_it_can_be_asked() {
         assert_eq!(asked["result"]["inputRequests"]["ask0"]["params"]["to"], client, "{asked}");
         story.hears_nothing(21 - client).event(Event::ClientLeft { client });
     }
-    // While they wait for their clients, a third one is not in their way.
+    // While they wait for their clients, a third call can run.
     let (third, its) = lent_call(&mut story, 12, "ann", asks.clone());
     assert!(third != first && third != second);
     story.answer(third, &its["id"], json!({"content": []})).heard(12);
     story.answer(first, &told["id"], json!({"content": []})).answer(second, &other["id"], json!({"content": []}));
 
-    // The next one of the same name takes one that is there, whatever its client can do; one of another name never does.
+    // The next call under the same name reuses a free child, whatever the client's capabilities; a call under another
+    // name does not.
     let (again, told) = lent_call(&mut story, 13, "ann", json!({}));
     assert_eq!(again, first);
     let (theirs, _) = lent_call(&mut story, 14, "bob", asks.clone());
     assert!([first, second, third].iter().all(|link| *link != theirs));
-    // Those who cannot be asked anything need not be alone, and do not join one that can.
+    // Calls of clients that cannot be asked share a child, but not with a call that can be asked.
     assert_eq!(lent_call(&mut story, 15, "ann", json!({})).0, first);
     assert_eq!(lent_call(&mut story, 16, "ann", asks).0, second);
     story.link_says(first, json!({"jsonrpc": "2.0", "id": "q", "method": "roots/list"}));
@@ -78,7 +79,7 @@ fn a_stateless_clients_call_is_alone_on_a_child_if_it_can_be_asked() {
 }
 
 #[test]
-fn a_lent_child_whose_call_was_taken_back_asks_nobody_else() {
+fn a_borrowed_child_with_a_cancelled_call_cannot_ask_another_client() {
     let mut story = one(Backend { children: Children::PerSession, ..stdio("a") }, maker(&["x"]));
     let asks = json!({"sampling": {}});
     let mut spoiled = Vec::new();
@@ -93,7 +94,7 @@ fn a_lent_child_whose_call_was_taken_back_asks_nobody_else() {
                     .pass(secs(2)),
             ),
         }
-        // It does not hang.
+        // A message shows that it does not hang.
         story.link_says(link, json!({"jsonrpc": "2.0", "method": "notifications/message"}));
         story.links.clear();
         story.clients.clear();
@@ -102,7 +103,7 @@ fn a_lent_child_whose_call_was_taken_back_asks_nobody_else() {
         story.answer(next, &told["id"], json!({"content": []})).heard(11);
         spoiled.push(link);
     }
-    // What it asks now is for nobody, and who cannot be asked may still use it.
+    // Its requests reach no client now, and a call that cannot be asked may still use it.
     story.link_says(spoiled[1], json!({"jsonrpc": "2.0", "id": "q", "method": "sampling/createMessage"}));
     assert_eq!(story.told("a").1["error"]["code"], 7020);
     let (link, told) = lent_call(&mut story, 12, "ann", json!({}));
@@ -111,7 +112,7 @@ fn a_lent_child_whose_call_was_taken_back_asks_nobody_else() {
 }
 
 #[test]
-fn who_waits_for_a_lent_child_that_is_spoiled_gets_a_new_one() {
+fn a_call_that_waits_for_an_unusable_borrowed_child_gets_a_new_one() {
     let mut story = one(Backend { children: Children::PerSession, ..stdio("a") }, maker(&["x"]));
     let asks = json!({"roots": {}});
     let lent: Vec<Link> = (0..16).map(|client| lent_call(&mut story, 100 + client, "ann", asks.clone()).0).collect();
@@ -129,14 +130,14 @@ fn who_waits_for_a_lent_child_that_is_spoiled_gets_a_new_one() {
 }
 
 #[test]
-fn lent_children_are_bounded_in_number_and_go_when_nobody_needs_them() {
+fn borrowed_children_are_limited_and_stopped_when_idle() {
     let mut story = one(Backend { children: Children::PerSession, ..stdio("a") }, maker(&["x"]));
     let asks = json!({"roots": {}});
     let mut lent = Vec::new();
     for client in 0..16 {
         lent.push(lent_call(&mut story, 100 + client, "ann", asks.clone()));
     }
-    // One more of the same name waits for the first that is free; another name has nothing to wait for.
+    // A further call under the same name waits for the first free child; a call under another name fails at once.
     story.came(200, Front::Request, Who { name: "ann".into(), ..local() });
     let meta = json!({"io.modelcontextprotocol/clientCapabilities": asks});
     story.ask_stateless(200, json!(1), "tools/call", json!({"name": "a__x", "_meta": meta.clone()}));
@@ -149,7 +150,7 @@ fn lent_children_are_bounded_in_number_and_go_when_nobody_needs_them() {
     let (again, waited) = story.told("a");
     assert_eq!(again, link);
     story.answer(link, &waited["id"], json!({"content": []})).heard(200);
-    // Now one is free, and another name may have its place, though not its process.
+    // Now a child is free: another name may use its place, but not its process.
     let (theirs, told) = lent_call(&mut story, 202, "bob", asks);
     assert!(story.disconnected.contains(&(link, false)) && theirs != link);
     story.dies(link).answer(theirs, &told["id"], json!({"content": []}));
@@ -168,7 +169,7 @@ fn lent_children_are_bounded_in_number_and_go_when_nobody_needs_them() {
 }
 
 #[test]
-fn a_stateless_backend_has_nothing_to_lend() {
+fn a_stateless_backend_lends_no_children() {
     let modern = Maker { handshake: false, stateless: true, ..maker(&["x"]) };
     let mut story = one(Backend { children: Children::PerSession, ..stdio("a") }, modern);
     let (link, _) = lent_call(&mut story, 10, "ann", json!({"sampling": {}}));
@@ -194,7 +195,7 @@ fn a_pool_grows_while_all_are_busy_and_no_further() {
 }
 
 #[test]
-fn a_child_that_nobody_calls_is_stopped_and_started_by_the_next_call() {
+fn an_idle_child_is_stopped_and_started_by_the_next_call() {
     let mut story = one(Backend { idle_stop: Some(secs(60)), ..stdio("a") }, maker(&["x"]));
     let first = story.link("a");
     story.shake(1).pass(secs(30)).call(1, 1, "a__x");
@@ -214,7 +215,7 @@ fn a_child_that_nobody_calls_is_stopped_and_started_by_the_next_call() {
     assert_eq!(story.status("a")["crashes"], 0);
     story.call(1, 3, "a__x");
     assert_eq!(story.told("a").0, story.link("a"));
-    // Neither start was a restart. A crash is followed by one.
+    // Neither start counts as a restart. A crash causes one.
     assert_eq!(story.status("a")["restarts"], 0);
     assert!(story.records.iter().all(|record| record.restarts.unwrap_or(0) == 0), "{:#?}", story.records);
     let link = story.link("a");
@@ -223,7 +224,7 @@ fn a_child_that_nobody_calls_is_stopped_and_started_by_the_next_call() {
 }
 
 #[test]
-fn every_end_of_a_child_is_recorded_whoever_wished_it() {
+fn every_exit_of_a_child_is_recorded() {
     let mut story = one(stdio("a"), maker(&["x"]));
     let stopped = |story: &Story| -> Vec<(Option<String>, Option<u64>)> {
         let records = story.records.iter().filter(|record| record.event == outlast_core::record::Event::ServerStopped);
@@ -242,7 +243,7 @@ fn every_end_of_a_child_is_recorded_whoever_wished_it() {
 }
 
 #[test]
-fn what_was_turned_off_and_on_again_keeps_its_history() {
+fn a_backend_that_was_off_keeps_its_history() {
     let mut story = one(stdio("a"), maker(&["x"]));
     let link = story.link("a");
     story.pass(secs(6)).dies(link);
@@ -270,7 +271,7 @@ fn what_was_turned_off_and_on_again_keeps_its_history() {
 }
 
 #[test]
-fn who_asks_for_a_restart_that_fails_hears_so_at_once() {
+fn a_failed_restart_is_answered_at_once() {
     let mut story = one(stdio("a"), Maker { mute: true, ..maker(&["x"]) });
     for ticket in [1, 2] {
         story.event(match ticket {
@@ -282,7 +283,7 @@ fn who_asks_for_a_restart_that_fails_hears_so_at_once() {
         let (answered, result) = story.answers.last().cloned().expect("an answer");
         let words = result.expect_err("it failed");
         assert_eq!(answered, ticket);
-        assert!(words.contains("did not come up") && words.contains("started again in"), "{words}");
+        assert!(words.contains("did not start") && words.contains("started again in"), "{words}");
         assert_eq!(story.status("a")["state"], "waiting");
     }
 }
@@ -318,7 +319,7 @@ fn a_restart_takes_over_when_it_is_ready_and_says_so() {
         story.answers
     );
     assert_eq!(story.disconnected, [(old, false)]);
-    // One that does not come up leaves the old one where it is.
+    // If the new process does not become ready, the old one stays.
     let serving = story.link("a");
     story.auto = false;
     story.event(Event::RestartAsked { ticket: 6, backend: None, reason: "test".into() });
@@ -331,7 +332,7 @@ fn a_restart_takes_over_when_it_is_ready_and_says_so() {
         story.answers
     );
     assert_eq!(story.status("a")["state"], "ready");
-    // It is not only the requester who learns of it.
+    // The failure is recorded as well.
     let last_reload = story.status("a")["last_reload"].take();
     assert_eq!(last_reload["ok"], false, "{last_reload}");
     assert!(last_reload["error"].as_str().is_some_and(|error| error.contains("did not start")), "{last_reload}");
@@ -343,7 +344,7 @@ fn a_restart_takes_over_when_it_is_ready_and_says_so() {
 }
 
 #[test]
-fn what_was_given_up_is_resumed() {
+fn a_backend_that_was_given_up_is_resumed() {
     let mut story =
         one(Backend { policy: Policy { restarts_max: Some(0), ..Policy::exponential() }, ..stdio("a") }, maker(&["x"]));
     let link = story.link("a");
@@ -356,19 +357,33 @@ fn what_was_given_up_is_resumed() {
 }
 
 #[test]
-fn a_task_belongs_to_who_made_it_and_to_the_process_that_works_on_it() {
+fn a_task_belongs_to_its_client_and_to_the_process_that_works_on_it() {
     let mut story = Story::simple(&[("a", maker(&["x"])), ("b", maker(&["y"]))]);
     story.shake(2).ask(1, json!(1), "tools/call", json!({"name": "a__x", "task": {"ttl": 1000}}));
     let (link, told) = story.told("a");
-    story.answer(link, &told["id"], json!({"task": {"taskId": "t1", "status": "working"}})).heard(1);
-    story.ask(1, json!(2), "tasks/get", json!({"taskId": "t1"}));
-    let (_, told) = story.told("a");
-    assert_eq!((&told["method"], &told["params"]["taskId"]), (&json!("tasks/get"), &json!("t1")));
-    story.answer(link, &told["id"], json!({"taskId": "t1"})).heard(1);
-    story.ask(2, json!(3), "tasks/result", json!({"taskId": "t1"}));
-    assert_eq!(story.heard(2).json()["error"]["code"], -32602);
-    let news = json!({"jsonrpc": "2.0", "method": "notifications/tasks/status", "params": {"taskId": "t1", "status": "completed"}});
-    story.link_says(link, news.clone()).hears(1, news).hears_nothing(2);
+    story.answer(link, &told["id"], json!({"task": {"taskId": "t1", "status": "working"}}));
+    let made = story.heard(1).json();
+    assert_eq!(made["result"]["task"]["status"], "working");
+    let handle = made["result"]["task"]["taskId"].as_str().expect("a handle").to_owned();
+    assert!(handle.starts_with("outlast.task1.") && handle.ends_with(".a.t1"), "{handle}");
+    // The backend sees its own id in both directions, the client sees the handle.
+    for method in ["tasks/get", "tasks/cancel", "tasks/result"] {
+        story.ask(1, json!(2), method, json!({"taskId": handle}));
+        let (_, told) = story.told("a");
+        assert_eq!((&told["method"], &told["params"]["taskId"]), (&json!(method), &json!("t1")));
+        let related = json!({"io.modelcontextprotocol/related-task": {"taskId": "t1"}});
+        story.answer(link, &told["id"], json!({"taskId": "t1", "_meta": related}));
+        let related = json!({"io.modelcontextprotocol/related-task": {"taskId": handle}});
+        story.hears(1, json!({"jsonrpc": "2.0", "id": 2, "result": {"taskId": handle, "_meta": related}}));
+    }
+    // Neither another client nor the backend's own id gives access to it.
+    for (client, id) in [(2, handle.as_str()), (2, "t1"), (1, "t1")] {
+        story.ask(client, json!(3), "tasks/result", json!({"taskId": id}));
+        assert_eq!(story.heard(client).json()["error"]["code"], -32602, "{id}");
+    }
+    let news = |id: &str| json!({"jsonrpc": "2.0", "method": "notifications/tasks/status", "params": {"taskId": id, "status": "completed"}});
+    story.link_says(link, news("t1")).hears(1, news(&handle)).hears_nothing(2);
+    story.link_says(link, news(&handle)).hears_nothing(1).hears_nothing(2);
     let about = json!({"io.modelcontextprotocol/related-task": {"taskId": "t1"}});
     story.call(2, 4, "a__x").told("a");
     story.call(1, 5, "a__x").told("a");
@@ -376,59 +391,117 @@ fn a_task_belongs_to_who_made_it_and_to_the_process_that_works_on_it() {
         link,
         json!({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": {"_meta": about}}),
     );
-    assert_eq!(story.heard(1).json()["method"], "elicitation/create");
+    let asked = story.heard(1).json();
+    assert_eq!(asked["method"], "elicitation/create");
+    let about = &asked["params"]["_meta"];
+    assert_eq!(about["io.modelcontextprotocol/related-task"]["taskId"], handle);
+    // The answer has the handle, too.
+    let answer = json!({"jsonrpc": "2.0", "id": asked["id"], "result": {"action": "accept", "_meta": about}});
+    story.say(1, &answer.to_string());
+    let (_, told) = story.told("a");
+    assert_eq!(told["result"]["_meta"]["io.modelcontextprotocol/related-task"]["taskId"], "t1");
     story.pass(secs(6)).dies(link);
     story.clients.clear();
-    story.ask(1, json!(6), "tasks/get", json!({"taskId": "t1"}));
+    story.ask(1, json!(6), "tasks/get", json!({"taskId": handle}));
     assert_eq!(story.heard(1).json()["error"]["code"], -32602);
+}
+
+/// Makes a backend create a task with this id; returns its link and the client's answer.
+fn make_task(story: &mut Story, client: u64, backend: &str, tool: &str, id: &str) -> (Link, serde_json::Value) {
+    story.ask(client, json!(1), "tools/call", json!({"name": tool, "task": {}}));
+    let (link, told) = story.told(backend);
+    story.answer(link, &told["id"], json!({"task": {"taskId": id, "status": "working"}}));
+    (link, story.heard(client).json())
 }
 
 #[test]
 fn task_ids_of_different_backends_and_sessions_do_not_collide() {
     let mut story = Story::simple(&[("a", maker(&["x"])), ("b", maker(&["y"]))]);
     story.shake(2);
-    let make = |story: &mut Story, client: u64, backend: &str, tool: &str| {
-        story.ask(client, json!(1), "tools/call", json!({"name": tool, "task": {}}));
-        let (link, told) = story.told(backend);
-        story.answer(link, &told["id"], json!({"task": {"taskId": "1", "status": "working"}}));
-        (link, story.heard(client).json())
-    };
-    let (a, made) = make(&mut story, 1, "a", "a__x");
-    assert!(made["result"].is_object(), "{made}");
-    // Another client, another backend: each has its own.
-    let (b, made) = make(&mut story, 2, "b", "b__y");
-    assert!(made["result"].is_object(), "{made}");
-    for (client, backend) in [(1, "a"), (2, "b")] {
-        story.ask(client, json!(2), "tasks/get", json!({"taskId": "1"}));
-        assert_eq!(story.told(backend).1["method"], "tasks/get");
+    let handle = |made: &serde_json::Value| made["result"]["task"]["taskId"].as_str().expect("a handle").to_owned();
+    // Two clients and two backends, whose task ids are all equal.
+    let (a, of_a) = make_task(&mut story, 1, "a", "a__x", "1");
+    let (b, of_b) = make_task(&mut story, 2, "b", "b__y", "1");
+    let (_, another) = make_task(&mut story, 1, "a", "a__x", "\"ä.%2e\n");
+    let (of_a, of_b, another) = (handle(&of_a), handle(&of_b), handle(&another));
+    assert_ne!(of_a, of_b);
+    for (client, backend, handle, own) in [(1, "a", &of_a, "1"), (2, "b", &of_b, "1"), (1, "a", &another, "\"ä.%2e\n")]
+    {
+        story.ask(client, json!(2), "tasks/get", json!({"taskId": handle}));
+        let (_, told) = story.told(backend);
+        assert_eq!((&told["method"], &told["params"]["taskId"]), (&json!("tasks/get"), &json!(own)));
     }
-    let news = json!({"jsonrpc": "2.0", "method": "notifications/tasks/status", "params": {"taskId": "1", "status": "completed"}});
-    story.link_says(b, news.clone()).hears(2, news.clone()).hears_nothing(1);
-    story.link_says(a, news.clone()).hears(1, news).hears_nothing(2);
-    // Where nothing could tell two apart, the second one has no task: the first stays where it is.
-    let (_, refused) = make(&mut story, 2, "a", "a__x");
-    assert_eq!(refused["error"]["code"], 7022, "{refused}");
-    let (_, refused) = make(&mut story, 1, "b", "b__y");
-    assert_eq!(refused["error"]["code"], 7022, "{refused}");
-    story.ask(1, json!(3), "tasks/get", json!({"taskId": "1"}));
+    let news = |id: &str| json!({"jsonrpc": "2.0", "method": "notifications/tasks/status", "params": {"taskId": id, "status": "completed"}});
+    story.link_says(b, news("1")).hears(2, news(&of_b)).hears_nothing(1);
+    story.link_says(a, news("1")).hears(1, news(&of_a)).hears_nothing(2);
+    // If the backend gives two clients the same task, the first client keeps it.
+    let (_, refused) = make_task(&mut story, 2, "a", "a__x", "1");
+    assert_eq!((&refused["error"]["code"], &refused["error"]["data"]["reason"]), (&json!(7022), &json!("same_task")));
+    let (_, refused) = make_task(&mut story, 2, "a", "a__x", &"x".repeat(1025));
+    assert_eq!((&refused["error"]["code"], &refused["error"]["data"]["reason"]), (&json!(7022), &json!("long_task")));
+    story.ask(1, json!(3), "tasks/get", json!({"taskId": of_a}));
     assert_eq!(story.told("a").1["method"], "tasks/get");
+    // On another backend the same client has another task.
+    let (_, of_b) = make_task(&mut story, 1, "b", "b__y", "2");
+    story.ask(1, json!(4), "tasks/get", json!({"taskId": handle(&of_b)}));
+    assert_eq!(story.told("b").1["params"]["taskId"], "2");
 }
 
 #[test]
-fn a_client_with_many_tasks_does_not_make_those_of_others_forgotten() {
+fn a_request_names_only_tasks_of_its_own_client_and_backend() {
+    let mut story = Story::simple(&[("a", maker(&["x"])), ("b", maker(&["y"]))]);
+    story.shake(2);
+    let (_, made) = make_task(&mut story, 1, "a", "a__x", "t1");
+    let handle = made["result"]["task"]["taskId"].clone();
+    let related =
+        |id: &serde_json::Value| json!({"progressToken": "p", "io.modelcontextprotocol/related-task": {"taskId": id}});
+    story.ask(1, json!(2), "tools/call", json!({"name": "a__x", "_meta": related(&handle)}));
+    let (_, told) = story.told("a");
+    assert_eq!(told["params"]["_meta"]["io.modelcontextprotocol/related-task"]["taskId"], "t1");
+    assert_eq!(told["params"]["_meta"]["progressToken"], told["id"]);
+    for (client, tool, id) in
+        [(2, "a__x", &handle), (2, "a__x", &json!("t1")), (1, "a__x", &json!("t1")), (1, "b__y", &handle)]
+    {
+        story.ask(client, json!(3), "tools/call", json!({"name": tool, "_meta": related(id)}));
+        assert_eq!(story.heard(client).json()["error"]["code"], -32602, "{tool} {id}");
+        assert!(!story.links.iter().any(|(_, text)| text.contains("tools/call")), "{tool} {id}");
+    }
+}
+
+/// The tasks of a stateless client belong to its name, whichever process of a pool created them.
+#[test]
+fn processes_of_a_pool_may_give_their_tasks_the_same_ids() {
+    let mut story = one(Backend { children: Children::Pool(2), ..stdio("a") }, maker(&["x"]));
+    let mut handles = Vec::new();
+    for client in [10, 11] {
+        story.post(client, json!(1), "tools/call", json!({"name": "a__x"}));
+    }
+    for client in [10, 11] {
+        let (link, told) = story.told("a");
+        story.answer(link, &told["id"], json!({"resultType": "task", "taskId": "1", "status": "working"}));
+        handles.push((link, story.heard(client).json()["result"]["taskId"].clone()));
+    }
+    assert_ne!(handles[0], handles[1]);
+    for (client, (link, handle)) in [(12, &handles[0]), (13, &handles[1])] {
+        story.post(client, json!(2), "tasks/get", json!({"taskId": handle}));
+        let (asked, told) = story.told("a");
+        assert_eq!((&asked, &told["params"]["taskId"]), (link, &json!("1")));
+    }
+}
+
+#[test]
+fn many_tasks_of_one_client_do_not_displace_those_of_others() {
     let mut story = Story::simple(&[("a", maker(&["x"]))]);
     story.shake(2);
     let make = |story: &mut Story, client: u64, id: &str| {
-        story.ask(client, json!(1), "tools/call", json!({"name": "a__x", "task": {}}));
-        let (link, told) = story.told("a");
-        story.answer(link, &told["id"], json!({"task": {"taskId": id, "status": "working"}})).heard(client);
+        make_task(story, client, "a", "a__x", id).1["result"]["task"]["taskId"].clone()
     };
-    make(&mut story, 2, "other");
-    for n in 0..300 {
-        make(&mut story, 1, &n.to_string());
-    }
-    for (client, id, known) in [(2, "other", true), (1, "299", true), (1, "44", true), (1, "43", false)] {
-        story.ask(client, json!(2), "tasks/get", json!({"taskId": id}));
+    let other = make(&mut story, 2, "other");
+    let own: Vec<serde_json::Value> = (0..300).map(|n| make(&mut story, 1, &n.to_string())).collect();
+    for (client, id, handle, known) in
+        [(2, "other", &other, true), (1, "299", &own[299], true), (1, "44", &own[44], true), (1, "43", &own[43], false)]
+    {
+        story.ask(client, json!(2), "tasks/get", json!({"taskId": handle}));
         match known {
             true => assert_eq!(story.told("a").1["params"]["taskId"], id),
             false => assert_eq!(story.heard(client).json()["error"]["code"], -32602),
@@ -437,7 +510,7 @@ fn a_client_with_many_tasks_does_not_make_those_of_others_forgotten() {
 }
 
 #[test]
-fn a_pool_does_not_wait_for_one_that_was_given_up() {
+fn a_pool_does_not_wait_for_a_process_that_was_given_up() {
     let backend = Backend {
         children: Children::Pool(2),
         policy: Policy { restarts_max: Some(1), jitter_percent: 0, ..Policy::exponential() },
@@ -446,7 +519,7 @@ fn a_pool_does_not_wait_for_one_that_was_given_up() {
     let mut story = one(backend, maker(&["x"]));
     story.shake(1).call(1, 1, "a__x").call(1, 2, "a__x");
     let (first, second) = (story.connected[0], story.connected[1]);
-    // One is given up, the other comes back in a while.
+    // One backend is given up, the other restarts after a delay.
     story.dies(first).pass(secs(1));
     story.auto = false;
     let again = story.link("a");
@@ -470,6 +543,8 @@ fn a_client_lists_its_own_tasks_wherever_they_are() {
         let (link, told) = story.told(backend);
         story.answer(link, &told["id"], json!({"task": {"taskId": task, "status": "working"}})).heard(client);
     };
+    let own =
+        |handle: &serde_json::Value| handle.as_str().expect("an id").rsplit('.').next().unwrap_or_default().to_owned();
     for (client, backend, task) in [(1, "a", "t1"), (2, "a", "other"), (1, "b", "t2"), (1, "a", "t3")] {
         make(&mut story, client, backend, task);
     }
@@ -491,7 +566,7 @@ fn a_client_lists_its_own_tasks_wherever_they_are() {
     let first = story.heard(1).json();
     let ids = |page: &serde_json::Value| -> Vec<String> {
         let tasks = page["result"]["tasks"].as_array().expect("a list");
-        tasks.iter().map(|task| task["taskId"].as_str().expect("an id").to_owned()).collect()
+        tasks.iter().map(|task| own(&task["taskId"])).collect()
     };
     assert_eq!((&first["id"], ids(&first)), (&json!("l"), vec!["t1".to_owned(), "t2".to_owned()]));
     let cursor = first["result"]["nextCursor"].clone();
@@ -500,7 +575,7 @@ fn a_client_lists_its_own_tasks_wherever_they_are() {
     let second = story.heard(1).json();
     assert_eq!((ids(&second), second["result"].get("nextCursor")), (vec!["t3".to_owned()], None));
 
-    // What its backend knows no more is left out, and a backend that dies keeps nobody waiting.
+    // A task that its backend no longer knows is left out, and a crash of a backend completes the list.
     story.ask(2, json!(3), "tasks/list", json!({}));
     says(&mut story, "a", false);
     story.hears(2, json!({"jsonrpc": "2.0", "id": 3, "result": {"tasks": []}}));
@@ -511,7 +586,7 @@ fn a_client_lists_its_own_tasks_wherever_they_are() {
     assert_eq!(story.heard(1).json()["error"]["code"], -32602);
     story.post(10, json!(1), "tasks/list", json!({}));
     assert_eq!(story.heard(10).json()["error"]["code"], -32601);
-    assert_eq!(story.gateway.status(story.now)["under_way"]["lists_of_tasks"], 0);
+    assert_eq!(story.gateway.status(story.now).to_json()["under_way"]["lists_of_tasks"], 0);
 }
 
 #[test]
@@ -523,9 +598,9 @@ fn sessions_have_a_bounded_number_of_processes() {
     let words = answer["result"]["content"][0]["text"].as_str().unwrap_or_default();
     assert!(words.contains("`children_max`") && words.contains("2 processes"), "{answer}");
     assert_eq!(answer["result"]["_meta"]["outlast/failure"]["reason"], "children_max");
-    // Those that have a process keep it.
+    // Clients that have a process keep it.
     story.call(1, 2, "a__x").hears_nothing(1);
-    // One that ends makes room.
+    // A client that leaves frees a place.
     story.event(Event::ClientLeft { client: 2 }).call(3, 2, "a__x").hears_nothing(3);
     let ask = |text: &String| text.contains("tools/call");
     assert_eq!(story.links.iter().filter(|(_, text)| ask(text)).count(), 4);
@@ -535,14 +610,14 @@ fn sessions_have_a_bounded_number_of_processes() {
 fn a_process_that_no_call_needs_makes_room_for_a_session() {
     let backend = Backend { children: Children::PerSession, children_max: 1, ..stdio("a") };
     let mut story = one(backend, maker(&["x"]));
-    let (lent, told) = lent_call(&mut story, 7, "somebody", json!({}));
+    let (lent, told) = lent_call(&mut story, 7, "bob", json!({}));
     story.shake(1).call(1, 1, "a__x");
     assert_eq!(story.heard(1).json()["result"]["_meta"]["outlast/failure"]["reason"], "children_max");
     story.answer(lent, &told["id"], json!({})).heard(7);
     story.call(1, 2, "a__x").hears_nothing(1);
     assert!(story.disconnected.iter().any(|(link, _)| *link == lent));
     assert_ne!(story.told("a").0, lent);
-    // And the other way round there is none.
+    // The other way round no process is freed.
     story.came(8, Front::Request, local());
     story.ask_stateless(8, json!(1), "tools/call", json!({"name": "a__x", "arguments": {}}));
     assert_eq!(story.heard(8).json()["result"]["_meta"]["outlast/failure"]["reason"], "children_max");
@@ -612,7 +687,7 @@ fn a_lazy_child_without_a_cached_catalogue_is_started_once_to_read_it() {
     story.answer(link, &told["id"], json!({})).heard(1);
     story.pass(secs(600));
     assert_eq!(story.disconnected.len(), 1);
-    // A call that comes while it is asked makes it stay.
+    // A call that arrives while its lists are read keeps the process running.
     let mut story = Story::new(settings(vec![lazy()]), &[("a", maker(&["x"]))]);
     story.auto = false;
     story.event(Event::TimePassed).shake(1).call(1, 1, "a__x");
@@ -631,13 +706,13 @@ fn a_lazy_child_that_is_changed_is_asked_what_it_offers() {
     };
     let mut story = Story::with_kept(settings(vec![lazy()]), &[("a", maker(&["x"]))], kept());
     story.event(Event::TimePassed).shake(1);
-    // It never ran, so nothing can be broken.
+    // The backend never ran, so that no process can fail.
     story.event(Event::Configured(Box::new(settings(vec![other(&lazy())]))));
     let probe = story.link("a");
     assert_eq!(story.disconnected, [(probe, false)]);
     story.dies(probe);
     assert_eq!(story.status("a")["state"], "idle");
-    // Now it has run: a bad change is found out before a call meets it.
+    // Now it has run: a bad change is detected before a call needs it.
     story.auto = false;
     story.event(Event::Configured(Box::new(settings(vec![lazy()]))));
     let bad = story.link("a");
@@ -645,7 +720,7 @@ fn a_lazy_child_that_is_changed_is_asked_what_it_offers() {
     story.dies(bad);
     assert_eq!(story.status("a")["last_reload"]["ok"], false);
     assert_eq!(story.gateway.backends().next(), Some(&other(&lazy())));
-    // And a good one is stopped again when its lists were read.
+    // A good change is stopped again after its lists were read.
     story.auto = true;
     story.event(Event::Configured(Box::new(settings(vec![lazy()]))));
     let good = story.link("a");

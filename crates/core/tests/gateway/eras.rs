@@ -24,7 +24,7 @@ fn a_stateless_client_calls_a_handshake_backend() {
 }
 
 #[test]
-fn what_a_stateless_client_reads_says_how_long_it_is_good() {
+fn a_stateless_client_gets_cache_hints_with_what_it_reads() {
     let mut a = maker(&[]);
     a.resources = vec![json!({"uri": "file:///a", "name": "a"})];
     let mut story = Story::simple(&[("a", a)]);
@@ -40,7 +40,7 @@ fn what_a_stateless_client_reads_says_how_long_it_is_good() {
 }
 
 #[test]
-fn a_stateless_request_must_say_what_it_is() {
+fn a_stateless_request_must_declare_its_revision_and_capabilities() {
     let mut story = Story::simple(&[("a", maker(&["echo"]))]);
     let table = [
         (json!({}), -32602),
@@ -57,7 +57,7 @@ fn a_stateless_request_must_say_what_it_is() {
             assert_eq!(answer["error"]["data"]["supported"][0], "2026-07-28");
         }
     }
-    // What the other era has, this one does not.
+    // Methods that only the other era has.
     let gone = ["initialize", "ping", "logging/setLevel", "resources/subscribe", "tasks/result"];
     for (index, method) in gone.into_iter().enumerate() {
         let client = 30 + index as u64;
@@ -67,7 +67,7 @@ fn a_stateless_request_must_say_what_it_is() {
 }
 
 #[test]
-fn a_resource_that_is_not_there_has_the_number_of_the_clients_era() {
+fn a_missing_resource_has_the_error_code_of_the_clients_era() {
     let mut a = maker(&[]);
     a.resources = vec![json!({"uri": "file:///a", "name": "a"})];
     let mut story = Story::simple(&[("a", a)]);
@@ -99,7 +99,7 @@ fn a_stateless_client_discovers() {
 }
 
 #[test]
-fn on_lines_either_era_may_be_spoken_and_nothing_before_one_is() {
+fn on_stdio_a_client_of_either_era_must_open_first() {
     let mut story = Story::new(settings(vec![stdio("a")]), &[("a", maker(&["echo"]))]);
     story.came(1, Front::Lines, local()).ask(1, json!(1), "tools/list", json!({}));
     assert_eq!(story.heard(1).json()["error"]["code"], -32602);
@@ -110,7 +110,7 @@ fn on_lines_either_era_may_be_spoken_and_nothing_before_one_is() {
     let (link, told) = story.told("a");
     story.answer(link, &told["id"], json!({}));
     assert_eq!(story.heard(1).json()["result"]["resultType"], "complete");
-    // Python clients may go back to the handshake after a discovery.
+    // Python clients may fall back to the handshake after a discovery.
     story.ask(
         1,
         json!(5),
@@ -123,7 +123,7 @@ fn on_lines_either_era_may_be_spoken_and_nothing_before_one_is() {
 }
 
 #[test]
-fn a_stateless_child_is_found_out_and_spoken_to_in_its_own_words() {
+fn a_stateless_child_is_detected_and_used_in_its_era() {
     let mut story = Story::simple(&[("a", modern(&["echo"]))]);
     assert_eq!(story.status("a")["era"], "stateless");
     story.call(1, 7, "a__echo");
@@ -146,7 +146,7 @@ fn a_stateless_child_is_found_out_and_spoken_to_in_its_own_words() {
     assert_eq!(told["params"]["_meta"][level], "error");
     story.answer(link, &told["id"], json!({"content": [], "resultType": "complete"}));
     story.heard(1);
-    // With what was in `_meta` already.
+    // Existing members of `_meta` are kept.
     story.ask(1, json!(8), "tools/call", json!({"name": "a__echo", "_meta": {"progressToken": "t"}}));
     let told = story.told("a").1;
     assert_eq!(told["params"]["_meta"]["progressToken"], told["id"]);
@@ -154,7 +154,7 @@ fn a_stateless_child_is_found_out_and_spoken_to_in_its_own_words() {
 }
 
 #[test]
-fn a_child_that_speaks_neither_era_says_what_is_wrong() {
+fn a_child_of_neither_era_fails_with_its_first_error() {
     let neither = Maker { handshake: false, stateless: false, ..maker(&[]) };
     let mut story = Story::new(settings(vec![stdio("a")]), &[("a", neither)]);
     story.event(Event::TimePassed);
@@ -166,7 +166,7 @@ fn a_child_that_speaks_neither_era_says_what_is_wrong() {
 }
 
 #[test]
-fn an_http_backend_of_both_eras_hears_each_client_in_its_own() {
+fn an_http_backend_of_both_eras_gets_each_clients_era() {
     let both = Maker { stateless: true, ..maker(&["echo"]) };
     let mut story = Story::new(settings(vec![http("a")]), &[("a", both)]);
     story.shake(1);
@@ -183,7 +183,7 @@ fn an_http_backend_of_both_eras_hears_each_client_in_its_own() {
 }
 
 #[test]
-fn an_http_backend_of_the_old_era_is_found_out_by_a_harmless_question() {
+fn an_http_backend_of_the_handshake_era_is_detected_by_discovery() {
     let mut story = Story::new(settings(vec![http("a")]), &[("a", maker(&["echo"]))]);
     story.shake(1);
     assert_eq!(story.status("a")["era"], "handshake");
@@ -191,7 +191,7 @@ fn an_http_backend_of_the_old_era_is_found_out_by_a_harmless_question() {
 }
 
 #[test]
-fn a_lost_request_over_http_is_asked_again_if_it_never_left() {
+fn a_lost_http_request_is_repeated_if_it_was_not_sent() {
     let mut a = maker(&["echo"]);
     a.resources = vec![json!({"uri": "file:///a", "name": "a"})];
     for (method, params, was_sent, again) in [
@@ -217,7 +217,7 @@ fn a_lost_request_over_http_is_asked_again_if_it_never_left() {
 }
 
 #[test]
-fn a_subscription_is_acknowledged_and_hears_of_changes_under_its_own_id() {
+fn a_subscription_is_acknowledged_and_gets_changes_under_its_own_id() {
     let mut a = maker(&["echo"]);
     a.resources = vec![json!({"uri": "file:///a", "name": "a"})];
     for era in ["handshake", "stateless"] {
@@ -253,7 +253,7 @@ fn a_subscription_is_acknowledged_and_hears_of_changes_under_its_own_id() {
         story.hears(10, json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed", "params": {"_meta": {SUBSCRIPTION: "sub"}}}));
         story.hears(1, json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})).hears_nothing(1);
 
-        // Another child is asked to watch the same.
+        // Another child gets the same subscription.
         story.links.clear();
         story.pass(secs(6)).dies(link);
         assert!(
@@ -289,7 +289,41 @@ fn a_handshake_client_watches_a_stateless_backends_resource() {
 }
 
 #[test]
-fn who_leaves_is_not_told_any_more_and_its_resources_are_let_go() {
+fn a_resource_is_watched_until_its_last_subscriber_is_unsubscribed() {
+    let mut a = maker(&[]);
+    a.resources = vec![json!({"uri": "file:///a", "name": "a"}), json!({"uri": "file:///b", "name": "b"})];
+    let mut story = Story::simple(&[("a", a)]);
+    story.shake(2).ask(1, json!(1), "resources/subscribe", json!({"uri": "file:///b"})).heard(1);
+    assert_eq!(story.told("a").1["params"]["uri"], "file:///b");
+    for client in [1, 2] {
+        story.ask(client, json!(2), "resources/subscribe", json!({"uri": "file:///a"})).heard(client);
+    }
+    assert_eq!(story.told("a").1["params"]["uri"], "file:///a");
+    story.told_nothing("a");
+    story.ask(1, json!(3), "resources/unsubscribe", json!({"uri": "file:///a"})).heard(1);
+    story.told_nothing("a");
+    story.ask(2, json!(3), "resources/unsubscribe", json!({"uri": "file:///a"})).heard(2);
+    let (_, told) = story.told("a");
+    assert_eq!((&told["method"], &told["params"]["uri"]), (&json!("resources/unsubscribe"), &json!("file:///a")));
+}
+
+/// A client could otherwise keep as many bytes in memory as a body may have, a thousand times.
+#[test]
+fn a_resource_with_a_long_address_is_not_subscribed_to() {
+    // The only backend with resources owns every address.
+    let mut story = Story::simple(&[("a", maker(&[]))]);
+    let (longest, longer) = ("x".repeat(8 << 10), "x".repeat((8 << 10) + 1));
+    story.ask(1, json!(1), "resources/subscribe", json!({"uri": longer})).told_nothing("a");
+    assert_eq!(story.heard(1).json()["error"]["code"], -32602);
+    story.ask(1, json!(2), "resources/subscribe", json!({"uri": longest})).heard(1);
+    assert_eq!(story.told("a").1["params"]["uri"], longest);
+    let wants = json!({"notifications": {"resourceSubscriptions": [longer, "short"]}});
+    story.post(10, json!(1), "subscriptions/listen", wants);
+    assert_eq!(story.heard(10).json()["params"]["notifications"]["resourceSubscriptions"], json!(["short"]));
+}
+
+#[test]
+fn a_client_that_leaves_is_unsubscribed() {
     let mut a = maker(&[]);
     a.resources = vec![json!({"uri": "file:///a", "name": "a"})];
     let mut story = Story::simple(&[("a", a)]);
@@ -304,7 +338,7 @@ fn who_leaves_is_not_told_any_more_and_its_resources_are_let_go() {
 }
 
 #[test]
-fn a_subscription_of_ours_that_a_backend_ends_is_opened_again_and_one_it_refuses_is_not() {
+fn a_subscription_that_a_backend_ends_is_opened_again_and_a_refused_one_is_not() {
     for how in ["result", "cancelled", "lost", "refused"] {
         let mut story = Story::new(settings(vec![http("a")]), &[("a", modern(&["x"]))]);
         story.shake(1);
@@ -324,7 +358,7 @@ fn a_subscription_of_ours_that_a_backend_ends_is_opened_again_and_one_it_refuses
         } else {
             story.link_says(link, said);
         }
-        // What changed meanwhile is found out.
+        // A change in the meantime is detected.
         story.maker("a").tools.push(tool("y"));
         story.pass(secs(29)).hears_nothing(1);
         assert_eq!(listens(&story), 1, "{how}");

@@ -1,4 +1,4 @@
-//! Who may do what, how often, and what is switched off.
+//! Guards: roles, rates, profiles, switches, schemas and ambiguous messages.
 
 use crate::story::*;
 
@@ -22,7 +22,7 @@ fn tools(story: &mut Story, client: u64) -> Vec<String> {
 }
 
 #[test]
-fn a_tool_or_backend_that_is_switched_off_is_neither_seen_nor_reached() {
+fn a_tool_or_backend_that_is_off_is_neither_listed_nor_called() {
     let mut story = Story::simple(&[("a", maker(&["x", "y"])), ("b", maker(&["z"]))]);
     story.event(Event::SwitchAsked { ticket: 1, what: Switch::Tool("a__x".into()), off: true });
     assert_eq!(story.answers, [(1, Ok(json!({"changed": true, "off": true})))]);
@@ -39,6 +39,39 @@ fn a_tool_or_backend_that_is_switched_off_is_neither_seen_nor_reached() {
     story.call(1, 3, "a__x").told("a");
     story.event(Event::SwitchAsked { ticket: 4, what: Switch::Backend("zzz".into()), off: true });
     assert!(story.answers.last().is_some_and(|(_, result)| result.is_err()));
+}
+
+/// A client that knows an unkeyed hash can choose names of members that share it. To compare these with each other would
+/// take a minute, and stop all other clients.
+#[test]
+fn arguments_whose_names_share_an_unkeyed_hash_are_checked_as_any_others() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    let members: Vec<String> = names_of_one_hash(14_000).iter().map(|name| format!(r#""{name}":1"#)).collect();
+    let call = |id: u64, arguments: &str| {
+        format!(
+            r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{{"name":"a__x","arguments":{{{arguments}}}}}}}"#
+        )
+    };
+    let all = members.join(",");
+    assert!(all.len() < ARGUMENTS_READ_MAX, "larger arguments are not read");
+    story.say(1, &call(1, &all)).told("a");
+    // The check was made: the last name once more is found.
+    story.say(1, &call(2, &format!("{all},{}", members[13_999]))).told_nothing("a");
+    assert!(story.heard(1).json().to_string().contains("is there twice"));
+}
+
+/// Ids are compared with all ids in flight: a thousand long ones would take seconds.
+#[test]
+fn a_request_with_a_long_id_is_refused_under_that_id() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    let (longest, longer) = ("i".repeat(REQUEST_ID_MAX), "i".repeat(REQUEST_ID_MAX + 1));
+    story.ask(1, json!(longer), "tools/call", json!({"name": "a__x"})).told_nothing("a");
+    let refused = story.heard(1).json();
+    assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!(longer), &json!(-32600)));
+    story.ask(1, json!(longest), "tools/call", json!({"name": "a__x"}));
+    let (link, told) = story.told("a");
+    story.answer(link, &told["id"], json!({}));
+    assert_eq!(story.heard(1).json()["id"], json!(longest));
 }
 
 #[test]
@@ -60,7 +93,7 @@ fn a_tool_called_too_often_is_refused_with_the_time_to_wait() {
 }
 
 #[test]
-fn a_role_sees_and_reaches_only_what_it_may() {
+fn a_role_sees_and_calls_only_allowed_tools() {
     let mut a = maker(&["read", "write"]);
     a.prompts = vec![json!({"name": "p"})];
     a.resources = vec![json!({"uri": "a://1", "name": "r"})];
@@ -72,7 +105,7 @@ fn a_role_sees_and_reaches_only_what_it_may() {
     let mut story = Story::new(configured, &[("a", a), ("b", b)]);
     story.shake_as(1, as_role("reader"), json!({})).shake_as(2, as_role("admin"), json!({})).shake_as(
         3,
-        as_role("nobody"),
+        as_role("unknown"),
         json!({}),
     );
     assert_eq!(tools(&mut story, 1), ["a__read"]);
@@ -96,7 +129,7 @@ fn a_role_sees_and_reaches_only_what_it_may() {
 }
 
 #[test]
-fn the_guards_stand_in_their_order() {
+fn guards_are_checked_in_order() {
     let mut configured = settings(vec![Backend { breaker_failures: 1, ..stdio("a") }]);
     configured.roles.insert("r".into(), Role { allow: vec![pattern("a__ok")], deny: vec![] });
     configured.rates.tools = vec![
@@ -106,7 +139,7 @@ fn the_guards_stand_in_their_order() {
     configured.switched_off = vec![Switch::Tool("a__off".into())];
     let mut story = Story::new(configured, &[("a", maker(&["ok", "off", "slow"]))]);
     story.shake_as(1, as_role("r"), json!({}));
-    // Off comes before the rate and the role, which both would say no.
+    // The switch comes before the rate and the role, which would both refuse.
     story.call(1, 1, "a__off").call(1, 2, "a__off");
     assert_eq!((code(&mut story, 1), code(&mut story, 1)), (7013, 7013));
     // The rate comes before the role.
@@ -131,7 +164,7 @@ fn the_guards_stand_in_their_order() {
         outcomes,
         [SwitchedOff, SwitchedOff, Denied, RateLimited, Answered, TimedOut, BadArguments, CircuitOpen]
     );
-    // Half open lets one through.
+    // A half-open circuit lets one call through.
     story.links.clear();
     story.answer(link, &json!(0), json!({})).pass(secs(31)).call(1, 8, "a__ok");
     let (link, probe) = story.told("a");
@@ -142,7 +175,7 @@ fn the_guards_stand_in_their_order() {
 }
 
 #[test]
-fn allow_and_deny_of_a_backend_speak_of_its_own_names() {
+fn allow_and_deny_of_a_backend_match_its_own_names() {
     let backend = Backend { allow: vec![pattern("get_*")], deny: vec![pattern("*_all")], ..stdio("a") };
     let mut story = Story::new(settings(vec![backend]), &[("a", maker(&["get_one", "get_all", "set_one"]))]);
     story.shake(1);
@@ -152,7 +185,7 @@ fn allow_and_deny_of_a_backend_speak_of_its_own_names() {
 }
 
 #[test]
-fn a_profile_is_a_view_and_one_that_is_not_there_shows_nothing() {
+fn a_profile_restricts_the_view_and_an_unknown_profile_shows_nothing() {
     let mut configured = settings(vec![stdio("a"), stdio("b")]);
     configured.profiles.insert(
         "small".into(),
@@ -207,7 +240,7 @@ fn a_search_client_finds_reads_and_calls() {
 }
 
 #[test]
-fn a_search_that_finds_many_goes_on_page_by_page() {
+fn a_search_with_many_results_has_pages() {
     let mut configured = settings(vec![stdio("a")]);
     configured.profiles.insert("s".into(), Profile { search: true, ..Profile::default() });
     let all: Vec<String> = (0..45).map(|n| format!("tool{n:02}")).collect();
@@ -237,9 +270,9 @@ fn a_search_that_finds_many_goes_on_page_by_page() {
     assert_eq!(search(json!({"query": "tool", "cursor": "9999"}))["structuredContent"]["tools"], json!([]));
 }
 
-/// Some backends take the first of two members, or do not tell capitals: they would run what no guard has seen.
+/// Some backends use the first of two equal members, or ignore case: they would run a call that no guard has checked.
 #[test]
-fn what_a_backend_may_read_otherwise_does_not_reach_it() {
+fn ambiguous_messages_do_not_reach_a_backend() {
     let mut configured = settings(vec![stdio("a")]);
     configured.roles.insert("reader".into(), Role { allow: vec![pattern("a__read")], deny: vec![] });
     let mut story = Story::new(configured, &[("a", maker(&["read", "write"]))]);
@@ -264,10 +297,10 @@ fn what_a_backend_may_read_otherwise_does_not_reach_it() {
         story.say(1, &format!(r#"{{"jsonrpc":"2.0","id":9,"method":"{method}","params":{params}}}"#)).told_nothing("a");
         let answer = story.heard(1).json();
         assert!(answer["error"]["code"] == -32602 || answer["result"]["isError"] == true, "{params}: {answer}");
-        assert!(answer.to_string().contains("is there twice, or in other capitals"), "{params}: {answer}");
+        assert!(answer.to_string().contains("is there twice, or with other capitalisation"), "{params}: {answer}");
     }
     story.call(1, 3, "a__read").told("a");
-    // What means nothing to a guard is data.
+    // Names that no guard reads are data.
     story
         .ask(1, json!(4), "tools/call", json!({"name": "a__read", "arguments": {"env": {"path": 1, "PATH": 2}}}))
         .told("a");
@@ -304,7 +337,7 @@ fn a_schema_that_cannot_be_used_is_reported_once_and_its_tool_works() {
 }
 
 #[test]
-fn only_so_many_elements_of_a_list_are_kept() {
+fn the_elements_kept_of_a_list_are_bounded() {
     let mut story = Story::simple(&[("a", Maker { mute: true, ..maker(&["x"]) })]);
     let link = story.link("a");
     let (_, hello) = story.told("a");
@@ -321,7 +354,7 @@ fn only_so_many_elements_of_a_list_are_kept() {
 }
 
 #[test]
-fn one_client_cannot_fill_the_memory_with_calls_that_wait() {
+fn held_bytes_of_one_client_are_limited() {
     let mut story = Story::simple(&[("a", maker(&["x"])), ("b", maker(&["y"]))]);
     story.shake(2).shake_as(3, Who { name: "other".into(), role: None, profile: None }, json!({}));
     story.auto = false;
@@ -333,7 +366,7 @@ fn one_client_cannot_fill_the_memory_with_calls_that_wait() {
     let call = |story: &mut Story, client: u64, id: u64, tool: &str| {
         story.ask(client, json!(id), "tools/call", json!({"name": tool, "arguments": {"text": large}}));
     };
-    // Two sessions of one client, and two backends: it is one quota.
+    // Two sessions of one client, and two backends: they share one quota.
     call(&mut story, 1, 1, "a__x");
     call(&mut story, 2, 1, "b__y");
     call(&mut story, 1, 2, "b__y");
@@ -349,7 +382,136 @@ fn turn_off(story: &mut Story, what: Switch) {
     story.event(Event::SwitchAsked { ticket: 1, what, off: true });
 }
 
-/// What was decided when a call came may be wrong when it is sent.
+/// A call of `a__x` whose arguments are checked beside the loop; returns the ticket.
+fn call_later(story: &mut Story, client: u64, id: u64) -> u64 {
+    let arguments = json!({"x": "later"});
+    story.ask(client, json!(id), "tools/call", json!({"name": "a__x", "arguments": arguments}));
+    let job = story.checks.pop().expect("arguments to be checked");
+    assert_eq!(job.arguments, arguments.to_string());
+    job.ticket
+}
+
+#[test]
+fn a_call_waits_for_its_check_and_others_do_not() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.shake(2);
+    let table = [
+        // fit                               reaches the backend
+        (Fit::Fits, true),
+        (Fit::Unchecked("no process".into()), true),
+        (Fit::Misfit("`/x` is bad".into()), false),
+        (Fit::TooCostly, false),
+    ];
+    for (fit, reaches) in table {
+        let ticket = call_later(&mut story, 1, 1);
+        story.hears_nothing(1).told_nothing("a");
+        story.call(2, 1, "a__x").told("a");
+        story.event(Event::Checked { ticket, fit: fit.clone() });
+        match reaches {
+            true => assert_eq!(story.told("a").1["params"]["arguments"]["x"], "later"),
+            false => assert_eq!(story.heard(1).json()["result"]["isError"], true, "{fit:?}"),
+        }
+        // A repeated result has no effect.
+        story.event(Event::Checked { ticket, fit }).hears_nothing(1).told_nothing("a");
+    }
+    // A check that works again withdraws the report.
+    let ticket = call_later(&mut story, 1, 2);
+    story.event(Event::Checked { ticket, fit: Fit::Unchecked("no process".into()) }).told("a");
+    assert_eq!(story.status("a")["unchecked"][0]["reason"], "no process");
+    let ticket = call_later(&mut story, 1, 3);
+    story.event(Event::Checked { ticket, fit: Fit::Fits }).told("a");
+    assert_eq!(story.status("a")["unchecked"], json!([]));
+}
+
+#[test]
+fn a_call_that_waits_for_its_check_can_be_cancelled_and_does_not_wait_for_ever() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    let waiting = |story: &Story| story.gateway.status(story.now).under_way.waiting_for_checks;
+    let params = json!({"name": "a__x", "arguments": {"x": "later"}});
+    story.ask(1, json!(1), "tools/call", params.clone());
+    assert_eq!((story.checks.len(), waiting(&story)), (1, 1));
+    story.say(1, r#"{"jsonrpc":"2.0","method":"notifications/cancelled","params":{"requestId":1}}"#);
+    assert!(story.checks.is_empty(), "it need not be checked any more");
+    story.ask(1, json!(2), "tools/call", params.clone()).pass(secs(30));
+    assert_eq!((story.heard(1).json()["result"]["isError"].clone(), story.checks.len()), (json!(true), 0));
+    story.ask(1, json!(3), "tools/call", params.clone()).event(Event::ClientLeft { client: 1 });
+    assert_eq!((story.checks.len(), waiting(&story)), (0, 0));
+    story.shake(2).ask(2, json!(4), "tools/call", params).event(Event::StopAsked);
+    let failed = story.heard(2).json();
+    assert!(
+        failed["result"]["content"][0]["text"].as_str().is_some_and(|words| words.contains("stopping")),
+        "{failed}"
+    );
+    story.told_nothing("a");
+    assert_eq!(waiting(&story), 0);
+}
+
+/// The guards keep their order after the check, and the rate token is not taken twice.
+#[test]
+fn a_call_is_judged_again_after_its_check() {
+    let configured = |allow: &str, x: serde_json::Value| {
+        let mut configured = settings(vec![stdio("a")]);
+        configured.roles.insert("reader".into(), Role { allow: vec![pattern(allow)], deny: vec![] });
+        configured.rates.default = Some(Rate { per_minute: 1, burst: 1 });
+        let maker = Maker { tools: vec![json!({"name": "x", "inputSchema": x})], ..maker(&[]) };
+        (configured, maker)
+    };
+    type Change = fn(&mut Story, Settings);
+    let table: [(&str, Change, Option<i64>); 4] = [
+        ("nothing", |_, _| {}, None),
+        ("the tool is off", |story, _| turn_off(story, Switch::Tool("a__x".into())), Some(7013)),
+        (
+            "the role may less",
+            |story, less| {
+                story.event(Event::Configured(Box::new(less)));
+            },
+            Some(7014),
+        ),
+        (
+            "the key was revoked",
+            |story, _| {
+                let until = Some(story.now);
+                story.event(Event::ClientAllowed { client: 1, until });
+            },
+            Some(7014),
+        ),
+    ];
+    for (name, change, refused) in table {
+        for fit in [Fit::Fits, Fit::Misfit("bad".into())] {
+            let (settings, maker) = configured("*", json!({"type": "object"}));
+            let mut story = Story::new(settings, &[("a", maker)]);
+            story.event(Event::TimePassed);
+            story.shake_as(1, as_role("reader"), json!({}));
+            let ticket = call_later(&mut story, 1, 1);
+            change(&mut story, configured("none", json!({})).0);
+            story.event(Event::Checked { ticket, fit: fit.clone() });
+            story.clients.retain(|heard| heard.text.contains(r#""id":1"#));
+            match (refused, fit) {
+                (None, Fit::Fits) => assert_eq!(story.told("a").1["method"], "tools/call", "{name}"),
+                (None, _) => assert_eq!(story.heard(1).json()["result"]["isError"], true, "{name}"),
+                (Some(expected), _) => {
+                    story.told_nothing("a");
+                    assert_eq!(code(&mut story, 1), expected, "{name}");
+                }
+            }
+        }
+    }
+    // The schema changed in the meantime: the result belongs to the old one.
+    let (settings, maker) = configured("*", json!({"type": "object"}));
+    let mut story = Story::new(settings, &[("a", maker)]);
+    story.event(Event::TimePassed);
+    story.shake_as(1, as_role("reader"), json!({}));
+    let ticket = call_later(&mut story, 1, 1);
+    story.maker("a").tools = vec![json!({"name": "x", "inputSchema": {"type": "object", "title": "new"}})];
+    story.link_says(story.link("a"), json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})).heard(1);
+    story.event(Event::Checked { ticket, fit: Fit::Fits }).told_nothing("a");
+    let job = story.checks.pop().expect("it is checked against the new one");
+    assert!(job.schema.ends_with(br#""title":"new"}"#) || job.schema.starts_with(br#"{"title":"new""#), "{job:?}");
+    story.event(Event::Checked { ticket: job.ticket, fit: Fit::Fits });
+    assert_eq!(story.told("a").1["method"], "tools/call");
+}
+
+/// A decision from the arrival of a call may be outdated when the call is sent.
 #[test]
 fn a_held_call_is_checked_again_when_it_is_sent() {
     let with_roles = |allow: &str| {
@@ -426,7 +588,7 @@ fn a_held_call_is_checked_again_when_it_is_sent() {
     }
 }
 
-/// A lenient backend takes a notification for a request, or one method for another.
+/// A lenient backend may read a notification as a request, or one method as another.
 #[test]
 fn only_notifications_of_mcp_reach_a_backend() {
     let mut configured = settings(vec![Backend { children: Children::PerSession, ..stdio("a") }]);
@@ -500,12 +662,12 @@ fn methods_that_mcp_does_not_have_need_all_rights_or_the_configuration() {
                 assert_eq!(story.called.pop().map(|called| called.outcome), Some(Outcome::Denied));
             }
         }
-        // What a lenient backend takes for a tool call is refused in any case.
+        // A method that a lenient backend may read as a tool call is always refused.
         for method in ["Tools/Call", "tools/call ", "tools/call\u{0}", "TOOLS/CALL/"] {
             story.ask(1, json!(2), method, json!({"name": "x"})).told_nothing("a");
             assert_eq!(code(&mut story, 1), -32601, "{method:?}");
         }
-        // The other way round it is the same.
+        // The same for requests of the backend.
         story.call(1, 3, "a__x");
         let (link, _) = story.told("a");
         story.link_says(link, json!({"jsonrpc": "2.0", "id": "q", "method": "my/question"}));
@@ -533,18 +695,18 @@ fn an_answer_of_a_client_reaches_its_backend_without_other_members() {
 }
 
 #[test]
-fn only_what_is_there_or_may_be_is_switched() {
+fn only_known_or_possible_names_can_be_switched() {
     let mut story = Story::simple(&[("a", maker(&["x"])), ("b", Maker { mute: true, ..maker(&["y"]) })]);
     let turn = |story: &mut Story, what: Switch, off: bool| {
         story.event(Event::SwitchAsked { ticket: 1, what, off });
         story.answers.pop().expect("an answer").1
     };
     let tool = |name: &str| Switch::Tool(name.into());
-    assert_eq!(turn(&mut story, tool("a__y"), true), Err("there is no tool `a__y`".into()));
-    assert_eq!(turn(&mut story, Switch::Backend("c".into()), true), Err("there is no backend `c`".into()));
-    // Nobody knows yet what that one has.
+    assert_eq!(turn(&mut story, tool("a__y"), true), Err("no tool is named `a__y`".into()));
+    assert_eq!(turn(&mut story, Switch::Backend("c".into()), true), Err("no backend is named `c`".into()));
+    // The tools of that backend are not known yet.
     assert!(turn(&mut story, tool("b__y"), true).is_ok());
-    // One that is down has what it had; one that is off can be turned on, though nobody sees it.
+    // A backend that is down keeps its tools, and a tool that is off can be turned on although it is not listed.
     let link = story.link("a");
     story.auto = false;
     story.dies(link);

@@ -1,14 +1,16 @@
-//! The gateway's behaviour, told as stories: clients and backends say things, and the teller looks at what came of it.
+//! The gateway's behaviour as stories: clients and backends send messages, and the test checks what the gateway sends.
 
-mod asks;
 mod calls;
 mod catalogue;
 mod change;
 mod children;
+mod cluster;
 mod crash;
 mod eras;
 mod guards;
 mod names;
 mod remote;
+mod server_requests;
+mod shared_server;
 mod story;
 mod trials;

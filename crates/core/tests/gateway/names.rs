@@ -1,4 +1,4 @@
-//! Who owns a name, and what happens to names that look alike to clients.
+//! Which backend owns a name, and what happens to names that look alike to clients.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -26,10 +26,10 @@ fn kept(tools: &[&str]) -> Offer {
 }
 
 fn owners(story: &Story) -> serde_json::Value {
-    story.gateway.status(story.now)["collisions"].clone()
+    story.gateway.status(story.now).to_json()["collisions"].clone()
 }
 
-/// Called by this name, the call reaches that backend.
+/// A call by this name reaches that backend.
 #[track_caller]
 fn reaches(story: &mut Story, name: &str, backend: &str) {
     story.call(1, 99, name);
@@ -47,13 +47,13 @@ fn a_backend_that_comes_up_later_does_not_take_over_a_name_that_clients_were_sho
     story.shake(1).pass(secs(6));
     assert_eq!(listed(&mut story), ["echo"]);
     reaches(&mut story, "echo", "b");
-    // The backend that comes first in the configuration comes up only now.
+    // The first backend of the configuration becomes ready only now.
     comes_up(&mut story, 0);
     reaches(&mut story, "echo", "b");
     let clash = json!([{"list": "tools", "name": "echo", "offered_by": "b", "left_out": "a"}]);
     assert_eq!(owners(&story), clash);
     story.hears_nothing(1);
-    // Nor does it take over by a restart of either.
+    // A restart of either does not change the owner.
     for name in ["a", "b"] {
         story.auto = true;
         let link = story.link(name);
@@ -64,7 +64,7 @@ fn a_backend_that_comes_up_later_does_not_take_over_a_name_that_clients_were_sho
 }
 
 #[test]
-fn before_a_client_was_shown_anything_the_order_of_the_configuration_decides() {
+fn before_a_client_has_seen_a_list_the_order_of_the_configuration_decides() {
     let makers = [("a", maker(&["echo"])), ("b", maker(&["echo"]))];
     let mut story = Story::new(settings(vec![bare("a"), bare("b")]), &makers);
     story.auto = false;
@@ -107,14 +107,14 @@ fn a_name_that_its_owner_no_longer_offers_goes_to_no_other_backend() {
     assert_eq!(error["code"], -32602);
     assert!(error["message"].as_str().is_some_and(|text| text.contains("`a`") && text.contains("`b`")), "{error}");
     story.told_nothing("b");
-    // The owner has it again.
+    // The owner offers it again.
     story.maker("a").tools.push(tool("echo"));
     story.link_says(link, changed.clone()).hears(1, changed);
     reaches(&mut story, "echo", "a");
 }
 
 #[test]
-fn a_call_of_what_is_switched_off_reaches_no_other_backend() {
+fn a_call_of_a_switched_off_tool_reaches_no_other_backend() {
     for what in [Switch::Backend("a".into()), Switch::Tool("echo".into())] {
         let makers = [("a", maker(&["echo"])), ("b", maker(&["echo"]))];
         let mut story = Story::new(settings(vec![bare("a"), bare("b")]), &makers);
@@ -132,7 +132,7 @@ fn a_call_of_what_is_switched_off_reaches_no_other_backend() {
 }
 
 #[test]
-fn a_made_up_name_of_a_backend_that_is_off_or_away_is_not_a_known_one() {
+fn an_invented_name_is_not_reported_as_known() {
     let mut configured = settings(vec![stdio("a"), stdio("b")]);
     configured.switched_off = vec![Switch::Backend("a".into())];
     configured.limits.held_max = 0;
@@ -181,7 +181,7 @@ fn two_backends_can_exchange_their_prefixes() {
 }
 
 #[test]
-fn names_that_look_alike_get_a_suffix_whatever_their_order() {
+fn names_that_look_alike_get_a_suffix_in_any_order() {
     let mut orders = BTreeSet::new();
     for tools in [["get.item", "get_item", "get/item"], ["get/item", "get.item", "get_item"]] {
         let mut story = Story::simple(&[("a", maker(&tools))]);
@@ -241,6 +241,19 @@ fn a_name_listed_twice_by_one_backend_counts_once() {
     assert!(story.notes.iter().any(|note| note.contains("lists the tool `a__echo` twice")), "{:?}", story.notes);
 }
 
+/// A backend that knows an unkeyed hash can choose names that share it. Merging 20,000 of them would take minutes.
+#[test]
+fn names_that_share_an_unkeyed_hash_are_merged_as_any_others() {
+    let tools = names_of_one_hash(20_000);
+    let tools: Vec<&str> = tools.iter().map(String::as_str).collect();
+    let backends: Vec<Backend> = (0..2).map(|n| bare(&format!("b{n}"))).collect();
+    let cached = backends.iter().map(|backend| (backend.name.clone(), kept(&tools))).collect();
+    let mut story = Story::with_kept(settings(backends), &[], cached);
+    story.auto = false;
+    story.event(Event::TimePassed);
+    assert_eq!(story.gateway.status(story.now).to_json()["collision_count"], 20_000);
+}
+
 #[test]
 fn many_names_that_collide_are_merged_quickly_and_reported_in_a_bounded_way() {
     let tools: Vec<String> = (0..20_000).map(|n| format!("t{n}")).collect();
@@ -250,7 +263,7 @@ fn many_names_that_collide_are_merged_quickly_and_reported_in_a_bounded_way() {
     let mut story = Story::with_kept(settings(backends), &[], cached);
     story.auto = false;
     story.event(Event::TimePassed);
-    let status = story.gateway.status(story.now);
+    let status = story.gateway.status(story.now).to_json();
     assert_eq!(status["collision_count"], 60_000);
     assert_eq!(status["collisions"].as_array().map(Vec::len), Some(100));
     assert!(story.notes.len() < 100, "{}", story.notes.len());

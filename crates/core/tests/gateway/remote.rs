@@ -1,4 +1,5 @@
-//! Backends over HTTP that forget their session, want credentials, are busy or answer with something else than JSON-RPC.
+//! Backends over HTTP that forget their session, require credentials, are busy or answer with something other than
+//! JSON-RPC.
 
 use bytes::Bytes;
 use outlast_core::gateway::Refused;
@@ -8,7 +9,7 @@ use crate::story::*;
 
 const CHALLENGE: &str = "Bearer realm=\"x\"";
 
-/// One backend over HTTP with a tool and a resource, up, and one client.
+/// One ready backend over HTTP with a tool and a resource, and one client.
 fn far() -> Story {
     far_as(http("a"))
 }
@@ -59,10 +60,10 @@ fn calls_refused_with_their_session_are_sent_again_on_the_next_one() {
     let told: Vec<(Link, Value)> = (0..3).map(|_| story.told("a")).collect();
     let old = told[0].0;
     story.auto = false;
-    failing(&mut story, old, How::Forgot("it has forgotten our session".into()));
+    failing(&mut story, old, How::Forgot("it does not know our session any more".into()));
     let new = story.link("a");
     assert_ne!(new, old, "the next session is opened at once");
-    // Two were refused before the next session is there; the third is still being worked on.
+    // Two calls are refused before the next session is ready; the third is still running.
     lost(&mut story, old, &told[0].1, false);
     lost(&mut story, old, &told[1].1, false);
     story.hears_nothing(1).told_nothing("a");
@@ -79,8 +80,10 @@ fn calls_refused_with_their_session_are_sent_again_on_the_next_one() {
     // Only then is the old link closed; its end was recorded once.
     assert_eq!(story.disconnected, [(old, false)]);
     down(&mut story, old);
-    let ends =
-        story.records.iter().filter(|record| record.detail.as_deref().is_some_and(|text| text.contains("forgotten")));
+    let ends = story
+        .records
+        .iter()
+        .filter(|record| record.detail.as_deref().is_some_and(|text| text.contains("does not know our session")));
     assert_eq!(ends.count(), 1, "{:#?}", story.records);
     assert_eq!(story.status("a")["state"], "ready");
 }
@@ -107,7 +110,7 @@ fn a_call_is_not_sent_again_for_ever_nor_after_it_may_have_run() {
     story.call(1, 1, "a__x");
     for session in 0..4 {
         let (link, told) = story.told("a");
-        failing(&mut story, link, How::Forgot("it has forgotten our session".into()));
+        failing(&mut story, link, How::Forgot("it does not know our session any more".into()));
         lost(&mut story, link, &told, false);
         down(&mut story, link);
         if session < 3 {
@@ -125,7 +128,7 @@ fn a_call_is_not_sent_again_for_ever_nor_after_it_may_have_run() {
 }
 
 #[test]
-fn calls_that_break_off_together_are_one_failure() {
+fn calls_lost_together_are_one_failure() {
     let mut story = far_as(Backend { breaker_failures: 2, ..http("a") });
     for id in 1..=5 {
         story.call(1, id, "a__x");
@@ -136,7 +139,7 @@ fn calls_that_break_off_together_are_one_failure() {
         assert_eq!(story.heard(1).json()["result"]["isError"], true);
     }
     assert_eq!(story.status("a")["circuit"]["state"], "closed");
-    // One after another they are failures in a row.
+    // Refusals one after the other are failures in a row.
     story.pass(ms(1)).call(1, 6, "a__x");
     let (link, told) = story.told("a");
     lost(&mut story, link, &told, true);
@@ -144,7 +147,7 @@ fn calls_that_break_off_together_are_one_failure() {
 }
 
 #[test]
-fn a_handshake_that_is_refused_for_want_of_credentials_is_not_tried_in_the_other_era() {
+fn a_handshake_denied_without_credentials_is_not_tried_in_the_other_era() {
     for status in [401, 403] {
         let mut a = maker(&["x"]);
         a.mute = true;
@@ -169,7 +172,7 @@ fn a_handshake_that_is_refused_for_want_of_credentials_is_not_tried_in_the_other
 }
 
 #[test]
-fn a_call_that_wants_credentials_is_refused_and_its_backend_is_not_ready() {
+fn a_call_that_needs_credentials_is_refused_and_its_backend_is_not_ready() {
     let mut story = far();
     story.call(1, 1, "a__x").call(1, 2, "a__y");
     let ((link, first), (_, second)) = (story.told("a"), story.told("a"));
@@ -182,11 +185,11 @@ fn a_call_that_wants_credentials_is_refused_and_its_backend_is_not_ready() {
     assert_eq!(about, (&json!("unauthorized"), &json!("not_run"), &json!(CHALLENGE), &json!("why")), "{data}");
     assert!(data["hint"].as_str().is_some_and(|hint| hint.contains("`headers`")), "{data}");
     assert_ne!(story.status("a")["state"], "ready");
-    // What another call still gets answered there is passed on.
+    // An answer to another call on that link is still forwarded.
     story.answer(link, &second["id"], json!({"content": []}));
     assert_eq!(story.heard(1).json()["result"], json!({"content": []}));
     down(&mut story, link);
-    // The next try is refused too, and a call need not wait for the one after it.
+    // The next attempt is refused too, and a call need not wait for the one after it.
     story.pass(secs(2)).call(1, 3, "a__x").hears_nothing(1);
     let (link, told) = story.told("a");
     refuse(&mut story, link, &told, 401, None);
@@ -201,7 +204,7 @@ fn a_call_that_wants_credentials_is_refused_and_its_backend_is_not_ready() {
 }
 
 #[test]
-fn credentials_that_are_configured_were_not_accepted() {
+fn refused_credentials_are_reported_as_not_accepted() {
     let kind = Kind::Http {
         url: "http://a/mcp".into(),
         headers: [("authorization".to_owned(), "Bearer b".into())].into(),
@@ -216,7 +219,7 @@ fn credentials_that_are_configured_were_not_accepted() {
 }
 
 #[test]
-fn what_one_call_may_not_do_does_not_end_the_session() {
+fn a_forbidden_call_does_not_end_the_session() {
     let mut story = far();
     story.call(1, 1, "a__x");
     let (link, told) = story.told("a");
@@ -228,14 +231,14 @@ fn what_one_call_may_not_do_does_not_end_the_session() {
 }
 
 #[test]
-fn a_stream_that_wants_credentials_ends_the_session_and_one_that_is_forbidden_does_not() {
+fn a_stream_that_needs_credentials_ends_the_session_and_a_forbidden_stream_does_not() {
     for (status, state) in [(401, "waiting"), (403, "ready")] {
         let mut story = far();
         story.pass(secs(6)).maker("a").mute = true;
         let link = story.link("a");
         story.event(Event::LinkDenied { link, refused: refused(status, &json!({})) });
         let known = story.status("a");
-        // The first crash of one that served well is answered at once.
+        // The first crash of a backend that had been ready for long enough causes an immediate restart.
         let is_it = known["state"] == state || status == 401 && known["state"] == "connecting";
         assert!(is_it, "{status}: {known}");
         if status == 401 {
@@ -245,7 +248,7 @@ fn a_stream_that_wants_credentials_ends_the_session_and_one_that_is_forbidden_do
 }
 
 #[test]
-fn a_busy_backend_gets_what_is_safe_again_when_it_says_so() {
+fn a_busy_backend_gets_safe_requests_again_when_it_asks() {
     let mut story = far();
     story.ask(1, json!(1), "resources/read", json!({"uri": "file:///a"}));
     let (link, told) = story.told("a");
@@ -258,7 +261,7 @@ fn a_busy_backend_gets_what_is_safe_again_when_it_says_so() {
     story
         .answer(link, &told["id"], json!({"contents": []}))
         .hears(1, json!({"jsonrpc": "2.0", "id": 1, "result": {"contents": []}}));
-    // Later than the client waits is a no.
+    // A `Retry-After` beyond the client's timeout counts as a refusal.
     story.ask(1, json!(2), "resources/read", json!({"uri": "file:///a"}));
     let (link, told) = story.told("a");
     refuse(&mut story, link, &told, 429, Some(600));
@@ -267,14 +270,14 @@ fn a_busy_backend_gets_what_is_safe_again_when_it_says_so() {
 }
 
 #[test]
-fn a_call_to_a_busy_backend_is_not_repeated_and_says_when_to_come_back() {
+fn a_call_to_a_busy_backend_is_not_repeated_and_gets_a_retry_time() {
     #[rustfmt::skip]
     let table = [
         // status, retry-after, outcome, retry_after_ms
         (429, Some(7), "not_run", json!(7000)),
         (429, None,    "not_run", Value::Null),
         (503, Some(7), "not_run", json!(7000)),
-        // It may have been a proxy that lost its server.
+        // The response may come from a proxy that lost its server.
         (503, None,    "unknown", Value::Null),
         (500, Some(7), "unknown", Value::Null),
     ];
@@ -296,7 +299,7 @@ fn a_call_to_a_busy_backend_is_not_repeated_and_says_when_to_come_back() {
 }
 
 #[test]
-fn a_busy_backend_is_opened_when_it_says_so() {
+fn a_busy_backend_is_opened_after_its_retry_time() {
     let mut a = maker(&["x"]);
     a.mute = true;
     let mut story = Story::new(settings(vec![http("a")]), &[("a", a)]);
@@ -321,7 +324,7 @@ fn a_busy_request_that_is_cancelled_is_not_sent_again() {
 }
 
 #[test]
-fn an_answer_that_is_no_response_of_json_rpc_becomes_one() {
+fn an_answer_that_is_no_json_rpc_response_becomes_an_error_response() {
     #[rustfmt::skip]
     let table = [
         // members of the answer,                             the client gets

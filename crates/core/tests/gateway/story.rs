@@ -1,4 +1,4 @@
-//! A gateway, some backends that do as they are told, and a clock.
+//! A gateway with a clock, and backends that answer as the test configures them.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -6,12 +6,14 @@ use std::{
 };
 
 use bytes::Bytes;
-use outlast_core::gateway::{Fit, Gateway, Schemas};
-pub use outlast_core::{
+use outlast_core::gateway::{Gateway, Schemas};
+pub(crate) use outlast_core::{
+    checker::Job,
     exit::{Exit, How},
     gateway::{
-        Action, Backend, Called, Children, EraChoice, Event, Front, Kind, Limits, Link, Offer, Outcome, Pattern,
-        Profile, Rate, Rates, RefusedNotification, Role, Sender, Settings, Start, Switch, Who,
+        ARGUMENTS_READ_MAX, Action, Backend, Called, Children, EraChoice, Event, Fit, Front, Kind, Limits, Link, Offer,
+        Outcome, Pattern, Placement, Profile, REQUEST_ID_MAX, Rate, Rates, RefusedNotification, Role, Sender, Settings,
+        SharedClients, Start, Switch, Who,
     },
     json::Raw,
     message::Id,
@@ -19,17 +21,17 @@ pub use outlast_core::{
     restarts::Policy,
 };
 use serde_json::Value;
-pub use serde_json::json;
+pub(crate) use serde_json::json;
 
-pub fn secs(secs: u64) -> Duration {
+pub(crate) fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-pub fn ms(ms: u64) -> Duration {
+pub(crate) fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-pub fn stdio(name: &str) -> Backend {
+pub(crate) fn stdio(name: &str) -> Backend {
     Backend {
         name: name.into(),
         kind: Kind::Stdio { command: name.into(), args: vec![], env: BTreeMap::new(), cwd: None, sandbox: None },
@@ -39,6 +41,7 @@ pub fn stdio(name: &str) -> Backend {
         children: Children::Shared,
         children_max: 64,
         start: Start::Eager,
+        placement: Placement::Every,
         inherit_env: false,
         era: EraChoice::Auto,
         policy: Policy { jitter_percent: 0, ..Policy::exponential() },
@@ -53,12 +56,12 @@ pub fn stdio(name: &str) -> Backend {
     }
 }
 
-pub fn http(name: &str) -> Backend {
+pub(crate) fn http(name: &str) -> Backend {
     let kind = Kind::Http { url: format!("http://{name}/mcp").into(), headers: BTreeMap::new(), is_sse: false };
     Backend { kind, ..stdio(name) }
 }
 
-pub fn settings(backends: Vec<Backend>) -> Settings {
+pub(crate) fn settings(backends: Vec<Backend>) -> Settings {
     Settings {
         backends,
         profiles: BTreeMap::new(),
@@ -71,13 +74,13 @@ pub fn settings(backends: Vec<Backend>) -> Settings {
     }
 }
 
-pub fn local() -> Who {
+pub(crate) fn local() -> Who {
     Who { name: "local".into(), role: None, profile: None }
 }
 
-/// What a backend is made of.
+/// What a backend offers, and how it behaves.
 #[derive(Clone)]
-pub struct Maker {
+pub(crate) struct Maker {
     pub capabilities: Value,
     pub tools: Vec<Value>,
     pub prompts: Vec<Value>,
@@ -85,18 +88,30 @@ pub struct Maker {
     pub templates: Vec<Value>,
     /// How many elements a page has.
     pub page: usize,
-    /// It knows only the stateless era; or both, over HTTP.
+    /// Eras that it supports: only the stateless one, or both, over HTTP.
     pub handshake: bool,
     pub stateless: bool,
-    /// It answers nothing of its own accord.
+    /// It does not answer by itself.
     pub mute: bool,
 }
 
-pub fn tool(name: &str) -> Value {
+pub(crate) fn tool(name: &str) -> Value {
     json!({"name": name, "description": format!("does {name}"), "inputSchema": {"type": "object"}})
 }
 
-pub fn maker(tools: &[&str]) -> Maker {
+/// Names that have the same hash by `FxHasher`. Their third block begins with the hash of the first, so that the rest of the
+/// third does not count.
+pub(crate) fn names_of_one_hash(count: usize) -> Vec<String> {
+    use std::hash::BuildHasher;
+    let names: Vec<String> =
+        (0..count).map(|n| format!("aaaaaaaa000d743a{:a<16}l8nih-2i{n:08}{:a<16}", "", "")).collect();
+    let hashes: std::collections::BTreeSet<u64> =
+        names.iter().map(|name| rustc_hash::FxBuildHasher.hash_one(name)).collect();
+    assert_eq!((hashes.len(), names[0].len()), (1, 64));
+    names
+}
+
+pub(crate) fn maker(tools: &[&str]) -> Maker {
     Maker {
         capabilities: json!({"tools": {"listChanged": true}, "prompts": {}, "resources": {"subscribe": true}, "logging": {}, "completions": {}}),
         tools: tools.iter().map(|name| tool(name)).collect(),
@@ -110,60 +125,66 @@ pub fn maker(tools: &[&str]) -> Maker {
     }
 }
 
-/// Every schema fits, but for arguments that hold the words `bad`, `costly` or `unchecked`.
+/// All arguments fit every schema, unless they contain `bad`, `costly` or `unchecked`; for `later` the test gives the
+/// result.
 struct Words;
 
 impl Schemas for Words {
-    fn check(&mut self, _schema: &[u8], arguments: Raw<'_>) -> Fit {
-        match arguments.get() {
+    fn check(&mut self, _schema: &[u8], arguments: Raw<'_>) -> Option<Fit> {
+        Some(match arguments.get() {
+            text if text.contains("later") => return None,
             text if text.contains("bad") => Fit::Misfit("`/x` is bad".into()),
             text if text.contains("costly") => Fit::TooCostly,
             text if text.contains("unchecked") => Fit::Unchecked("it is too large".into()),
             _ => Fit::Fits,
-        }
+        })
     }
 }
 
-/// A message as it left the house.
+/// A message that the gateway sent to a client.
 #[derive(Debug, Clone)]
-pub struct Heard {
+pub(crate) struct Heard {
     pub client: u64,
     pub text: String,
     pub about: Option<Id>,
 }
 
 impl Heard {
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         parsed(&self.text)
     }
 }
 
-pub fn parsed(text: &str) -> Value {
+pub(crate) fn parsed(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|error| panic!("not JSON ({error}): {text}"))
 }
 
-pub struct Story {
+pub(crate) struct Story {
     pub gateway: Gateway,
     pub now: Instant,
     makers: BTreeMap<String, Maker>,
     pub clients: Vec<Heard>,
-    /// What links were told and did not answer by themselves.
+    /// Messages to links that they did not answer by themselves.
     pub links: Vec<(Link, String)>,
     pub up: BTreeMap<u64, Link>,
     pub disconnected: Vec<(Link, bool)>,
     pub connected: Vec<Link>,
     pub notes: Vec<String>,
     pub refused_notes: Vec<RefusedNotification>,
-    /// What links said that is no JSON.
+    /// Output of links that is not JSON.
     pub diverted: Vec<(Link, String)>,
     pub records: Vec<Record>,
     pub called: Vec<Called>,
     pub kept: Vec<(String, Offer)>,
     pub answers: Vec<(u64, Result<Value, String>)>,
+    /// Arguments that wait to be checked.
+    pub checks: Vec<Job>,
+    /// Clients that are to use servers of their own.
+    pub separated: Vec<(u64, &'static str)>,
     pub over: bool,
-    /// How links were greeted.
+    /// The opening that each link was sent.
     pub opened: Vec<String>,
-    /// Links come up by themselves.
+    /// Links become ready by themselves.
     pub auto: bool,
 }
 
@@ -173,13 +194,24 @@ fn birth() -> Instant {
 }
 
 impl Story {
-    pub fn new(settings: Settings, makers: &[(&str, Maker)]) -> Story {
+    pub(crate) fn new(settings: Settings, makers: &[(&str, Maker)]) -> Story {
         Story::with_kept(settings, makers, BTreeMap::new())
     }
 
-    pub fn with_kept(settings: Settings, makers: &[(&str, Maker)], kept: BTreeMap<String, Offer>) -> Story {
+    pub(crate) fn with_kept(settings: Settings, makers: &[(&str, Maker)], kept: BTreeMap<String, Offer>) -> Story {
+        Story::of(Gateway::new(settings, 7, kept, Box::new(Words)), makers)
+    }
+
+    /// One server that all clients share.
+    pub(crate) fn shared(clients: SharedClients, maker: Maker) -> Story {
+        let mut story = Story::of(Gateway::of_shared_server("s", clients, 7), &[("s", maker)]);
+        story.event(Event::TimePassed);
+        story
+    }
+
+    fn of(gateway: Gateway, makers: &[(&str, Maker)]) -> Story {
         Story {
-            gateway: Gateway::new(settings, 7, kept, Box::new(Words)),
+            gateway,
             now: birth(),
             makers: makers.iter().map(|(name, maker)| ((*name).to_owned(), maker.clone())).collect(),
             clients: vec![],
@@ -194,14 +226,16 @@ impl Story {
             called: vec![],
             kept: vec![],
             answers: vec![],
+            checks: vec![],
+            separated: vec![],
             over: false,
             opened: vec![],
             auto: true,
         }
     }
 
-    /// Backends that share one way to be, all up, and one client that has shaken hands.
-    pub fn simple(makers: &[(&str, Maker)]) -> Story {
+    /// These backends, all ready, and one client that has done its handshake.
+    pub(crate) fn simple(makers: &[(&str, Maker)]) -> Story {
         let backends = makers.iter().map(|(name, _)| stdio(name)).collect();
         let mut story = Story::new(settings(backends), makers);
         story.event(Event::TimePassed);
@@ -209,15 +243,15 @@ impl Story {
         story
     }
 
-    pub fn set_maker(&mut self, name: &str, maker: Maker) {
+    pub(crate) fn set_maker(&mut self, name: &str, maker: Maker) {
         self.makers.insert(name.to_owned(), maker);
     }
 
-    pub fn maker(&mut self, name: &str) -> &mut Maker {
+    pub(crate) fn maker(&mut self, name: &str) -> &mut Maker {
         self.makers.get_mut(name).expect("a backend of that name")
     }
 
-    pub fn event(&mut self, event: Event) -> &mut Story {
+    pub(crate) fn event(&mut self, event: Event) -> &mut Story {
         let mut events = VecDeque::from([event]);
         while let Some(event) = events.pop_front() {
             for action in self.gateway.handle(event, self.now) {
@@ -252,6 +286,7 @@ impl Story {
             }
             Action::Disconnect { link, at_once } => self.disconnected.push((link, at_once)),
             Action::DropClient { .. } => {}
+            Action::Separate { client, why } => self.separated.push((client, why)),
             Action::Record(record) => self.records.push(record),
             Action::Note(words) => self.notes.push(words),
             Action::NotificationRefused(refused) => self.refused_notes.push(*refused),
@@ -261,11 +296,13 @@ impl Story {
             Action::Called(called) => self.called.push(called),
             Action::Keep { backend, catalogue } => self.kept.push((backend, catalogue)),
             Action::Answer { ticket, result } => self.answers.push((ticket, result)),
+            Action::Check(job) => self.checks.push(job),
+            Action::DropCheck { ticket } => self.checks.retain(|job| job.ticket != ticket),
             Action::Over => self.over = true,
         }
     }
 
-    /// What a backend answers by itself: handshakes and lists.
+    /// The answers that a backend gives by itself: handshakes and lists.
     fn reply(&mut self, link: Link, text: &str) -> Option<String> {
         let name = self.gateway.backend(link.backend)?.name.clone();
         let maker = self.makers.get(&name)?;
@@ -309,7 +346,7 @@ impl Story {
         Some(json!({"jsonrpc": "2.0", "id": id, "result": result}).to_string())
     }
 
-    pub fn pass(&mut self, time: Duration) -> &mut Story {
+    pub(crate) fn pass(&mut self, time: Duration) -> &mut Story {
         let end = self.now + time;
         while let Some(due) = self.gateway.deadline().filter(|due| *due <= end) {
             self.now = self.now.max(due);
@@ -319,16 +356,16 @@ impl Story {
         self
     }
 
-    pub fn came(&mut self, client: u64, front: Front, who: Who) -> &mut Story {
+    pub(crate) fn came(&mut self, client: u64, front: Front, who: Who) -> &mut Story {
         self.event(Event::ClientCame { client, front, who })
     }
 
-    /// A client of the handshake era comes, and is ready.
-    pub fn shake(&mut self, client: u64) -> &mut Story {
+    /// A client of the handshake era connects and does its handshake.
+    pub(crate) fn shake(&mut self, client: u64) -> &mut Story {
         self.shake_as(client, local(), json!({"sampling": {}, "elicitation": {}, "roots": {}}))
     }
 
-    pub fn shake_as(&mut self, client: u64, who: Who, capabilities: Value) -> &mut Story {
+    pub(crate) fn shake_as(&mut self, client: u64, who: Who, capabilities: Value) -> &mut Story {
         self.came(client, Front::Session, who);
         self.say(client, &json!({"jsonrpc": "2.0", "id": "hello", "method": "initialize", "params": {"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": {"name": format!("client {client}"), "version": "1"}}}).to_string());
         self.say(client, r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#);
@@ -337,25 +374,25 @@ impl Story {
         self
     }
 
-    pub fn say(&mut self, client: u64, message: &str) -> &mut Story {
+    pub(crate) fn say(&mut self, client: u64, message: &str) -> &mut Story {
         self.event(Event::ClientSaid { client, message: Bytes::copy_from_slice(message.as_bytes()) })
     }
 
-    pub fn ask(&mut self, client: u64, id: Value, method: &str, params: Value) -> &mut Story {
+    pub(crate) fn ask(&mut self, client: u64, id: Value, method: &str, params: Value) -> &mut Story {
         self.say(client, &json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string())
     }
 
-    pub fn call(&mut self, client: u64, id: u64, tool: &str) -> &mut Story {
+    pub(crate) fn call(&mut self, client: u64, id: u64, tool: &str) -> &mut Story {
         self.ask(client, json!(id), "tools/call", json!({"name": tool, "arguments": {}}))
     }
 
-    /// A request of the stateless era: a client of its own comes with it.
-    pub fn post(&mut self, client: u64, id: Value, method: &str, params: Value) -> &mut Story {
+    /// A request of the stateless era, from a new client.
+    pub(crate) fn post(&mut self, client: u64, id: Value, method: &str, params: Value) -> &mut Story {
         self.came(client, Front::Request, local());
         self.ask_stateless(client, id, method, params)
     }
 
-    pub fn ask_stateless(&mut self, client: u64, id: Value, method: &str, mut params: Value) -> &mut Story {
+    pub(crate) fn ask_stateless(&mut self, client: u64, id: Value, method: &str, mut params: Value) -> &mut Story {
         params["_meta"]["io.modelcontextprotocol/protocolVersion"] = json!("2026-07-28");
         let capabilities = &mut params["_meta"]["io.modelcontextprotocol/clientCapabilities"];
         if capabilities.is_null() {
@@ -364,9 +401,9 @@ impl Story {
         self.ask(client, id, method, params)
     }
 
-    /// The oldest thing a client was told and nobody looked at.
+    /// The oldest message to a client that the test has not taken.
     #[track_caller]
-    pub fn heard(&mut self, client: u64) -> Heard {
+    pub(crate) fn heard(&mut self, client: u64) -> Heard {
         match self.clients.iter().position(|heard| heard.client == client) {
             Some(index) => self.clients.remove(index),
             None => panic!("client {client} heard nothing; notes: {:#?}", self.notes),
@@ -374,21 +411,21 @@ impl Story {
     }
 
     #[track_caller]
-    pub fn hears(&mut self, client: u64, message: Value) -> &mut Story {
+    pub(crate) fn hears(&mut self, client: u64, message: Value) -> &mut Story {
         assert_eq!(self.heard(client).json(), message);
         self
     }
 
     #[track_caller]
-    pub fn hears_nothing(&mut self, client: u64) -> &mut Story {
+    pub(crate) fn hears_nothing(&mut self, client: u64) -> &mut Story {
         let left: Vec<&Heard> = self.clients.iter().filter(|heard| heard.client == client).collect();
         assert!(left.is_empty(), "client {client} heard {left:#?}");
         self
     }
 
-    /// The oldest thing a backend was told that it did not answer by itself.
+    /// The oldest message to a backend that it did not answer by itself.
     #[track_caller]
-    pub fn told(&mut self, backend: &str) -> (Link, Value) {
+    pub(crate) fn told(&mut self, backend: &str) -> (Link, Value) {
         let number = self.number(backend);
         let told = self.links.iter().position(|(link, text)| {
             link.backend == number
@@ -405,7 +442,7 @@ impl Story {
     }
 
     #[track_caller]
-    pub fn told_nothing(&mut self, backend: &str) -> &mut Story {
+    pub(crate) fn told_nothing(&mut self, backend: &str) -> &mut Story {
         let number = self.number(backend);
         let told: Vec<&String> = self
             .links
@@ -421,27 +458,27 @@ impl Story {
         self
     }
 
-    pub fn number(&self, backend: &str) -> u32 {
+    pub(crate) fn number(&self, backend: &str) -> u32 {
         (0..100)
             .find(|number| self.gateway.backend(*number).is_some_and(|known| known.name == backend))
             .expect("a backend")
     }
 
-    pub fn link_says(&mut self, link: Link, message: Value) -> &mut Story {
+    pub(crate) fn link_says(&mut self, link: Link, message: Value) -> &mut Story {
         self.event(Event::LinkSaid { link, message: message.to_string().into() })
     }
 
-    pub fn answer(&mut self, link: Link, id: &Value, result: Value) -> &mut Story {
+    pub(crate) fn answer(&mut self, link: Link, id: &Value, result: Value) -> &mut Story {
         self.link_says(link, json!({"jsonrpc": "2.0", "id": id, "result": result}))
     }
 
     /// The newest link of a backend.
-    pub fn link(&self, backend: &str) -> Link {
+    pub(crate) fn link(&self, backend: &str) -> Link {
         let number = self.number(backend);
         *self.connected.iter().rev().find(|link| link.backend == number).expect("a link")
     }
 
-    pub fn dies(&mut self, link: Link) -> &mut Story {
+    pub(crate) fn dies(&mut self, link: Link) -> &mut Story {
         self.up.remove(&link.serial);
         self.event(Event::LinkDown {
             link,
@@ -451,20 +488,20 @@ impl Story {
         })
     }
 
-    /// It dies, and these lines were still on their way to it.
-    pub fn dies_without(&mut self, link: Link, unsent: Vec<Bytes>) -> &mut Story {
+    /// The link ends, and these lines were not written to it.
+    pub(crate) fn dies_without(&mut self, link: Link, unsent: Vec<Bytes>) -> &mut Story {
         self.up.remove(&link.serial);
         let how = How::Exited(Exit::Signal(9));
         self.event(Event::LinkDown { link, how, stderr_tail: String::new(), unsent })
     }
 
     /// How many records of an event there are.
-    pub fn recorded(&self, event: &str) -> usize {
+    pub(crate) fn recorded(&self, event: &str) -> usize {
         self.records.iter().filter(|record| record.event.name() == event).count()
     }
 
-    pub fn status(&self, backend: &str) -> Value {
-        let status = self.gateway.status(self.now);
+    pub(crate) fn status(&self, backend: &str) -> Value {
+        let status = self.gateway.status(self.now).to_json();
         let backends = status["backends"].as_array().expect("backends").clone();
         backends.into_iter().find(|known| known["name"] == backend).expect("a backend of that name")
     }

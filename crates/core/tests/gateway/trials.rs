@@ -12,7 +12,7 @@ fn configured(backends: Vec<Backend>) -> Event {
     Event::Configured(Box::new(settings(backends)))
 }
 
-/// One backend that serves, one client, and new links that come up only when the test says so.
+/// One ready backend, one client, and new links that become ready only when the test says so.
 fn serving(backend: &Backend) -> Story {
     let mut story = Story::new(settings(vec![backend.clone()]), &[(&backend.name, maker(&["x"]))]);
     story.event(Event::TimePassed).shake(1);
@@ -31,7 +31,7 @@ fn could_not_start(story: &mut Story, link: Link) {
     story.event(Event::LinkDown { link, how, stderr_tail: "cannot find it\n".into(), unsent: vec![] });
 }
 
-/// Which link a call of the client reaches.
+/// The link that a call of the client reaches.
 fn reached(story: &mut Story, id: u64) -> Link {
     story.call(1, id, "a__x");
     let at = story.links.iter().position(|(_, text)| text.contains("tools/call")).expect("the call was sent");
@@ -57,7 +57,7 @@ fn a_changed_command_takes_over_when_its_lists_are_read() {
     assert_ne!(new, old);
     assert_eq!(story.gateway.settings_of(new).map(|settings| &settings.kind), Some(&other(&backend).kind));
     assert_eq!(reached(&mut story, 1), old, "the old one serves while the new one starts");
-    // Its handshake alone is not enough.
+    // The handshake alone is not enough.
     story.maker("a").mute = true;
     comes_up(&mut story, new);
     let (_, hello) = story.told("a");
@@ -87,7 +87,7 @@ fn a_changed_command_takes_over_when_its_lists_are_read() {
 }
 
 #[test]
-fn a_bad_change_leaves_the_old_one_serving_under_its_old_settings_and_is_reported() {
+fn a_bad_change_keeps_the_old_process_and_settings_and_is_reported() {
     let backend = stdio("a");
     let mut story = serving(&backend);
     let old = story.link("a");
@@ -109,12 +109,12 @@ fn a_bad_change_leaves_the_old_one_serving_under_its_old_settings_and_is_reporte
         story.answers
     );
     assert_eq!(story.gateway.backends().next(), Some(&backend));
-    // It is restarted under the old settings after a crash.
+    // After a crash it is restarted with the old settings.
     story.auto = true;
     story.dies(old);
     assert_eq!(story.gateway.backends().next(), Some(&backend));
     assert_eq!(story.status("a")["last_reload"]["ok"], false);
-    // The same configuration again is another try.
+    // The same configuration again is another attempt.
     story.event(configured(vec![bad.clone()])).event(Event::OutcomeAsked { ticket: 4 });
     assert!(matches!(&story.answers[1], (4, Ok(_))), "{:?}", story.answers);
     assert_eq!(story.gateway.backends().next(), Some(&bad));
@@ -124,7 +124,7 @@ fn a_bad_change_leaves_the_old_one_serving_under_its_old_settings_and_is_reporte
 }
 
 #[test]
-fn a_change_that_was_taken_back_is_no_failure_any_more() {
+fn a_reverted_change_is_no_longer_a_failure() {
     let backend = stdio("a");
     let mut story = serving(&backend);
     story.event(configured(vec![other(&backend)]));
@@ -137,7 +137,7 @@ fn a_change_that_was_taken_back_is_no_failure_any_more() {
 }
 
 #[test]
-fn every_way_to_fail_leaves_the_old_one_serving() {
+fn every_failed_trial_leaves_the_old_process_serving() {
     let refused = |story: &mut Story, new: Link| {
         comes_up(story, new);
         for _ in 0..2 {
@@ -180,7 +180,7 @@ fn every_way_to_fail_leaves_the_old_one_serving() {
 }
 
 #[test]
-fn one_whose_tools_cannot_be_listed_does_not_take_over() {
+fn a_process_without_a_tool_list_does_not_take_over() {
     let backend = stdio("a");
     let mut story = serving(&backend);
     let old = story.link("a");
@@ -241,7 +241,7 @@ fn a_session_keeps_its_child_until_the_changed_one_works() {
     could_not_start(&mut story, new);
     assert_eq!(reached(&mut story, 2), own);
     assert!(story.disconnected.is_empty());
-    // A good one is tried first, and then replaces the child of the session in the same way.
+    // A good change is tried first, and then replaces the child of the session in the same way.
     story.event(configured(vec![other(&backend)])).event(Event::OutcomeAsked { ticket: 1 });
     let first = story.link("a");
     comes_up(&mut story, first);
@@ -265,7 +265,7 @@ fn a_pool_is_replaced_one_by_one_and_its_size_changes_in_place() {
     assert_ne!(first, second);
     story.answer(first, &told["id"], json!({})).heard(1);
     story.answer(second, &told_second["id"], json!({})).heard(1);
-    // A smaller pool: one goes, and no process is started.
+    // A smaller pool: one process is stopped, and none is started.
     let connected = story.connected.len();
     story.event(configured(vec![Backend { children: Children::Pool(1), ..backend.clone() }]));
     assert_eq!(story.connected.len(), connected);
@@ -276,7 +276,7 @@ fn a_pool_is_replaced_one_by_one_and_its_size_changes_in_place() {
     story.call(1, 4, "a__x").call(1, 5, "a__x");
     let links = [story.told("a").0, story.told("a").0];
     assert!(links[0] == first && links[1] != first);
-    // Another command: both, the first of them tried before the second.
+    // Another command: both are replaced, and the first is tried before the second.
     story.auto = false;
     story.event(configured(vec![other(&backend)]));
     let new = story.link("a");
@@ -307,7 +307,7 @@ fn a_shared_child_becomes_a_pool_when_the_pool_works() {
 }
 
 #[test]
-fn sessions_of_their_own_and_back_need_no_new_shared_child() {
+fn changing_to_per_session_and_back_needs_no_new_shared_child() {
     let backend = stdio("a");
     let mut story = serving(&backend);
     let shared = story.link("a");
@@ -328,10 +328,10 @@ fn the_last_of_several_changes_counts() {
     let old = story.link("a");
     story.event(configured(vec![other(&backend)])).event(Event::OutcomeAsked { ticket: 1 });
     let first = story.link("a");
-    // The same again is under way already.
+    // The same change is already being tried.
     story.event(configured(vec![other(&backend)])).event(Event::OutcomeAsked { ticket: 2 });
     assert_eq!(story.link("a"), first);
-    // Another one takes its place, and a restart waits for it.
+    // Another change replaces it, and a restart waits for it.
     let kind = Kind::Stdio { command: "third".into(), args: vec![], env: Default::default(), cwd: None, sandbox: None };
     let third = Backend { kind, ..backend.clone() };
     story.event(configured(vec![third.clone()])).event(Event::OutcomeAsked { ticket: 3 });
@@ -352,7 +352,7 @@ fn the_last_of_several_changes_counts() {
 }
 
 #[test]
-fn what_is_turned_off_removed_or_stopped_is_tried_no_longer() {
+fn a_trial_ends_when_its_backend_is_turned_off_removed_or_stopped() {
     let backend = stdio("a");
     for case in ["off", "removed", "back", "stopped"] {
         let mut story = serving(&backend);
@@ -384,7 +384,7 @@ fn what_is_turned_off_removed_or_stopped_is_tried_no_longer() {
 }
 
 #[test]
-fn the_one_that_serves_may_crash_while_the_next_is_tried() {
+fn the_serving_process_may_crash_during_a_trial() {
     let backend = stdio("a");
     let mut story = serving(&backend);
     let old = story.link("a");
@@ -401,7 +401,7 @@ fn the_one_that_serves_may_crash_while_the_next_is_tried() {
 }
 
 #[test]
-fn restarts_are_never_fewer_after_a_change() {
+fn the_restart_count_does_not_fall_after_a_change() {
     let policy = Policy { restarts_max: Some(2), jitter_percent: 0, ..Policy::exponential() };
     let backend = Backend { policy, ..stdio("a") };
     let mut story = serving(&backend);
@@ -417,13 +417,13 @@ fn restarts_are_never_fewer_after_a_change() {
     let status = story.status("a");
     assert_eq!((&status["state"], &status["restarts"]), (&json!("ready"), &json!(2)));
     assert_eq!(status["last_exits"].as_array().map(Vec::len), exits);
-    // The same with another policy, for a process that runs.
+    // The same with another policy, for a running process.
     story.event(configured(vec![Backend { policy: Policy::watchdog(), ..other(&backend) }]));
     assert_eq!(story.status("a")["restarts"], 2);
 }
 
 #[test]
-fn one_that_never_worked_is_changed_at_once() {
+fn a_backend_that_never_worked_is_changed_without_a_trial() {
     let backend = stdio("a");
     let mut story = Story::new(settings(vec![backend.clone()]), &[("a", maker(&["x"]))]);
     story.auto = false;

@@ -42,7 +42,7 @@ fn u2_requests_for_a_server_that_reads_nothing_are_refused_and_the_client_is_rea
     let error = story.client_hears_error(2, 7004, "hold_full", "not_sent");
     assert_eq!(
         error["message"],
-        "`acme/do` was not run: 8 MiB already wait for the server, which does not read its input. Call \
+        "`acme/do` was not run: 8 MiB are already waiting for the server, which does not read its stdin. Call \
          `restart_server` to replace it."
     );
     assert_eq!(error["data"]["limit"], "queued_bytes_max");
@@ -70,7 +70,7 @@ fn u2_requests_for_a_server_that_reads_nothing_are_refused_and_the_client_is_rea
 #[test]
 fn u2_the_error_is_about_the_server_that_runs() {
     let mut story = Story::legacy();
-    story.dies(1, code(3));
+    story.exits(1, code(3));
     story.comes_up(2);
     story.client(&call(1, "t"));
     story.queue_is(2, 8 * MIB);
@@ -94,7 +94,7 @@ fn u3_the_queue_of_a_replaced_server_goes_to_the_new_one_in_client_order() {
     story.child_hears(2, &[&call(2, "left"), &note("acme/left"), &ask(4, "left/list")]);
     story.client_hears_nothing();
     story.was_done(&[]);
-    // What it has read it may still answer; then nothing is left for it to do.
+    // It may still answer requests that it has read; then it has nothing left to do.
     story.child(1, &result(1, "{}"));
     story.client_hears(&[&result(1, "{}")]);
     story.was_done(&["stop 1: was stopped"]);
@@ -103,7 +103,7 @@ fn u3_the_queue_of_a_replaced_server_goes_to_the_new_one_in_client_order() {
 }
 
 #[test]
-fn u3_a_replaced_server_with_nothing_but_its_queue_is_stopped_at_once() {
+fn u3_a_replaced_server_with_only_queued_requests_is_stopped_at_once() {
     let mut story = stalled();
     story.reloads();
     story.forget();
@@ -111,11 +111,11 @@ fn u3_a_replaced_server_with_nothing_but_its_queue_is_stopped_at_once() {
     story.gives_back(1, &["tools/call"]);
     assert!(story.did().contains(&"stop 1: was stopped".to_owned()));
     story.child_hears_last(2, &call(1, "t"));
-    assert!(story.reads_client(), "the queue of a child that is being stopped is nobody's concern");
+    assert!(story.reads_client(), "the queue of a child that is being stopped does not count");
 }
 
 #[test]
-fn u3_where_the_old_server_is_stopped_first_only_a_stalled_one_gives_its_queue_back() {
+fn u3_with_reload_replace_only_a_stalled_server_gives_its_queue_back() {
     for stalls in [false, true] {
         let mut story = Story::legacy_with(ALL, |settings| settings.reload = Reload::Replace);
         story.client(&call(1, "t"));
@@ -132,15 +132,15 @@ fn u3_where_the_old_server_is_stopped_first_only_a_stalled_one_gives_its_queue_b
 #[test]
 fn e4_names_the_limit_that_was_reached() {
     let table = [
-        (1, 8 * MIB, "held_max", "1 request already waits for the server"),
-        (256, 80, "held_bytes_max", "it does not fit into the 80 bytes that may wait for the server"),
+        (1, 8 * MIB, "held_max", "1 request is already waiting for the server"),
+        (256, 80, "held_bytes_max", "it does not fit into the 80 bytes that can wait for the server"),
     ];
     for (count, bytes, limit, words) in table {
         let mut story = Story::legacy_with(ALL, |settings| {
-            settings.limits.held_max = count;
-            settings.limits.held_bytes_max = bytes;
+            settings.limits.holding.held_max = count;
+            settings.limits.holding.held_bytes_max = bytes;
         });
-        story.dies(1, code(1));
+        story.exits(1, code(1));
         story.client(&ask(1, "acme/do")).client(&ask(2, "acme/do"));
         let error = story.client_hears_error(2, 7004, "hold_full", "not_sent");
         let message = error["message"].as_str().unwrap_or_default();

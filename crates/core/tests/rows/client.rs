@@ -1,24 +1,24 @@
-//! What the client asks, by the state of the server (q1-q18).
+//! Requests of the client, by the state of the server (q1-q18).
 
 use crate::story::*;
 
 const PROMPTS: &str = r#"{"prompts":[{"name":"p"}]}"#;
 
-/// The first crash is the last: nobody starts the server again by himself.
+/// The policy gives up at the first crash.
 fn hopeless(settings: &mut Settings) {
     settings.policy.restarts_max = Some(0);
 }
 
 fn given_up() -> Story {
     let mut story = Story::legacy_with(ALL, hopeless);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.forget();
     story
 }
 
 fn down() -> Story {
     let mut story = Story::legacy();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.forget();
     story
 }
@@ -30,7 +30,7 @@ fn q1_an_initialize_waits_for_a_server_and_is_sent_again_after_one_end() {
     story.client_hears_nothing();
     story.started(1);
     story.child_hears(1, &[INITIALIZE]);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client_hears_nothing();
     story.passes(ms(500));
     story.was_done(&["start"]);
@@ -42,9 +42,9 @@ fn q1_an_initialize_waits_for_a_server_and_is_sent_again_after_one_end() {
 }
 
 #[test]
-fn q2_a_discover_is_answered_with_the_last_good_one_while_down() {
+fn q2_a_discover_is_answered_with_the_last_good_result_while_down() {
     let mut story = Story::modern();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(&modern(1, "server/discover", ""));
     let answer = parsed(&story.answer());
     assert_eq!(answer["id"], 1);
@@ -68,13 +68,13 @@ fn q3_tools_are_listed_from_memory_while_down() {
     story.child(1, &result(1, r#"{"tools":[{"name":"a"}]}"#));
     let page = story.answer();
     assert_eq!(tool_names(&page), ["a", OURS[0], OURS[1], OURS[2]]);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(&ask(1, "tools/list"));
     story.client_hears(&[&page]);
 }
 
 #[test]
-fn q3_tools_that_were_never_listed_are_waited_for_and_then_ours_are_all_there_is() {
+fn q3_a_list_never_seen_waits_and_then_has_only_our_tools() {
     let mut story = down();
     story.client(&ask(1, "tools/list"));
     story.client_hears_nothing();
@@ -89,7 +89,7 @@ fn q3_tools_that_were_never_listed_are_waited_for_and_then_ours_are_all_there_is
 }
 
 #[test]
-fn q3_a_server_without_tools_has_ours() {
+fn q3_the_list_of_a_server_without_tools_has_our_tools() {
     let mut story = Story::legacy_with(r#"{"prompts":{}}"#, |_| {});
     story.client(&ask(1, "tools/list"));
     assert_eq!(tool_names(&story.answer()), OURS);
@@ -102,18 +102,18 @@ fn q3_a_server_without_tools_has_ours() {
 }
 
 #[test]
-fn q3_a_list_half_shown_does_not_replace_the_last_complete_one() {
+fn q3_an_incomplete_list_does_not_replace_the_last_complete_list() {
     let mut story = Story::legacy();
     story.client(&ask(1, "tools/list")).child(1, &result(1, r#"{"tools":[{"name":"a"}]}"#));
     story.client(&ask(2, "tools/list")).child(1, &result(2, r#"{"tools":[{"name":"b"}],"nextCursor":"x"}"#));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.forget();
     story.client(&ask(3, "tools/list"));
     assert_eq!(tool_names(&story.answer()), ["a", OURS[0], OURS[1], OURS[2]]);
 }
 
 #[test]
-fn q4_other_lists_are_served_from_memory_else_waited_for() {
+fn q4_other_lists_are_served_from_memory_or_wait() {
     for (method, list) in [
         ("prompts/list", PROMPTS),
         ("resources/list", r#"{"resources":[{"uri":"u:1","size":1.0}]}"#),
@@ -122,7 +122,7 @@ fn q4_other_lists_are_served_from_memory_else_waited_for() {
         let mut story = Story::legacy();
         story.client(&ask(1, method)).child(1, &result(1, list));
         story.client_hears(&[&result(1, list)]);
-        story.dies(1, code(1));
+        story.exits(1, code(1));
         story.client(&ask(2, method));
         story.client_hears(&[&result(2, list)]);
 
@@ -141,18 +141,18 @@ fn q4_other_lists_are_served_from_memory_else_waited_for() {
 }
 
 #[test]
-fn q5_a_cursor_is_passed_untouched_and_refused_when_nobody_knows_it() {
+fn q5_a_cursor_is_forwarded_unchanged_and_refused_without_a_server() {
     let asked = r#"{"jsonrpc":"2.0", "id":1,"method":"prompts/list","params":{"cursor":"a\u0062"}}"#;
-    let refused = error(1, -32602, "this cursor was another server's; start again without a cursor");
+    let refused = error(1, -32602, "this cursor belongs to a previous server; start again without a cursor");
     let mut story = Story::legacy();
     story.client(asked);
     story.child_hears(1, &[asked]);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client_hears_nothing();
     story.passes(secs(1));
     story.comes_up(2);
     assert!(story.told_server(2).contains(&asked.to_owned()), "sent again as it is");
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     story.client_hears_error(1, 7001, "ended_again", "unknown");
 
     let mut story = down();
@@ -171,7 +171,7 @@ fn q5_a_cursor_is_passed_untouched_and_refused_when_nobody_knows_it() {
 fn q5_a_cursor_goes_to_a_child_that_lacks_the_family_too() {
     let asked = ask_with(1, "prompts/list", r#"{"cursor":"b"}"#);
     let mut story = Story::legacy();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up_with(2, r#"{"tools":{}}"#);
     story.forget();
@@ -180,11 +180,11 @@ fn q5_a_cursor_goes_to_a_child_that_lacks_the_family_too() {
 }
 
 #[test]
-fn q6_reads_are_sent_again_unless_they_carry_what_is_good_for_one_use() {
+fn q6_reads_are_sent_again_unless_they_carry_a_single_use_value() {
     for method in ["resources/read", "prompts/get", "completion/complete", "tasks/get", "tasks/list", "tasks/result"] {
         let mut story = Story::legacy();
         story.client(&ask(1, method));
-        story.dies(1, code(1));
+        story.exits(1, code(1));
         story.client_hears_nothing();
         story.passes(secs(1));
         story.comes_up(2);
@@ -195,7 +195,7 @@ fn q6_reads_are_sent_again_unless_they_carry_what_is_good_for_one_use() {
         for once in [r#"{"requestState":"s"}"#, r#"{"inputResponses":{}}"#] {
             let mut story = Story::legacy();
             story.client(&ask_with(1, method, once));
-            story.dies(1, code(1));
+            story.exits(1, code(1));
             story.client_hears_error(1, 7001, "server_ended", "unknown");
         }
 
@@ -213,11 +213,11 @@ fn q6_reads_are_sent_again_unless_they_carry_what_is_good_for_one_use() {
 }
 
 #[test]
-fn q7_a_ping_is_answered_whenever_nobody_serves() {
+fn q7_a_ping_is_answered_while_no_server_runs() {
     let mut story = Story::legacy();
     story.client(&ask(1, "ping"));
     story.child_hears(1, &[&ask(1, "ping")]);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client_hears(&[&result(1, "{}")]);
     story.client(&ask(2, "ping"));
     story.client_hears(&[&result(2, "{}")]);
@@ -233,7 +233,7 @@ fn q7_a_ping_is_answered_whenever_nobody_serves() {
 
 #[test]
 fn q7_a_ping_that_waits_for_the_first_child_is_answered_when_that_fails() {
-    let mut story = Story::unborn();
+    let mut story = Story::not_started();
     story.client(&ask(1, "ping"));
     story.client_hears_nothing();
     story.start_fails("no such file");
@@ -252,11 +252,11 @@ fn q8_our_tools_answer_in_every_state() {
 }
 
 #[test]
-fn q9_a_call_in_flight_fails_once_and_says_so() {
+fn q9_a_call_in_flight_fails_once_with_an_unknown_outcome() {
     let mut story = Story::legacy();
     story.client(&call(1, "t"));
     story.child_logs(1, "boom");
-    story.dies(1, code(3));
+    story.exits(1, code(3));
     let text = story.client_hears_failed_call(1, "server_ended", "unknown");
     assert_eq!(
         text,
@@ -270,7 +270,7 @@ fn q9_a_call_in_flight_fails_once_and_says_so() {
 }
 
 #[test]
-fn q9_a_call_while_down_is_held_and_then_told_when_the_next_try_is() {
+fn q9_a_call_while_down_is_held_and_then_fails_with_the_time_of_the_next_try() {
     let mut story = down();
     story.client(&call(1, "t"));
     story.client_hears_nothing();
@@ -286,15 +286,15 @@ fn q9_a_call_while_down_is_held_and_then_told_when_the_next_try_is() {
 }
 
 #[test]
-fn q9_a_call_that_no_pipe_took_goes_to_the_next_child() {
+fn q9_a_call_that_was_not_written_goes_to_the_next_child() {
     let mut story = Story::legacy();
     story.client(&call(1, "t")).client(&call(2, "t"));
-    story.dies_unsent(1, code(1), &[r#""id":2"#]);
+    story.exits_unsent(1, code(1), &[r#""id":2"#]);
     story.client_hears_failed_call(1, "server_ended", "unknown");
     story.passes(secs(1));
     story.comes_up(2);
     assert_eq!(story.told_server(2).last(), Some(&call(2, "t")));
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     story.client_hears_failed_call(2, "server_ended", "unknown");
 }
 
@@ -315,7 +315,7 @@ fn q9_only_an_annotated_call_is_sent_again_and_only_if_allowed() {
         story.forget();
         let asked = ask_with(2, "tools/call", &format!(r#"{{"name":"{tool}"{params}}}"#));
         story.client(&asked);
-        story.dies(1, code(1));
+        story.exits(1, code(1));
         story.passes(secs(1));
         story.comes_up(2);
         assert_eq!(story.told_server(2).contains(&asked), again, "{asked} {retry:?}");
@@ -327,12 +327,12 @@ fn q9_only_an_annotated_call_is_sent_again_and_only_if_allowed() {
     story.client(&ask(1, "tools/list")).child(1, &result(1, tools));
     story.forget();
     story.client(&ask_with(2, "tools/call", r#"{"name":"r","task":{}}"#));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client_hears_error(2, 7001, "server_ended", "unknown");
 }
 
 #[test]
-fn q10_a_listen_is_acknowledged_while_nobody_serves() {
+fn q10_a_listen_is_acknowledged_while_no_server_runs() {
     let listen = modern(5, "subscriptions/listen", r#""notifications":{"toolsListChanged":true}"#);
     let acknowledged = r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":5},"notifications":{"toolsListChanged":true}}}"#;
     let mut story = Story::modern();
@@ -341,13 +341,13 @@ fn q10_a_listen_is_acknowledged_while_nobody_serves() {
     story.client_hears_nothing();
 
     let mut story = Story::modern();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(&listen);
     story.client_hears(&[acknowledged]);
     story.passes(secs(60));
     story.client_hears_nothing();
 
-    let mut story = Story::unborn();
+    let mut story = Story::not_started();
     story.client(&listen);
     story.start_fails("no such file");
     story.client_hears(&[acknowledged]);
@@ -358,13 +358,13 @@ fn q11_a_log_level_is_remembered_at_its_result() {
     let asked = ask_with(1, "logging/setLevel", r#"{"level":"debug"}"#);
     let mut story = Story::legacy();
     story.client(&asked);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up(2);
     assert_eq!(story.told_server(2).last(), Some(&asked), "sent again as it had no result");
     story.child(2, &result(1, "{}"));
     story.client_hears(&[&result(1, "{}")]);
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     story.passes(secs(1));
     story.comes_up(3);
     assert_eq!(
@@ -386,24 +386,24 @@ fn q12_the_set_of_subscriptions_changes_at_the_result() {
     story.client(&subscribe(1)).child(1, &error(1, -32002, "no"));
     story.client(&subscribe(2)).child(1, &result(2, "{}"));
     story.client(&unsubscribe);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up(2);
     let told = story.told_server(2);
     assert_eq!(told[2..], [ask_with(private(2), "resources/subscribe", r#"{"uri":"u:1"}"#), unsubscribe]);
     story.child(2, &result(3, "{}"));
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     story.passes(secs(1));
     story.comes_up(3);
     assert_eq!(story.told_server(3).len(), 2, "initialize and initialized are all");
 }
 
 #[test]
-fn q13_any_other_request_is_never_asked_twice() {
+fn q13_any_other_request_is_never_sent_twice() {
     let mut story = Story::legacy();
     story.client(&ask(1, "acme/do"));
     story.child_hears(1, &[&ask(1, "acme/do")]);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client_hears_error(1, 7001, "server_ended", "unknown");
 
     let mut story = down();
@@ -423,9 +423,9 @@ fn q13_any_other_request_is_never_asked_twice() {
 }
 
 #[test]
-fn q14_what_was_told_and_is_missing_is_answered_by_us() {
+fn q14_a_capability_that_is_missing_now_is_answered_by_outlast() {
     let mut story = Story::legacy();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up_with(2, "{}");
     story.forget();
@@ -447,9 +447,9 @@ fn q14_what_was_told_and_is_missing_is_answered_by_us() {
 }
 
 #[test]
-fn q14_holds_for_what_a_discover_told_too() {
+fn q14_a_capability_of_a_discover_result_that_is_missing_now_is_answered_by_outlast() {
     let mut story = Story::modern();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up_with(2, r#"{"tools":{}}"#);
     story.forget();
@@ -460,40 +460,40 @@ fn q14_holds_for_what_a_discover_told_too() {
 }
 
 #[test]
-fn q15_what_was_sent_again_once_fails_at_the_next_end() {
+fn q15_a_request_sent_again_once_fails_at_the_next_exit() {
     let mut story = Story::legacy();
     story.client(&ask(1, "prompts/list"));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up(2);
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     story.client_hears_error(1, 7001, "ended_again", "unknown");
 }
 
 #[test]
-fn q15_what_is_sent_again_is_held_in_client_order_up_to_the_limit() {
-    let mut story = Story::legacy_with(ALL, |settings| settings.limits.held_max = 2);
+fn q15_requests_sent_again_are_held_in_client_order_up_to_the_limit() {
+    let mut story = Story::legacy_with(ALL, |settings| settings.limits.holding.held_max = 2);
     story.client(&ask(1, "prompts/list")).client(&ask(2, "resources/list"));
     story.client(&ask(3, "tools/list")).client(&call(4, "t"));
-    story.dies_unsent(1, code(1), &[r#""id":4"#]);
+    story.exits_unsent(1, code(1), &[r#""id":4"#]);
     let told = story.told_client();
     assert_eq!(told.len(), 2, "{told:#?}");
     let third = parsed(&told[0]);
     assert_eq!((&third["id"], &third["error"]["data"]["reason"]), (&json!(3), &json!("server_ended")));
     let text = failed_call(&parsed(&told[1]), 4, "hold_full", "not_sent");
-    assert_eq!(text, "`t` was not run: 2 requests already wait for the server. It starts again in 1.0 s.");
+    assert_eq!(text, "`t` was not run: 2 requests are already waiting for the server. It starts again in 1.0 s.");
     story.passes(secs(1));
     story.comes_up(2);
     assert_eq!(story.told_server(2)[2..], [ask(1, "prompts/list"), ask(2, "resources/list")]);
 }
 
 #[test]
-fn q16_an_id_used_twice_owes_two_answers() {
+fn q16_an_id_used_twice_gets_two_answers() {
     let mut story = Story::legacy();
     story.client(&call(1, "a")).client(&call(1, "b"));
     story.child_hears(1, &[&call(1, "a"), &call(1, "b")]);
     story.child(1, &result(1, r#"{"x":1}"#));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     let told = story.told_client();
     assert_eq!(told[0], result(1, r#"{"x":1}"#));
     let text = failed_call(&parsed(&told[1]), 1, "server_ended", "unknown");
@@ -519,7 +519,7 @@ fn q16_ids_match_by_type_and_value() {
 }
 
 #[test]
-fn q17_an_id_that_nobody_can_match_is_passed_and_not_promised() {
+fn q17_a_request_with_an_unusable_id_is_forwarded_and_not_tracked() {
     for id in ["null", "1.5"] {
         let mut story = Story::legacy();
         story.client(&call(id, "t"));
@@ -527,19 +527,19 @@ fn q17_an_id_that_nobody_can_match_is_passed_and_not_promised() {
         story.child(1, &result(id, "{}"));
         story.client_hears(&[&result(id, "{}")]);
         story.client(&call(id, "t"));
-        story.dies(1, code(1));
+        story.exits(1, code(1));
         story.client_hears_nothing();
     }
     let mut story = Story::legacy();
     story.client(&call("null", "t"));
-    story.dies_unsent(1, code(1), &["null"]);
+    story.exits_unsent(1, code(1), &["null"]);
     story.passes(secs(1));
     story.comes_up(2);
     assert_eq!(story.told_server(2).last(), Some(&call("null", "t")), "what no pipe took is sent to the next");
 }
 
 #[test]
-fn q18_what_is_not_json_is_refused_and_not_sent_on() {
+fn q18_a_line_that_is_not_json_is_refused_and_not_forwarded() {
     for line in ["{", "nonsense", r#"{"id":1,}"#] {
         let mut story = Story::legacy();
         story.client(line);
@@ -566,7 +566,7 @@ fn q1_a_second_opening_waits_no_longer_than_other_requests() {
 fn q2_a_discover_that_is_no_opening_waits_no_longer_than_other_requests() {
     let mut story = Story::fresh();
     story.client(&modern(1, "tools/list", "")).child(1, &result(1, r#"{"tools":[]}"#));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.forget();
     story.client(&modern(2, "server/discover", ""));
     story.passes(secs(1));
@@ -580,32 +580,32 @@ fn q10_a_listen_that_lost_its_child_before_the_acknowledgement_gets_one() {
     let listen = modern(5, "subscriptions/listen", r#""notifications":{"toolsListChanged":true}"#);
     let mut story = Story::modern_with(hopeless);
     story.client(&listen);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     assert_eq!(parsed(&story.answer())["method"], "notifications/subscriptions/acknowledged");
 }
 
 #[test]
-fn q10_a_listen_outlives_its_child_whatever_else_is_kept() {
+fn q10_a_listen_outlives_its_child_at_any_limit_of_kept_requests() {
     let listen = modern(5, "subscriptions/listen", r#""notifications":{"toolsListChanged":true}"#);
-    let mut story = Story::modern_with(|settings| settings.limits.held_bytes_max = 10);
+    let mut story = Story::modern_with(|settings| settings.limits.holding.held_bytes_max = 10);
     story.client(&listen);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up(2);
     assert_eq!(story.told_server(2).last(), Some(&listen));
 }
 
 #[test]
-fn q14_what_we_granted_is_set_on_the_first_child_that_can() {
+fn q14_settings_that_outlast_accepted_are_sent_to_the_first_child_that_supports_them() {
     let mut story = Story::legacy();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up_with(2, "{}");
     story.client(&ask_with(1, "logging/setLevel", r#"{"level":"debug"}"#));
     story.client(&ask_with(2, "resources/subscribe", r#"{"uri":"u:1"}"#));
     story.client(&ask_with(3, "resources/subscribe", r#"{"uri":"u:2"}"#));
     story.client(&ask_with(4, "resources/unsubscribe", r#"{"uri":"u:2"}"#));
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     story.passes(secs(1));
     story.comes_up(3);
     assert_eq!(
@@ -620,7 +620,7 @@ fn q14_what_we_granted_is_set_on_the_first_child_that_can() {
 #[test]
 fn q16_a_cancellation_means_the_oldest_of_an_id() {
     let mut story = Story::legacy();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.forget();
     story.client(&call(1, "a")).client(&call(1, "b")).client(&cancel(1));
     story.passes(secs(1));
@@ -643,15 +643,15 @@ fn q18_a_line_too_long_is_refused_under_its_own_id() {
 }
 
 #[test]
-fn q15_what_is_too_big_to_keep_is_not_asked_again() {
-    let mut story = Story::legacy_with(ALL, |settings| settings.limits.held_bytes_max = 80);
+fn q15_a_request_too_large_to_keep_is_not_sent_again() {
+    let mut story = Story::legacy_with(ALL, |settings| settings.limits.holding.held_bytes_max = 80);
     story.client(&ask(1, "prompts/list")).client(&ask(2, "resources/list"));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client_hears_error(2, 7001, "server_ended", "unknown");
 }
 
 #[test]
-fn q1_a_second_opening_on_a_serving_child_is_as_patient_as_the_client() {
+fn q1_a_second_opening_on_a_serving_child_has_no_time_limit() {
     let mut story = Story::legacy();
     story.client(&INITIALIZE.replace("\"id\":0", "\"id\":1"));
     story.passes(secs(600));

@@ -1,4 +1,4 @@
-//! All that is ever rewritten (d1-d6): byte for byte, the rest stays as it came.
+//! All edits of messages (d1-d6): the other bytes stay as they came.
 
 use crate::story::*;
 
@@ -51,7 +51,7 @@ fn d2_a_discover_promises_the_same_and_is_not_cached_for_long() {
 }
 
 #[test]
-fn d3_our_tools_stand_after_the_last_one_of_the_first_page() {
+fn d3_our_tools_follow_the_last_tool_of_the_first_page() {
     let mut story = Story::legacy();
     story.client(&ask(1, "tools/list"));
     story
@@ -107,7 +107,7 @@ fn d4_the_first_acknowledgement_promises_the_changes_asked_for() {
 }
 
 #[test]
-fn d5_ids_of_later_generations_cannot_meet() {
+fn d5_ids_of_later_generations_cannot_collide() {
     let mut story = Story::legacy();
     story.child(1, &ask(1, "roots/list"));
     story.client(&call(9, "t"));
@@ -122,7 +122,7 @@ fn d5_ids_of_later_generations_cannot_meet() {
 }
 
 #[test]
-fn d6_all_else_passes_as_it_came() {
+fn d6_all_other_messages_are_forwarded_unchanged() {
     let odd = r#"{ "acme":1.00,"jsonrpc":"2.0","id":1,"result":{"prompts":[{"name":"p"}],"nextCursor":"c","ttlMs":99999999}}"#;
     let mut story = Story::modern();
     story.client(&modern(1, "prompts/list", "")).child(1, odd);

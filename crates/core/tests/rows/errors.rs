@@ -1,4 +1,4 @@
-//! Errors in our own name (e1-e6), word for word.
+//! The errors of outlast itself (e1-e6), word for word.
 
 use crate::story::*;
 
@@ -14,7 +14,7 @@ fn e1_the_server_ended_while_it_was_running() {
         for n in 0..12 {
             story.child_logs(1, &format!("line {n}"));
         }
-        story.dies(1, how);
+        story.exits(1, how);
         let error = story.client_hears_error(1, 7001, "server_ended", "unknown");
         assert_eq!(
             error["message"],
@@ -38,17 +38,17 @@ fn e1_stderr_is_quoted_up_to_2_kib() {
     story.client(&ask(1, "acme/do"));
     story.child_logs(1, &"a".repeat(1500));
     story.child_logs(1, &"b".repeat(1500));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     let error = story.client_hears_error(1, 7001, "server_ended", "unknown");
     assert_eq!(error["data"]["stderr"], json!(["a".repeat(548), "b".repeat(1500)]));
 }
 
 #[test]
-fn e1_a_server_that_comes_back_at_once_is_being_started() {
+fn e1_a_server_that_is_restarted_at_once_is_being_started() {
     let mut story = Story::legacy();
     story.passes(secs(5));
     story.client(&ask(1, "acme/do"));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.was_done(&["start"]);
     let error = story.client_hears_error(1, 7001, "server_ended", "unknown");
     assert_eq!(error["data"]["retry_after_ms"], 0);
@@ -58,7 +58,7 @@ fn e1_a_server_that_comes_back_at_once_is_being_started() {
 #[test]
 fn e2_the_server_is_down() {
     let mut story = Story::legacy();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(&ask(1, "acme/do"));
     story.passes(secs(1));
     story.started(2);
@@ -66,10 +66,10 @@ fn e2_the_server_is_down() {
     let error = story.client_hears_error(1, 7002, "server_down", "not_sent");
     assert_eq!(error["message"], "`acme/do` was not run: the server is down (exit code 1). It is being started now.");
 
-    // Some pipe took it, so nobody can say that it was not run.
+    // A pipe took it, so it may have run.
     let mut story = Story::legacy();
     story.client(&ask(1, "resources/read"));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.started(2);
     story.passes(secs(29));
@@ -81,16 +81,16 @@ fn e2_the_server_is_down() {
 }
 
 #[test]
-fn e2_leaves_at_once_when_the_next_try_is_too_far() {
+fn e2_is_sent_at_once_if_the_next_try_is_too_late() {
     let far = |settings: &mut Settings| {
         settings.policy.delays = outlast_core::restarts::Delays::Steps(vec![(1, secs(1)), (2, secs(31))]);
     };
     let mut story = Story::legacy_with(ALL, far);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(&ask(1, "acme/do"));
     story.passes(secs(1));
     story.started(2);
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     let error = story.client_hears_error(1, 7002, "server_down", "not_sent");
     assert_eq!(error["message"], "`acme/do` was not run: the server is down (exit code 1). It starts again in 31.0 s.");
     assert_eq!(error["data"]["retry_after_ms"], 31_000);
@@ -101,12 +101,12 @@ fn e2_leaves_at_once_when_the_next_try_is_too_far() {
 #[test]
 fn e3_the_server_is_not_started_again_by_itself() {
     let mut story = Story::legacy_with(ALL, |settings| settings.policy.restarts_max = Some(1));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(&ask(1, "acme/do"));
     story.passes(secs(1));
     story.started(2);
     story.passes(secs(2));
-    story.dies(2, code(7));
+    story.exits(2, code(7));
     let error = story.client_hears_error(1, 7003, "gave_up", "not_sent");
     assert_eq!(
         error["message"],
@@ -119,9 +119,9 @@ fn e3_the_server_is_not_started_again_by_itself() {
 }
 
 #[test]
-fn e4_too_many_wait_already() {
+fn e4_too_many_requests_are_held() {
     let mut story = Story::legacy();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     for id in 0..256 {
         story.client(&ask(id, "acme/do"));
     }
@@ -130,21 +130,21 @@ fn e4_too_many_wait_already() {
     let error = story.client_hears_error(256, 7004, "hold_full", "not_sent");
     assert_eq!(
         error["message"],
-        "`acme/do` was not run: 256 requests already wait for the server. It starts again in 1.0 s."
+        "`acme/do` was not run: 256 requests are already waiting for the server. It starts again in 1.0 s."
     );
     story.client(&note("acme/n"));
     story.passes(secs(1));
     story.comes_up(2);
     assert_eq!(story.told_server(2).len(), 2 + 256, "the notification was one too many as well");
 
-    let mut story = Story::legacy_with(ALL, |settings| settings.limits.held_bytes_max = 80);
-    story.dies(1, code(1));
+    let mut story = Story::legacy_with(ALL, |settings| settings.limits.holding.held_bytes_max = 80);
+    story.exits(1, code(1));
     story.client(&ask(1, "acme/do")).client(&ask(2, "acme/do"));
     story.client_hears_error(2, 7004, "hold_full", "not_sent");
 }
 
 #[test]
-fn e5_the_old_server_had_its_time() {
+fn e5_the_drain_of_the_old_server_is_over() {
     let mut story = Story::legacy();
     story.client(&ask(1, "acme/do"));
     story.reloads();
@@ -163,17 +163,17 @@ fn e5_the_old_server_had_its_time() {
 #[test]
 fn e6_outlast_is_stopping() {
     let mut story = Story::legacy();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(&ask(1, "acme/do"));
-    story.client_leaves(Farewell::Heard);
+    story.client_leaves(ClientEnd::Closed);
     let error = story.client_hears_error(1, 7006, "stopping", "not_sent");
     assert_eq!(error["message"], "`acme/do` was not run: outlast is stopping.");
     assert_eq!(error["data"]["retry_after_ms"], json!(null));
 
     let mut story = Story::legacy();
     story.client(&ask(1, "acme/do"));
-    story.client_leaves(Farewell::Heard);
-    story.dies(1, How::Stopped);
+    story.client_leaves(ClientEnd::Closed);
+    story.exits(1, How::Stopped);
     let error = story.client_hears_error(1, 7006, "stopping", "unknown");
     assert_eq!(error["message"], "`acme/do` may or may not have taken effect: outlast is stopping.");
 }

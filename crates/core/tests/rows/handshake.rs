@@ -1,4 +1,4 @@
-//! The handshake of each later child, and what there is when the first one is broken (h1-h4, b1-b6).
+//! The handshake of each later child, and the answers when the first one is broken (h1-h4, b1-b6).
 
 use crate::story::*;
 
@@ -6,10 +6,10 @@ fn replayed(k: u32) -> String {
     INITIALIZE.replace("\"id\":0", &format!("\"id\":{}", private(k)))
 }
 
-/// Child 1 crashed; child 2 runs and has not spoken.
+/// Child 1 crashed; child 2 runs and has sent nothing.
 fn replaying() -> Story {
     let mut story = Story::legacy();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.forget();
     story.started(2);
@@ -17,7 +17,7 @@ fn replaying() -> Story {
 }
 
 #[test]
-fn h1_a_later_child_hears_the_clients_own_opening_under_a_private_id() {
+fn h1_a_later_child_gets_the_clients_own_opening_under_a_private_id() {
     let mut story = replaying();
     story.child_hears(2, &[&replayed(1)]);
     story.was_done(&[]);
@@ -28,19 +28,19 @@ fn h1_a_later_child_hears_the_clients_own_opening_under_a_private_id() {
 }
 
 #[test]
-fn h1_silence_is_an_end_after_a_while() {
+fn h1_a_handshake_without_an_answer_times_out() {
     let mut story = replaying();
     story.passes(secs(29));
     story.was_done(&[]);
     story.passes(secs(1));
     story.was_done(&["stop 2: did not finish its handshake in 30 s"]);
-    story.dies(2, How::HandshakeLate(secs(30)));
+    story.exits(2, How::HandshakeLate(secs(30)));
     story.passes(secs(1));
     story.was_done(&["start"]);
 }
 
 #[test]
-fn h2_a_later_child_speaks_the_version_that_was_told() {
+fn h2_a_later_child_must_use_the_version_the_client_knows() {
     let mut story = replaying();
     story.child(2, &result(private(1), &initialize_result("2025-11-25", ALL)));
     story.was_done(&["ready 2"]);
@@ -56,12 +56,12 @@ fn h2_a_later_child_speaks_the_version_that_was_told() {
 }
 
 #[test]
-fn h3_what_the_client_had_set_is_set_again_where_the_child_can() {
+fn h3_settings_of_the_client_are_repeated_if_the_child_supports_them() {
     let mut story = Story::legacy();
     story.client(&ask_with(1, "logging/setLevel", r#"{"level":"debug"}"#)).child(1, &result(1, "{}"));
     story.client(&ask_with(2, "resources/subscribe", r#"{"uri":"u:b"}"#)).child(1, &result(2, "{}"));
     story.client(&ask_with(3, "resources/subscribe", r#"{"uri":"u:a"}"#)).child(1, &result(3, "{}"));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(&call(4, "t"));
     story.passes(secs(1));
     story.forget();
@@ -81,7 +81,7 @@ fn h3_what_the_client_had_set_is_set_again_where_the_child_can() {
     story.child(2, &error(private(3), -32002, "gone"));
     story.client_hears_nothing();
     assert_eq!(story.recorded("protocol_noted"), ["The new server refused to restore a subscription: gone"]);
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     story.told_client();
     story.passes(secs(1));
     story.comes_up_with(3, r#"{"tools":{},"resources":{}}"#);
@@ -89,11 +89,11 @@ fn h3_what_the_client_had_set_is_set_again_where_the_child_can() {
 }
 
 #[test]
-fn h4_a_modern_child_is_asked_to_discover_with_the_clients_latest_words() {
+fn h4_a_modern_child_gets_a_discover_with_the_clients_latest_meta() {
     let mut story = Story::modern();
     story.client(r#"{"jsonrpc":"2.0","id":1,"method":"tools/list","params":{"_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/logLevel":"debug","progressToken":1,"x":1.0}}}"#);
     story.child(1, &result(1, r#"{"tools":[]}"#));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.forget();
     story.started(2);
@@ -127,7 +127,7 @@ fn h4_a_child_of_another_version_or_era_fails() {
         ),
     ] {
         let mut story = Story::modern();
-        story.dies(1, code(1));
+        story.exits(1, code(1));
         story.passes(secs(1));
         story.forget();
         story.started(2);
@@ -137,34 +137,34 @@ fn h4_a_child_of_another_version_or_era_fails() {
 }
 
 #[test]
-fn b1_an_opening_is_answered_by_us_at_the_second_end_before_ready() {
+fn b1_an_opening_is_answered_by_outlast_at_the_second_exit_before_ready() {
     let mut story = Story::fresh_with(quick);
     story.client(INITIALIZE);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client_hears_nothing();
     story.passes(ms(500));
     story.started(2);
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     let answer = parsed(&story.answer());
     assert_eq!((&answer["id"], &answer["result"]["serverInfo"]["name"]), (&json!(0), &json!("outlast")));
 
     let mut story = Story::fresh_with(quick);
     story.client(&modern(0, "server/discover", ""));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client_hears_nothing();
     story.passes(ms(500));
     story.started(2);
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     story.client_hears(&[&error(0, -32601, "Method not found")]);
 }
 
 #[test]
-fn b1_an_opening_is_answered_by_us_one_second_after_the_first_end_before_ready() {
+fn b1_an_opening_is_answered_by_outlast_one_second_after_the_first_exit_before_ready() {
     for exit in [0, 1] {
         let mut story = Story::fresh_with(quick);
         story.client(INITIALIZE);
         story.passes(ms(2_400));
-        story.dies(1, code(exit));
+        story.exits(1, code(exit));
         story.passes(ms(999));
         story.client_hears_nothing();
         story.started(2);
@@ -172,7 +172,7 @@ fn b1_an_opening_is_answered_by_us_one_second_after_the_first_end_before_ready()
         story.forget();
         story.passes(ms(1));
         assert_eq!(parsed(&story.answer())["result"]["serverInfo"]["name"], "outlast");
-        // The next child has the client's own `initialize`; its answer is now a handshake with us.
+        // The next child has the client's own `initialize`; its answer now completes the relay's handshake.
         story.client(INITIALIZED);
         story.client(&call(1, "t"));
         story.child_hears_nothing(2);
@@ -182,10 +182,10 @@ fn b1_an_opening_is_answered_by_us_one_second_after_the_first_end_before_ready()
         story.was_done(&["ready 2"]);
     }
 
-    // The next child is ready by then: nothing of the end is seen.
+    // The next child is ready by then: the client does not notice the end.
     let mut story = Story::fresh_with(quick);
     story.client(INITIALIZE);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(ms(500));
     story.started(2);
     story.child(2, &result(0, &initialize_result("2025-11-25", r#"{"tools":{}}"#)));
@@ -194,22 +194,22 @@ fn b1_an_opening_is_answered_by_us_one_second_after_the_first_end_before_ready()
 
     let mut story = Story::fresh_with(quick);
     story.client(&modern(0, "server/discover", ""));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(ms(500));
     story.started(2);
     story.passes(ms(500));
     story.client_hears(&[&error(0, -32601, "Method not found")]);
 
-    // An opening that comes after the end has its second, too; with a child alive it is a slow one.
+    // An opening after the end also waits for a second; with a running child it is a slow start.
     let mut story = Story::fresh();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(INITIALIZE);
     story.passes(ms(999));
     story.client_hears_nothing();
     story.passes(ms(1));
     assert_eq!(parsed(&story.answer())["result"]["serverInfo"]["name"], "outlast");
     let mut story = Story::fresh();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.started(2);
     story.client(INITIALIZE);
@@ -218,33 +218,33 @@ fn b1_an_opening_is_answered_by_us_one_second_after_the_first_end_before_ready()
 }
 
 #[test]
-fn b1_an_opening_is_answered_by_us_at_the_first_failure_to_spawn() {
-    let mut story = Story::unborn();
+fn b1_an_opening_is_answered_by_outlast_at_the_first_failed_start() {
+    let mut story = Story::not_started();
     story.client(INITIALIZE);
     story.start_fails("permission denied");
     let answer = parsed(&story.answer());
     let words = answer["result"]["instructions"].as_str().unwrap_or_default();
     assert!(words.contains("could not be started: permission denied"), "{words}");
-    assert!(words.contains("`server_status` shows its stderr; mend it, then call `restart_server`"), "{words}");
+    assert!(words.contains("`server_status` shows its stderr; fix it, then call `restart_server`"), "{words}");
 }
 
 #[test]
-fn b1_an_opening_is_answered_by_us_at_giving_up_and_when_the_next_try_is_far() {
+fn b1_an_opening_is_answered_by_outlast_at_a_give_up_and_if_the_next_try_is_late() {
     let mut story = Story::fresh_with(|settings| settings.policy.restarts_max = Some(0));
     story.client(INITIALIZE);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     assert_eq!(parsed(&story.answer())["result"]["serverInfo"]["name"], "outlast");
 
     let mut story = Story::fresh_with(|settings| {
         settings.policy.delays = outlast_core::restarts::Delays::Steps(vec![(1, secs(9))]);
     });
     story.client(INITIALIZE);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     assert_eq!(parsed(&story.answer())["result"]["serverInfo"]["name"], "outlast");
 }
 
 #[test]
-fn b1_a_slow_child_is_waited_for_up_to_a_point() {
+fn b1_the_wait_for_a_slow_child_is_limited() {
     let mut story = Story::fresh();
     story.client(INITIALIZE);
     story.passes(ms(19_999));
@@ -252,7 +252,7 @@ fn b1_a_slow_child_is_waited_for_up_to_a_point() {
     story.passes(ms(1));
     let answer = parsed(&story.answer());
     assert_eq!(answer["result"]["serverInfo"]["name"], "outlast");
-    assert!(answer["result"]["instructions"].to_string().contains("has not finished its start yet"), "{answer}");
+    assert!(answer["result"]["instructions"].to_string().contains("is still starting"), "{answer}");
     story.was_done(&[]);
     story.passes(secs(100));
     story.was_done(&["stop 1: did not finish its handshake in 120 s"]);
@@ -264,19 +264,19 @@ fn b1_a_slow_child_is_waited_for_up_to_a_point() {
     story.was_done(&[]);
     story.passes(secs(1));
     story.was_done(&["stop 1: did not finish its handshake in 120 s"]);
-    story.dies(1, How::HandshakeLate(secs(120)));
+    story.exits(1, How::HandshakeLate(secs(120)));
     assert_eq!(parsed(&story.answer())["result"]["serverInfo"]["name"], "outlast");
 
     let mut story = Story::fresh();
     story.client(&modern(0, "server/discover", ""));
     story.passes(secs(120));
     story.was_done(&["stop 1: did not finish its handshake in 120 s"]);
-    story.dies(1, How::HandshakeLate(secs(120)));
+    story.exits(1, How::HandshakeLate(secs(120)));
     story.client_hears(&[&error(0, -32601, "Method not found")]);
 }
 
 #[test]
-fn b2_the_handshake_in_our_own_words() {
+fn b2_outlast_answers_the_handshake_itself() {
     for (asked, told) in [
         ("2024-11-05", "2024-11-05"),
         ("2025-03-26", "2025-03-26"),
@@ -284,7 +284,7 @@ fn b2_the_handshake_in_our_own_words() {
         ("2025-11-25", "2025-11-25"),
         ("2099-01-01", "2025-11-25"),
     ] {
-        let mut story = Story::unborn();
+        let mut story = Story::not_started();
         story.start_fails("no such file");
         story.client(&INITIALIZE.replace("2025-11-25", asked));
         let answer = parsed(&story.answer());
@@ -315,13 +315,13 @@ fn b2_the_handshake_in_our_own_words() {
 
 #[test]
 fn b2_a_broken_start_that_the_client_never_saw_makes_no_list_known() {
-    let mut story = Story::unborn();
+    let mut story = Story::not_started();
     story.start_fails("no such file");
     story.passes(secs(1));
     story.started(1);
     story.client(INITIALIZE).child(1, &result(0, &initialize_result("2025-11-25", ALL)));
     story.client(INITIALIZED);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.forget();
     story.client(&ask(1, "prompts/list"));
     story.client_hears_nothing();
@@ -329,7 +329,7 @@ fn b2_a_broken_start_that_the_client_never_saw_makes_no_list_known() {
 
 #[test]
 fn b3_a_discover_without_a_server_is_refused_as_a_legacy_server_does() {
-    let mut story = Story::unborn();
+    let mut story = Story::not_started();
     story.client(&modern(0, "server/discover", ""));
     story.start_fails("no such file");
     story.client_hears(&[&error(0, -32601, "Method not found")]);
@@ -340,7 +340,7 @@ fn b3_a_discover_without_a_server_is_refused_as_a_legacy_server_does() {
 
 #[test]
 fn b4_a_modern_client_without_a_server_has_our_tools_and_empty_lists() {
-    let mut story = Story::unborn();
+    let mut story = Story::not_started();
     story.client(&modern(1, "tools/list", "")).client(&modern(2, "prompts/list", ""));
     story.client(&modern(3, "tools/call", r#""name":"t""#));
     story.start_fails("no such file");
@@ -363,7 +363,7 @@ fn b4_a_modern_client_is_answered_one_second_after_the_first_end() {
     let listen = modern(2, "subscriptions/listen", r#""notifications":{"toolsListChanged":true}"#);
     let mut story = Story::fresh_with(quick);
     story.client(&modern(1, "tools/list", "")).client(&listen).client(&modern(3, "resources/list", ""));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(&modern(4, "prompts/list", "")).client(&modern(5, "tools/call", r#""name":"t""#));
     let told = story.told_client();
     assert_eq!(told.len(), 1, "the listen is acknowledged: {told:#?}");
@@ -376,7 +376,7 @@ fn b4_a_modern_client_is_answered_one_second_after_the_first_end() {
     assert_eq!(tool_names(&told[0]), OURS);
     assert_eq!(parsed(&told[1])["result"]["resources"], json!([]));
     assert_eq!(parsed(&told[2])["result"]["prompts"], json!([]));
-    // The child was sent these requests before; what it answers now is not for the client, except to the call.
+    // The child was sent these requests before; its answers are not forwarded, except the one to the call.
     story.child(2, &result(1, r#"{"tools":[{"name":"late"}]}"#));
     story.client_hears_nothing();
     story.child(2, &result(5, "{}"));
@@ -407,8 +407,8 @@ fn b4_a_modern_client_of_a_slow_server_has_our_tools_after_a_while() {
 }
 
 #[test]
-fn b5_other_capabilities_are_put_up_with_and_what_was_empty_is_announced() {
-    let mut story = Story::unborn();
+fn b5_other_capabilities_are_accepted_and_lists_that_were_empty_are_announced() {
+    let mut story = Story::not_started();
     story.start_fails("no such file");
     story.client(INITIALIZE).client(INITIALIZED);
     story.passes(secs(1));
@@ -421,7 +421,7 @@ fn b5_other_capabilities_are_put_up_with_and_what_was_empty_is_announced() {
     story.client_hears(&[&result(1, r#"{"resources":[]}"#)]);
 
     let mut story = Story::legacy_with(r#"{"tools":{}}"#, |_| {});
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up(2);
     story.told_client();
@@ -434,9 +434,9 @@ fn b5_other_capabilities_are_put_up_with_and_what_was_empty_is_announced() {
 }
 
 #[test]
-fn b6_after_a_handshake_of_ours_an_older_version_is_put_up_with() {
+fn b6_after_a_handshake_by_outlast_an_older_version_is_accepted() {
     let opened = || {
-        let mut story = Story::unborn();
+        let mut story = Story::not_started();
         story.start_fails("no such file");
         story.client(INITIALIZE).client(INITIALIZED);
         story.passes(secs(1));
@@ -449,11 +449,11 @@ fn b6_after_a_handshake_of_ours_an_older_version_is_put_up_with() {
     story.was_done(&["ready 1"]);
     assert_eq!(
         story.recorded("conversation_noted"),
-        ["The server speaks 2025-03-26; the client was told 2025-11-25: reconnect the client"]
+        ["The server uses MCP revision 2025-03-26; the client was told 2025-11-25: reconnect the client"]
     );
-    // The same again, and then one that has caught up with what was told.
+    // The same again, and then a server with the version that the client was told.
     for (generation, k, version) in [(2, 2, "2025-03-26"), (3, 3, "2025-11-25")] {
-        story.dies(generation - 1, code(1));
+        story.exits(generation - 1, code(1));
         story.passes(secs(1));
         story.forget();
         story.started(generation);
@@ -469,8 +469,8 @@ fn b6_after_a_handshake_of_ours_an_older_version_is_put_up_with() {
 }
 
 #[test]
-fn b2_lists_that_were_asked_for_in_one_breath_are_answered_with_the_opening() {
-    let mut story = Story::unborn();
+fn b2_list_requests_sent_with_the_opening_are_answered_with_it() {
+    let mut story = Story::not_started();
     story.client(INITIALIZE).client(INITIALIZED).client(&ask(1, "tools/list")).client(&call(2, "t"));
     story.start_fails("no such file");
     let told = story.told_client();
@@ -479,9 +479,9 @@ fn b2_lists_that_were_asked_for_in_one_breath_are_answered_with_the_opening() {
 }
 
 #[test]
-fn b3_a_probe_that_we_refused_is_not_repeated_to_the_child_that_comes_up() {
+fn b3_a_probe_that_outlast_refused_is_not_repeated_to_the_next_child() {
     let initialize = INITIALIZE.replace("\"id\":0", "\"id\":1");
-    let mut story = Story::unborn();
+    let mut story = Story::not_started();
     story.client(&modern(0, "server/discover", ""));
     story.start_fails("no such file");
     story.passes(secs(1));

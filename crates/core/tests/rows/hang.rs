@@ -1,5 +1,5 @@
-//! Servers that hang (y1 to y9, e7, e8), restarts that do not wait (f1 to f4), servers that use too much memory (z1, z2),
-//! and servers that cannot exit after a call of their own restart tool (x4b).
+//! Servers that hang (y1 to y9, e7, e8), restarts that do not wait (f1 to f4), servers that use too much memory (z1,
+//! z2), and servers that cannot exit after a call of their own restart tool (x4b).
 
 use std::time::Duration;
 
@@ -17,9 +17,9 @@ fn with_reason(id: u32, tool: &str, reason: &str) -> String {
     ask_with(id, "tools/call", &format!(r#"{{"name":"{tool}","arguments":{{"reason":"{reason}"}}}}"#))
 }
 
-/// What the client hears when the server exited for its own restart tool.
+/// The client's answer when the server exited by its own restart tool.
 fn back(id: u32, pid: u32) -> String {
-    let text = format!("The server exited to restart, as asked, and is back (pid {pid}).");
+    let text = format!("The server exited to restart, as requested, and is ready again (pid {pid}).");
     result(id, &format!(r#"{{"content":[{{"text":"{text}","type":"text"}}],"isError":false}}"#))
 }
 
@@ -33,9 +33,9 @@ fn x4b_a_server_that_answered_its_restart_call_and_does_not_exit_gets_a_ping() {
     story.child_hears_nothing(1);
     story.passes(ms(1));
     story.child_hears(1, &[&ping(1)]);
-    // The line makes it exit, and a call that came meanwhile never ran.
+    // The line makes it exit, and a call that arrived meanwhile never ran.
     story.client(&call(2, "transfer"));
-    story.dies(1, code(42));
+    story.exits(1, code(42));
     story.client_hears_failed_call(2, "server_ended", "unknown");
     story.was_done(&["start"]);
     story.comes_up(2);
@@ -51,7 +51,7 @@ fn x4b_a_restart_call_without_an_answer_is_answered_when_the_next_server_is_read
     story.child_hears_nothing(1);
     story.passes(ms(1));
     story.child_hears(1, &[&ping(1)]);
-    story.dies(1, code(42));
+    story.exits(1, code(42));
     story.client_hears_nothing();
     story.comes_up(2);
     story.client_hears(&[&back(1, 1002)]);
@@ -67,7 +67,7 @@ fn x4b_a_server_that_answers_the_ping_is_left_alone() {
     story.passes(secs(100));
     story.was_done(&[]);
     story.child_hears_nothing(1);
-    // Its answer comes late, and the exit is expected from then on.
+    // Its answer is late, and the exit is expected from then on.
     story.child(1, &result(1, "{}"));
     story.client_hears(&[&result(1, "{}")]);
     story.passes(ms(700));
@@ -83,7 +83,7 @@ fn x4b_a_server_that_neither_exits_nor_answers_is_replaced() {
     assert_eq!(story.recorded("server_restart_requested"), ["server"]);
     story.marker_is_written();
     story.was_done(&["start"]);
-    // The end of its stdin makes most servers exit; this one does not.
+    // The end of stdin makes most servers exit; this one does not.
     story.comes_up(2);
     story.client_hears(&[&back(1, 1002)]);
     let did = story.did();
@@ -95,7 +95,7 @@ fn x4b_a_server_that_neither_exits_nor_answers_is_replaced() {
     story.passes(ms(1_700));
     story.was_done(&["close stdin 1", "mark 1001: `restart_server` was called"]);
     story.marker_is_written();
-    story.dies(1, code(42));
+    story.exits(1, code(42));
     story.comes_up(2);
     assert_eq!(story.did()[..2], ["start", "ready 2"], "one new server");
     story.client_hears_nothing();
@@ -112,7 +112,7 @@ fn x4b_a_failed_restart_does_not_leave_a_server_without_stdin() {
     let did = story.did();
     assert_eq!(did[0], "stop 1: hung: silent for 1 s", "{did:?}");
     assert!(did[1].contains("No server is serving."), "{did:?}");
-    story.dies(1, How::Hung(secs(1)));
+    story.exits(1, How::Hung(secs(1)));
     story.client_hears_nothing();
     story.passes(secs(1));
     story.comes_up(2);
@@ -120,14 +120,14 @@ fn x4b_a_failed_restart_does_not_leave_a_server_without_stdin() {
 }
 
 #[test]
-fn x4b_the_tool_is_the_one_that_was_named_and_the_stateless_era_asks_discover() {
+fn x4b_the_tool_can_be_named_and_the_stateless_era_uses_discover() {
     let mut story = Story::modern_with(|settings| settings.restart_tool = "reboot".into());
     story.client(&modern(1, "tools/call", r#""name":"restart","arguments":{}"#));
     story.client(&modern(2, "tools/call", r#""name":"reboot","arguments":{}"#));
     story.forget();
     story.passes(secs(1));
     story.child_hears(1, &[&ask_with(private(1), "server/discover", &format!(r#"{{"_meta":{META}}}"#))]);
-    story.dies(1, code(42));
+    story.exits(1, code(42));
     let failed = story.told_client();
     assert_eq!(failed.len(), 1);
     failed_call(&parsed(&failed[0]), 1, "server_ended", "unknown");
@@ -181,7 +181,7 @@ fn y1_an_answer_to_the_call_or_to_the_ping_clears_the_server() {
     story.passes(secs(100));
     story.was_done(&[]);
 
-    // Two were cancelled: one answer speaks for one of them.
+    // Two calls were cancelled: one late answer accounts for one of them.
     let mut story = Story::legacy();
     story.client(&call(1, "slow")).client(&call(2, "slower")).client(&cancel(1)).client(&cancel(2));
     assert_eq!(story.told_server(1).iter().filter(|line| line.contains("ping")).count(), 1);
@@ -191,7 +191,7 @@ fn y1_an_answer_to_the_call_or_to_the_ping_clears_the_server() {
 }
 
 #[test]
-fn y1_the_stateless_era_asks_discover() {
+fn y1_the_stateless_era_uses_discover() {
     let mut story = Story::modern();
     story.client(&modern(1, "tools/call", r#""name":"slow""#)).client(&cancel(1));
     let told = story.told_server(1);
@@ -226,14 +226,14 @@ fn y2_a_long_call_is_no_hang() {
     story.forget();
     story.passes(secs(3_600));
     story.child_hears_nothing(1);
-    // Once the call is over, the list has 30 s more.
+    // After the call has ended, the list has 30 s more.
     story.child(1, &result(1, "{}"));
     story.passes(ms(29_999));
     story.child_hears_nothing(1);
     story.passes(ms(1));
     story.child_hears(1, &[&ping(1)]);
 
-    // A call alone is never looked at, nor a list that was answered.
+    // A call alone is never checked, nor a list that was answered.
     let mut story = Story::legacy();
     story.client(&ask(1, "tools/list")).child(1, &result(1, r#"{"tools":[]}"#));
     story.client(&call(2, "long"));
@@ -246,7 +246,7 @@ fn y2_a_long_call_is_no_hang() {
 fn y2_our_own_requests_after_a_handshake_count_too() {
     let mut story = Story::legacy();
     story.client(&ask(1, "tools/list")).child(1, &result(1, r#"{"tools":[]}"#));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up(2);
     story.forget();
@@ -348,7 +348,7 @@ fn y4_where_two_cannot_run_they_wait_for_the_new_server() {
     story.forget();
     story.marker_is_written();
     story.was_done(&["stop 1: was stopped"]);
-    story.dies(1, How::Stopped);
+    story.exits(1, How::Stopped);
     story.comes_up(2);
     assert!(story.told_server(2).contains(&ask_with(2, "resources/read", r#"{"uri":"a"}"#)));
 }
@@ -373,7 +373,7 @@ fn y5_a_deadline_that_is_seen_late_begins_anew_once() {
 }
 
 #[test]
-fn y6_a_failed_replacement_leaves_the_hung_server_and_says_so() {
+fn y6_a_failed_replacement_keeps_the_hung_server_and_is_reported() {
     let mut story = hung();
     story.marker_is_written();
     story.forget();
@@ -382,14 +382,14 @@ fn y6_a_failed_replacement_leaves_the_hung_server_and_says_so() {
     assert_eq!(story.status()["stalled"], true);
     story.client(&ask(2, "tools/list"));
     story.child_hears(1, &[&ask(2, "tools/list")]);
-    // The next sign leads to the next attempt.
+    // The next sign of a hang causes the next attempt.
     story.did();
     story.passes(secs(35));
     story.was_done(&["mark 1001: the server hung"]);
 }
 
 #[test]
-fn y7_what_is_stalled_and_for_how_long_is_shown() {
+fn y7_the_status_shows_a_stall_and_its_duration() {
     let mut story = Story::legacy();
     let shown = |story: &Story| (story.status()["stalled"].clone(), story.status()["oldest_request_s"].clone());
     assert_eq!(shown(&story), (json!(false), json!(null)));
@@ -412,14 +412,14 @@ fn y7_what_is_stalled_and_for_how_long_is_shown() {
 }
 
 #[test]
-fn y8_a_server_is_not_asked_while_none_serves_or_the_client_is_gone() {
+fn y8_no_ping_is_sent_without_a_server_or_a_client() {
     let mut story = Story::fresh();
     story.client(INITIALIZE).client(&ask(1, "tools/list")).client(&cancel(1));
     assert!(!story.told_server(1).iter().any(|line| line.contains("outlast-")));
 
     let mut story = Story::legacy_with(ALL, |settings| settings.call_timeout = Some(secs(10)));
     story.client(&call(1, "slow")).client(&call(2, "slow")).client(&cancel(2));
-    story.client_leaves(Farewell::Heard);
+    story.client_leaves(ClientEnd::Closed);
     story.forget();
     story.passes(secs(100));
     story.was_done(&[]);
@@ -427,11 +427,11 @@ fn y8_a_server_is_not_asked_while_none_serves_or_the_client_is_gone() {
 }
 
 #[test]
-fn y9_a_hung_server_that_ends_by_itself_is_said_to_have_hung() {
+fn y9_a_hung_server_that_exits_is_reported_as_hung() {
     let mut story = Story::legacy();
     story.client(&call(1, "slow")).client(&call(2, "pay")).client(&cancel(1));
     story.passes(secs(5));
-    story.dies(1, How::Exited(Exit::Signal(9)));
+    story.exits(1, How::Exited(Exit::Signal(9)));
     story.client_hears_failed_call(2, "server_hung", "unknown");
 }
 
@@ -440,7 +440,7 @@ fn e7_a_request_lost_to_a_hung_server_is_an_error_with_its_own_code() {
     let mut story = Story::legacy();
     story.client(&call(1, "slow")).client(&ask(2, "x/unheard")).client(&cancel(1));
     story.passes(secs(5));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     let error = story.client_hears_error(2, 7009, "server_hung", "unknown");
     assert_eq!(error["data"]["exit"], json!(null));
     assert_eq!(error["data"]["generation"], 1);
@@ -468,12 +468,12 @@ fn f1_a_restart_at_once_fails_or_moves_the_calls_of_the_old_server() {
     story.client_hears_nothing();
     story.forget();
     story.comes_up(2);
-    // What the old server has not read goes to the new one; the rest is not waited for.
+    // Lines that the old server has not read go to the new one; the other calls are not waited for.
     story.gives_back(1, &["queued"]);
     let text = story.client_hears_failed_call(1, "at_once", "unknown");
     assert_eq!(
         text,
-        "The server was restarted at once, as asked, with `slow` unfinished; it may or may not have taken effect."
+        "The server was restarted at once, as requested, with `slow` unfinished; it may or may not have taken effect."
     );
     let told = story.told_server(2);
     assert!(told.contains(&ask_with(2, "resources/read", r#"{"uri":"a"}"#)), "{told:?}");
@@ -497,7 +497,7 @@ fn f2_servers_that_drain_already_stop_too() {
 }
 
 #[test]
-fn f3_it_makes_a_restart_that_runs_not_wait_either() {
+fn f3_it_applies_to_a_running_restart_too() {
     let mut story = Story::legacy();
     story.client(&call(1, "slow"));
     story.reloads();
@@ -548,7 +548,7 @@ fn f4_without_blue_green_the_old_server_is_stopped_before_its_calls_are_over() {
     story.gives_back(1, &[]);
     story.client_hears_failed_call(1, "at_once", "unknown");
     story.was_done(&["stop 1: was stopped"]);
-    story.dies(1, How::Stopped);
+    story.exits(1, How::Stopped);
     story.was_done(&["start"]);
 }
 
@@ -586,7 +586,7 @@ fn z2_a_server_that_is_above_it_again_is_not_replaced_within_a_minute() {
     story.passes(ms(1));
     story.measured(2, 2 << 20);
     story.was_done(&["mark 1002: it uses 2 MiB, more than 1 MiB"]);
-    // Only the server that serves is looked at, and without a limit none is.
+    // Only the current server is checked, and none without a limit.
     let mut story = Story::legacy();
     story.measured(1, 2 << 30);
     story.measured(7, 2 << 30);

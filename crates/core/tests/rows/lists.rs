@@ -1,4 +1,4 @@
-//! Lists stay true (l1-l6).
+//! The client's lists stay correct (l1-l6).
 
 use crate::story::*;
 
@@ -15,7 +15,7 @@ fn listed(tools: &str) -> Story {
 }
 
 fn next_child(story: &mut Story, generation: u32) {
-    story.dies(generation - 1, code(1));
+    story.exits(generation - 1, code(1));
     story.passes(secs(10));
     story.forget();
     story.comes_up(generation);
@@ -52,9 +52,9 @@ fn l1_an_empty_list_of_our_making_is_a_baseline_too() {
     story.answers_private(2, "tools/list", A);
     story.client_hears(&[CHANGED]);
 
-    // A hold that ran out.
+    // A hold that timed out.
     let mut story = Story::legacy();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(&ask(1, "tools/list"));
     story.passes(secs(1));
     story.started(2);
@@ -84,7 +84,7 @@ fn l2_all_pages_are_fetched_beside_the_traffic() {
 }
 
 #[test]
-fn l3_equal_lists_are_silent_and_different_ones_are_told_once_for_each_family() {
+fn l3_equal_lists_are_not_announced_and_changed_lists_once_for_each_family() {
     for (new, differs) in [
         (r#"{"tools":[{"inputSchema":{"x":1,"y":2},"name":"a"},{"name":"b"}]}"#, false),
         (r#"{"tools":[{"name":"b"},{"name":"a","inputSchema":{"y":2,"x":1}}],"_meta":{}}"#, false),
@@ -115,7 +115,7 @@ fn l3_of_a_list_with_pages_missing_only_its_items_count() {
 }
 
 #[test]
-fn l4_a_childs_own_word_is_absorbed_until_its_list_is_compared() {
+fn l4_list_changed_of_a_child_is_withheld_until_its_list_is_compared() {
     let mut story = listed(A);
     next_child(&mut story, 2);
     story.child(2, CHANGED);
@@ -134,7 +134,7 @@ fn l4_a_childs_own_word_is_absorbed_until_its_list_is_compared() {
 }
 
 #[test]
-fn l4_a_child_that_never_rests_does_not_put_the_comparison_off_for_ever() {
+fn l4_repeated_list_changes_do_not_postpone_the_comparison_for_ever() {
     let mut story = listed(A);
     next_child(&mut story, 2);
     for _ in 0..6 {
@@ -168,7 +168,7 @@ fn l5_a_list_from_a_draining_child_is_compared_too() {
 }
 
 #[test]
-fn l5_what_was_announced_is_not_announced_again_before_the_client_lists() {
+fn l5_a_change_is_not_announced_again_before_the_client_lists() {
     let mut story = listed(A);
     next_child(&mut story, 2);
     story.answers_private(2, "tools/list", B);
@@ -183,12 +183,12 @@ fn l5_what_was_announced_is_not_announced_again_before_the_client_lists() {
 }
 
 #[test]
-fn l5_a_list_from_memory_is_listing_too() {
+fn l5_a_list_served_from_memory_counts_as_shown() {
     let mut story = listed(A);
     next_child(&mut story, 2);
     story.answers_private(2, "tools/list", B);
     story.client_hears(&[CHANGED]);
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     story.client(&ask(2, "tools/list"));
     assert_eq!(tool_names(&story.answer())[0], "a");
     story.passes(secs(10));
@@ -198,7 +198,7 @@ fn l5_a_list_from_memory_is_listing_too() {
 }
 
 #[test]
-fn l6_a_list_that_cannot_be_had_counts_as_changed() {
+fn l6_a_list_that_cannot_be_fetched_counts_as_changed() {
     let mut story = listed(A);
     next_child(&mut story, 2);
     story.child(2, &error(private(2), -32603, "no"));
@@ -217,13 +217,13 @@ fn l6_a_list_that_cannot_be_had_counts_as_changed() {
 #[test]
 fn l6_a_capability_that_is_gone_is_an_empty_list() {
     let mut story = listed(A);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.forget();
     story.comes_up_with(2, "{}");
     story.client_hears(&[CHANGED]);
     let mut story = listed(r#"{"tools":[]}"#);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.forget();
     story.comes_up_with(2, "{}");
@@ -257,7 +257,7 @@ fn l5_pages_of_two_children_are_no_list_of_either() {
 
 #[test]
 fn l6_a_list_without_end_counts_as_changed() {
-    let mut story = Story::legacy_with(ALL, |settings| settings.limits.list_pages_max = 3);
+    let mut story = Story::legacy_with(ALL, |settings| settings.limits.lists.list_pages_max = 3);
     story.client(&ask(1, "tools/list")).child(1, &result(1, A));
     next_child(&mut story, 2);
     for _ in 0..4 {
@@ -268,10 +268,10 @@ fn l6_a_list_without_end_counts_as_changed() {
 }
 
 #[test]
-fn l6_a_list_too_big_to_keep_is_compared_and_not_served() {
-    let mut story = Story::legacy_with(ALL, |settings| settings.limits.list_bytes_max = 10);
+fn l6_an_oversized_list_is_compared_and_not_served() {
+    let mut story = Story::legacy_with(ALL, |settings| settings.limits.lists.list_bytes_max = 10);
     story.client(&ask(1, "tools/list")).child(1, &result(1, A));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.forget();
     story.client(&ask(2, "tools/list"));
     story.client_hears_nothing();

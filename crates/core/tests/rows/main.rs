@@ -1,4 +1,4 @@
-//! One client's conversation, row by row: each test is named after the row of the relay's tables that it proves.
+//! One client's conversation, row by row: each test is named after the row of `docs/internals/relay.md` that it proves.
 
 mod backlog;
 mod client;
@@ -10,6 +10,7 @@ mod hang;
 mod lists;
 mod modern;
 mod notes;
+mod page;
 mod records;
 mod reload;
 mod reports;

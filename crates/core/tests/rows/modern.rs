@@ -21,7 +21,7 @@ fn changed(id: u32) -> String {
     )
 }
 
-/// Listen 5 is acknowledged on child 1, and the client holds a list of tools.
+/// Subscription 5 is acknowledged on child 1, and the client holds a list of tools.
 fn listening() -> Story {
     let mut story = Story::modern();
     story.client(&listen(5, FILTER)).child(1, &acknowledged(5, FILTER));
@@ -30,18 +30,18 @@ fn listening() -> Story {
     story
 }
 
-fn child_dies_and_comes_back(story: &mut Story) {
-    story.dies(1, code(1));
+fn child_exits_and_is_replaced(story: &mut Story) {
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up(2);
 }
 
 #[test]
-fn m1_local_results_are_dressed_for_their_era() {
+fn m1_local_results_have_the_members_of_their_era() {
     let info = json!({"name": "outlast", "version": env!("CARGO_PKG_VERSION")});
     let mut story = Story::modern();
     story.client(&modern(1, "tools/list", "")).child(1, &result(1, r#"{"tools":[],"ttlMs":9,"cacheScope":"public"}"#));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.forget();
     for (id, method) in [(2, "tools/list"), (3, "server/discover")] {
         story.client(&modern(id, method, ""));
@@ -67,7 +67,7 @@ fn m1_local_results_are_dressed_for_their_era() {
 #[test]
 fn m2_listens_are_opened_again_with_the_clients_bytes() {
     let mut story = listening();
-    child_dies_and_comes_back(&mut story);
+    child_exits_and_is_replaced(&mut story);
     let told = story.told_server(2);
     assert_eq!(told[1], listen(5, FILTER));
     story.told_client();
@@ -76,7 +76,7 @@ fn m2_listens_are_opened_again_with_the_clients_bytes() {
     assert!(story.recorded("protocol_noted").is_empty());
 
     let mut story = listening();
-    child_dies_and_comes_back(&mut story);
+    child_exits_and_is_replaced(&mut story);
     story.forget();
     story.child(2, &acknowledged(5, r#""notifications":{"toolsListChanged":false}"#));
     story.client_hears_nothing();
@@ -84,7 +84,7 @@ fn m2_listens_are_opened_again_with_the_clients_bytes() {
 }
 
 #[test]
-fn m3_a_refused_listen_is_kept_if_we_can_serve_it() {
+fn m3_a_refused_listen_is_kept_if_outlast_can_serve_it() {
     let mut story = Story::modern();
     story.client(&listen(5, FILTER)).child(1, &error(5, -32601, "no"));
     story.client_hears(&[&acknowledged(5, FILTER)]);
@@ -95,7 +95,7 @@ fn m3_a_refused_listen_is_kept_if_we_can_serve_it() {
 
     let mut story = Story::modern();
     story.client(&listen(5, URIS)).child(1, &acknowledged(5, URIS));
-    child_dies_and_comes_back(&mut story);
+    child_exits_and_is_replaced(&mut story);
     story.forget();
     story.child(2, &error(5, -32601, "no"));
     let answer = parsed(&story.answer());
@@ -105,26 +105,26 @@ fn m3_a_refused_listen_is_kept_if_we_can_serve_it() {
 }
 
 #[test]
-fn m4_a_change_is_told_once_to_each_listen_that_asked() {
+fn m4_a_change_is_sent_once_to_each_listen_that_asked() {
     let mut story = listening();
     story.client(&listen(6, FILTER)).child(1, &acknowledged(6, FILTER));
     story.client(&listen(7, URIS)).child(1, &acknowledged(7, URIS));
     story.told_client();
-    child_dies_and_comes_back(&mut story);
+    child_exits_and_is_replaced(&mut story);
     story.answers_private(2, "tools/list", r#"{"tools":[{"name":"b"}]}"#);
     story.client_hears(&[&changed(5), &changed(6)]);
 }
 
 #[test]
-fn m4_a_change_that_nobody_listened_for_is_told_after_the_next_restart() {
+fn m4_a_change_without_a_listen_is_sent_after_the_next_restart() {
     let mut story = Story::modern();
     story.client(&modern(1, "tools/list", "")).child(1, &result(1, r#"{"tools":[{"name":"a"}],"ttlMs":0}"#));
-    child_dies_and_comes_back(&mut story);
+    child_exits_and_is_replaced(&mut story);
     story.told_client();
     story.answers_private(2, "tools/list", r#"{"tools":[{"name":"b"}]}"#);
     story.client_hears_nothing();
     story.client(&listen(5, FILTER)).child(2, &acknowledged(5, FILTER));
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     story.passes(secs(1));
     story.comes_up(3);
     story.told_client();
@@ -133,7 +133,7 @@ fn m4_a_change_that_nobody_listened_for_is_told_after_the_next_restart() {
 }
 
 #[test]
-fn m5_a_teardown_is_kept_back_for_a_moment() {
+fn m5_a_teardown_is_delayed_by_500_ms() {
     for teardown in [result(5, r#"{"resultType":"complete"}"#), cancel(5)] {
         let mut story = listening();
         story.child(1, &teardown);
@@ -141,12 +141,12 @@ fn m5_a_teardown_is_kept_back_for_a_moment() {
         story.client_hears_nothing();
         story.passes(ms(1));
         story.client_hears(&[&teardown]);
-        child_dies_and_comes_back(&mut story);
+        child_exits_and_is_replaced(&mut story);
         assert!(!story.told_server(2).contains(&listen(5, FILTER)), "it is over");
 
         let mut story = listening();
         story.child(1, &teardown);
-        child_dies_and_comes_back(&mut story);
+        child_exits_and_is_replaced(&mut story);
         assert!(story.told_server(2).contains(&listen(5, FILTER)), "the child was leaving");
         story.passes(secs(4));
         story.client_hears_nothing();
@@ -154,7 +154,7 @@ fn m5_a_teardown_is_kept_back_for_a_moment() {
 }
 
 #[test]
-fn m5_on_taking_over_the_old_child_is_told_that_nobody_listens() {
+fn m5_at_the_takeover_the_listens_of_the_old_child_are_cancelled() {
     let mut story = listening();
     story.reloads();
     story.comes_up(2);
@@ -167,29 +167,29 @@ fn m5_on_taking_over_the_old_child_is_told_that_nobody_listens() {
 }
 
 #[test]
-fn m6_a_question_to_the_user_closes_its_request_and_the_retry_is_a_new_one() {
+fn m6_an_input_request_closes_its_request_and_the_retry_is_a_new_request() {
     let question = r#"{"resultType":"input_required","requestState":"s","inputRequests":{}}"#;
     let mut story = Story::modern();
     story.client(&modern(1, "tools/call", r#""name":"t""#)).child(1, &result(1, question));
     story.client_hears(&[&result(1, question)]);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client_hears_nothing();
     let retry = modern(2, "tools/call", r#""name":"t","requestState":"s","inputResponses":{}"#);
     story.client(&retry);
     story.passes(secs(1));
     story.comes_up(2);
     assert_eq!(story.told_server(2).last(), Some(&retry), "held like others");
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     story.client_hears_failed_call(2, "server_ended", "unknown");
 }
 
 #[test]
-fn m7_what_the_era_does_not_have_is_passed_like_anything_unknown() {
+fn m7_methods_that_the_era_lacks_are_forwarded_like_unknown_methods() {
     for method in ["ping", "logging/setLevel", "resources/subscribe"] {
         let mut story = Story::modern();
         story.client(&modern(1, method, ""));
         story.child_hears(1, &[&modern(1, method, "")]);
-        story.dies(1, code(1));
+        story.exits(1, code(1));
         story.client_hears_error(1, 7001, "server_ended", "unknown");
         story.passes(secs(1));
         story.comes_up(2);

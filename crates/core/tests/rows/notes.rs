@@ -1,15 +1,15 @@
-//! What the client notes and answers (n1-n10).
+//! Notifications and answers of the client (n1-n10).
 
 use crate::story::*;
 
 fn down() -> Story {
     let mut story = Story::legacy();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.forget();
     story
 }
 
-/// The line that a later child hears first.
+/// The first line that a later child receives.
 fn replayed(k: u32) -> String {
     INITIALIZE.replace("\"id\":0", &format!("\"id\":{}", private(k)))
 }
@@ -20,14 +20,14 @@ fn n1_initialized_is_kept_for_the_replay() {
     story.client(INITIALIZE).child(1, &result(0, &initialize_result("2025-11-25", ALL)));
     story.client(INITIALIZED);
     story.child_hears(1, &[INITIALIZE, INITIALIZED]);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up(2);
     story.child_hears(2, &[&replayed(1), INITIALIZED]);
 
     let mut story = Story::fresh();
     story.client(INITIALIZE).child(1, &result(0, &initialize_result("2025-11-25", ALL)));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(INITIALIZED);
     story.passes(secs(1));
     story.started(2);
@@ -37,20 +37,20 @@ fn n1_initialized_is_kept_for_the_replay() {
 }
 
 #[test]
-fn n1_a_client_that_does_not_wait_for_answers_is_heard_in_order() {
+fn n1_messages_of_a_client_that_does_not_wait_for_answers_stay_in_order() {
     let mut story = Story::unborn_with(quick);
     story.client(INITIALIZE).client(INITIALIZED).client(&ask(1, "tools/list"));
     story.started(1);
     story.child_hears(1, &[INITIALIZE, INITIALIZED, &ask(1, "tools/list")]);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(ms(500));
     story.started(2);
     story.child_hears(2, &[INITIALIZE, INITIALIZED, &ask(1, "tools/list")]);
 }
 
 #[test]
-fn n1_the_next_child_hears_initialized_once_after_a_handshake_of_ours() {
-    let mut story = Story::unborn();
+fn n1_the_next_child_gets_initialized_once_after_a_handshake_by_outlast() {
+    let mut story = Story::not_started();
     story.client(INITIALIZE).client(INITIALIZED);
     story.start_fails("no such file");
     story.passes(secs(1));
@@ -73,7 +73,7 @@ fn n1_a_second_opening_has_its_own_initialized() {
     let mut story = Story::legacy();
     story.client(&INITIALIZE.replace("\"id\":0", "\"id\":1"));
     story.child(1, &result(1, &initialize_result("2025-11-25", ALL)));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up(2);
     story.child_hears(2, &[&replayed(1)]);
@@ -82,7 +82,7 @@ fn n1_a_second_opening_has_its_own_initialized() {
 }
 
 #[test]
-fn n2_what_waits_and_is_cancelled_is_forgotten() {
+fn n2_a_held_request_that_is_cancelled_is_dropped() {
     let mut story = down();
     story.client(&call(1, "t")).client(&cancel(1));
     story.passes(secs(1));
@@ -93,7 +93,7 @@ fn n2_what_waits_and_is_cancelled_is_forgotten() {
 
     let mut story = Story::legacy();
     story.client(&ask(1, "prompts/list"));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(&cancel(1));
     story.passes(secs(1));
     story.comes_up(2);
@@ -102,15 +102,15 @@ fn n2_what_waits_and_is_cancelled_is_forgotten() {
 }
 
 #[test]
-fn n3_what_runs_and_is_cancelled_is_told_to_its_child() {
+fn n3_the_cancellation_of_a_running_request_goes_to_its_child() {
     let mut story = Story::legacy();
     story.client(&call(1, "t")).client(&ask(2, "prompts/list")).client(&cancel(1)).client(&cancel(2));
-    // A ping of ours follows the first (y1).
+    // A ping of the relay follows the first cancellation (y1).
     let ping = ask(private(1), "ping");
     story.child_hears(1, &[&call(1, "t"), &ask(2, "prompts/list"), &cancel(1), &ping, &cancel(2)]);
     story.child(1, &result(1, "{}"));
     story.client_hears(&[&result(1, "{}")]);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client_hears_nothing();
     story.passes(secs(1));
     story.comes_up(2);
@@ -134,7 +134,7 @@ fn n3_a_call_on_a_draining_child_is_cancelled_there() {
 }
 
 #[test]
-fn n4_a_cancelled_restart_goes_on_without_an_answer() {
+fn n4_a_cancelled_restart_continues_without_an_answer() {
     let mut story = Story::legacy();
     story.client(&call(1, "restart_server")).client(&cancel(1));
     story.marker_is_written();
@@ -151,14 +151,14 @@ fn n5_a_cancelled_listen_is_over() {
     let mut story = Story::modern();
     story.client(&listen).client(&cancel(5));
     story.child_hears(1, &[&listen, &cancel(5)]);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up(2);
     assert_eq!(story.told_server(2).len(), 1, "only the private discover");
     story.client_hears_nothing();
 
     let mut story = Story::modern();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(&listen);
     story.forget();
     story.client(&cancel(5));
@@ -173,7 +173,7 @@ fn n6_other_cancellations_go_to_the_child_that_serves() {
     let mut story = Story::fresh_with(quick);
     story.client(INITIALIZE).client(&cancel(0)).client(&cancel(9));
     story.child_hears(1, &[INITIALIZE, &cancel(0), &cancel(9)]);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(ms(500));
     story.started(2);
     story.child_hears(2, &[INITIALIZE]);
@@ -210,12 +210,12 @@ fn n7_progress_goes_to_the_child_that_waits_for_it() {
 }
 
 #[test]
-fn n8_roots_that_changed_are_news_only_to_a_child_that_serves() {
+fn n8_changed_roots_are_sent_only_to_a_serving_child() {
     let changed = note("notifications/roots/list_changed");
     let mut story = Story::legacy();
     story.client(&changed);
     story.child_hears(1, &[&changed]);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(&changed);
     story.passes(secs(1));
     story.comes_up(2);
@@ -223,18 +223,18 @@ fn n8_roots_that_changed_are_news_only_to_a_child_that_serves() {
 }
 
 #[test]
-fn n9_an_unknown_notification_waits_in_line() {
+fn n9_an_unknown_notification_is_held_in_order() {
     let mut story = Story::legacy();
     story.client(&note("acme/n"));
     story.child_hears(1, &[&note("acme/n")]);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(&call(1, "t")).client(&note("acme/m")).client(&call(2, "t"));
     story.passes(secs(1));
     story.comes_up(2);
     story.child_hears(2, &[&replayed(1), INITIALIZED, &call(1, "t"), &note("acme/m"), &call(2, "t")]);
 
     let mut story = Story::legacy_with(ALL, |settings| settings.policy.restarts_max = Some(0));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(&note("acme/n"));
     story.reloads();
     story.comes_up(2);
@@ -242,13 +242,13 @@ fn n9_an_unknown_notification_waits_in_line() {
 }
 
 #[test]
-fn n9_what_no_pipe_took_keeps_its_place_among_the_requests() {
+fn n9_an_unwritten_notification_keeps_its_order_among_the_requests() {
     let mut story = Story::legacy();
     story.client(&call(1, "t")).client(&note("acme/m")).client(&call(2, "t"));
     story.reloads();
     story.comes_up(2);
     story.forget();
-    story.dies_unsent(1, code(1), &["tools/call", "acme/m"]);
+    story.exits_unsent(1, code(1), &["tools/call", "acme/m"]);
     story.child_hears(2, &[&call(1, "t"), &note("acme/m"), &call(2, "t")]);
 }
 
@@ -263,7 +263,7 @@ fn n10_an_answer_reaches_only_the_child_that_asked() {
     story.client(answer);
     story.child_hears_nothing(1);
 
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up(2);
     story.forget();
@@ -273,7 +273,7 @@ fn n10_an_answer_reaches_only_the_child_that_asked() {
     story.child_hears(2, &[r#"{"id": "a" ,"jsonrpc":"2.0","result":{}}"#]);
 
     story.child(2, &ask(3, "roots/list"));
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     story.client_hears(&[&ask(private(3), "roots/list"), &cancelled(private(3))]);
     story.passes(secs(1));
     story.comes_up(3);

@@ -1,8 +1,8 @@
-//! What those who look from outside find: records with numbers to query, a marker that names the old server, a count.
+//! What operators see: records with numbers to query, a marker that names the old server, a count of crashes.
 
 use crate::story::*;
 
-/// Given up on at the first crash.
+/// Gives up at the first crash.
 fn hopeless(settings: &mut Settings) {
     settings.policy = Policy { restarts_max: Some(0), ..Policy::exponential() };
 }
@@ -10,7 +10,7 @@ fn hopeless(settings: &mut Settings) {
 #[test]
 fn giving_up_names_the_server_and_its_end() {
     let mut story = Story::legacy_with(ALL, hopeless);
-    story.dies(1, code(9));
+    story.exits(1, code(9));
     let record = story.record("gave_up");
     assert_eq!((record.pid, record.generation, record.exit_code), (Some(1001), Some(1), Some(9)));
     assert_eq!((record.crashes, record.detail.as_deref()), (Some(1), Some("1 crash")));
@@ -19,10 +19,10 @@ fn giving_up_names_the_server_and_its_end() {
 #[test]
 fn a_throttled_restart_names_the_server_and_its_end() {
     let mut story = Story::legacy();
-    story.dies(1, code(42));
+    story.exits(1, code(42));
     story.comes_up(2);
     story.forget();
-    story.dies(2, code(42));
+    story.exits(2, code(42));
     let record = story.record("restart_throttled");
     assert_eq!((record.pid, record.generation, record.exit_code), (Some(1002), Some(2), Some(42)));
     assert_eq!(record.delay, Some(secs(1)));
@@ -40,7 +40,7 @@ fn a_restart_names_the_generation_it_replaces() {
 #[test]
 fn the_marker_names_the_old_server_even_if_that_is_gone() {
     let mut story = Story::legacy_with(ALL, hopeless);
-    story.dies(1, code(9));
+    story.exits(1, code(9));
     story.forget();
     story.asks_restart(7, Origin::Control, "mended");
     story.was_done(&["mark 1001: mended"]);
@@ -50,12 +50,12 @@ fn the_marker_names_the_old_server_even_if_that_is_gone() {
 #[test]
 fn a_restart_keeps_the_count_of_crashes_and_forgiveness_clears_it() {
     let mut story = Story::legacy();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.asks_restart(7, Origin::Control, "now");
     story.marker_is_written();
     story.comes_up(2);
     assert_eq!(story.status()["crashes"], 1);
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     assert_eq!(story.status()["crashes"], 2);
     story.happens(Event::Forgiven);
     assert_eq!(story.status()["crashes"], 0);

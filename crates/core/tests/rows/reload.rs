@@ -46,7 +46,7 @@ fn r2_a_build_runs_first_and_its_failure_keeps_the_old_server() {
 }
 
 #[test]
-fn r3_a_new_server_that_cannot_be_started_leaves_the_old_one() {
+fn r3_a_new_server_that_cannot_be_started_leaves_the_old_server() {
     let mut story = Story::legacy();
     story.reloads();
     story.forget();
@@ -62,7 +62,7 @@ fn r3_a_new_server_that_cannot_be_started_leaves_the_old_one() {
 }
 
 #[test]
-fn r4_a_new_server_that_fails_its_handshake_leaves_the_old_one() {
+fn r4_a_new_server_that_fails_its_handshake_leaves_the_old_server() {
     for (answer, words) in [
         (Some(error(private(1), -32603, "no")), "refused the handshake: no"),
         (
@@ -83,7 +83,7 @@ fn r4_a_new_server_that_fails_its_handshake_leaves_the_old_one() {
         assert!(did[0].starts_with("stop 2: ") && did[0].contains(words), "{did:?}");
         assert!(did[1].starts_with("refuse 7: ") && did[1].contains(words), "{did:?}");
         assert_eq!(did.len(), 2);
-        story.dies(2, How::Stopped);
+        story.exits(2, How::Stopped);
         story.was_done(&[]);
         story.client(&call(1, "t"));
         story.child_hears(1, &[&call(1, "t")]);
@@ -110,7 +110,7 @@ fn r5_taking_over_is_one_step() {
 }
 
 #[test]
-fn r6_the_old_server_finishes_what_it_was_asked() {
+fn r6_the_old_server_finishes_its_calls() {
     let mut story = Story::legacy();
     story.child(1, &ask(1, "roots/list"));
     story.client(&call(1, "slow")).client(&ask(2, "prompts/list")).client(&call(3, "slower"));
@@ -164,7 +164,7 @@ fn r6_a_restart_waits_while_too_many_finish_their_calls() {
 }
 
 #[test]
-fn r6_a_restart_waits_no_longer_than_its_patience_or_a_cancellation() {
+fn r6_a_restart_waits_until_its_timeout_or_a_cancellation() {
     for is_cancelled in [false, true] {
         let mut story = Story::legacy();
         for generation in 2..=3 {
@@ -187,7 +187,7 @@ fn r6_a_restart_waits_no_longer_than_its_patience_or_a_cancellation() {
 }
 
 #[test]
-fn r6_a_restart_does_not_wait_for_answers_that_nobody_awaits() {
+fn r6_a_restart_does_not_wait_for_cancelled_requests() {
     let mut story = Story::legacy();
     for generation in 2..=4 {
         story.client(&call(generation, "slow"));
@@ -201,7 +201,7 @@ fn r6_a_restart_does_not_wait_for_answers_that_nobody_awaits() {
 }
 
 #[test]
-fn r6_a_server_without_calls_costs_no_other_its_own() {
+fn r6_a_draining_server_without_calls_does_not_count_toward_the_limit() {
     let mut story = Story::legacy();
     for generation in 2..=3 {
         story.client(&call(generation, "slow"));
@@ -220,7 +220,7 @@ fn r6_a_server_without_calls_costs_no_other_its_own() {
 }
 
 #[test]
-fn r7_the_answer_waits_for_the_comparison_and_does_without_it_if_it_must() {
+fn r7_the_answer_waits_for_the_comparison_up_to_a_limit() {
     let mut story = Story::legacy();
     story.client(&ask(1, "tools/list")).child(1, &result(1, r#"{"tools":[{"name":"a"}]}"#));
     story.reloads();
@@ -236,7 +236,7 @@ fn r7_the_answer_waits_for_the_comparison_and_does_without_it_if_it_must() {
 }
 
 #[test]
-fn r8_the_answer_says_how_the_old_one_ends() {
+fn r8_the_answer_says_how_the_old_server_ends() {
     let mut story = Story::legacy();
     story.client(&call(1, "a")).client(&call(2, "b")).client(&call(3, "c"));
     story.reloads();
@@ -264,7 +264,7 @@ fn r9_a_server_that_cannot_run_twice_is_stopped_first() {
     story.child(1, &result(1, "{}"));
     story.client_hears(&[&result(1, "{}")]);
     story.was_done(&["stop 1: was stopped"]);
-    story.dies(1, How::Stopped);
+    story.exits(1, How::Stopped);
     story.was_done(&["start"]);
     story.comes_up(2);
     assert_eq!(story.told_server(2).last(), Some(&call(2, "held")));
@@ -275,29 +275,29 @@ fn r9_a_server_that_cannot_run_twice_is_stopped_first() {
 }
 
 #[test]
-fn r9_when_the_new_one_fails_there_is_no_old_one() {
+fn r9_a_failed_new_server_leaves_no_old_server() {
     let mut story = Story::legacy_with(ALL, |settings| settings.reload = Reload::Replace);
     story.reloads();
-    story.dies(1, How::Stopped);
+    story.exits(1, How::Stopped);
     story.started(2);
     story.forget();
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     let did = story.did();
     assert!(did[0].starts_with("refuse 7: ") && did[0].contains("No server is serving."), "{did:?}");
     story.passes(secs(1));
     story.was_done(&["start"]);
 }
 
-/// Nobody but the one who asked hears how a reload went, so it can be looked up.
+/// Only the client that requested a reload gets its result, so the status shows it, too.
 #[test]
-fn r8_how_the_last_reload_went_can_be_looked_up() {
+fn r8_the_status_shows_the_result_of_the_last_reload() {
     let mut story = Story::legacy();
     assert!(story.status()["last_reload"].is_null());
     story.asks_restart(0, Origin::Watch, "changed: server.py");
     story.marker_is_written();
     story.started(2);
     story.child_logs(2, "SyntaxError");
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     let last = &story.status()["last_reload"];
     assert_eq!((&last["ok"], &last["reason"]), (&false.into(), &"changed: server.py".into()));
     assert_eq!(last["error"], "the new server ended before it was ready (exit code 1)");

@@ -4,7 +4,7 @@ use outlast_core::debounce::Changed;
 
 use crate::story::*;
 
-/// A call of one of our own tools.
+/// A call of one of outlast's own tools.
 fn call_ours(id: u32, tool: &str, arguments: &str) -> String {
     ask_with(id, "tools/call", &format!(r#"{{"name":"{tool}","arguments":{arguments}}}"#))
 }
@@ -17,7 +17,7 @@ fn structured(answer: &str) -> serde_json::Value {
 fn status_keeps_the_last_generation_while_the_server_is_down() {
     let mut story = Story::legacy_with(ALL, |settings| settings.policy.restarts_max = Some(1));
     assert_eq!(story.status()["generation"], 1);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     assert_eq!((&story.status()["generation"], &story.status()["pid"]), (&json!(1), &json!(null)));
     story.passes(secs(1));
     story.start_fails("no such file");
@@ -26,7 +26,7 @@ fn status_keeps_the_last_generation_while_the_server_is_down() {
     story.marker_is_written();
     story.started(2);
     assert_eq!(story.status()["generation"], 2);
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     assert_eq!((&story.status()["state"], &story.status()["generation"]), (&json!("given_up"), &json!(2)));
 
     // With `--reload replace` the old server drains while no server is current.
@@ -38,7 +38,7 @@ fn status_keeps_the_last_generation_while_the_server_is_down() {
 
 #[test]
 fn retry_after_is_null_where_no_start_is_planned() {
-    // A reload pushed the old server out: the new one serves already.
+    // A reload ended the drain of the old server: the new one already serves.
     let mut story = Story::legacy();
     story.client(&ask(1, "acme/do"));
     story.reloads();
@@ -48,10 +48,10 @@ fn retry_after_is_null_where_no_start_is_planned() {
     let error = story.client_hears_error(1, 7005, "drain_over", "unknown");
     assert_eq!(error["data"]["retry_after_ms"], json!(null));
 
-    // The server left on purpose, and outlast ends with it.
+    // The server exited on purpose, and outlast exits with it.
     let mut story = Story::legacy();
     story.client(&ask(1, "acme/do"));
-    story.dies(1, code(0));
+    story.exits(1, code(0));
     let error = story.client_hears_error(1, 7001, "server_ended", "unknown");
     assert_eq!(error["data"]["retry_after_ms"], json!(null));
 }
@@ -84,12 +84,12 @@ fn json_that_is_not_json_rpc_goes_to_stderr() {
         }
     }
     // An answer to an open request reaches the client even without its version: the request is open, and the client
-    // decides what such an answer is worth to it.
+    // decides whether it accepts such an answer.
     let mut story = Story::legacy();
     story.client(&call(1, "t"));
     story.child(1, r#"{"id":1,"result":{}}"#);
     story.client_hears(&[r#"{"id":1,"result":{}}"#]);
-    // Of an array only what is no message is taken out.
+    // From an array only the elements that are not messages are removed.
     let mut story = Story::legacy();
     story.child(1, r#"[{"jsonrpc":"2.0","method":"notifications/message","params":{}}]"#);
     assert_eq!(story.told_client().len(), 1);
@@ -109,13 +109,13 @@ fn a_byte_order_mark_before_the_first_line_is_skipped() {
 
 #[test]
 fn every_server_exiting_has_its_reason() {
-    // The old server is done at once.
+    // The old server has nothing to finish.
     let mut story = Story::legacy();
     story.reloads();
     story.comes_up(2);
     assert_eq!(story.record("server_exiting").reason.as_deref(), Some("new code"));
 
-    // It finishes a call, and the restart is over long before.
+    // The old server finishes a call, and the restart is over long before.
     let mut story = Story::legacy();
     story.client(&call(1, "t"));
     story.reloads();
@@ -125,20 +125,20 @@ fn every_server_exiting_has_its_reason() {
     story.child(1, &result(1, "{}"));
     assert_eq!(story.record("server_exiting").reason.as_deref(), Some("new code"));
 
-    // It ends by itself while it drains.
+    // The old server exits by itself while it drains.
     let mut story = Story::legacy();
     story.client(&call(1, "t"));
     story.reloads();
     story.comes_up(2);
     story.passes(secs(10));
     story.forget();
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     assert_eq!(story.record("server_exiting").reason.as_deref(), Some("new code"));
 
-    // It exits to be restarted.
+    // The old server exits to be restarted.
     let mut story = Story::legacy();
     story.forget();
-    story.dies(1, code(42));
+    story.exits(1, code(42));
     let reason = story.record("server_exiting").reason;
     assert_eq!(reason.as_deref(), Some("the server exited with code 42, which asks for a restart"));
 }
@@ -166,7 +166,7 @@ fn a_reason_is_one_clean_line_of_bounded_length_everywhere() {
     story.client(&call_ours(1, "restart_server", r#"{"reason":" \n "}"#));
     assert_eq!(story.record("server_restart_requested").reason.as_deref(), Some("no reason given"));
 
-    // Many that are joined.
+    // Many requests that are joined.
     let mut story = Story::legacy();
     story.reloads();
     for n in 0..1_000 {
@@ -180,7 +180,7 @@ fn a_reason_is_one_clean_line_of_bounded_length_everywhere() {
 }
 
 #[test]
-fn a_restart_whose_marker_could_not_be_written_is_reported_as_one() {
+fn a_restart_whose_marker_could_not_be_written_is_still_reported_as_a_restart() {
     let why = "No space left on device";
     for reading in [
         Reading::Missing { path: "restart_marker".into() },
@@ -208,7 +208,7 @@ fn a_restart_whose_marker_could_not_be_written_is_reported_as_one() {
         assert_eq!((&verdict["reason"], &verdict["iso_time"]), (&json!("new code"), &json!("at 1000005")));
         assert_eq!((&verdict["time_since_restart"], &verdict["marker_error"]), (&json!(3.0), &json!(why)));
 
-        // Asked about a later moment, it was not restarted.
+        // For a later time the answer is that it was not restarted.
         story.client(&call_ours(3, "verify_server_restarted", r#"{"since_timestamp":1000006}"#));
         let key = story.did().iter().find_map(|done| done.strip_prefix("read ")?.parse().ok()).expect("it is read");
         story.happens(Event::MarkerRead { key, reading, unix: 1_000_008.0 });
@@ -227,7 +227,7 @@ fn a_restart_whose_marker_could_not_be_written_is_reported_as_one() {
     story.client(&call_ours(2, "verify_server_restarted", r#"{"since_timestamp":5}"#));
     let key = story.did().iter().find_map(|done| done.strip_prefix("read ")?.parse().ok()).expect("it is read");
     story.happens(Event::MarkerRead { key, reading: Reading::Missing { path: "m".into() }, unix: 1_000_008.0 });
-    assert_eq!(structured(&story.answer())["restarted"], false, "somebody removed it");
+    assert_eq!(structured(&story.answer())["restarted"], false, "the marker was removed");
 
     // The restart fails as well.
     let mut story = Story::legacy();
@@ -250,7 +250,7 @@ fn a_file_that_changes_right_after_each_start_is_muted_and_shown() {
     assert_eq!(story.status()["muted"], json!([]));
     story.passes(secs(10));
     let (mut generation, mut print) = (1, 0);
-    // The first change is at any time, the next ones are right after the starts that they cause.
+    // The first change comes at any time, the next ones right after the starts that they cause.
     for _ in 0..5 {
         print += 1;
         change(&mut story, print);
@@ -265,20 +265,20 @@ fn a_file_that_changes_right_after_each_start_is_muted_and_shown() {
     story.was_done(&[]);
     assert_eq!(story.recorded("watch_muted"), ["run.txt"]);
     assert_eq!(story.status()["muted"], json!(["run.txt"]));
-    // Its content is not what was loaded, so it is loaded once more.
+    // Its content differs from the loaded content, so it is loaded once more.
     story.passes(secs(2));
     assert!(story.did().contains(&format!("mark {}: changed: run.txt", 1000 + generation)));
     story.marker_is_written();
     generation += 1;
     story.comes_up(generation);
     story.forget();
-    // The server writes it again: it is its own.
+    // The file changes right after that start, so the server writes it.
     change(&mut story, 51);
     story.passes(secs(30));
     assert!(story.did().is_empty());
     assert_eq!(story.status()["muted"], json!(["run.txt"]));
 
-    // A requested restart makes it count again, and so does a quiet minute.
+    // A requested restart unmutes it, and so does a quiet minute.
     story.asks_restart(7, Origin::Control, "new code");
     assert_eq!(story.recorded("watch_unmuted"), ["run.txt"]);
     assert_eq!(story.status()["muted"], json!([]));
@@ -303,7 +303,7 @@ fn a_stderr_line_is_quoted_once() {
         for line in lines {
             story.child_logs(1, line);
         }
-        story.dies(1, code(1));
+        story.exits(1, code(1));
         let text = story.client_hears_failed_call(1, "server_ended", "unknown");
         assert_eq!(text.matches("only").count(), 1, "{text}");
     }
@@ -311,7 +311,7 @@ fn a_stderr_line_is_quoted_once() {
     let mut story = Story::legacy();
     story.client(&ask(1, "acme/do"));
     story.child_logs(1, "only");
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     let error = story.client_hears_error(1, 7001, "server_ended", "unknown");
     assert!(error["message"].as_str().is_some_and(|text| text.ends_with("Last stderr line: only")), "{error}");
 }
@@ -330,7 +330,7 @@ fn counted_things_have_the_right_number() {
         assert!(did.iter().any(|done| done.contains(&format!("\"draining\":\"{words}\""))), "{did:?}");
     }
     let mut story = Story::legacy_with(ALL, |settings| settings.policy.restarts_max = Some(0));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(&ask(1, "acme/do"));
     let error = story.client_hears_error(1, 7003, "gave_up", "not_sent");
     let message = error["message"].as_str().unwrap_or_default().to_owned();
@@ -338,7 +338,7 @@ fn counted_things_have_the_right_number() {
 }
 
 #[test]
-fn only_what_can_change_something_may_have_taken_effect() {
+fn only_requests_with_effects_may_have_taken_effect() {
     let safe = [
         "tools/list",
         "prompts/list",
@@ -349,14 +349,14 @@ fn only_what_can_change_something_may_have_taken_effect() {
         "resources/subscribe",
     ];
     for method in safe {
-        // Re-sent once, and the server ended again.
+        // Re-sent once, and the server exited again.
         let mut story = Story::legacy();
         story.client(&ask_with(1, method, r#"{"uri":"u"}"#));
-        story.dies(1, code(1));
+        story.exits(1, code(1));
         story.passes(secs(1));
         story.comes_up(2);
         story.forget();
-        story.dies(2, code(1));
+        story.exits(2, code(1));
         let error = story.client_hears_error(1, 7001, "ended_again", "unknown");
         let message = error["message"].as_str().unwrap_or_default();
         assert!(!message.contains("effect"), "{message}");
@@ -368,7 +368,7 @@ fn only_what_can_change_something_may_have_taken_effect() {
         // It waited too long for the next server.
         let mut story = Story::legacy();
         story.client(&ask_with(1, method, r#"{"uri":"u"}"#));
-        story.dies(1, code(1));
+        story.exits(1, code(1));
         story.passes(secs(1));
         story.started(2);
         story.passes(secs(29));
@@ -378,14 +378,14 @@ fn only_what_can_change_something_may_have_taken_effect() {
         // outlast stops before the answer.
         let mut story = Story::legacy();
         story.client(&ask_with(1, method, r#"{"uri":"u"}"#));
-        story.client_leaves(Farewell::Heard);
-        story.dies(1, How::Stopped);
+        story.client_leaves(ClientEnd::Closed);
+        story.exits(1, How::Stopped);
         let error = story.client_hears_error(1, 7006, "stopping", "unknown");
         assert_eq!(error["message"], format!("`{method}` was not answered: outlast is stopping."));
     }
     let mut story = Story::legacy();
     story.client(&call(1, "t"));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     let text = story.client_hears_failed_call(1, "server_ended", "unknown");
     assert!(text.contains("it may or may not have taken effect"), "{text}");
 }
@@ -419,7 +419,7 @@ fn ordinary_events_are_not_called_odd() {
     for event in outlast_core::record::Event::ALL {
         assert!(!event.message().to_lowercase().contains("odd"), "{}", event.message());
     }
-    // A server with more capabilities than the client knows is a reason to reconnect, and no fault.
+    // A server with more capabilities than the client knows is a reason to reconnect, and not an error.
     let mut story = Story::legacy_with(r#"{"tools":{}}"#, |_| {});
     story.reloads();
     story.comes_up_with(2, r#"{"tools":{},"prompts":{}}"#);

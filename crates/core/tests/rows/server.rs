@@ -1,4 +1,4 @@
-//! What a child says, by its role (s1-s13).
+//! Messages of a child, by its role (s1-s13).
 
 use crate::story::*;
 
@@ -36,10 +36,10 @@ fn s1_answers_are_passed_and_the_last_one_stops_a_draining_child() {
 }
 
 #[test]
-fn s2_answers_to_our_own_requests_are_swallowed() {
+fn s2_answers_to_our_own_requests_are_not_forwarded() {
     let mut story = Story::legacy();
     story.client(&ask_with(1, "logging/setLevel", r#"{"level":"debug"}"#)).child(1, &result(1, "{}"));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up(2);
     story.told_client();
@@ -48,7 +48,7 @@ fn s2_answers_to_our_own_requests_are_swallowed() {
 }
 
 #[test]
-fn s3_answers_that_nobody_waits_for_are_dropped() {
+fn s3_answers_to_unknown_requests_are_dropped() {
     for mut story in [Story::legacy(), with_candidate(), with_draining()] {
         story.child(1, &result(77, "{}"));
         story.child(2, &result(77, "{}"));
@@ -64,7 +64,7 @@ fn s3_answers_that_nobody_waits_for_are_dropped() {
 }
 
 #[test]
-fn s4_an_error_without_an_id_is_passed_from_the_one_that_serves() {
+fn s4_an_error_without_an_id_is_forwarded_from_the_serving_child() {
     for line in [
         r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"no"}}"#,
         r#"{"jsonrpc":"2.0","error":{"code":-32700,"message":"no"}}"#,
@@ -82,7 +82,7 @@ fn s4_an_error_without_an_id_is_passed_from_the_one_that_serves() {
 }
 
 #[test]
-fn s5_a_ping_of_a_child_that_does_not_serve_is_answered_by_us() {
+fn s5_a_ping_of_a_child_that_does_not_serve_is_answered_by_outlast() {
     let mut story = Story::legacy();
     story.child(1, &ask(1, "ping"));
     story.client_hears(&[&ask(1, "ping")]);
@@ -111,7 +111,7 @@ fn s6_requests_made_before_serving_are_passed_on_taking_over() {
 
 #[test]
 fn s6_too_many_requests_before_serving_fail_the_handshake() {
-    let mut story = Story::legacy_with(ALL, |settings| settings.limits.early_max = 2);
+    let mut story = Story::legacy_with(ALL, |settings| settings.limits.handshake.early_max = 2);
     story.reloads();
     story.started(2);
     story.forget();
@@ -125,19 +125,19 @@ fn s6_too_many_requests_before_serving_fail_the_handshake() {
 }
 
 #[test]
-fn s7_a_modern_child_may_not_ask() {
+fn s7_a_modern_child_may_not_send_requests() {
     let mut story = Story::modern();
     story.child(1, &ask(1, "roots/list"));
     story.client_hears_nothing();
     story.child_hears_nothing(1);
     story.client(&modern(1, "tools/call", r#""name":"t""#));
-    story.client_leaves(Farewell::Heard);
+    story.client_leaves(ClientEnd::Closed);
     story.child(1, &ask(1, "roots/list"));
     story.client_hears_nothing();
 }
 
 #[test]
-fn s8_progress_of_what_was_sent_again_only_rises() {
+fn s8_progress_of_a_repeated_request_only_rises() {
     let progress = |value: &str| {
         format!(
             r#"{{"jsonrpc":"2.0","method":"notifications/progress","params":{{"progressToken":"p","progress":{value}}}}}"#
@@ -148,7 +148,7 @@ fn s8_progress_of_what_was_sent_again_only_rises() {
     story.client(&asked);
     story.child(1, &progress("3")).child(1, &progress("5"));
     story.client_hears(&[&progress("3"), &progress("5")]);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up(2);
     story.child(2, &progress("4")).child(2, &progress("5")).child(2, &progress("5.5"));
@@ -166,7 +166,7 @@ fn s8_progress_of_what_was_sent_again_only_rises() {
 }
 
 #[test]
-fn s9_logs_and_unknown_notes_pass_from_a_child_that_speaks() {
+fn s9_logs_and_unknown_notifications_are_forwarded_from_serving_and_draining_children() {
     for method in ["notifications/message", "acme/n"] {
         let mut story = Story::legacy();
         story.child(1, &note(method));
@@ -181,7 +181,7 @@ fn s9_logs_and_unknown_notes_pass_from_a_child_that_speaks() {
 }
 
 #[test]
-fn s10_a_changed_list_is_news_only_from_the_one_that_serves_and_only_if_told() {
+fn s10_list_changed_is_forwarded_only_from_the_serving_child_and_only_if_announced() {
     let changed = note("notifications/prompts/list_changed");
     let mut story = Story::legacy();
     story.child(1, &changed);
@@ -198,7 +198,7 @@ fn s10_a_changed_list_is_news_only_from_the_one_that_serves_and_only_if_told() {
 }
 
 #[test]
-fn s11_an_updated_resource_is_news_only_from_the_one_that_serves() {
+fn s11_a_resource_update_is_forwarded_only_from_the_serving_child() {
     let updated = r#"{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{"uri":"u:1"}}"#;
     let mut story = Story::legacy();
     story.child(1, updated);
@@ -212,7 +212,7 @@ fn s11_an_updated_resource_is_news_only_from_the_one_that_serves() {
 }
 
 #[test]
-fn s12_a_child_takes_back_its_own_request() {
+fn s12_a_child_cancels_its_own_request() {
     let mut story = Story::legacy();
     story.child(1, &ask(1, "roots/list")).child(1, &cancel(1));
     story.client_hears(&[&ask(1, "roots/list"), &cancel(1)]);
@@ -232,7 +232,7 @@ fn s12_a_child_takes_back_its_own_request() {
 }
 
 #[test]
-fn s13_words_on_a_listen_count_only_from_the_one_that_serves() {
+fn s13_messages_on_a_listen_count_only_from_the_serving_child() {
     let acknowledged = r#"{"jsonrpc":"2.0","method":"notifications/subscriptions/acknowledged","params":{"_meta":{"io.modelcontextprotocol/subscriptionId":5},"notifications":{"toolsListChanged":true}}}"#;
     let mut story = Story::modern();
     story.client(&modern(5, "subscriptions/listen", r#""notifications":{"toolsListChanged":true}"#));

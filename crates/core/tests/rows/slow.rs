@@ -9,7 +9,7 @@ fn cached(settings: &mut Settings) {
     settings.cache = true;
 }
 
-/// What a run saved whose server offered everything and one tool.
+/// The cache entry of a run whose server offered everything and one tool.
 fn entry() -> String {
     let mut story = Story::legacy_with(ALL, cached);
     story.client(&ask(1, "tools/list")).child(1, &result(1, r#"{"tools":[{"name":"t","x":1}]}"#));
@@ -20,7 +20,7 @@ fn entry() -> String {
 fn modern_entry() -> String {
     let mut story = Story::modern_with(cached);
     story.client(&modern(1, "tools/list", "")).child(1, &result(1, r#"{"tools":[{"name":"t","x":1}]}"#));
-    story.client_leaves(Farewell::Heard);
+    story.client_leaves(ClientEnd::Closed);
     story.saved().expect("it is saved when the client leaves")
 }
 
@@ -44,7 +44,7 @@ fn early(entry: &str) -> Story {
 }
 
 #[test]
-fn k1_a_slow_first_server_is_stood_in_for_by_the_cache() {
+fn k1_the_cache_answers_for_a_slow_first_server() {
     let mut story = early(&entry());
     let promised = ALL.replace(r#"":{}"#, r#"":{"listChanged":true}"#);
     let answer = parsed(&story.answer());
@@ -68,7 +68,7 @@ fn k1_a_slow_first_server_is_stood_in_for_by_the_cache() {
 }
 
 #[test]
-fn k1_a_server_that_answers_in_time_is_not_stood_in_for() {
+fn k1_a_server_that_answers_in_time_is_not_replaced_by_the_cache() {
     let mut story = Story::fresh_with(cached);
     story.client(INITIALIZE);
     story.passes(ms(249));
@@ -99,7 +99,7 @@ fn k2_list_changed_follows_only_where_the_lists_differ() {
 }
 
 #[test]
-fn k3_the_wait_is_as_asked_for_or_depends_on_the_cache() {
+fn k3_the_wait_is_as_configured_or_depends_on_the_cache() {
     let without_lists = entry().replace(r#""tools":[{"name":"t","x":1}]"#, "");
     let table = [
         (None, Some(entry()), ms(3_000)),
@@ -126,7 +126,7 @@ fn k3_the_wait_is_as_asked_for_or_depends_on_the_cache() {
         assert_eq!(name, if entry.is_some() { "s" } else { "outlast" }, "{asked:?}");
     }
 
-    // A disk that does not answer is as good as no cache.
+    // A disk that does not answer counts as an absent cache.
     let mut story = Story::fresh_with(|settings| {
         cached(settings);
         settings.answer_after = Some(ms(100));
@@ -141,7 +141,7 @@ fn k3_the_wait_is_as_asked_for_or_depends_on_the_cache() {
 }
 
 #[test]
-fn k3_an_entry_that_is_of_no_use_is_ignored_with_one_warning() {
+fn k3_an_unusable_entry_is_ignored_with_one_warning() {
     let table = [
         "no json",
         "[]",
@@ -162,7 +162,7 @@ fn k3_an_entry_that_is_of_no_use_is_ignored_with_one_warning() {
 }
 
 #[test]
-fn k4_a_cached_discover_is_answered_and_an_uncached_one_is_not() {
+fn k4_only_a_cached_discover_is_answered() {
     let mut story = Story::fresh_with(cached);
     story.client(&modern(0, "server/discover", ""));
     story.passes(ms(250));
@@ -184,7 +184,7 @@ fn k4_a_cached_discover_is_answered_and_an_uncached_one_is_not() {
     story.client(&modern(1, "tools/list", "")).client(&modern(2, "tools/call", r#""name":"t""#));
     assert_eq!(names(&story.answer())[0], "t");
     story.child_hears_nothing(1);
-    // Its answer to the client's own probe is its handshake.
+    // Its answer to the client's own probe completes its handshake.
     story.child(1, &result(0, &discover_result(ALL)));
     story.was_done(&["ready 1"]);
     assert_eq!(story.told_server(1)[0], modern(2, "tools/call", r#""name":"t""#));
@@ -209,13 +209,13 @@ fn k4_of_two_probes_the_first_answer_is_the_handshake() {
 }
 
 #[test]
-fn k4_a_child_that_ends_after_a_cached_discover_is_followed_by_one_that_we_probe() {
+fn k4_after_a_cached_discover_and_an_exit_the_next_child_is_probed() {
     let mut story = Story::fresh_with(cached);
     story.client(&modern(0, "server/discover", ""));
     story.passes(ms(250));
     story.cache_is_read("2026-07-28", Some(&modern_entry()));
     story.passes(secs(3));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.forget();
     story.comes_up(2);
@@ -224,13 +224,13 @@ fn k4_a_child_that_ends_after_a_cached_discover_is_followed_by_one_that_we_probe
 }
 
 #[test]
-fn k5_a_server_that_learned_a_newer_revision_is_asked_for_the_one_that_was_told() {
+fn k5_a_server_with_a_newer_revision_is_asked_for_the_revision_the_client_knows() {
     let old = entry().replace(r#""protocolVersion":"2025-11-25""#, r#""protocolVersion":"2025-06-18""#);
     let mut story = early(&old);
     assert_eq!(parsed(&story.answer())["result"]["protocolVersion"], "2025-06-18");
     story.child(1, &result(0, &initialize_result(REVISION, ALL)));
     assert!(story.removed(), "the next client is not told this");
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.forget();
     story.started(2);
@@ -242,14 +242,14 @@ fn k5_a_server_that_learned_a_newer_revision_is_asked_for_the_one_that_was_told(
 }
 
 #[test]
-fn k5_what_is_saved_is_the_servers_own_and_bounded() {
+fn k5_the_saved_entry_is_from_the_server_and_bounded() {
     let entry = parsed(&entry());
     assert_eq!(entry["lists"], json!({"tools": [{"name": "t", "x": 1}]}), "without ours");
     assert_eq!(entry["opening"]["capabilities"], parsed(ALL), "without our promises");
 
     let mut story = Story::legacy_with(ALL, |settings| {
         cached(settings);
-        settings.limits.cache_bytes_max = 400;
+        settings.limits.cache.cache_bytes_max = 400;
     });
     let big = "x".repeat(400);
     story.client(&ask(1, "tools/list")).child(1, &result(1, &format!(r#"{{"tools":[{{"name":"{big}"}}]}}"#)));
@@ -263,16 +263,13 @@ fn k5_what_is_saved_is_the_servers_own_and_bounded() {
 }
 
 #[test]
-fn k5_a_call_that_waits_for_a_slow_start_too_long_is_told_so() {
+fn k5_a_call_that_waits_too_long_for_a_slow_start_fails() {
     let mut story = early(&entry());
     story.forget();
     story.client(&ask(1, "acme/do"));
     story.passes(secs(30));
     let error = story.client_hears_error(1, 7002, "server_down", "not_sent");
-    assert_eq!(
-        error["message"],
-        "`acme/do` was not run: the server has not finished its start yet. It is being started now."
-    );
+    assert_eq!(error["message"], "`acme/do` was not run: the server is still starting. It is being started now.");
 }
 
 // ---- heartbeats -------------------------------------------------------------------------------------------
@@ -292,7 +289,7 @@ fn progress(token: &str, value: &str) -> String {
 }
 
 #[test]
-fn p1_a_call_without_progress_is_reported_to_be_alive_until_its_answer() {
+fn p1_a_call_without_progress_gets_heartbeats_until_its_answer() {
     let mut story = Story::legacy_with(ALL, beating);
     story.client(&call_with_token(1)).client(&call(2, "t"));
     story.passes(ms(9_999));
@@ -338,7 +335,7 @@ fn p2_real_progress_ends_the_heartbeat_and_never_falls_below_it() {
 #[test]
 fn p3_a_call_that_waits_for_a_server_has_a_heartbeat_and_a_cancelled_one_has_none() {
     let mut story = Story::legacy_with(ALL, beating);
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client(&call_with_token(1)).client(&call_with_token(2));
     story.passes(ms(500));
     story.client(&cancel(2));

@@ -1,4 +1,4 @@
-//! A conversation as a story: somebody says or does something, and the teller looks at what came of it.
+//! A conversation as a story: the client, a child or the driver does something, and the test checks the actions.
 
 use std::{
     collections::BTreeMap,
@@ -6,9 +6,9 @@ use std::{
 };
 
 use bytes::Bytes;
-pub use outlast_core::{
+pub(crate) use outlast_core::{
     exit::{Exit, How},
-    relay::{Action, Event, Farewell, NotWritten, OnCleanExit, Origin, Reading, Reload, Retry, Settings},
+    relay::{Action, ClientEnd, Event, NotWritten, OnCleanExit, Origin, Reading, Reload, Retry, Settings},
     restarts::Policy,
 };
 use outlast_core::{
@@ -16,106 +16,107 @@ use outlast_core::{
     relay::{Limits, Relay},
 };
 use serde_json::Value;
-pub use serde_json::json;
+pub(crate) use serde_json::json;
 
-pub const INITIALIZE: &str = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"c","version":"1"}}}"#;
-pub const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
-/// What a server offers that offers all there is.
-pub const ALL: &str = r#"{"tools":{},"prompts":{},"resources":{"subscribe":true},"logging":{},"completions":{}}"#;
-pub const META: &str = r#"{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}"#;
+pub(crate) const INITIALIZE: &str = r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"c","version":"1"}}}"#;
+pub(crate) const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
+/// The capabilities of a server that offers everything.
+pub(crate) const ALL: &str =
+    r#"{"tools":{},"prompts":{},"resources":{"subscribe":true},"logging":{},"completions":{}}"#;
+pub(crate) const META: &str = r#"{"io.modelcontextprotocol/protocolVersion":"2026-07-28"}"#;
 
-pub fn code(code: i32) -> How {
+pub(crate) fn code(code: i32) -> How {
     How::Exited(Exit::Code(code))
 }
 
-pub fn secs(secs: u64) -> Duration {
+pub(crate) fn secs(secs: u64) -> Duration {
     Duration::from_secs(secs)
 }
 
-pub fn ms(ms: u64) -> Duration {
+pub(crate) fn ms(ms: u64) -> Duration {
     Duration::from_millis(ms)
 }
 
-pub fn parsed(line: &str) -> Value {
+pub(crate) fn parsed(line: &str) -> Value {
     serde_json::from_str(line).unwrap_or_else(|error| panic!("not JSON ({error}): {line}"))
 }
 
-/// A request without more than it must have.
-pub fn ask(id: impl std::fmt::Display, method: &str) -> String {
+/// A request with only the required members.
+pub(crate) fn ask(id: impl std::fmt::Display, method: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}"}}"#)
 }
 
-pub fn ask_with(id: impl std::fmt::Display, method: &str, params: &str) -> String {
+pub(crate) fn ask_with(id: impl std::fmt::Display, method: &str, params: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{params}}}"#)
 }
 
-pub fn call(id: impl std::fmt::Display, tool: &str) -> String {
+pub(crate) fn call(id: impl std::fmt::Display, tool: &str) -> String {
     ask_with(id, "tools/call", &format!(r#"{{"name":"{tool}","arguments":{{}}}}"#))
 }
 
 /// A request of the stateless era.
-pub fn modern(id: impl std::fmt::Display, method: &str, params: &str) -> String {
+pub(crate) fn modern(id: impl std::fmt::Display, method: &str, params: &str) -> String {
     let comma = if params.is_empty() { "" } else { "," };
     ask_with(id, method, &format!(r#"{{"_meta":{META}{comma}{params}}}"#))
 }
 
-pub fn result(id: impl std::fmt::Display, result: &str) -> String {
+pub(crate) fn result(id: impl std::fmt::Display, result: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"result":{result}}}"#)
 }
 
-pub fn error(id: impl std::fmt::Display, code: i32, message: &str) -> String {
+pub(crate) fn error(id: impl std::fmt::Display, code: i32, message: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{{"code":{code},"message":"{message}"}}}}"#)
 }
 
-pub fn note(method: &str) -> String {
+pub(crate) fn note(method: &str) -> String {
     format!(r#"{{"jsonrpc":"2.0","method":"{method}"}}"#)
 }
 
-pub fn cancel(id: impl std::fmt::Display) -> String {
+pub(crate) fn cancel(id: impl std::fmt::Display) -> String {
     format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#)
 }
 
 /// The next child starts before an opening is answered without one.
-pub fn quick(settings: &mut Settings) {
+pub(crate) fn quick(settings: &mut Settings) {
     settings.policy.delays = outlast_core::restarts::Delays::Steps(vec![(1, ms(500))]);
 }
 
-/// What the client hears when a server's own request lost its server.
-pub fn cancelled(id: impl std::fmt::Display) -> String {
+/// The client's notification when the server of a server request ended.
+pub(crate) fn cancelled(id: impl std::fmt::Display) -> String {
     format!(
         r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id},"reason":"the server ended"}}}}"#
     )
 }
 
-pub fn initialize_result(version: &str, capabilities: &str) -> String {
+pub(crate) fn initialize_result(version: &str, capabilities: &str) -> String {
     format!(
         r#"{{"protocolVersion":"{version}","capabilities":{capabilities},"serverInfo":{{"name":"s","version":"1"}}}}"#
     )
 }
 
-pub fn discover_result(capabilities: &str) -> String {
+pub(crate) fn discover_result(capabilities: &str) -> String {
     format!(
         r#"{{"resultType":"complete","supportedVersions":["2026-07-28"],"capabilities":{capabilities},"ttlMs":1000,"cacheScope":"public"}}"#
     )
 }
 
 /// A private id as the relay writes it.
-pub fn private(k: u32) -> String {
+pub(crate) fn private(k: u32) -> String {
     format!(r#""outlast-r-{k}""#)
 }
 
-pub struct Story {
+pub(crate) struct Story {
     relay: Relay,
     birth: Instant,
     now: Instant,
     to_client: Vec<String>,
     to_server: BTreeMap<u32, Vec<String>>,
-    /// Everything written to a child that comes back if its pipe does not take it.
+    /// All lines to a child that are returned if its pipe does not take them.
     marked: BTreeMap<u32, Vec<(u64, Bytes)>>,
     done: Vec<String>,
-    /// Children whose queues were asked for.
+    /// Children whose queues the relay asked for.
     take_backs: Vec<u32>,
-    /// What was saved for the next run.
+    /// The entries saved for the next run.
     saved: Vec<Option<String>>,
     records: Vec<Record>,
     client_left: bool,
@@ -124,11 +125,11 @@ pub struct Story {
 
 impl Story {
     /// No child yet; the first one is being started.
-    pub fn unborn() -> Story {
+    pub(crate) fn not_started() -> Story {
         Story::unborn_with(|_| {})
     }
 
-    pub fn unborn_with(change: impl FnOnce(&mut Settings)) -> Story {
+    pub(crate) fn unborn_with(change: impl FnOnce(&mut Settings)) -> Story {
         let mut settings = Settings {
             id: "i".into(),
             name: "s".into(),
@@ -167,23 +168,23 @@ impl Story {
         }
     }
 
-    /// Child 1 runs, nobody has spoken.
-    pub fn fresh() -> Story {
+    /// Child 1 runs, and no message was sent yet.
+    pub(crate) fn fresh() -> Story {
         Story::fresh_with(|_| {})
     }
 
-    pub fn fresh_with(change: impl FnOnce(&mut Settings)) -> Story {
+    pub(crate) fn fresh_with(change: impl FnOnce(&mut Settings)) -> Story {
         let mut story = Story::unborn_with(change);
         story.started(1);
         story
     }
 
-    /// A legacy client is initialised on child 1, which offers everything.
-    pub fn legacy() -> Story {
+    /// A client of the handshake era is initialised on child 1, which offers everything.
+    pub(crate) fn legacy() -> Story {
         Story::legacy_with(ALL, |_| {})
     }
 
-    pub fn legacy_with(capabilities: &str, change: impl FnOnce(&mut Settings)) -> Story {
+    pub(crate) fn legacy_with(capabilities: &str, change: impl FnOnce(&mut Settings)) -> Story {
         let mut story = Story::fresh_with(change);
         story.client(INITIALIZE);
         story.child(1, &result(0, &initialize_result("2025-11-25", capabilities)));
@@ -193,11 +194,11 @@ impl Story {
     }
 
     /// A client of the stateless era, whose probe child 1 answered.
-    pub fn modern() -> Story {
+    pub(crate) fn modern() -> Story {
         Story::modern_with(|_| {})
     }
 
-    pub fn modern_with(change: impl FnOnce(&mut Settings)) -> Story {
+    pub(crate) fn modern_with(change: impl FnOnce(&mut Settings)) -> Story {
         let mut story = Story::fresh_with(change);
         story.client(&modern(0, "server/discover", ""));
         story.child(1, &result(0, &discover_result(ALL)));
@@ -207,7 +208,7 @@ impl Story {
 
     // ---- what happens ------------------------------------------------------------------------------
 
-    pub fn happens(&mut self, event: Event) {
+    pub(crate) fn happens(&mut self, event: Event) {
         let mut actions = Vec::new();
         self.relay.handle(event, self.now, &mut actions);
         for action in actions {
@@ -266,37 +267,37 @@ impl Story {
         }
     }
 
-    pub fn client(&mut self, line: &str) -> &mut Self {
+    pub(crate) fn client(&mut self, line: &str) -> &mut Self {
         self.happens(Event::ClientSaid(whole(line)));
         self
     }
 
-    pub fn child(&mut self, generation: u32, line: &str) -> &mut Self {
+    pub(crate) fn child(&mut self, generation: u32, line: &str) -> &mut Self {
         self.happens(Event::ServerSaid(generation, whole(line)));
         self
     }
 
-    pub fn child_logs(&mut self, generation: u32, line: &str) {
+    pub(crate) fn child_logs(&mut self, generation: u32, line: &str) {
         self.happens(Event::ServerLogged(generation, line.into()));
     }
 
-    /// Its process id is 1000 and its generation.
-    pub fn started(&mut self, generation: u32) {
+    /// Its process id is 1000 plus its generation.
+    pub(crate) fn started(&mut self, generation: u32) {
         let unix = 1_000_000.0 + (self.now - self.birth).as_secs_f64();
         self.happens(Event::ServerStarted { generation, pid: 1000 + generation, unix });
     }
 
-    pub fn start_fails(&mut self, why: &str) {
+    pub(crate) fn start_fails(&mut self, why: &str) {
         self.happens(Event::StartFailed(why.into()));
     }
 
-    /// It is gone, and its pipe took all that was written to it.
-    pub fn dies(&mut self, generation: u32, how: How) {
-        self.dies_unsent(generation, how, &[]);
+    /// The child ends, and its pipe took all lines.
+    pub(crate) fn exits(&mut self, generation: u32, how: How) {
+        self.exits_unsent(generation, how, &[]);
     }
 
-    /// It is gone, and its pipe did not take the lines that hold one of these words.
-    pub fn dies_unsent(&mut self, generation: u32, how: How, words: &[&str]) {
+    /// The child ends, and its pipe did not take the lines that contain one of these words.
+    pub(crate) fn exits_unsent(&mut self, generation: u32, how: How, words: &[&str]) {
         let marked = self.marked.remove(&generation).unwrap_or_default();
         let unsent =
             marked.into_iter().filter(|(_, line)| words.iter().any(|word| text(line).contains(word))).collect();
@@ -304,12 +305,12 @@ impl Story {
     }
 
     /// This many bytes wait for its pipe.
-    pub fn queue_is(&mut self, generation: u32, bytes: usize) {
+    pub(crate) fn queue_is(&mut self, generation: u32, bytes: usize) {
         self.happens(Event::ServerQueue { generation, bytes });
     }
 
-    /// The lines that hold one of these words were still in the queue of a child that was replaced.
-    pub fn gives_back(&mut self, generation: u32, words: &[&str]) {
+    /// The lines that contain one of these words were still in the queue of a replaced child.
+    pub(crate) fn gives_back(&mut self, generation: u32, words: &[&str]) {
         assert_eq!(std::mem::take(&mut self.take_backs), [generation]);
         let marked = self.marked.entry(generation).or_default();
         let is_unsent = |(_, line): &(u64, Bytes)| words.iter().any(|word| text(line).contains(word));
@@ -318,40 +319,40 @@ impl Story {
         self.happens(Event::TakenBack { generation, unsent });
     }
 
-    /// Whether the queue of a child was asked for.
-    pub fn is_asked_back(&self, generation: u32) -> bool {
+    /// Whether the relay asked for the queue of a child.
+    pub(crate) fn is_asked_back(&self, generation: u32) -> bool {
         self.take_backs.contains(&generation)
     }
 
-    pub fn cache_is_read(&mut self, revision: &str, entry: Option<&str>) {
+    pub(crate) fn cache_is_read(&mut self, revision: &str, entry: Option<&str>) {
         self.happens(Event::CacheRead { revision: revision.into(), entry: entry.map(str::to_owned) });
     }
 
-    /// The last thing that was saved for the next run.
-    pub fn saved(&mut self) -> Option<String> {
+    /// The last entry that was saved for the next run.
+    pub(crate) fn saved(&mut self) -> Option<String> {
         std::mem::take(&mut self.saved).pop().flatten()
     }
 
-    /// Whether an entry was removed since the last look.
-    pub fn removed(&mut self) -> bool {
+    /// Whether an entry was removed since the last call.
+    pub(crate) fn removed(&mut self) -> bool {
         std::mem::take(&mut self.saved).contains(&None)
     }
 
-    pub fn reads_client(&self) -> bool {
+    pub(crate) fn reads_client(&self) -> bool {
         self.relay.reads_client()
     }
 
-    /// The next child is there and answers its private handshake as it should.
-    pub fn comes_up(&mut self, generation: u32) {
+    /// The next child starts and answers the relay's handshake.
+    pub(crate) fn comes_up(&mut self, generation: u32) {
         self.comes_up_with(generation, ALL);
     }
 
-    pub fn comes_up_with(&mut self, generation: u32, capabilities: &str) {
+    pub(crate) fn comes_up_with(&mut self, generation: u32, capabilities: &str) {
         self.started(generation);
         self.shakes_hands(generation, capabilities);
     }
 
-    pub fn shakes_hands(&mut self, generation: u32, capabilities: &str) {
+    pub(crate) fn shakes_hands(&mut self, generation: u32, capabilities: &str) {
         let (id, method) = self.private_request(generation);
         let answer = match method.as_str() {
             "initialize" => initialize_result("2025-11-25", capabilities),
@@ -360,8 +361,8 @@ impl Story {
         self.child(generation, &result(id, &answer));
     }
 
-    /// The id, as JSON, and the method of the last thing we asked a child in our own name.
-    pub fn private_request(&self, generation: u32) -> (String, String) {
+    /// The id (as JSON) and the method of the last request of the relay itself to a child.
+    pub(crate) fn private_request(&self, generation: u32) -> (String, String) {
         let lines = &self.to_server[&generation];
         let found = lines.iter().rev().map(|line| parsed(line)).find(|line| {
             line["id"].as_str().is_some_and(|id| id.starts_with("outlast-r-")) && line["method"].is_string()
@@ -370,8 +371,8 @@ impl Story {
         (found["id"].to_string(), found["method"].as_str().unwrap_or_default().into())
     }
 
-    /// The child answers all that we asked it for in our own name by this method.
-    pub fn answers_private(&mut self, generation: u32, method: &str, answer: &str) {
+    /// The child answers all requests of the relay itself with this method.
+    pub(crate) fn answers_private(&mut self, generation: u32, method: &str, answer: &str) {
         let is_asked = |line: &String| {
             let line = parsed(line);
             line["method"] == method && line["id"].as_str().is_some_and(|id| id.starts_with("outlast-r-"))
@@ -384,49 +385,49 @@ impl Story {
         }
     }
 
-    pub fn client_leaves(&mut self, farewell: Farewell) {
+    pub(crate) fn client_leaves(&mut self, end: ClientEnd) {
         self.client_left = true;
-        self.happens(Event::ClientEnded(farewell));
+        self.happens(Event::ClientEnded(end));
     }
 
-    pub fn asks_restart(&mut self, ticket: u64, origin: Origin, reason: &str) {
+    pub(crate) fn asks_restart(&mut self, ticket: u64, origin: Origin, reason: &str) {
         self.happens(Event::RestartAsked { ticket, origin, reason: reason.into(), at_once: false });
     }
 
     /// As by `outlast restart --now`.
-    pub fn asks_restart_now(&mut self, ticket: u64) {
+    pub(crate) fn asks_restart_now(&mut self, ticket: u64) {
         let reason = "now".into();
         self.happens(Event::RestartAsked { ticket, origin: Origin::Control, reason, at_once: true });
     }
 
-    pub fn measured(&mut self, generation: u32, bytes: u64) {
+    pub(crate) fn measured(&mut self, generation: u32, bytes: u64) {
         self.happens(Event::ServerMeasured { generation, bytes });
     }
 
-    /// Time passes without the relay being told of it, as when outlast was stopped; then it is told.
-    pub fn is_stopped_for(&mut self, time: Duration) {
+    /// Time passes without an event, as when outlast was stopped by a signal; then the relay is told.
+    pub(crate) fn is_stopped_for(&mut self, time: Duration) {
         self.now += time;
         self.happens(Event::TimePassed);
     }
 
-    pub fn marker_is_written(&mut self) {
+    pub(crate) fn marker_is_written(&mut self) {
         self.happens(Event::MarkerWritten(Ok("restart_marker".into())));
     }
 
-    pub fn marker_is_not_written(&mut self, why: &str) {
+    pub(crate) fn marker_is_not_written(&mut self, why: &str) {
         let timestamp = 1_000_000.0 + (self.now - self.birth).as_secs_f64();
         let iso_time = format!("at {timestamp}");
         self.happens(Event::MarkerWritten(Err(NotWritten { why: why.into(), timestamp, iso_time })));
     }
 
-    /// A restart from outside, as far as its start.
-    pub fn reloads(&mut self) {
+    /// An operator's restart, up to its start.
+    pub(crate) fn reloads(&mut self) {
         self.asks_restart(7, Origin::Control, "new code");
         self.marker_is_written();
     }
 
-    /// Lets time pass, waking the relay whenever it wants to be.
-    pub fn passes(&mut self, time: Duration) {
+    /// Lets time pass, with an event at each deadline of the relay.
+    pub(crate) fn passes(&mut self, time: Duration) {
         let end = self.now + time;
         for _ in 0..10_000 {
             let due = self.relay.deadline().filter(|due| *due <= end);
@@ -440,50 +441,50 @@ impl Story {
         panic!("the relay wants to be woken without end");
     }
 
-    pub fn status(&self) -> Value {
-        self.relay.status(self.now)
+    pub(crate) fn status(&self) -> Value {
+        self.relay.status(self.now).to_json()
     }
 
     // ---- what came of it -----------------------------------------------------------------------------
 
-    pub fn told_client(&mut self) -> Vec<String> {
+    pub(crate) fn told_client(&mut self) -> Vec<String> {
         std::mem::take(&mut self.to_client)
     }
 
-    /// The one line that the client heard.
-    pub fn answer(&mut self) -> String {
+    /// The one line that the client received.
+    pub(crate) fn answer(&mut self) -> String {
         let told = self.told_client();
         assert_eq!(told.len(), 1, "one line was expected: {told:#?}");
         told.into_iter().next().unwrap_or_default()
     }
 
-    pub fn told_server(&mut self, generation: u32) -> Vec<String> {
+    pub(crate) fn told_server(&mut self, generation: u32) -> Vec<String> {
         self.to_server.remove(&generation).unwrap_or_default()
     }
 
-    /// Everything but words and records.
-    pub fn did(&mut self) -> Vec<String> {
+    /// All actions except notes and records.
+    pub(crate) fn did(&mut self) -> Vec<String> {
         std::mem::take(&mut self.done)
     }
 
-    /// The free text of the records of one event since the last look.
-    pub fn recorded(&mut self, event: &str) -> Vec<String> {
+    /// The free text of the records of one event since the last call.
+    pub(crate) fn recorded(&mut self, event: &str) -> Vec<String> {
         let records = std::mem::take(&mut self.records);
         let records = records.into_iter().filter(|record| record.event.name() == event);
         records.map(|record| record.detail.or(record.reason).unwrap_or_default()).collect()
     }
 
-    /// The one record of an event since the last look.
+    /// The one record of an event since the last call.
     #[track_caller]
-    pub fn record(&mut self, event: &str) -> Record {
+    pub(crate) fn record(&mut self, event: &str) -> Record {
         let mut records = std::mem::take(&mut self.records);
         records.retain(|record| record.event.name() == event);
         assert_eq!(records.len(), 1, "one `{event}` was expected: {records:#?}");
         records.remove(0)
     }
 
-    /// What was told so far is no part of the story.
-    pub fn forget(&mut self) {
+    /// Drops all actions so far.
+    pub(crate) fn forget(&mut self) {
         self.to_client.clear();
         self.to_server.clear();
         self.done.clear();
@@ -491,38 +492,38 @@ impl Story {
     }
 
     #[track_caller]
-    pub fn client_hears(&mut self, lines: &[&str]) {
+    pub(crate) fn client_hears(&mut self, lines: &[&str]) {
         assert_eq!(self.told_client(), lines);
     }
 
     #[track_caller]
-    pub fn client_hears_nothing(&mut self) {
+    pub(crate) fn client_hears_nothing(&mut self) {
         self.client_hears(&[]);
     }
 
     #[track_caller]
-    pub fn child_hears(&mut self, generation: u32, lines: &[&str]) {
+    pub(crate) fn child_hears(&mut self, generation: u32, lines: &[&str]) {
         assert_eq!(self.told_server(generation), lines);
     }
 
     #[track_caller]
-    pub fn child_hears_last(&mut self, generation: u32, line: &str) {
+    pub(crate) fn child_hears_last(&mut self, generation: u32, line: &str) {
         assert_eq!(self.told_server(generation).last().map(String::as_str), Some(line));
     }
 
     #[track_caller]
-    pub fn child_hears_nothing(&mut self, generation: u32) {
+    pub(crate) fn child_hears_nothing(&mut self, generation: u32) {
         self.child_hears(generation, &[]);
     }
 
     #[track_caller]
-    pub fn was_done(&mut self, done: &[&str]) {
+    pub(crate) fn was_done(&mut self, done: &[&str]) {
         assert_eq!(self.did(), done);
     }
 
-    /// The client hears one error of ours.
+    /// The client receives one error of outlast.
     #[track_caller]
-    pub fn client_hears_error(&mut self, id: u32, code: i64, reason: &str, outcome: &str) -> Value {
+    pub(crate) fn client_hears_error(&mut self, id: u32, code: i64, reason: &str, outcome: &str) -> Value {
         let answer = parsed(&self.answer());
         assert_eq!(answer["id"], id, "{answer}");
         assert_eq!(answer["error"]["code"], code, "{answer}");
@@ -531,17 +532,17 @@ impl Story {
         answer["error"].clone()
     }
 
-    /// The client hears that a tool call failed, as a result.
+    /// The client receives the failure of a tool call, as a result.
     #[track_caller]
-    pub fn client_hears_failed_call(&mut self, id: u32, reason: &str, outcome: &str) -> String {
+    pub(crate) fn client_hears_failed_call(&mut self, id: u32, reason: &str, outcome: &str) -> String {
         let answer = parsed(&self.answer());
         failed_call(&answer, id, reason, outcome)
     }
 }
 
-/// The text of a tool call's failure.
+/// The text of a failed tool call.
 #[track_caller]
-pub fn failed_call(answer: &Value, id: u32, reason: &str, outcome: &str) -> String {
+pub(crate) fn failed_call(answer: &Value, id: u32, reason: &str, outcome: &str) -> String {
     assert_eq!(answer["id"], id, "{answer}");
     assert_eq!(answer["result"]["isError"], true, "{answer}");
     assert!(answer["result"].get("structuredContent").is_none(), "{answer}");
@@ -553,12 +554,12 @@ pub fn failed_call(answer: &Value, id: u32, reason: &str, outcome: &str) -> Stri
 }
 
 /// The names in a list of tools.
-pub fn tool_names(answer: &str) -> Vec<String> {
+pub(crate) fn tool_names(answer: &str) -> Vec<String> {
     let tools = parsed(answer)["result"]["tools"].as_array().cloned().unwrap_or_default();
     tools.iter().map(|tool| tool["name"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-pub const OURS: [&str; 3] = ["restart_server", "verify_server_restarted", "server_status"];
+pub(crate) const OURS: [&str; 3] = ["restart_server", "verify_server_restarted", "server_status"];
 
 fn whole(line: &str) -> Bytes {
     format!("{line}\n").into()

@@ -1,4 +1,4 @@
-//! Our tools, and calls that we have to answer (t1-t4).
+//! outlast's own tools, and calls that it has to answer itself (t1-t4).
 
 use crate::story::*;
 
@@ -43,7 +43,7 @@ fn t1_a_clash_on_a_later_page_renames_ours_and_is_announced() {
 fn t1_a_clash_that_a_reload_brings_is_a_change_of_the_list() {
     let mut story = Story::legacy();
     story.client(&ask(1, "tools/list")).child(1, &result(1, r#"{"tools":[{"name":"server_status"}]}"#));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.passes(secs(1));
     story.comes_up(2);
     story.told_client();
@@ -82,13 +82,13 @@ fn t2_a_restart_is_answered_when_the_tools_are_compared() {
 }
 
 #[test]
-fn t2_a_restart_that_fails_says_why_with_the_stderr() {
+fn t2_a_failed_restart_reports_the_reason_and_the_stderr() {
     let mut story = Story::legacy();
     story.client(&call(1, "restart_server"));
     story.marker_is_written();
     story.started(2);
     story.child_logs(2, "SyntaxError");
-    story.dies(2, code(1));
+    story.exits(2, code(1));
     let answer = parsed(&story.answer());
     assert_eq!(answer["result"]["isError"], true);
     let text = answer["result"]["content"][0]["text"].as_str().unwrap_or_default();
@@ -118,8 +118,8 @@ fn t2_wrong_arguments_are_one_sentence() {
 }
 
 #[test]
-fn t2_a_restart_that_takes_long_is_said_to_be_running() {
-    let mut story = Story::legacy_with(ALL, |settings| settings.limits.handshake_max = secs(300));
+fn t2_a_long_restart_is_reported_as_running() {
+    let mut story = Story::legacy_with(ALL, |settings| settings.limits.handshake.handshake_max = secs(300));
     story.client(&call(1, "restart_server"));
     story.marker_is_written();
     story.started(2);
@@ -164,11 +164,11 @@ fn t2_a_restart_is_verified_by_its_marker_and_a_child_started_after_it() {
 }
 
 #[test]
-fn t3_a_call_that_we_fail_is_a_result_that_the_model_sees() {
+fn t3_a_call_that_outlast_fails_is_a_result_that_the_model_sees() {
     let mut story = Story::legacy();
     story.client(&call(1, "t"));
     story.child_logs(1, "Traceback");
-    story.dies(1, How::Exited(Exit::Signal(9)));
+    story.exits(1, How::Exited(Exit::Signal(9)));
     let answer = parsed(&story.answer());
     assert_eq!(
         answer["result"]["_meta"]["outlast/failure"],
@@ -182,17 +182,17 @@ fn t3_a_call_that_we_fail_is_a_result_that_the_model_sees() {
 fn t4_a_legacy_task_and_all_other_methods_get_errors() {
     let mut story = Story::legacy();
     story.client(&ask_with(1, "tools/call", r#"{"name":"t","task":{"ttl":1}}"#));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client_hears_error(1, 7001, "server_ended", "unknown");
 
     let mut story = Story::modern();
     story.client(&modern(1, "tools/call", r#""name":"t","task":{}"#));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     story.client_hears_failed_call(1, "server_ended", "unknown");
 }
 
 #[test]
-fn t4_the_status_tells_how_many_calls_were_answered_and_how_quickly() {
+fn t4_the_status_has_the_number_of_answered_calls_and_their_times() {
     let mut story = Story::legacy();
     let before = story.status()["calls"].as_u64().unwrap();
     for id in 1..=3 {
@@ -201,7 +201,7 @@ fn t4_the_status_tells_how_many_calls_were_answered_and_how_quickly() {
         story.child(1, &result(id, "{}"));
     }
     story.client(&call(4, "a"));
-    story.dies(1, code(1));
+    story.exits(1, code(1));
     let status = story.status();
     assert_eq!(status["calls"], before + 3, "a call that failed was not answered by a server: {status}");
     assert!((80.0..120.0).contains(&status["p50_ms"].as_f64().unwrap()), "{status}");

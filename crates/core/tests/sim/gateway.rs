@@ -1,14 +1,13 @@
-//! Many clients and many backends of both eras around one `Gateway`, none of which behaves better than it must.
+//! Many clients and many backends of both eras around one `Gateway`. They behave as badly as the protocol allows.
 //!
-//! Every request, question and answer carries a number of its own, so that the world knows of each message it sees again
-//! whose it is, whether it is still the same, and whether it may be where it is.
+//! Every request, server request and answer carries a number, so that the world can check for each message which
+//! client it belongs to, whether it is unchanged, and whether it may be sent here.
 
 mod clients;
 mod servers;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    panic::AssertUnwindSafe,
     time::{Duration, Instant},
 };
 
@@ -16,59 +15,103 @@ use bytes::Bytes;
 use outlast_core::{
     exit::{Exit, How},
     gateway::{
-        Action, Backend, Called, Children, EraChoice, Event, Fit, Front, Gateway, Kind, Limits, Link, Pattern, Profile,
-        Rates, Refused, Said, Schemas, Sender, Settings, Start, Switch, Who,
+        Action, Backend, Called, Children, EraChoice, Event, Fit, Front, Gateway, Kind, Limits, Link, Pattern,
+        Placement, Profile, Rates, Refused, Said, Saved, Schemas, Sender, Settings, SharedClients, Start, Switch, Who,
     },
     json::Raw,
     message::{self, Id, Outline},
     restarts::Policy,
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::{Dice, birth, ms};
+use crate::{
+    Dice, birth, check, ms, seeds,
+    story::{Played, Story, play},
+};
 use clients::Client;
 use servers::Server;
 
 #[test]
-fn every_request_is_answered_once_and_to_who_asked() {
-    let (from, seeds) = seeds();
-    for seed in from..from + seeds {
-        World::new(seed).run();
+fn every_request_is_answered_once_and_to_its_client() {
+    let (from, seeds) = seeds(2_000);
+    (from..from + seeds).for_each(play::<World>);
+}
+
+/// The same machine in front of one server that all clients use as their own.
+#[test]
+fn clients_that_share_a_server_are_kept_apart() {
+    let (from, seeds) = seeds(500);
+    (from..from + seeds).for_each(play::<SharedWorld>);
+}
+
+/// Whenever the gateway can be saved, another program may go on with it. All promises hold as without that.
+#[test]
+fn another_program_goes_on_at_idle_moments() {
+    let (from, seeds) = seeds(500);
+    (from..from + seeds).for_each(play::<UpgradedWorld>);
+    let mut handovers = 0;
+    for seed in from..from + seeds.min(20) {
+        let mut world = UpgradedWorld::new(seed);
+        world.run();
+        handovers += world.0.handovers.as_ref().map_or(0, |(_, count)| *count);
+    }
+    assert!(handovers > seeds.min(20), "{handovers} handovers");
+}
+
+/// The same for the hub of a shared server.
+#[test]
+fn another_program_goes_on_with_a_shared_server() {
+    let (from, seeds) = seeds(500);
+    (from..from + seeds).for_each(play::<UpgradedSharedWorld>);
+    let mut handovers = 0;
+    for seed in from..from + seeds.min(20) {
+        let mut world = UpgradedSharedWorld::new(seed);
+        world.run();
+        handovers += world.0.handovers.as_ref().map_or(0, |(_, count)| *count);
+    }
+    assert!(handovers > seeds.min(20), "{handovers} handovers");
+}
+
+/// A program reads what the last one wrote. If this fails, the format of the state has changed: it needs a new version
+/// (`outlast::upgrade`), a migration from this one, and a file of its own.
+#[test]
+fn the_format_of_a_saved_gateway_is_that_of_its_version() {
+    for line in include_str!("gateway/saved-1.jsonl").lines() {
+        let saved: Saved = serde_json::from_str(line).unwrap();
+        // The clock of a system that was just started does not reach back that far.
+        let now = birth() + Duration::from_secs(24 * 3600);
+        let written: Value = serde_json::from_str(line).unwrap();
+        let numbers = written["numbers"].as_object().unwrap();
+        let mut dice = Dice::new(1);
+        let backends = written["backends"].as_array().unwrap().iter().map(|saved| {
+            let (name, _) = numbers.iter().find(|(_, number)| **number == saved["number"]).unwrap();
+            let slots = written["slots"].as_array().unwrap().iter().map(|slot| &slot["key"]);
+            let is_pool = slots.filter(|key| key["backend"] == saved["number"]).any(|key| key["sharing"]["pool"] == 0);
+            let children = if is_pool { Children::Pool(3) } else { Children::Shared };
+            Backend { children, ..backend(name, false, &mut dice) }
+        });
+        let backends = backends.collect();
+        let settings = Settings { backends, ..World::new(0).settings };
+        let again = Gateway::restore(settings, saved, Box::new(AllFit::default()), |_| true, now).save(now).unwrap();
+        assert_eq!(serde_json::to_string(&again).unwrap(), line);
     }
 }
 
-fn seeds() -> (u64, u64) {
-    let number = |name: &str, default: u64| match std::env::var(name) {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")),
-        Err(_) => default,
-    };
-    (number("OUTLAST_SEED_FROM", 0), number("OUTLAST_SEEDS", 2_000))
-}
-
-const STORY_MAX: usize = 300;
 const STEPS: u64 = 130;
 const REST_MAX: u32 = 3_000;
 
-struct AllFit;
+/// All arguments fit; every third result comes later.
+#[derive(Default)]
+pub(crate) struct AllFit(u64);
 
 impl Schemas for AllFit {
-    fn check(&mut self, _schema: &[u8], _arguments: Raw<'_>) -> Fit {
-        Fit::Fits
+    fn check(&mut self, _schema: &[u8], _arguments: Raw<'_>) -> Option<Fit> {
+        self.0 += 1;
+        (!self.0.is_multiple_of(3)).then_some(Fit::Fits)
     }
 }
 
-/// What is wrong is told with the story that led there.
-macro_rules! check {
-    ($world:expr, $holds:expr, $($words:tt)+) => {
-        match $holds {
-            true => {}
-            false => $world.fail(&format!($($words)+)),
-        }
-    };
-}
-use check;
-
-pub struct World {
+pub(crate) struct World {
     seed: u64,
     dice: Dice,
     gateway: Gateway,
@@ -79,35 +122,38 @@ pub struct World {
     next_client: u64,
     servers: BTreeMap<u64, Server>,
     serials: BTreeSet<u64>,
-    /// Events that the world owes the gateway, in order.
+    /// Events that the world will report to the gateway, in order.
     owed: VecDeque<Event>,
     next_number: u64,
-    /// How often servers heard each request, and which of them never left.
+    /// How often servers received each request, without lines that were not written.
     heard: BTreeMap<u64, u32>,
     /// The link that each request was last sent to.
     heard_on: BTreeMap<u64, u64>,
-    /// Whose request each was.
+    /// The client of each request.
     asked_by: BTreeMap<u64, u64>,
+    /// The capabilities of all clients, if they share one server.
+    shared: Option<Value>,
     next_ticket: u64,
     tickets: BTreeSet<u64>,
-    story: VecDeque<String>,
-    is_told: bool,
-    /// Everybody does as they should, and nothing new is begun.
+    story: Story,
+    /// All clients and servers behave well, and nothing new begins.
     resting: bool,
     stopping: bool,
     over: bool,
-    /// Requests that must be answered before the event at hand is over: `(client, id)`.
+    /// Requests that must be answered within the current event: `(client, id)`.
     due_now: Vec<(u64, String)>,
-    /// Questions that were taken back in the event at hand while their calls were open. A link that the gateway ends takes
-    /// its questions back before its calls fail.
+    /// Server requests that were cancelled in the current event while their calls were open. A link that the gateway
+    /// ends cancels its server requests before its calls fail.
     taken_back: Vec<(u64, Value)>,
+    /// When another program goes on, and how often it did.
+    handovers: Option<(Dice, u64)>,
 }
 
-impl World {
+impl Played for World {
     fn new(seed: u64) -> World {
         let mut dice = Dice::new(seed);
         let count = 1 + dice.below(4);
-        let backends = (0..count).map(|index| backend(&format!("b{index}"), &mut dice)).collect();
+        let backends = (0..count).map(|index| backend(&format!("b{index}"), dice.one_in(3), &mut dice)).collect();
         let mut profiles = BTreeMap::new();
         if dice.one_in(3) {
             let deny = vec![Pattern("b0__t1".into())];
@@ -132,7 +178,7 @@ impl World {
         let now = birth();
         World {
             seed,
-            gateway: Gateway::new(settings.clone(), seed, BTreeMap::new(), Box::new(AllFit)),
+            gateway: Gateway::new(settings.clone(), seed, BTreeMap::new(), Box::new(AllFit::default())),
             dice,
             now,
             born: now,
@@ -146,65 +192,54 @@ impl World {
             heard: BTreeMap::new(),
             heard_on: BTreeMap::new(),
             asked_by: BTreeMap::new(),
+            shared: None,
             next_ticket: 1,
             tickets: BTreeSet::new(),
-            story: VecDeque::new(),
-            is_told: false,
+            story: Story::default(),
             resting: false,
             stopping: false,
             over: false,
             due_now: Vec::new(),
             taken_back: Vec::new(),
+            handovers: None,
         }
     }
 
-    /// The story costs more than the world, so it is written only when it is needed.
-    fn run(mut self) {
-        let seed = self.seed;
-        let is_told = self.is_told;
-        let outcome = std::panic::catch_unwind(AssertUnwindSafe(|| {
-            for _ in 0..STEPS {
-                self.step();
-            }
-            if seed.is_multiple_of(3) {
-                // In the middle of everything: whoever waits is answered all the same.
-                self.stop();
-                let waits = self.clients.iter().find(|(_, client)| !client.open.is_empty()).map(|(client, _)| *client);
-                check!(self, waits.is_none(), "client {waits:?} waits for a gateway that is over");
-                check!(self, self.tickets.is_empty(), "an operator waits for a gateway that is over");
-                return;
-            }
-            self.rest();
-            self.quiet();
+    fn story(&mut self) -> &mut Story {
+        &mut self.story
+    }
+
+    fn run(&mut self) {
+        for _ in 0..STEPS {
+            self.step();
+        }
+        if self.seed.is_multiple_of(3) {
+            // A stop in the middle: every open request is still answered.
             self.stop();
-        }));
-        if let Err(panic) = outcome {
-            if !is_told {
-                let mut again = World::new(seed);
-                again.is_told = true;
-                again.run();
-            } else {
-                eprintln!("seed {seed}:\n{}", self.story.make_contiguous().join("\n"));
-            }
-            eprintln!("again: OUTLAST_SEED_FROM={seed} OUTLAST_SEEDS=1");
-            std::panic::resume_unwind(panic);
+            let waits = self.clients.iter().find(|(_, client)| !client.open.is_empty()).map(|(client, _)| *client);
+            check!(self, waits.is_none(), "client {waits:?} waits for a gateway that is over");
+            check!(self, self.tickets.is_empty(), "an operator waits for a gateway that is over");
+            return;
         }
+        self.rest();
+        self.quiet();
+        self.stop();
     }
+}
 
+impl World {
     fn fail(&self, words: &str) -> ! {
         panic!("seed {}: {words}", self.seed);
     }
 
     fn tell(&mut self, mark: &str, what: &impl std::fmt::Debug) {
-        if !self.is_told {
-            return;
-        }
-        if self.story.len() == STORY_MAX {
-            self.story.pop_front();
-        }
-        let at = self.now.duration_since(self.born).as_millis();
-        let words: String = format!("{what:?}").replace("\\\"", "\"").chars().take(420).collect();
-        self.story.push_back(format!("{at:>8} {mark} {words}"));
+        self.story.tell(self.now.duration_since(self.born), mark, what);
+    }
+
+    /// What a shared server is given years for is not waited for.
+    fn deadline(&self) -> Option<Instant> {
+        let year = Duration::from_secs(365 * 24 * 3600);
+        self.gateway.deadline().filter(|due| self.shared.is_none() || *due < self.now + year)
     }
 
     fn number(&mut self) -> u64 {
@@ -217,7 +252,7 @@ impl World {
             0 => self.client_comes(),
             1..=6 => self.client_acts(),
             7..=12 => {
-                // Most of the time a server is quick.
+                // Most of the time a server answers quickly.
                 for _ in 0..1 + self.dice.below(6) {
                     self.server_acts();
                 }
@@ -233,11 +268,11 @@ impl World {
                 self.deliver_before(ms(millis));
                 self.pass(ms(millis));
             }
-            18 => self.operator_acts(),
+            18 if self.shared.is_none() => self.operator_acts(),
             _ if self.dice.one_in(4) => {
-                let wait = self.gateway.deadline().map(|due| due.saturating_duration_since(self.now));
+                let wait = self.deadline().map(|due| due.saturating_duration_since(self.now));
                 self.deliver_before(wait.unwrap_or_default());
-                if let Some(due) = self.gateway.deadline() {
+                if let Some(due) = self.deadline() {
                     self.now = self.now.max(due);
                     self.handle(Event::TimePassed);
                 }
@@ -246,12 +281,12 @@ impl World {
         }
     }
 
-    /// Time passes in order: whatever is due on the way is told.
+    /// Time passes, with an event at each deadline on the way.
     fn pass(&mut self, time: Duration) {
         let end = self.now + time;
         for turn in 0.. {
-            check!(self, turn < 10_000, "time does not pass: {:?}", self.gateway.deadline());
-            match self.gateway.deadline().filter(|due| *due <= end) {
+            check!(self, turn < 10_000, "time does not pass: {:?}", self.deadline());
+            match self.deadline().filter(|due| *due <= end) {
                 Some(due) => {
                     self.now = self.now.max(due);
                     self.handle(Event::TimePassed);
@@ -262,14 +297,14 @@ impl World {
         self.now = end;
     }
 
-    /// Nothing is on its way for longer than the gateway remembers the calls that were taken back.
+    /// No message is in transit for longer than the gateway remembers cancelled calls.
     fn deliver_before(&mut self, time: Duration) {
         while time >= ms(9_000) && !self.owed.is_empty() {
             self.pay();
         }
     }
 
-    /// One of the events that the world owes.
+    /// Reports one of the pending events.
     fn pay(&mut self) {
         if let Some(event) = self.owed.pop_front() {
             self.handle(event);
@@ -319,14 +354,14 @@ impl World {
                     .map(|index| format!("b{index}"))
                     .find(|name| !settings.backends.iter().any(|backend| backend.name == *name));
                 if let Some(name) = free {
-                    let new = backend(&name, &mut self.dice);
+                    let new = backend(&name, self.dice.one_in(3), &mut self.dice);
                     settings.backends.push(new);
                 }
             }
             2 => {
                 let index = self.dice.below(settings.backends.len() as u64) as usize;
                 let name = settings.backends[index].name.clone();
-                settings.backends[index] = backend(&name, &mut self.dice);
+                settings.backends[index] = backend(&name, self.dice.one_in(3), &mut self.dice);
             }
             3 => settings.backends.rotate_left(1),
             _ => settings.limits.page = 1 + self.dice.below(6) as usize,
@@ -342,8 +377,12 @@ impl World {
     }
 
     fn handle(&mut self, event: Event) {
+        // A client that leaves and a server that ends are gone already in this world.
+        if !matches!(event, Event::ClientLeft { .. } | Event::LinkDown { .. }) {
+            self.hand_over();
+        }
         self.server_news(&event);
-        if let Event::ClientSaid { client, .. } | Event::ClientAsked { client, .. } = &event
+        if let Event::ClientSaid { client, .. } | Event::ClientRequested { client, .. } = &event
             && !self.clients.contains_key(client)
         {
             return;
@@ -369,21 +408,70 @@ impl World {
         if let Some(dead) = dead {
             let asked = self.clients.iter().find(|(_, client)| client.is_asked_by(dead)).map(|(client, _)| *client);
             check!(self, asked.is_none(), "client {asked:?} is still asked by link {dead}, which is dead");
-            let status = self.gateway.status(self.now);
+            let status = self.gateway.status(self.now).to_json();
             let links =
                 status["backends"].as_array().into_iter().flatten().filter_map(|backend| backend["links"].as_array());
             let waits = links.flatten().any(|link| link["state"] == "given_up" && link["held"] != 0);
             check!(self, !waits, "something waits for what was given up: {status}");
         }
-        if let Some(due) = self.gateway.deadline().filter(|_| time_passed) {
+        self.check_separation();
+        if let Some(due) = self.deadline().filter(|_| time_passed) {
             check!(self, due > self.now, "what is due at once was not done");
         }
+    }
+
+    /// Another program goes on, if the gateway can be saved now.
+    fn hand_over(&mut self) {
+        let Some((dice, _)) = &mut self.handovers else { return };
+        if self.gateway.busy().is_some() || !dice.one_in(3) {
+            return;
+        }
+        self.tell(">", &"handover");
+        for action in self.gateway.handle(Event::HandoverBegan, self.now) {
+            self.act(action);
+        }
+        // Clients whose subscriptions just ended have not left yet.
+        let Ok(saved) = self.gateway.save(self.now) else { return };
+        if let Some((_, count)) = &mut self.handovers {
+            *count += 1;
+        }
+        let text = serde_json::to_string(&saved).expect("a state is JSON");
+        let read: Saved = serde_json::from_str(&text).unwrap_or_else(|error| self.fail(&format!("{error} in {text}")));
+        check!(self, read == saved, "saved {saved:?}, read {read:?}");
+        let settings = Settings { backends: self.gateway.backends().cloned().collect(), ..self.settings.clone() };
+        let mut gateway = match self.shared {
+            Some(_) => Gateway::restore_shared_server("b0", read, self.now).expect("the server is shared"),
+            None => Gateway::restore(settings, read, Box::new(AllFit::default()), |_| true, self.now),
+        };
+        check!(self, gateway.exclusive() == self.gateway.exclusive(), "{:?}", gateway.exclusive());
+        let again = gateway.save(self.now);
+        check!(self, again.as_ref() == Ok(&saved) || self.has_http(), "saved {saved:?}, then {again:?}");
+        let (before, after) = (self.gateway.status(self.now).to_json(), gateway.status(self.now).to_json());
+        for table in ["backends", "catalogue", "collisions", "switched_off"] {
+            check!(self, before[table] == after[table], "{table} was {}, and is {}", before[table], after[table]);
+        }
+        let resumed: Vec<Link> = gateway.links().into_iter().filter(|link| self.is_http(*link)).collect();
+        std::mem::swap(&mut self.gateway, &mut gateway);
+        for link in resumed {
+            for action in self.gateway.handle(Event::LinkResumed { link }, self.now) {
+                self.act(action);
+            }
+        }
+    }
+
+    fn has_http(&self) -> bool {
+        self.gateway.backends().any(|backend| matches!(backend.kind, Kind::Http { .. }))
+    }
+
+    fn is_http(&self, link: Link) -> bool {
+        self.gateway.backend(link.backend).is_some_and(|backend| matches!(backend.kind, Kind::Http { .. }))
     }
 
     fn act(&mut self, action: Action) {
         self.tell("  <", &action);
         match action {
             Action::TellClient { client, message, about, said } => self.client_hears(client, &message, about, said),
+            Action::Separate { client, .. } => self.client_is_separated(client),
             Action::DropClient { client } => self.fail(&format!("client {client} was dropped")),
             Action::Connect { link } => self.server_starts(link),
             Action::TellLink { link, message } => self.server_hears(link, &message),
@@ -412,7 +500,8 @@ impl World {
                 let is_clients = matches!(refused.from, Sender::Client { .. });
                 check!(self, is_clients, "{refused:?}: servers here send only what they may");
             }
-            Action::Record(_) | Action::Note(_) => {}
+            Action::Check(job) => self.owed.push_back(Event::Checked { ticket: job.ticket, fit: Fit::Fits }),
+            Action::Record(_) | Action::Note(_) | Action::DropCheck { .. } => {}
         }
     }
 
@@ -424,21 +513,30 @@ impl World {
         }
     }
 
-    /// From here on everybody behaves, and all that is open comes to its end.
+    /// From here on clients and backends behave well, and every open request is answered.
     fn rest(&mut self) {
         self.resting = true;
         for turn in 0.. {
-            check!(self, turn < REST_MAX, "there is no rest: {}", self.gateway.status(self.now));
+            check!(self, turn < REST_MAX, "there is no rest: {}", self.gateway.status(self.now).to_json());
             if let Some(event) = self.owed.pop_front() {
                 self.handle(event);
             } else if self.server_finishes() || self.client_finishes() {
             } else if self.is_waiting() {
-                match self.gateway.deadline() {
+                match self.deadline() {
                     Some(due) => {
                         self.now = self.now.max(due);
                         self.handle(Event::TimePassed);
                     }
-                    None => self.fail("somebody waits, and nothing will happen"),
+                    None => {
+                        let open: Vec<_> = self
+                            .clients
+                            .iter()
+                            .filter(|(_, client)| !client.open.is_empty())
+                            .map(|(client, state)| (client, state.open.keys().collect::<Vec<_>>()))
+                            .collect();
+                        let words = format!("a request waits, and no event will come: {open:?} {:?}", self.tickets);
+                        self.fail(&words)
+                    }
                 }
             } else {
                 break;
@@ -451,10 +549,14 @@ impl World {
             || !self.tickets.is_empty()
     }
 
-    /// Nothing is kept of what is over.
+    /// No state of ended requests is kept.
     fn quiet(&mut self) {
         let leaving: Vec<u64> = self.clients.keys().copied().collect();
         for client in leaving {
+            // A handover ends the subscription of a single request.
+            if !self.clients.contains_key(&client) {
+                continue;
+            }
             check!(
                 self,
                 self.clients[&client].is_counted(),
@@ -464,14 +566,14 @@ impl World {
             );
             self.client_leaves(client);
         }
-        // Calls that waited for a client's next try, and whatever else time alone can end.
+        // Calls that waited for a client's retry, and all else that only time can end.
         self.pass(Duration::from_secs(2_000));
         while !self.owed.is_empty() || self.server_finishes() {
             self.pay();
         }
-        let status = self.gateway.status(self.now);
+        let status = self.gateway.status(self.now).to_json();
         let under_way = &status["under_way"];
-        for table in ["calls", "asked_of_clients", "batches", "waiting_for_offers", "errands"] {
+        for table in ["calls", "asked_of_clients", "batches", "waiting_for_offers", "waiting_for_checks", "errands"] {
             check!(self, under_way[table] == 0, "something is left of {table}: {status}");
         }
         let held: u64 =
@@ -502,12 +604,12 @@ impl World {
                 None => self.pass(Duration::from_secs(1)),
             }
         }
-        check!(self, self.over, "it does not end: {}", self.gateway.status(self.now));
+        check!(self, self.over, "it does not end: {}", self.gateway.status(self.now).to_json());
     }
 }
 
-fn backend(name: &str, dice: &mut Dice) -> Backend {
-    let is_http = dice.one_in(3);
+/// Any settings of a backend.
+pub(crate) fn backend(name: &str, is_http: bool, dice: &mut Dice) -> Backend {
     let version = dice.below(3);
     let kind = match is_http {
         true => Kind::Http { url: format!("http://{name}/{version}").into(), headers: BTreeMap::new(), is_sse: false },
@@ -534,6 +636,7 @@ fn backend(name: &str, dice: &mut Dice) -> Backend {
         children,
         children_max: 1 + dice.below(20) as usize,
         start: if dice.one_in(4) { Start::Lazy } else { Start::Eager },
+        placement: Placement::Every,
         era: EraChoice::Auto,
         policy: Policy { restarts_max: Some(dice.below(6) as u32), ..Policy::exponential() },
         call_timeout: Duration::from_secs(5 + dice.below(30)),
@@ -544,6 +647,72 @@ fn backend(name: &str, dice: &mut Dice) -> Backend {
         breaker_failures: if dice.one_in(3) { 2 } else { 0 },
         breaker_open: Duration::from_secs(10),
         retry_annotated: dice.one_in(2),
+    }
+}
+
+/// A world in which other programs take over.
+struct UpgradedWorld(World);
+
+impl Played for UpgradedWorld {
+    fn new(seed: u64) -> UpgradedWorld {
+        let mut world = World::new(seed);
+        world.handovers = Some((Dice::new(seed ^ 0x5eed_0004), 0));
+        UpgradedWorld(world)
+    }
+
+    fn story(&mut self) -> &mut Story {
+        self.0.story()
+    }
+
+    fn run(&mut self) {
+        self.0.run();
+    }
+}
+
+/// A world in which other programs take over the hub of a shared server.
+struct UpgradedSharedWorld(World);
+
+impl Played for UpgradedSharedWorld {
+    fn new(seed: u64) -> UpgradedSharedWorld {
+        let SharedWorld(mut world) = SharedWorld::new(seed);
+        world.handovers = Some((Dice::new(seed ^ 0x5eed_0006), 0));
+        UpgradedSharedWorld(world)
+    }
+
+    fn story(&mut self) -> &mut Story {
+        self.0.story()
+    }
+
+    fn run(&mut self) {
+        self.0.run();
+    }
+}
+
+/// A world in which the only server is a relay, which answers everything.
+struct SharedWorld(World);
+
+impl Played for SharedWorld {
+    fn new(seed: u64) -> SharedWorld {
+        let mut world = World::new(seed);
+        let capabilities = match seed % 3 {
+            0 => json!({}),
+            1 => json!({"elicitation": {}, "sampling": {}}),
+            _ => json!({"elicitation": {}, "sampling": {}, "roots": {}}),
+        };
+        let clients = SharedClients { capabilities: capabilities.to_string(), info: None, version: None };
+        world.gateway = Gateway::of_shared_server("b0", clients, seed);
+        world.settings.backends = world.gateway.backends().cloned().collect();
+        world.settings.profiles.clear();
+        world.shared = Some(capabilities);
+        SharedWorld(world)
+    }
+
+    fn story(&mut self) -> &mut Story {
+        self.0.story()
+    }
+
+    fn run(&mut self) {
+        self.0.run();
     }
 }
 

@@ -1,4 +1,4 @@
-//! Calls at any pace against buckets and a breaker, beside plain models of what each may let through.
+//! Calls at any rate against token buckets and a circuit breaker, compared with simple models of both.
 
 use std::{
     collections::BTreeMap,
@@ -13,7 +13,7 @@ use outlast_core::gateway::{
 use crate::{Dice, birth, ms};
 
 #[test]
-fn nobody_gets_more_than_the_rate_and_the_burst() {
+fn no_pair_gets_more_than_its_rate_and_burst() {
     for seed in 0..500 {
         Crowd::new(seed).run();
     }
@@ -48,7 +48,7 @@ impl Crowd {
                 Ok(()) => self.let_through.entry((who, tool)).or_default().push(self.now),
                 Err(wait) => {
                     assert!(!wait.retry_after.is_zero(), "seed {}: refused, and told to come at once", self.seed);
-                    // Where there is room for it, the time that was told is the right one.
+                    // If there is room for all buckets, the reported wait is exact.
                     if self.max > 9 && self.dice.one_in(3) {
                         self.now += wait.retry_after;
                         let said = self.buckets.take(&who.to_string(), &tool.to_string(), self.now);
@@ -64,7 +64,7 @@ impl Crowd {
         }
     }
 
-    /// Over any stretch of time: at most the burst, and what came in meanwhile.
+    /// In any period: at most the burst, and the tokens that were added meanwhile.
     fn judge(&self, times: &[Instant]) {
         for (first, from) in times.iter().enumerate() {
             for (last, to) in times.iter().enumerate().skip(first) {
@@ -83,7 +83,7 @@ impl Crowd {
 }
 
 #[test]
-fn a_half_open_circuit_lets_exactly_one_through() {
+fn a_half_open_circuit_passes_exactly_one_call() {
     for seed in 0..2_000 {
         Circuitry::new(seed).run();
     }
@@ -96,7 +96,7 @@ struct Circuitry {
     breaker: Breaker,
     failures_max: u32,
     open_for: Duration,
-    /// Let through and not heard of yet, with whether it went as a probe.
+    /// Calls that were let through and have not ended, and whether each is a probe.
     out: Vec<(Pass, bool)>,
 }
 
@@ -120,7 +120,7 @@ impl Circuitry {
             let half_open = self.breaker.state() == Circuit::HalfOpen;
             assert_eq!(probes, usize::from(half_open), "seed {}: {probes} probes", self.seed);
         }
-        // Whatever happened: with every call heard of, and time gone by, one good call closes it.
+        // In any state: after all calls have ended and time has passed, one successful call closes it.
         while !self.out.is_empty() {
             self.end_one();
         }

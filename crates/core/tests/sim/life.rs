@@ -1,4 +1,4 @@
-//! A process that obeys, ignores, hangs up, forks and dies, around one `Life`.
+//! A process that obeys, ignores signals, closes pipes, forks and exits, around one `Life`.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +14,7 @@ fn every_child_is_reported_once_and_none_is_left() {
     }
 }
 
-/// Events that no world would send in this order neither break a life nor make it report twice or signal the dead.
+/// Events in an impossible order do not break the machine: it reports once and signals no process that has exited.
 #[test]
 fn no_order_of_events_breaks_a_life() {
     for seed in 0..3_000 {
@@ -65,7 +65,7 @@ fn any_event(dice: &mut Dice) -> Event {
     }
 }
 
-/// When everybody loses patience with the child, if nothing else happened before.
+/// When the child is killed, if nothing else happened before.
 const LAST_STOP: Duration = ms(10_000);
 /// From a stop to the report, at most.
 const STOP_MAX: Duration = ms(1_000 + 2_000 + KILL_SHOWS.as_millis() as u64 + 50);
@@ -77,10 +77,10 @@ struct World {
     dice: Dice,
     now: Instant,
     life: Life,
-    /// What will happen, unless it no longer can.
+    /// Planned events, unless they have become impossible.
     plans: Vec<(Instant, Event)>,
     process: Process,
-    /// Somebody holds the writing end of stdout.
+    /// Some process holds the writing end of stdout.
     stdout_held: bool,
     /// What the machine was told, and since when.
     hung_up: Option<Instant>,
@@ -110,7 +110,7 @@ impl World {
         let start = if dice.one_in(12) { Event::StartFailed("no".into()) } else { Event::Started { pid: 1 } };
         plans.push((up, start));
         for _ in 0..dice.below(4) {
-            // Many of these crowd into the same moments, where machines go wrong.
+            // Many of these fall on the same moments, where errors are likely.
             let at = up + ms(dice.pick(&[0, 1, 1_000, 1_001, 1_040, 1_050, 1_060, 2_000, 4_000, 4_040]));
             let event = match dice.below(6) {
                 0 => Event::Exited(Exit::Code(dice.pick(&[0, 1, 42]))),
@@ -157,7 +157,7 @@ impl World {
         assert!(self.closed_stdin <= 1, "seed {seed}: stdin closed twice");
     }
 
-    /// The next thing that can happen, with time moved on to it.
+    /// The next possible event, with time moved on to it.
     fn next(&mut self) -> Option<Event> {
         loop {
             let index = (0..self.plans.len()).min_by_key(|&index| self.plans[index].0);
@@ -204,12 +204,12 @@ impl World {
             Event::StdinRefused => {
                 self.hung_up.get_or_insert(self.now);
             }
-            Event::StopAsked(_) | Event::KillAsked => {
+            Event::StopAsked(_) | Event::KillAsked | Event::LeaseEnded => {
                 self.stop_asked.get_or_insert(self.now);
             }
             Event::Exiting => {
                 self.is_exiting = true;
-                // Now and then the kernel holds on to it for longer than anybody waits.
+                // Sometimes the kernel takes longer than the driver waits.
                 let lag = self.dice.below(1_100);
                 self.plan(lag, Event::Exited(Exit::Code(42)));
             }
@@ -225,7 +225,7 @@ impl World {
             let deadline = self.life.deadline();
             assert!(deadline.is_none_or(|deadline| deadline > self.now), "seed {seed}: a deadline that does not move");
         } else if self.dice.one_in(3) {
-            // Nobody has to be punctual: a call too many changes nothing.
+            // The driver may be early or late: an extra call changes nothing.
             if self.life.deadline().is_none_or(|deadline| self.now < deadline) {
                 assert_eq!(self.life.handle(Event::TimePassed, self.now), [], "seed {seed}");
             }
@@ -239,7 +239,7 @@ impl World {
                 assert!(self.process == Process::Runs, "seed {seed}: {action:?} without a process");
                 self.closed_stdin += u32::from(action == Action::CloseStdin);
                 if action == Action::Kill {
-                    // Now and then the kernel takes its time.
+                    // Sometimes the kernel is slow.
                     let lag = if self.dice.one_in(20) { 5_000 } else { self.dice.below(20) };
                     self.plan(lag, Event::Exited(Exit::Signal(9)));
                 } else if self.dice.one_in(3) {
@@ -262,7 +262,7 @@ impl World {
                 assert!(self.reported.is_none(), "seed {seed}: reported twice");
                 assert_eq!(gone.pid.is_some(), self.process != Process::NeverWas, "seed {seed}");
                 assert!(self.stdout_done || gone.pid.is_none(), "seed {seed}: reported with output unread");
-                assert!(!gone.asked || self.stop_asked.is_some(), "seed {seed}: nobody asked");
+                assert!(!gone.asked || self.stop_asked.is_some(), "seed {seed}: no stop was asked for");
                 self.reported = Some(self.now);
             }
         }
@@ -272,7 +272,7 @@ impl World {
         self.plans.push((self.now + ms(lag), event));
     }
 
-    /// Whatever happened, the report is never later than promised.
+    /// The report is never later than promised.
     fn check_time(&self) {
         if self.reported.is_some() || matches!(self.process, Process::NotYet | Process::NeverWas) {
             return;
@@ -280,7 +280,7 @@ impl World {
         let seed = self.seed;
         let since = |then: Option<Instant>| then.map_or(Duration::ZERO, |then| self.now - then);
         assert!(since(self.exited) <= REPORT_MAX, "seed {seed}: late after the exit");
-        // The wait for a start is not ours: it may add up to 300 ms here.
+        // The wait for a start is not limited by the machine: it may add up to 300 ms here.
         assert!(since(self.stop_asked) <= STOP_MAX + ms(300), "seed {seed}: late after the stop");
         if self.stop_asked.is_none() {
             let most = REPORT_MAX + if self.is_exiting { EXIT_SHOWS } else { Duration::ZERO };

@@ -1,7 +1,7 @@
-//! A client, servers and a driver around one `Relay`, none of which behaves better than it must.
+//! A client, servers and a driver around one `Relay`, all as badly behaved as the protocol allows.
 //!
-//! Every message carries a number of its own (`"n":17`), so that the world knows of each line it sees again whose it
-//! is, whether it is still the same, and whether it may be where it is.
+//! Every message carries a number of its own (`"n":17`), so that the world can check for each line whose it is,
+//! whether it is unchanged, and whether it may be sent here.
 
 mod checks;
 mod client;
@@ -18,28 +18,29 @@ use outlast_core::{
     exit::{Exit, How},
     record,
     relay::{
-        Action, Event, Farewell, Limits, NotWritten, OnCleanExit, Origin, Reading, Relay, Reload, Retry, Settings,
+        Action, ClientEnd, Event, Limits, NotWritten, OnCleanExit, Origin, Reading, Relay, Reload, Retry, Saved,
+        Settings,
     },
     restarts::Policy,
 };
 use serde_json::Value;
 
-use crate::{Dice, birth, ms};
+use crate::{Dice, birth, check, ms, seeds};
 use client::{Ask, Client, Sent};
 use servers::{Said, Server};
 
 #[test]
 fn every_conversation_outlasts_its_servers() {
-    let (from, seeds) = seeds();
+    let (from, seeds) = seeds(2_000);
     for seed in from..from + seeds {
         World::new(seed).run();
     }
 }
 
-/// The same, with restart upon restart while calls are open: drains meet, and progress is told in several lives.
+/// The same, with many restarts while calls are open: drains overlap, and progress comes from several processes.
 #[test]
-fn haste_changes_nothing() {
-    let (from, seeds) = seeds();
+fn conversations_survive_many_restarts_with_open_calls() {
+    let (from, seeds) = seeds(2_000);
     for seed in from..from + seeds.div_ceil(4) {
         let mut world = World::new(seed);
         world.hasty = true;
@@ -47,17 +48,43 @@ fn haste_changes_nothing() {
     }
 }
 
-fn seeds() -> (u64, u64) {
-    let number = |name: &str, default: u64| match std::env::var(name) {
-        Ok(text) => text.parse().unwrap_or_else(|_| panic!("{name} is no number: {text}")),
-        Err(_) => default,
-    };
-    (number("OUTLAST_SEED_FROM", 0), number("OUTLAST_SEEDS", 2_000))
+/// Before any event another program may go on with the saved conversation. No difference can be seen from outside.
+#[test]
+fn a_conversation_survives_an_upgrade_at_any_moment() {
+    let (from, seeds) = seeds(2_000);
+    let mut upgrades = 0;
+    for seed in from..from + seeds.div_ceil(16) {
+        for hasty in [false, true] {
+            let mut plain = World::new(seed);
+            plain.hasty = hasty;
+            let mut upgraded = World::new(seed);
+            (upgraded.hasty, upgraded.upgrades) = (hasty, Some((Dice::new(seed ^ 0x5eed_0003), 0)));
+            let (plain, upgraded) = (plain.run(), upgraded.run());
+            let differs = plain.story.iter().zip(&upgraded.story).find(|(one, other)| one != other);
+            assert_eq!((differs, plain.story.len()), (None, upgraded.story.len()), "seed {seed}, hasty {hasty}");
+            upgrades += upgraded.upgrades.map_or(0, |(_, count)| count);
+        }
+    }
+    // Restarts, which are not saved, run for most of the time in these worlds.
+    assert!(upgrades > seeds / 4, "{upgrades} upgrades");
 }
 
-/// Conversations that once went wrong, each in its own way. A change of the dice makes other worlds of them.
+/// A program reads what the last one wrote. If this fails, the format of the state has changed: it needs a new version
+/// (`outlast::upgrade`), a migration from this one, and a file of its own.
 #[test]
-fn what_went_wrong_once_goes_well() {
+fn the_format_of_a_saved_conversation_is_that_of_its_version() {
+    let settings = World::new(0).settings;
+    for line in include_str!("relay/saved-1.jsonl").lines() {
+        let saved: Saved = serde_json::from_str(line).unwrap();
+        let now = birth();
+        let again = Relay::restore(settings.clone(), saved, now).save(now).unwrap();
+        assert_eq!(serde_json::to_string(&again).unwrap(), line);
+    }
+}
+
+/// Conversations that failed once, each in its own way. A change of the random numbers makes other worlds of them.
+#[test]
+fn conversations_that_failed_once_succeed() {
     let table = [
         (22, "a server that was late with its handshake and being stopped was still sent requests"),
         (39, "a client that went back to the handshake era during a restart made two starts at once"),
@@ -77,7 +104,7 @@ fn what_went_wrong_once_goes_well() {
         (2223, "a restart and a change of era in one: two servers were started and one was forgotten"),
         (2399, "an unsent notification was told after the requests that followed it"),
         (428, "a list that had waited in a batch was not known to be outdated"),
-        (2486, "a changed file waited for a handshake that nobody had begun"),
+        (2486, "a changed file waited for a handshake that the client had not begun"),
         (2698, "a batch waited for ever for a member that was cancelled"),
         (1913, "the end of a subscription was not seen as one once the client was gone"),
         (3338, "a refused opening brought a client back that was gone"),
@@ -88,9 +115,9 @@ fn what_went_wrong_once_goes_well() {
         (13091, "a cancellation was not heard while outlast left by itself"),
         (13974, "a changed file waited for a cancelled request"),
         (11255, "a server that never answered a probe was waited for without end"),
-        (13147, "a second opening told of a list that nobody compared"),
+        (13147, "a second opening announced a list that was never compared"),
         (20509, "a list that had waited in a batch overtook a newer one"),
-        (35881, "an opening was held for a server that had left and that nobody called back"),
+        (35881, "an opening was held for a server that had exited and was not started again"),
         (124396, "a restart waited for the answer to a probe that was cancelled"),
         (65, "an opening was asked a third time, as a restart had been asked for meanwhile"),
     ];
@@ -105,25 +132,14 @@ const RESTART_TOOL: &str = "restart_here";
 const STORY_MAX: usize = 400;
 const REST_MAX: u32 = 5_000;
 
-/// What is wrong is told with the story that led there.
-macro_rules! check {
-    ($world:expr, $holds:expr, $($words:tt)+) => {
-        match $holds {
-            true => {}
-            false => $world.fail(&format!($($words)+)),
-        }
-    };
-}
-use check;
-
-/// What the event at hand was about, for the checks that follow it.
+/// What the current event was about, for the checks that follow it.
 enum Told {
-    /// The client said the message of this number.
+    /// The client sent the message of this number.
     Said(u64),
-    /// The client said several at once, or what has no number.
+    /// The client sent several at once, or a message without a number.
     Something,
     Started(u32),
-    /// A server said the message of this number.
+    /// A server sent the message of this number.
     Heard(u32, u64),
     Down(u32, How),
     Time,
@@ -139,12 +155,12 @@ struct World {
     settings: Settings,
     story: VecDeque<String>,
     next_number: u64,
-    /// Nothing breaks any more.
+    /// No further faults.
     calm: bool,
-    /// No server ends and no restart is asked for, in the whole life of this world.
+    /// No server ends and no restart is requested in this world.
     peaceful: bool,
     hasty: bool,
-    /// Children whose queues the relay asks for, and the queues as it was last told of them.
+    /// Children whose queues the relay asked for, and the queue lengths that it was last told.
     take_back: Vec<u32>,
     queues: BTreeMap<u32, usize>,
     /// Requests refused because the server did not read.
@@ -157,7 +173,9 @@ struct World {
     /// Servers that counted as hung.
     hung: Vec<u32>,
     more: Dice,
-    /// Servers may have tools named like ours.
+    /// If another program may go on before an event: random numbers, and how often one did.
+    upgrades: Option<(Dice, u64)>,
+    /// Servers may have tools with the names of outlast's tools.
     clash: bool,
 
     start_due: bool,
@@ -174,39 +192,39 @@ struct World {
     asks: BTreeMap<u64, Ask>,
     /// Members of the client's batches.
     batches: HashMap<u64, Vec<u64>>,
-    /// Lines of ours without an id that are owed at once.
+    /// Error lines of outlast without an id that are due at once.
     nulls_due: u32,
-    /// By the id the client knows.
+    /// By the id that the client knows.
     questions: HashMap<String, client::Question>,
 
     next_ticket: u64,
     tickets_waiting: Vec<u64>,
     tickets_running: Vec<u64>,
     finished_now: bool,
-    /// The generation that the event at hand makes ready.
+    /// The generation that the current event makes ready.
     becoming: Option<u32>,
-    /// The generation whose end the event at hand tells of.
+    /// The generation whose end the current event reports.
     ending: Option<u32>,
-    /// A server left on purpose, and outlast may go with it.
+    /// A server exited on purpose, and outlast may exit with it.
     may_leave: bool,
-    /// And it does.
+    /// outlast exits with it.
     left: bool,
-    gone: Option<Farewell>,
+    gone: Option<ClientEnd>,
     ended: bool,
     any_end: bool,
     announced: [bool; 3],
     /// Families of which the client has asked for a list in a batch.
     batched: [bool; 3],
-    /// The last discover result that the client heard.
+    /// The last discover result that the client received.
     discovered: Option<Value>,
-    /// Generations that we spoke for just now, as they have nothing more to say.
+    /// Generations whose requests the relay just answered itself, because they can send nothing more.
     cancelled_for: Vec<u32>,
 }
 
 impl World {
     fn new(seed: u64) -> World {
         let mut dice = Dice::new(seed);
-        // Dice of their own for what was added later, so that the seeds above keep their worlds.
+        // A second random generator for later additions, so that the seeds above keep their worlds.
         let mut more = Dice::new(seed ^ 0x5eed_0002);
         let now = birth();
         let small = dice.one_in(3);
@@ -231,46 +249,45 @@ impl World {
             policy,
             seed,
             random: RANDOM.into(),
-            limits: Limits {
-                hold_max: ms(3_000),
-                held_max: if small { 3 } else { 256 },
-                held_bytes_max: if small { 700 } else { 1 << 20 },
-                opening_wait: ms(1_500),
-                first_handshake_max: ms(4_000),
-                handshake_max: ms(2_000),
-                drain_max: ms(3_000),
-                draining_max: if small { 1 } else { 2 },
-                list_max: ms(400),
-                list_bytes_max: if dice.one_in(8) { 60 } else { 4 << 20 },
-                restart_wait: ms(5_000),
-                teardown_wait: ms(100),
-                early_max: 3,
-                batch_max: 5,
-                queued_bytes_max: if more.one_in(4) { 250 } else { 8 << 20 },
-                queued_bytes_stop: 2_000,
-                unread_max: ms(300),
-                answer_after_cached: ms(700),
-                answer_after_uncached: ms(2_000),
-                broken_after: ms(600),
-                cache_read_after: ms(50),
-                cache_read_max: ms(200),
-                ..Limits::default()
-            },
+            limits: Limits::default(),
         };
+        let limits = &mut settings.limits;
+        limits.holding.hold_max = ms(3_000);
+        limits.holding.held_max = if small { 3 } else { 256 };
+        limits.holding.held_bytes_max = if small { 700 } else { 1 << 20 };
+        limits.holding.opening_wait = ms(1_500);
+        limits.handshake.first_handshake_max = ms(4_000);
+        limits.handshake.handshake_max = ms(2_000);
+        limits.draining.drain_max = ms(3_000);
+        limits.draining.draining_max = if small { 1 } else { 2 };
+        limits.lists.list_max = ms(400);
+        limits.lists.list_bytes_max = if dice.one_in(8) { 60 } else { 4 << 20 };
+        limits.restart.restart_wait = ms(5_000);
+        limits.messages.teardown_wait = ms(100);
+        limits.handshake.early_max = 3;
+        limits.messages.batch_max = 5;
+        limits.queue.queued_bytes_max = if more.one_in(4) { 250 } else { 8 << 20 };
+        limits.queue.queued_bytes_stop = 2_000;
+        limits.queue.unread_max = ms(300);
+        limits.early.answer_after_cached = ms(700);
+        limits.early.answer_after_uncached = ms(2_000);
+        limits.early.broken_after = ms(600);
+        limits.cache.cache_read_after = ms(50);
+        limits.cache.cache_read_max = ms(200);
         let clash = dice.one_in(6);
         let peaceful = dice.one_in(6);
         if peaceful {
-            settings.limits.ping_max = ms(1 << 30);
-            settings.limits.restart_ping_max = ms(1 << 30);
+            settings.limits.hang.ping_max = ms(1 << 30);
+            settings.limits.restart.restart_ping_max = ms(1 << 30);
         } else {
             settings.call_timeout = more.one_in(3).then_some(ms(1_500));
             settings.call_timeouts = [("t1".to_owned(), ms(300)), ("t2".to_owned(), ms(0))].into();
-            settings.limits.restart_answered_wait = ms(70);
-            settings.limits.restart_called_wait = ms(100);
-            settings.limits.restart_ping_max = ms(100);
-            settings.limits.ping_max = ms(500);
-            settings.limits.quiet_max = ms(3_000);
-            settings.limits.memory_gap = ms(2_000);
+            settings.limits.restart.restart_answered_wait = ms(70);
+            settings.limits.restart.restart_called_wait = ms(100);
+            settings.limits.restart.restart_ping_max = ms(100);
+            settings.limits.hang.ping_max = ms(500);
+            settings.limits.hang.quiet_max = ms(3_000);
+            settings.limits.hang.memory_gap = ms(2_000);
         }
         World {
             seed,
@@ -292,6 +309,7 @@ impl World {
             ever_ready: false,
             hung: Vec::new(),
             more,
+            upgrades: None,
             clash,
             start_due: true,
             next_generation: 1,
@@ -326,7 +344,7 @@ impl World {
         }
     }
 
-    fn run(mut self) {
+    fn run(mut self) -> World {
         let steps = 40 + self.dice.below(130);
         for _ in 0..steps {
             if self.ended {
@@ -339,6 +357,31 @@ impl World {
         }
         self.rest();
         self.check_rest();
+        if !self.ended {
+            let saved = self.relay.save(self.now).map(|_| ());
+            check!(self, saved.is_ok(), "a conversation at rest cannot be saved: {saved:?}");
+        }
+        self
+    }
+
+    /// Another program goes on, if the relay can be saved now.
+    fn upgrade(&mut self) {
+        let Some((dice, count)) = &mut self.upgrades else { return };
+        if !dice.one_in(3) {
+            return;
+        }
+        let Ok(saved) = self.relay.save(self.now) else { return };
+        *count += 1;
+        let text = serde_json::to_string(&saved).expect("a state is JSON");
+        let read: Saved = serde_json::from_str(&text).unwrap_or_else(|error| self.fail(&format!("{error} in {text}")));
+        check!(self, read == saved, "saved {saved:?}, read {read:?}");
+        // Names that were given out already are not those of the new program.
+        let settings = Settings { id: "other".into(), random: "other".into(), ..self.settings.clone() };
+        let relay = Relay::restore(settings, read, self.now);
+        check!(self, relay.save(self.now).as_ref() == Ok(&saved), "saved {saved:?}, then {:?}", relay.save(self.now));
+        check!(self, relay.deadline() == self.relay.deadline(), "another deadline after an upgrade");
+        check!(self, relay.reads_client() == self.relay.reads_client(), "another backpressure after an upgrade");
+        self.relay = relay;
     }
 
     fn step(&mut self) {
@@ -386,7 +429,7 @@ impl World {
         }
     }
 
-    /// Everything that has begun comes to its end, and nothing new goes wrong.
+    /// Everything that has begun ends, and no further fault occurs.
     fn rest(&mut self) {
         self.calm = true;
         for _ in 0..REST_MAX {
@@ -415,7 +458,7 @@ impl World {
 
     // ---- what the driver does ---------------------------------------------------------------------
 
-    /// Something that was asked for comes to pass.
+    /// The driver carries out a pending action.
     fn driver_goes_on(&mut self) -> bool {
         let mut due = Vec::new();
         due.extend(self.start_due.then_some(0));
@@ -478,7 +521,7 @@ impl World {
             if self.dice.one_in(4) {
                 self.now = self.now.max(deadline);
             }
-            // Now and then something else is heard first.
+            // Sometimes another event comes first.
             if deadline <= self.now && !self.dice.one_in(6) {
                 self.happen(Event::TimePassed, Told::Time);
             }
@@ -506,9 +549,9 @@ impl World {
     }
 
     fn client_ends(&mut self) {
-        let farewell = if self.dice.one_in(3) { Farewell::Broken } else { Farewell::Heard };
-        self.gone = Some(farewell);
-        self.happen(Event::ClientEnded(farewell), Told::Other);
+        let end = if self.dice.one_in(3) { ClientEnd::Broken } else { ClientEnd::Closed };
+        self.gone = Some(end);
+        self.happen(Event::ClientEnded(end), Told::Other);
     }
 
     fn server_logs(&mut self) {
@@ -519,7 +562,7 @@ impl World {
     }
 
     fn server_ends(&mut self) {
-        // The one that was told to stop is the likeliest to.
+        // A server that was told to stop is the likeliest to exit.
         let stopping = self.any_server(|server| server.alive && server.stop.is_some());
         let generation = if self.dice.one_in(3) { None } else { stopping };
         if let Some(generation) = generation.or_else(|| self.any_server(|server| server.alive)) {
@@ -542,7 +585,7 @@ impl World {
             _ => own,
         };
         self.any_end = true;
-        // What the pipe did not take comes back.
+        // Lines that the pipe did not take are returned.
         let mut unsent = Vec::new();
         for (index, line) in server.inbox.drain(..).enumerate() {
             let taken = index < server.taken;
@@ -563,6 +606,7 @@ impl World {
     // ---- one event ----------------------------------------------------------------------------------
 
     fn happen(&mut self, event: Event, told: Told) {
+        self.upgrade();
         self.tell(&format!("{event:?}"));
         self.finished_now = false;
         let mut actions = Vec::new();
@@ -586,7 +630,7 @@ impl World {
         }
     }
 
-    /// What an earlier run may have saved, or nothing, or something of no use.
+    /// An entry that an earlier run may have saved, or none, or an unusable one.
     fn cache_entry(&mut self, revision: &str) -> Option<String> {
         if self.more.one_in(4) {
             return self.more.one_in(2).then(|| "torn".to_owned());
@@ -614,7 +658,7 @@ impl World {
         ))
     }
 
-    /// The queue of a replaced server goes to the relay: what its pipe has not taken.
+    /// Returns the queue of a replaced server to the relay: the lines that its pipe has not taken.
     fn give_back(&mut self, generation: u32) {
         let Some(server) = self.servers.get_mut(&generation).filter(|server| server.alive) else { return };
         let mut unsent = Vec::new();
@@ -632,9 +676,9 @@ impl World {
         self.happen(Event::TakenBack { generation, unsent }, Told::Other);
     }
 
-    /// The driver tells how many bytes wait for each pipe, from a bound on.
+    /// The driver reports how many bytes wait for each pipe, from a bound on.
     fn report_queues(&mut self) {
-        let max = self.settings.limits.queued_bytes_max;
+        let max = self.settings.limits.queue.queued_bytes_max;
         let waiting = |server: &Server| server.inbox.iter().skip(server.taken).map(|line| line.bytes.len()).sum();
         let queues: Vec<(u32, usize)> =
             self.servers.values().filter(|server| server.alive).map(|s| (s.generation, waiting(s))).collect();
@@ -647,7 +691,7 @@ impl World {
         }
     }
 
-    /// Nobody has to be punctual: a call too many changes nothing.
+    /// The driver may be early or late: an extra call changes nothing.
     fn time_passes_early(&mut self) {
         let deadline = self.relay.deadline();
         if deadline.is_none_or(|deadline| self.now < deadline) {
@@ -712,7 +756,7 @@ impl World {
                 self.hung.extend(generation.filter(|_| record.event == record::Event::ServerHung));
             }
             Action::Divert { .. } => {}
-            // A restart that the relay asked for itself.
+            // A restart that the relay itself requested.
             Action::Answer { ticket: 0, .. } => {}
             Action::Answer { ticket, .. } => {
                 if let Some(index) = self.tickets_running.iter().position(|running| *running == ticket) {
@@ -764,7 +808,7 @@ impl World {
             settings.build,
             settings.on_clean_exit,
             self.client.era,
-            settings.limits.held_max,
+            settings.limits.holding.held_max,
             self.clash,
         );
         panic!("seed {}: {why}\n{facts}\n{}\n=> seed {}: {why}", self.seed, story.join("\n"), self.seed);
@@ -780,7 +824,7 @@ impl World {
         (!found.is_empty()).then(|| self.dice.pick(&found))
     }
 
-    /// The generation that takes the client's messages, as far as the world can tell.
+    /// The generation that gets the client's messages, as far as the world knows.
     fn serving(&self) -> Option<u32> {
         self.servers
             .values()
@@ -790,7 +834,7 @@ impl World {
     }
 }
 
-/// The number of its own that a line carries.
+/// The number in a line.
 fn number_of(line: &[u8]) -> Option<u64> {
     let text = std::str::from_utf8(line).ok()?;
     let at = text.find(r#""n":"#)? + 4;

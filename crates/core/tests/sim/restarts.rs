@@ -1,4 +1,4 @@
-//! Children that come, serve and end at random, around one `Restarts`, beside a plain model of what is forgiven.
+//! Children that start, serve and end at random, around one `Restarts`, beside a simple model of the count.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use outlast_core::restarts::{First, Policy, RECENT_MAX, Restarts, State, Verdict
 use crate::{Dice, birth, ms};
 
 #[test]
-fn restarts_keep_their_promises() {
+fn restart_policies_keep_their_promises() {
     for seed in 0..2_000 {
         World::new(seed).run();
     }
@@ -20,7 +20,7 @@ struct World {
     now: Instant,
     policy: Policy,
     restarts: Restarts,
-    /// The model: crashes since the last forgiveness, starts, and starts that a 42 asked for.
+    /// The model: crashes since the count was last cleared, starts, and starts that exit code 42 requested.
     crashes: u32,
     starts: u32,
     requested: Vec<Instant>,
@@ -30,7 +30,7 @@ impl World {
     fn new(seed: u64) -> World {
         let mut dice = Dice::new(seed);
         let mut policy = dice.pick(&[Policy::watchdog(), Policy::exponential(), Policy::session()]);
-        // Any mix is allowed.
+        // Any combination of settings is allowed.
         if dice.one_in(3) {
             policy.first = dice.pick(&[First::AtOnce, First::Delay]);
             policy.restarts_max = dice.pick(&[None, Some(0), Some(1), Some(3)]);
@@ -57,7 +57,7 @@ impl World {
         }
     }
 
-    /// The child in place gets ready or not, ends or is replaced, and the next one comes.
+    /// The current child becomes ready or not, ends or is replaced, and the next one starts.
     fn one_child(&mut self) {
         let ready_for = match self.dice.below(3) {
             0 => None,
@@ -104,7 +104,7 @@ impl World {
             Verdict::Left => {
                 let comes_back = self.is_crash(cause) || matches!(cause, Cause::RestartRequested | Cause::Forgot);
                 assert!(!comes_back, "seed {seed}: {cause:?} left");
-                // Somebody calls it back.
+                // A request starts it again.
                 self.restarts.replaced(self.now);
                 self.starts += 1;
             }

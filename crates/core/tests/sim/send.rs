@@ -1,4 +1,4 @@
-//! Agents that are slow, deaf or gone, and people who type, around `Sends`.
+//! Agents that are slow, ignore input or have exited, and people who type, around `Sends`.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -10,12 +10,12 @@ use outlast_core::send::{Action, Letter, Sends, Source};
 use crate::{Dice, birth, ms};
 
 #[test]
-fn every_text_is_answered_once_and_none_is_said_to_be_sent_that_was_not() {
+fn every_text_is_answered_once_and_reported_as_sent_only_if_it_was() {
     let received: usize = (0..1_000).map(|seed| World::new(seed).run()).sum();
     assert!(received > 2_000, "only {received} texts arrived in all these worlds");
 }
 
-/// A codex of sorts: its composer holds what was pasted, until it hears an Enter.
+/// A simple codex: its composer holds the pasted text until Enter.
 struct World {
     seed: u64,
     dice: Dice,
@@ -24,10 +24,10 @@ struct World {
     is_up: bool,
     is_covered: bool,
     draft: String,
-    /// What a person typed is in the draft.
+    /// The draft contains text that a person typed.
     is_persons: bool,
     received: Vec<String>,
-    /// Turns that the agent has yet to write down.
+    /// Turns that the agent has not recorded yet.
     unrecorded: Vec<String>,
     waiting: BTreeSet<u64>,
     tickets: u64,
@@ -51,11 +51,11 @@ impl World {
         }
     }
 
-    /// How many arrived.
+    /// Returns how many texts arrived.
     fn run(mut self) -> usize {
         for _ in 0..200 {
             self.step();
-            // It never asks to be looked at in the past, over and over.
+            // The deadline is never in the past again and again.
             self.look();
             if let Some(at) = self.sends.deadline() {
                 assert!(at > self.now, "seed {}: it would look without end", self.seed);
@@ -140,11 +140,11 @@ impl World {
     }
 
     fn typed(&mut self, keys: &str) {
-        assert!(self.is_up, "seed {}: typed to nobody", self.seed);
+        assert!(self.is_up, "seed {}: typed while no agent ran", self.seed);
         match keys.strip_prefix("\x1b[200~").and_then(|rest| rest.strip_suffix("\x1b[201~")) {
             Some(text) => {
                 assert!(!self.is_persons && !self.is_covered, "seed {}: typed where something is", self.seed);
-                // It may be deaf.
+                // The agent may ignore the paste.
                 if !self.dice.one_in(8) {
                     self.draft.push_str(text);
                 }
@@ -154,7 +154,7 @@ impl World {
                 assert!(!self.is_covered, "seed {}: Enter for a dialog", self.seed);
                 match self.dice.below(9) {
                     _ if self.draft.is_empty() => {}
-                    // It does not hear it, or takes it for a choice, or for something else than a turn.
+                    // Enter is ignored, or makes a choice, or does something other than submit.
                     0 | 1 => {}
                     2 => self.draft = "what was chosen instead".into(),
                     3 => self.draft = String::new(),

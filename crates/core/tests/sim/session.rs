@@ -1,4 +1,4 @@
-//! Agents of every lifetime, and people who interfere, around one `Session`.
+//! Agents with lifetimes of any length, and people who interfere, around one `Session`.
 
 use std::time::{Duration, Instant};
 
@@ -6,15 +6,15 @@ use outlast_core::exit::{Exit, How};
 use outlast_core::restarts::{Policy, State as Health};
 use outlast_core::session::{Action, Choice, Event, LastInput, Mode, Note, Session};
 
-use crate::{Dice, birth, ms};
+use crate::{Dice, Upgrades, birth, ms};
 
-/// Five lives and four backoffs: what it may take until hopeless is called hopeless.
+/// Five lifetimes and four backoffs: the longest time until a session that keeps crashing is halted.
 fn halts_within(life: Duration) -> Duration {
     5 * life + 4 * Duration::from_secs(30)
 }
 
 #[test]
-fn for_every_lifetime_it_stays_healthy_or_halts_in_bounded_time() {
+fn for_every_lifetime_a_session_stays_healthy_or_halts_in_bounded_time() {
     for half_seconds in 0..=600u64 {
         let life = ms(half_seconds * 500);
         let mut now = birth();
@@ -45,10 +45,36 @@ fn for_every_lifetime_it_stays_healthy_or_halts_in_bounded_time() {
 }
 
 #[test]
-fn whatever_happens_an_agent_is_never_doubled_and_everybody_is_answered() {
+fn a_session_never_runs_two_agents_and_answers_every_request() {
     for seed in 0..2_000 {
         World::new(seed).run();
     }
+}
+
+/// A program reads what the last one wrote. If this fails, the format of the state has changed: it needs a new version
+/// (`outlast::upgrade`), a migration from this one, and lines of its own.
+#[test]
+fn the_format_of_a_saved_session_is_that_of_its_version() {
+    let now = birth();
+    for line in include_str!("saved/session-1.jsonl").lines() {
+        let saved = serde_json::from_str(line).unwrap();
+        let again = Session::restore(Policy::session(), saved, now).save(now).unwrap();
+        assert_eq!(serde_json::to_string(&again).unwrap(), line);
+    }
+}
+
+/// Before any event another program may go on with the session. No difference can be seen from outside.
+#[test]
+fn another_program_goes_on_at_any_moment() {
+    let mut upgrades = 0;
+    for seed in 0..300 {
+        let plain = World::new(seed).run();
+        let upgraded = World { upgrades: Upgrades::at_any_moment(seed), ..World::new(seed) }.run();
+        let differs = plain.story.iter().zip(&upgraded.story).find(|(one, other)| one != other);
+        assert_eq!((differs, plain.story.len()), (None, upgraded.story.len()), "seed {seed}");
+        upgrades += upgraded.upgrades.count;
+    }
+    assert!(upgrades > 1_000, "{upgrades} upgrades");
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -69,6 +95,9 @@ struct World {
     tickets: u64,
     is_asking: bool,
     over: bool,
+    upgrades: Upgrades,
+    /// What the session did.
+    story: Vec<String>,
 }
 
 impl World {
@@ -87,10 +116,12 @@ impl World {
             tickets: 0,
             is_asking: false,
             over: false,
+            upgrades: Upgrades::default(),
+            story: Vec::new(),
         }
     }
 
-    fn run(mut self) {
+    fn run(mut self) -> World {
         let actions = self.session.begin(Mode::Fresh);
         self.act(actions);
         for _ in 0..120 {
@@ -100,7 +131,7 @@ impl World {
             let event = self.dream();
             self.say(event);
         }
-        // At the latest a stop at once, and what follows from it, answers everybody and ends it.
+        // A forced stop, and the events that follow from it, answer every request and end the session.
         for _ in 0..4 {
             if !self.over {
                 self.say(Event::StopAsked { force: true });
@@ -117,6 +148,7 @@ impl World {
         }
         assert!(self.over, "seed {}: a stop ends it", self.seed);
         assert!(self.asked.is_empty(), "seed {}: {:?} were never answered", self.seed, self.asked);
+        self
     }
 
     fn dream(&mut self) -> Event {
@@ -165,7 +197,7 @@ impl World {
 
     fn ending(&mut self) -> Event {
         let how = self.dice.pick(&[Exit::Code(0), Exit::Code(1), Exit::Signal(9), Exit::Code(143)]);
-        let last_input = self.dice.pick(&[LastInput::Other, LastInput::Other, LastInput::Farewell]);
+        let last_input = self.dice.pick(&[LastInput::Other, LastInput::Other, LastInput::Quit]);
         Event::Ended { how: How::Exited(how), last_input }
     }
 
@@ -175,10 +207,21 @@ impl World {
         self.say(event);
     }
 
+    fn upgrade(&mut self) {
+        let saved = self.upgrades.take_over(|| self.session.save(self.now).ok());
+        let Some(saved) = saved else { return };
+        let session = Session::restore(Policy::session(), saved.clone(), self.now);
+        assert_eq!(session.save(self.now), Ok(saved), "seed {}", self.seed);
+        assert_eq!(session.deadline(), self.session.deadline(), "seed {}: another deadline", self.seed);
+        self.session = session;
+    }
+
     fn say(&mut self, event: Event) {
+        self.upgrade();
         let was_halted = self.session.state() == "halted";
         let may_wake = matches!(event, Event::ResumeAsked { .. });
         let actions = self.session.handle(event, self.now);
+        self.story.push(format!("{actions:?}, then {}", self.session.state()));
         if was_halted && !may_wake {
             let wakes = actions.iter().any(|action| matches!(action, Action::Start(_)));
             assert!(!wakes, "seed {}: halted is halted", self.seed);

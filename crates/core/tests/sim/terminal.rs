@@ -1,26 +1,52 @@
-//! People who come, type, resize, are slow and leave, around one `Terminal`.
+//! Viewers that attach, type, resize, read slowly and detach, around one `Terminal`.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
 use outlast_core::terminal::{Action, Event, PAINT_EVERY, Role, Size, Terminal, Way};
 
-use crate::{Dice, birth, ms};
+use crate::{Dice, Upgrades, birth, ms};
 
 #[test]
-fn nobody_is_left_with_an_old_picture() {
+fn every_viewer_ends_with_the_current_picture() {
     for seed in 0..2_000 {
         World::new(seed).run();
     }
+}
+
+/// A program reads what the last one wrote. If this fails, the format of the state has changed: it needs a new version
+/// (`outlast::upgrade`), a migration from this one, and lines of its own.
+#[test]
+fn the_format_of_saved_viewers_is_that_of_its_version() {
+    let now = birth();
+    for line in include_str!("saved/terminal-1.jsonl").lines() {
+        let saved = serde_json::from_str(line).unwrap();
+        let again = Terminal::restore(saved, now).save(now);
+        assert_eq!(serde_json::to_string(&again).unwrap(), line);
+    }
+}
+
+/// Before any event another program may go on with the viewers. No difference can be seen from outside.
+#[test]
+fn another_program_goes_on_at_any_moment() {
+    let mut upgrades = 0;
+    for seed in 0..300 {
+        let plain = World::new(seed).run();
+        let upgraded = World { upgrades: Upgrades::at_any_moment(seed), ..World::new(seed) }.run();
+        let differs = plain.story.iter().zip(&upgraded.story).find(|(one, other)| one != other);
+        assert_eq!((differs, plain.story.len()), (None, upgraded.story.len()), "seed {seed}");
+        upgrades += upgraded.upgrades.count;
+    }
+    assert!(upgrades > 3_000, "{upgrades} upgrades");
 }
 
 struct Viewer {
     role: Role,
     size: Size,
     active: u64,
-    /// Of what the agent wrote.
+    /// How much of the agent's output it has seen.
     seen: u64,
-    /// Something waits for it.
+    /// Output waits for it.
     is_loaded: bool,
 }
 
@@ -34,6 +60,9 @@ struct World {
     activity: u64,
     written: u64,
     size: Size,
+    upgrades: Upgrades,
+    /// What the terminal did.
+    story: Vec<String>,
 }
 
 impl World {
@@ -49,15 +78,17 @@ impl World {
             activity: 0,
             written: 0,
             size,
+            upgrades: Upgrades::default(),
+            story: Vec::new(),
         }
     }
 
-    fn run(mut self) {
+    fn run(mut self) -> World {
         for _ in 0..80 {
             let event = self.dream();
             self.say(event);
         }
-        // Whatever was under way arrives, and time passes.
+        // Pending output arrives, and time passes.
         for _ in 0..4 {
             for key in self.viewers.keys().copied().collect::<Vec<_>>() {
                 self.drain(key);
@@ -69,6 +100,7 @@ impl World {
             assert_eq!(viewer.seen, self.written, "seed {}: {key} has not seen all", self.seed);
         }
         assert_eq!(self.terminal.deadline(), None, "seed {}: there is nothing more to do", self.seed);
+        self
     }
 
     fn dream(&mut self) -> Event {
@@ -76,10 +108,10 @@ impl World {
         let sizes = [(80, 24), (100, 40), (60, 20)].map(|(columns, rows)| Size { columns, rows, width: 0, height: 0 });
         let size = self.dice.pick(&sizes);
         let keys: Vec<u64> = self.viewers.keys().copied().collect();
-        let somebody = if keys.is_empty() { None } else { Some(self.dice.pick(&keys)) };
-        match (self.dice.below(9), somebody) {
+        let picked = if keys.is_empty() { None } else { Some(self.dice.pick(&keys)) };
+        match (self.dice.below(9), picked) {
             (0, _) | (_, None) => {
-                let role = self.dice.pick(&[Role::Guest, Role::Guest, Role::Watcher]);
+                let role = self.dice.pick(&[Role::Attached, Role::Attached, Role::Watcher]);
                 let key = self.next;
                 self.next += 1;
                 self.activity += 1;
@@ -129,15 +161,27 @@ impl World {
         self.say(Event::Drained { key });
     }
 
+    fn upgrade(&mut self) {
+        let saved = self.upgrades.take_over(|| Some(self.terminal.save(self.now)));
+        let Some(saved) = saved else { return };
+        let terminal = Terminal::restore(saved.clone(), self.now);
+        assert_eq!(terminal.save(self.now), saved, "seed {}", self.seed);
+        assert_eq!(terminal.deadline(), self.terminal.deadline(), "seed {}: another deadline", self.seed);
+        self.terminal = terminal;
+    }
+
     fn say(&mut self, event: Event) {
-        for action in self.terminal.handle(event, self.now) {
+        self.upgrade();
+        let actions = self.terminal.handle(event, self.now);
+        self.story.push(format!("{actions:?}"));
+        for action in actions {
             match action {
                 Action::Resize(size) => {
                     assert_ne!(size, self.size, "seed {}: it has this size", self.seed);
                     self.size = size;
                 }
                 Action::Paint { key, .. } => {
-                    self.viewers.get_mut(&key).expect("one who is there is painted for").seen = self.written;
+                    self.viewers.get_mut(&key).expect("a picture is for an attached viewer").seen = self.written;
                 }
             }
         }

@@ -1,6 +1,6 @@
 """The line protocol between the matrix test and a Python client: one JSON object a line, an answer for each.
 
-The first argument says what to start, {"command", "args", "env", "cwd"}, or where it is, {"url"}. The first line written
+The first argument says what to start, {"command", "args", "env", "cwd"}, or where it is, {"url", "headers"}. The first line written
 says that the client is connected; then each line read is an operation.
 """
 
@@ -10,6 +10,8 @@ import sys
 
 SETUP = json.loads(sys.argv[1])
 URL = SETUP.get("url")
+HEADERS = SETUP.get("headers")
+MODE = sys.argv[2] if len(sys.argv) > 2 else "auto"
 
 
 def say(answer):
@@ -22,8 +24,8 @@ def result(is_error, content, structured):
     return {"isError": bool(is_error), "text": text, "structured": structured}
 
 
-async def serve(version, call, names):
-    """Answers operations until the test closes; `call` and `names` are the SDK's own ways to do them."""
+async def serve(version, call, names, progress=None):
+    """Answers operations until the test closes; `call`, `names` and `progress` are the SDK's own ways to do them."""
     say({"ok": {"version": version}})
     while line := await asyncio.to_thread(sys.stdin.readline):
         operation = json.loads(line)
@@ -32,6 +34,10 @@ async def serve(version, call, names):
         try:
             if operation["op"] == "call":
                 say({"ok": await call(operation["tool"], operation["args"])})
+            elif operation["op"] == "progress":
+                heard = []
+                answer = await progress(operation["tool"], operation["args"], heard.append)
+                say({"ok": {**answer, "progress": heard}})
             elif operation["op"] == "list":
                 say({"ok": {"tools": await names()}})
             elif operation["op"] == "era":

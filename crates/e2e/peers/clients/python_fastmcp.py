@@ -1,12 +1,16 @@
-"""A client on FastMCP 4."""
+"""A client on FastMCP 4. The second argument is its mode, as for the Python SDK 2.x."""
 
 import line
 from fastmcp import Client
-from fastmcp.client.transports import StdioTransport
+from fastmcp.client.transports import StdioTransport, StreamableHttpTransport
 
 
 async def main():
-    async with Client(line.URL or StdioTransport(**line.SETUP, keep_alive=False), cache=False) as client:
+    if line.URL:
+        transport = StreamableHttpTransport(line.URL, line.HEADERS)
+    else:
+        transport = StdioTransport(**line.SETUP, keep_alive=False)
+    async with Client(transport, cache=False, mode=line.MODE) as client:
 
         async def call(tool, arguments):
             answer = await client.call_tool_mcp(tool, arguments)

@@ -7,7 +7,10 @@ import { SETUP, result, serve } from './line.mjs';
 
 await serve(async () => {
   const client = new Client({ name: 'matrix', version: '1.0.0' }, { versionNegotiation: { mode: process.argv[3] } });
-  await client.connect(SETUP.url ? new StreamableHTTPClientTransport(new URL(SETUP.url)) : new StdioClientTransport(SETUP));
+  const transport = SETUP.url
+    ? new StreamableHTTPClientTransport(new URL(SETUP.url), { requestInit: { headers: SETUP.headers } })
+    : new StdioClientTransport(SETUP);
+  await client.connect(transport);
   return {
     version: client.getNegotiatedProtocolVersion(),
     call: async (tool, args) => result(await client.callTool({ name: tool, arguments: args })),

@@ -7,7 +7,9 @@ import { SETUP, result, serve } from './line.mjs';
 
 await serve(async () => {
   const client = new Client({ name: 'matrix', version: '1.0.0' });
-  const transport = SETUP.url ? new StreamableHTTPClientTransport(new URL(SETUP.url)) : new StdioClientTransport(SETUP);
+  const transport = SETUP.url
+    ? new StreamableHTTPClientTransport(new URL(SETUP.url), { requestInit: { headers: SETUP.headers } })
+    : new StdioClientTransport(SETUP);
   let version;
   // The client keeps the agreed version to itself and tells only its transport.
   const told = transport.setProtocolVersion?.bind(transport);
@@ -15,10 +17,21 @@ await serve(async () => {
     version = agreed;
     told?.(agreed);
   };
+  // The client reports progress later than a response that arrives together with it, and then not at all. So each message
+  // is looked at as it arrives.
+  let heard = () => {};
+  transport.onmessage = (message) => {
+    if (message.method === 'notifications/progress') heard(message.params.message);
+  };
   await client.connect(transport);
   return {
     version,
     call: async (tool, args) => result(await client.callTool({ name: tool, arguments: args })),
+    progress: async (tool, args, hear) => {
+      heard = hear;
+      // The option makes the client send a token.
+      return result(await client.callTool({ name: tool, arguments: args }, undefined, { onprogress: () => {} }));
+    },
     names: async () => (await client.listTools()).tools.map((tool) => tool.name),
     close: () => client.close(),
   };

@@ -159,7 +159,7 @@ export const QUESTIONS = {
 export const filled = ({ action, content }) =>
   say(text(`User response: action=${action}, content=${JSON.stringify(content ?? {})}`));
 
-// Not always there: whoever lists may find the list changed.
+// Offered only at times, so that two lists of one client can differ.
 export const VISITOR = tool('test_visitor');
 
 const user = (content) => ({ role: 'user', content });
@@ -235,7 +235,7 @@ export function readResource(uri) {
 
 export const COMPLETION = { completion: { values: ['paris', 'park', 'party'], total: 3, hasMore: false } };
 
-// Only names that mean this machine: somebody else's page must not reach us under a name of its own.
+// Only names of this machine, against DNS rebinding by a page of another origin.
 export function isLocal(request) {
   const names = ['127.0.0.1', 'localhost', '[::1]'];
   const host = (request.headers.host ?? '').replace(/:\d+$/, '');

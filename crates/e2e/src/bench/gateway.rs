@@ -1,17 +1,17 @@
-//! What a gateway over HTTP costs, side by side with the bare server, with a hop that does nothing else, and with others.
+//! The cost of a gateway over HTTP, compared with the bare server, with a minimal HTTP hop, and with other gateways.
 
-mod client;
+pub(super) mod client;
 mod hostile;
-mod measure;
-mod subject;
+pub(super) mod measure;
+pub(super) mod subject;
 mod table;
 
 use std::path::PathBuf;
 
-pub use measure::Phase;
+pub(super) use measure::Phase;
 
 /// The whole benchmark, as a report.
-pub fn run(outlast: Option<PathBuf>, is_quick: bool, only: &[Phase]) -> Result<table::Report, String> {
+pub(super) fn run(outlast: Option<PathBuf>, is_quick: bool, only: &[Phase]) -> Result<table::Report, String> {
     let stage = subject::Stage::set(outlast).map_err(|problem| problem.to_string())?;
     Ok(measure::Bench::new(&stage, is_quick).run(only))
 }

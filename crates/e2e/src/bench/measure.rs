@@ -1,4 +1,4 @@
-//! The measurements, each made of every subject in turn.
+//! The measurements: each is made for every subject in turn.
 
 use std::{
     collections::BTreeMap,
@@ -16,20 +16,20 @@ const DEEP: usize = 64;
 const RELOAD_DEEP: usize = 16;
 const MEGABYTE: usize = 1_000_000;
 const WARM_UP_CALLS: usize = 300;
-/// The restart policy forgives the first crash of a server that was ready for 5 s.
+/// The restart policy restarts a server at once after its first crash if it was ready for 5 s.
 const READY_FOR: Duration = Duration::from_millis(5_200);
-/// A subject that has not recovered by then never will, as far as a caller is concerned.
+/// A subject that has not recovered by then counts as one that never does.
 const RECOVERY_MAX: Duration = Duration::from_secs(10);
-/// Between the failed calls of a subject that answers its failures at once.
+/// The pause between failed calls of a subject that answers its failures at once.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
 const RELOAD_MAX: Duration = Duration::from_secs(30);
-/// Long enough for what a start leaves running to finish, before "idle" is read.
+/// Long enough for start-up work to finish, before "idle" is measured.
 const SETTLE: Duration = Duration::from_millis(500);
-/// No single measurement of a working subject comes near it.
+/// No single measurement of a working subject takes this long.
 const GUARD: Duration = Duration::from_secs(180);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Phase {
+pub(super) enum Phase {
     Small,
     Deep,
     Big,
@@ -40,9 +40,10 @@ pub enum Phase {
 }
 
 impl Phase {
-    pub const ALL: [Self; 7] = [Self::Small, Self::Deep, Self::Big, Self::Rss, Self::Start, Self::Crash, Self::Reload];
+    pub(super) const ALL: [Self; 7] =
+        [Self::Small, Self::Deep, Self::Big, Self::Rss, Self::Start, Self::Crash, Self::Reload];
 
-    pub fn named(name: &str) -> Option<Self> {
+    pub(super) fn named(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|phase| phase.name() == name)
     }
 
@@ -68,7 +69,7 @@ struct Size {
     starts: usize,
     crashes: usize,
     reloads: usize,
-    /// A rival is measured for so long at most; what it did by then is its sample.
+    /// The longest time for one measurement of a rival; its results by then are its sample.
     rival_max: Duration,
     rival_starts: usize,
 }
@@ -99,23 +100,23 @@ const QUICK: Size = Size {
     rival_starts: 2,
 };
 
-/// CPU time of the relay's processes, and the calls it was spent on; summed, as the clock is coarse.
+/// CPU time of the relay's processes, and the number of calls; summed, because the clock is coarse.
 #[derive(Default)]
 struct Spent {
     cpu: Duration,
     calls: usize,
 }
 
-pub struct Bench<'a> {
+pub(super) struct Bench<'a> {
     stage: &'a Stage,
     size: Size,
-    /// Those still measured; one that fails drops out with a note.
+    /// The subjects that are still measured; a subject that fails is removed with a note.
     subjects: Vec<Subject>,
     report: Report,
 }
 
 impl<'a> Bench<'a> {
-    pub fn new(stage: &'a Stage, is_quick: bool) -> Self {
+    pub(super) fn new(stage: &'a Stage, is_quick: bool) -> Self {
         let size = if is_quick { QUICK } else { FULL };
         let mut report = Report::new(size.rounds, is_quick);
         let mut subjects = Vec::new();
@@ -128,7 +129,7 @@ impl<'a> Bench<'a> {
         Self { stage, size, subjects, report }
     }
 
-    pub fn run(mut self, phases: &[Phase]) -> Report {
+    pub(super) fn run(mut self, phases: &[Phase]) -> Report {
         let calls: Vec<Phase> =
             [Phase::Small, Phase::Deep, Phase::Big].into_iter().filter(|phase| phases.contains(phase)).collect();
         if !calls.is_empty() {
@@ -149,7 +150,7 @@ impl<'a> Bench<'a> {
         self.report
     }
 
-    /// The subjects of one round; another one is first each time, so that no one always follows the same.
+    /// The subjects of one round, in rotated order, so that a subject does not always follow the same one.
     fn turn(&self, round: usize) -> Vec<Subject> {
         let mut subjects = self.subjects.clone();
         let count = subjects.len();
@@ -268,13 +269,13 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// All sessions grow old enough together; then, in turn, each loses its server.
+    /// All sessions first run for long enough; then the server of each is killed, one after the other.
     fn measure_crashes(&mut self) {
         eprintln!("crashes");
         let mut rounds = Vec::new();
         for round in 0..self.size.crashes {
             let mut subjects = self.turn(round);
-            // One answer of a rival is enough: it recovers in its own way or never.
+            // One measurement of a rival is enough: it recovers in its own way or never.
             subjects.retain(|subject| *subject == Subject::Outlast || subject.is_rival() && round == 0);
             rounds.push(self.open_all(subjects, Phase::Crash));
         }
@@ -291,7 +292,7 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// What the server itself needs from its start to its first answer to a call.
+    /// The time from the start of the server itself to its first answer to a call.
     fn measure_bare_start(&self) -> io::Result<Duration> {
         let start = Instant::now();
         let mut session = Session::start(self.stage, Subject::Direct)?;
@@ -300,7 +301,7 @@ impl<'a> Bench<'a> {
         Ok(start.elapsed())
     }
 
-    /// From the death of the server to the first call that succeeds; `None` if none does.
+    /// From the end of the server to the first call that succeeds; `None` if none does.
     fn measure_crash(&self, mut session: Session) -> Option<Duration> {
         let server = session.server(self.stage)?;
         let mut call = Request::call(&session.echo_tool, "{}");
@@ -467,7 +468,7 @@ impl Flow {
         Ok(())
     }
 
-    /// Takes one answer; whether it was one to a call of the flow.
+    /// Reads one answer; returns whether it answers a call of the flow.
     fn hear(&mut self, session: &mut Session) -> io::Result<bool> {
         let answer = session.hear(None)?;
         if self.other == Some(answer.id) {

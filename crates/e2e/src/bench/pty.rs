@@ -1,12 +1,13 @@
-//! What a terminal in between costs: `outlast run` with and without its picture of the screen, side by side with a bare
-//! pty, `script`, `dtach` and `tmux`.
+//! The cost of an intermediate terminal: `outlast run` with and without its screen model, compared with a bare pty,
+//! `script`, `dtach` and `tmux`.
 //!
 //! ```text
 //! outlast-bench pty [--quick] [--only copy,echo,idle,exact] [--json] [--outlast PATH] [--exact-mb N[,N]]
 //! ```
 //!
-//! Each subject owns the same child, on a pty of ours in place of a person's terminal: text is copied until its last word
-//! is shown, keys are echoed, nothing happens for a while. `exact` sends noise through outlast and compares every byte.
+//! Each subject runs the same child, on a pty of this program in place of a person's terminal: text is copied until
+//! its last word is shown, keys are echoed, and an idle time is measured. `exact` sends random bytes through outlast
+//! and compares every byte.
 
 mod child;
 mod report;
@@ -44,11 +45,11 @@ struct Options {
     is_json: bool,
     only: Vec<Phase>,
     outlast: Option<PathBuf>,
-    /// Without and with the picture of the screen.
+    /// Without and with the screen model.
     exact_mb: Option<(u64, u64)>,
 }
 
-pub fn main(args: impl Iterator<Item = String>) -> Result<ExitCode, String> {
+pub(super) fn main(args: impl Iterator<Item = String>) -> Result<ExitCode, String> {
     let mut args = args.peekable();
     if args.peek().is_some_and(|word| word == child::WORD) {
         return child::run(args.skip(1)).map(|()| ExitCode::SUCCESS);
@@ -108,7 +109,7 @@ fn measure(stage: &Stage, options: &Options) -> Report {
     }
     let wants = |phase: Phase| options.only.contains(&phase);
     for round in 0..rounds {
-        // Whoever comes first in one round comes later in the next.
+        // The subject that is measured first in one round comes later in the next.
         subjects.rotate_left(1);
         for &subject in &subjects {
             eprintln!("round {} of {rounds}: {}", round + 1, subject.name());

@@ -23,33 +23,33 @@ use super::{
     tree::{self, Process},
 };
 
-/// Ids have one width, so a request is sent again by overwriting its id in place.
+/// Ids have one width, so that a request is sent again by overwriting its id in place.
 const FIRST_ID: u64 = 100_000_000;
 const ID_WIDTH: usize = 9;
-/// Where an answer's id and verdict stand: never behind more than this of its own text.
+/// The id and the outcome of an answer are within this many bytes of its start.
 const HEAD: usize = 256;
 const READ_SIZE: usize = 256 * 1024;
-/// For an opening; a Python proxy on a busy machine takes seconds.
+/// The timeout of an opening; a Python proxy on a busy machine takes seconds.
 const OPEN_MAX: Duration = Duration::from_secs(30);
 const CLOSE_STEP: Duration = Duration::from_secs(2);
 
-pub const INITIALIZE: &str =
+pub(super) const INITIALIZE: &str =
     r#"{"protocolVersion":"2025-11-25","capabilities":{},"clientInfo":{"name":"outlast-bench","version":"1"}}"#;
 
 /// A request whose id can be changed.
-pub struct Request {
+pub(super) struct Request {
     bytes: Vec<u8>,
     id_at: usize,
 }
 
 impl Request {
-    pub fn new(method: &str, params: &str) -> Self {
+    pub(super) fn new(method: &str, params: &str) -> Self {
         let start = r#"{"jsonrpc":"2.0","id":"#;
         let bytes = format!("{start}{FIRST_ID},\"method\":\"{method}\",\"params\":{params}}}\n").into_bytes();
         Self { bytes, id_at: start.len() }
     }
 
-    pub fn call(tool: &str, arguments: &str) -> Self {
+    pub(super) fn call(tool: &str, arguments: &str) -> Self {
         Self::new("tools/call", &format!(r#"{{"name":"{tool}","arguments":{arguments}}}"#))
     }
 
@@ -69,13 +69,13 @@ fn format_id(mut id: u64) -> [u8; ID_WIDTH] {
     text
 }
 
-pub struct Answer<'a> {
+pub(super) struct Answer<'a> {
     pub id: u64,
     pub is_failed: bool,
     pub line: &'a [u8],
 }
 
-pub struct Session {
+pub(super) struct Session {
     children: Vec<Child>,
     input: Option<File>,
     output: File,
@@ -84,17 +84,21 @@ pub struct Session {
     start: usize,
     end: usize,
     next_id: u64,
-    /// What the subject calls the echo tool, and the restart tool if it has one.
+    /// The subject's names of the echo tool, and of the restart tool if it has one.
     pub echo_tool: String,
     pub restart_tool: Option<String>,
 }
 
 impl Session {
-    pub fn start(stage: &Stage, subject: Subject) -> io::Result<Self> {
-        let mut children = stage.start(subject)?;
+    pub(super) fn start(stage: &Stage, subject: Subject) -> io::Result<Self> {
+        Ok(Self::of(stage.start(subject)?))
+    }
+
+    /// The first process reads the client's messages, the last one writes the answers.
+    fn of(mut children: Vec<Child>) -> Self {
         let input = children.first_mut().and_then(|child| child.stdin.take()).expect("stdin is piped");
         let output = children.last_mut().and_then(|child| child.stdout.take()).expect("stdout is piped");
-        Ok(Self {
+        Self {
             children,
             input: Some(File::from(OwnedFd::from(input))),
             output: File::from(OwnedFd::from(output)),
@@ -104,12 +108,17 @@ impl Session {
             next_id: FIRST_ID,
             echo_tool: "echo".into(),
             restart_tool: None,
-        })
+        }
     }
 
-    /// Started, initialised, and seen to echo.
-    pub fn open(stage: &Stage, subject: Subject) -> io::Result<Self> {
-        let mut session = Self::start(stage, subject)?;
+    /// A session that is started and initialised, and has answered one echo call.
+    pub(super) fn open(stage: &Stage, subject: Subject) -> io::Result<Self> {
+        Self::opened(stage.start(subject)?)
+    }
+
+    /// The same for processes that run already.
+    pub(super) fn opened(children: Vec<Child>) -> io::Result<Self> {
+        let mut session = Self::of(children);
         session.initialize()?;
         session.find_tools()?;
         let mut call = Request::call(&session.echo_tool, r#"{"text":"is it you"}"#);
@@ -121,7 +130,7 @@ impl Session {
         Ok(session)
     }
 
-    pub fn initialize(&mut self) -> io::Result<()> {
+    pub(super) fn initialize(&mut self) -> io::Result<()> {
         let answer = self.ask(&mut Request::new("initialize", INITIALIZE), Some(Instant::now() + OPEN_MAX))?;
         if answer.is_failed {
             let line = String::from_utf8_lossy(answer.line);
@@ -144,7 +153,7 @@ impl Session {
         Ok(())
     }
 
-    pub fn send(&mut self, request: &mut Request) -> io::Result<u64> {
+    pub(super) fn send(&mut self, request: &mut Request) -> io::Result<u64> {
         let id = self.next_id;
         self.next_id += 1;
         self.write(request.with_id(id))?;
@@ -155,8 +164,8 @@ impl Session {
         self.input.as_mut().expect("the session is open").write_all(bytes)
     }
 
-    /// The next answer to anything. Without a deadline it costs one read, and `Guard` must stand by.
-    pub fn hear(&mut self, deadline: Option<Instant>) -> io::Result<Answer<'_>> {
+    /// The next answer to any request. Without a deadline it costs one read, and the caller must hold a `Guard`.
+    pub(super) fn hear(&mut self, deadline: Option<Instant>) -> io::Result<Answer<'_>> {
         loop {
             let (from, to) = self.read_line(deadline)?;
             let line = &self.buffer[from..to];
@@ -164,7 +173,7 @@ impl Session {
             let tail = &line[line.len().saturating_sub(HEAD)..];
             let id = memmem::find(head, b"\"id\":").and_then(|at| read_id(&head[at + 5..]));
             let Some(id) = id.filter(|_| memmem::find(head, b"\"method\":").is_none()) else {
-                // A notification, or a question of the server's: no answer to us.
+                // A notification or a server request: not an answer.
                 continue;
             };
             let says = |words: &[u8]| memmem::find(head, words).is_some() || memmem::find(tail, words).is_some();
@@ -173,7 +182,7 @@ impl Session {
         }
     }
 
-    pub fn ask(&mut self, request: &mut Request, deadline: Option<Instant>) -> io::Result<Answer<'_>> {
+    pub(super) fn ask(&mut self, request: &mut Request, deadline: Option<Instant>) -> io::Result<Answer<'_>> {
         let id = self.send(request)?;
         let answer = self.hear(deadline)?;
         if answer.id != id {
@@ -218,27 +227,28 @@ impl Session {
         }
     }
 
-    fn pids(&self) -> Vec<u32> {
+    pub(crate) fn pids(&self) -> Vec<u32> {
         self.children.iter().map(Child::id).collect()
     }
 
-    pub fn server(&self, stage: &Stage) -> Option<Process> {
+    pub(super) fn server(&self, stage: &Stage) -> Option<Process> {
         tree::descent(&self.pids()).into_iter().find(|process| process.runs(&stage.echo))
     }
 
-    /// Everything between us and the server.
-    pub fn relays(&self, stage: &Stage) -> Vec<Process> {
+    /// All processes between this client and the server.
+    pub(super) fn relays(&self, stage: &Stage) -> Vec<Process> {
         tree::descent(&self.pids()).into_iter().filter(|process| !process.runs(&stage.echo)).collect()
     }
 
-    /// While it lives, the subject has so much time; then it is killed, and a read meets the end of its stdout.
-    pub fn guard(&self, limit: Duration) -> Guard {
+    /// A time limit for the subject while the guard exists; then the subject is killed, and a read finds the end of
+    /// its stdout.
+    pub(super) fn guard(&self, limit: Duration) -> Guard {
         let pids = self.pids();
         let (finished, news) = mpsc::channel();
         let thread = thread::spawn(move || {
             if news.recv_timeout(limit) == Err(RecvTimeoutError::Timeout) {
                 for pid in pids {
-                    // None of them is reaped before the guard is gone, so the numbers are still theirs.
+                    // None of them is reaped before the guard is dropped, so the process ids are still theirs.
                     let _ = kill(Pid::from_raw(pid as i32), Signal::SIGKILL);
                 }
             }
@@ -254,7 +264,7 @@ fn read_id(text: &[u8]) -> Option<u64> {
 }
 
 impl Drop for Session {
-    /// Ends as a client does, by closing stdin; who stays is told, then made to.
+    /// Ends the session as a client does, by closing stdin; processes that stay get SIGTERM, then SIGKILL.
     fn drop(&mut self) {
         let processes = tree::descent(&self.pids());
         self.input = None;
@@ -281,7 +291,7 @@ impl Drop for Session {
     }
 }
 
-pub struct Guard {
+pub(super) struct Guard {
     finished: Option<Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }

@@ -1,4 +1,4 @@
-//! Who is measured, and how each is started.
+//! The subjects, and how each is started.
 
 use std::{
     env, fs,
@@ -11,10 +11,10 @@ use std::{
 use tempfile::TempDir;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Subject {
+pub(super) enum Subject {
     /// The server itself.
     Direct,
-    /// `cat | server | cat`: the least that a relay can cost.
+    /// `cat | server | cat`: the least cost of a relay.
     Floor,
     Outlast,
     Mcpmon,
@@ -22,9 +22,9 @@ pub enum Subject {
 }
 
 impl Subject {
-    pub const ALL: [Self; 5] = [Self::Direct, Self::Floor, Self::Outlast, Self::Mcpmon, Self::Fastmcp];
+    pub(super) const ALL: [Self; 5] = [Self::Direct, Self::Floor, Self::Outlast, Self::Mcpmon, Self::Fastmcp];
 
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Direct => "direct",
             Self::Floor => "cat floor",
@@ -34,18 +34,18 @@ impl Subject {
         }
     }
 
-    pub fn is_rival(self) -> bool {
+    pub(super) fn is_rival(self) -> bool {
         matches!(self, Self::Mcpmon | Self::Fastmcp)
     }
 
     /// Whether there are processes between client and server.
-    pub fn is_relay(self) -> bool {
+    pub(super) fn is_relay(self) -> bool {
         self != Self::Direct
     }
 }
 
-/// The programs, and a directory to run them in: state they leave behind goes with it.
-pub struct Stage {
+/// The programs, and a directory to run them in, which is removed with their state.
+pub(super) struct Stage {
     directory: TempDir,
     pub echo: PathBuf,
     outlast: PathBuf,
@@ -54,7 +54,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    pub fn set(outlast: Option<PathBuf>) -> io::Result<Self> {
+    pub(super) fn set(outlast: Option<PathBuf>) -> io::Result<Self> {
         let beside = env::current_exe()?;
         let beside = beside.parent().expect("a program lies in a directory");
         let echo = beside.join("outlast-echo").canonicalize().map_err(|problem| {
@@ -72,8 +72,12 @@ impl Stage {
         })
     }
 
-    /// Why a subject cannot be measured here, if it cannot.
-    pub fn absence(&self, subject: Subject) -> Option<String> {
+    pub(crate) fn outlast(&self) -> &Path {
+        &self.outlast
+    }
+
+    /// Why a subject cannot be measured here, or none.
+    pub(super) fn absence(&self, subject: Subject) -> Option<String> {
         match subject {
             Subject::Direct | Subject::Floor => None,
             Subject::Outlast => (!self.outlast.is_file()).then(|| format!("there is no {}", self.outlast.display())),
@@ -82,9 +86,9 @@ impl Stage {
         }
     }
 
-    /// Starts a subject. The first process takes the client's words, the last one has the answers.
-    pub fn start(&self, subject: Subject) -> io::Result<Vec<Child>> {
-        // Through the environment's own Python: the script still names the folder that it was installed in.
+    /// Starts a subject. The first process reads the client's messages, the last one writes the answers.
+    pub(super) fn start(&self, subject: Subject) -> io::Result<Vec<Child>> {
+        // Started with the Python of its environment: the script still names the directory that it was installed in.
         let peer = |path: &Option<PathBuf>| {
             let path = path.as_ref().expect("only subjects that are here are started");
             let mut command = Command::new(path.with_file_name("python"));
@@ -123,8 +127,8 @@ impl Stage {
         Ok(vec![before, server, after])
     }
 
-    /// Nobody writes to the terminal or to the user's home.
-    fn settle<'a>(&self, command: &'a mut Command) -> io::Result<&'a mut Command> {
+    /// The subjects write neither to the terminal nor to the user's home.
+    pub(crate) fn settle<'a>(&self, command: &'a mut Command) -> io::Result<&'a mut Command> {
         let stderr = File::options().create(true).append(true).open(self.directory.path().join("stderr"))?;
         Ok(command.current_dir(self.directory.path()).env("HOME", self.directory.path()).stderr(stderr))
     }

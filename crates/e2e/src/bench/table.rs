@@ -1,4 +1,4 @@
-//! Samples → medians, ratios and the verdict on each bar.
+//! Samples → medians, ratios and the verdict on each limit.
 
 use std::{collections::BTreeMap, fmt::Write};
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::subject::Subject;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Metric {
+pub(super) enum Metric {
     SmallP50,
     SmallP99,
     Deep,
@@ -24,7 +24,7 @@ pub enum Metric {
     ReloadPause,
 }
 
-/// What `outlast` is held to.
+/// The limit for `outlast`.
 #[derive(Clone, Copy)]
 enum Bar {
     MostTimesFloor(f64),
@@ -51,7 +51,7 @@ impl Metric {
         Self::ReloadPause,
     ];
 
-    /// A stable name for machines, words for people, the unit, and the bar.
+    /// A stable name for programs, a description for people, the unit, and the limit.
     fn describe(self, is_quick: bool) -> (&'static str, &'static str, &'static str, Option<Bar>) {
         match self {
             Self::SmallP50 => ("small_p50", "small call, p50", "µs", Some(Bar::MostTimesFloor(1.15))),
@@ -73,7 +73,7 @@ impl Metric {
     }
 }
 
-pub struct Report {
+pub(super) struct Report {
     rounds: usize,
     is_quick: bool,
     samples: BTreeMap<(Metric, Subject), Vec<f64>>,
@@ -81,15 +81,15 @@ pub struct Report {
 }
 
 impl Report {
-    pub fn new(rounds: usize, is_quick: bool) -> Self {
+    pub(super) fn new(rounds: usize, is_quick: bool) -> Self {
         Self { rounds, is_quick, samples: BTreeMap::new(), notes: Vec::new() }
     }
 
-    pub fn sample(&mut self, metric: Metric, subject: Subject, value: f64) {
+    pub(super) fn sample(&mut self, metric: Metric, subject: Subject, value: f64) {
         self.samples.entry((metric, subject)).or_default().push(value);
     }
 
-    pub fn note(&mut self, note: String) {
+    pub(super) fn note(&mut self, note: String) {
         eprintln!("{note}");
         self.notes.push(note);
     }
@@ -102,13 +102,13 @@ impl Report {
         median(self.of(metric, subject).to_vec())
     }
 
-    /// The median of the ratios of each round, so that what disturbed a round disturbs both of its sides.
+    /// The median of the ratios of each round, so that a disturbance of a round affects both values.
     fn times(&self, metric: Metric, subject: Subject, base: Subject) -> Option<f64> {
         let pairs = self.of(metric, subject).iter().zip(self.of(metric, base));
         median(pairs.filter(|(_, base)| **base != 0.0).map(|(value, base)| value / base).collect())
     }
 
-    /// What is compared with the bar, in words and as a number; and whether the bar is met.
+    /// The value that is compared with the limit, in words and as a number; and whether the limit is met.
     fn judge(&self, metric: Metric, bar: Bar) -> (String, Option<(f64, bool)>) {
         let subject = Subject::Outlast;
         let times = self.times(metric, subject, Subject::Floor);
@@ -126,7 +126,7 @@ impl Report {
         Metric::ALL.into_iter().filter(|metric| self.samples.keys().any(|(known, _)| known == metric))
     }
 
-    pub fn to_markdown(&self) -> String {
+    pub(super) fn to_markdown(&self) -> String {
         let mut text = String::from("| what |");
         for subject in Subject::ALL {
             let _ = write!(text, " {} |", subject.name());
@@ -172,7 +172,7 @@ impl Report {
         text
     }
 
-    pub fn to_json(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         let rows = self.metrics().map(|metric| {
             let (name, words, unit, bar) = metric.describe(self.is_quick);
             let subjects = Subject::ALL.into_iter().filter(|subject| !self.of(metric, *subject).is_empty());
@@ -200,7 +200,7 @@ impl Report {
     }
 }
 
-pub fn median(mut values: Vec<f64>) -> Option<f64> {
+pub(super) fn median(mut values: Vec<f64>) -> Option<f64> {
     values.sort_by(f64::total_cmp);
     let middle = values.len() / 2;
     match values.len() {
@@ -210,8 +210,8 @@ pub fn median(mut values: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// Three digits that matter.
-pub fn show(value: f64) -> String {
+/// Three significant digits.
+pub(super) fn show(value: f64) -> String {
     match value.abs() {
         size if size.is_infinite() => "never".into(),
         size if 100.0 <= size || value.fract() == 0.0 => format!("{value:.0}"),
@@ -227,7 +227,7 @@ mod tests {
     #[test]
     fn bars_are_judged_by_the_rounds_side_by_side() {
         let mut report = Report::new(3, false);
-        // The third round was disturbed for both.
+        // A disturbance slowed both subjects in the third round.
         for (floor, outlast) in [(20.0, 22.0), (21.0, 23.1), (90.0, 99.0)] {
             report.sample(Metric::SmallP50, Subject::Floor, floor);
             report.sample(Metric::SmallP50, Subject::Outlast, outlast);

@@ -1,4 +1,4 @@
-//! Processes as `/proc` shows them: who descends from whom, what they hold and what they have used.
+//! Processes in `/proc`: their descendants, memory and CPU time.
 
 use std::{
     collections::BTreeMap,
@@ -12,12 +12,12 @@ use nix::{
     unistd::Pid,
 };
 
-/// `/proc` counts time in these, on every architecture we measure on.
+/// The unit of time in `/proc`, on every architecture that is measured.
 const TICK: Duration = Duration::from_millis(10);
 
-/// One process; the time of its start tells it from a later one with the same number.
+/// One process; its start time distinguishes it from a later process with the same id.
 #[derive(Clone, Copy, PartialEq)]
-pub struct Process {
+pub(super) struct Process {
     pub pid: u32,
     started: u64,
 }
@@ -33,36 +33,36 @@ impl Process {
         Path::new("/proc").join(self.pid.to_string()).join(name)
     }
 
-    pub fn is_alive(self) -> bool {
+    pub(super) fn is_alive(self) -> bool {
         read_stat(self.pid).is_some_and(|stat| stat.started == self.started)
     }
 
-    pub fn runs(self, program: &Path) -> bool {
+    pub(super) fn runs(self, program: &Path) -> bool {
         fs::read_link(self.path("exe")).is_ok_and(|path| path == program)
     }
 
-    pub fn kill(self) {
+    pub(super) fn kill(self) {
         if self.is_alive() {
-            // It may end between the two steps, which is what we want.
+            // It may exit between the two steps, which is fine.
             let _ = kill(Pid::from_raw(self.pid as i32), Signal::SIGKILL);
         }
     }
 
-    /// Resident memory in bytes, pages that several processes share divided among them (PSS), so that a sum counts each page
-    /// once; none once it is gone.
-    pub fn memory(self) -> u64 {
+    /// Resident memory in bytes, with shared pages divided among the processes that share them (PSS), so that a sum
+    /// counts each page once; 0 after the process has exited.
+    pub(super) fn memory(self) -> u64 {
         let rollup = fs::read_to_string(self.path("smaps_rollup")).unwrap_or_default();
         let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
         line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
     }
 
-    pub fn cpu(self) -> Duration {
+    pub(super) fn cpu(self) -> Duration {
         read_stat(self.pid).map_or(Duration::ZERO, |stat| TICK * stat.cpu_ticks as u32)
     }
 }
 
-/// The processes of these numbers and everything that descends from them.
-pub fn descent(roots: &[u32]) -> Vec<Process> {
+/// The processes with these ids and all their descendants.
+pub(super) fn descent(roots: &[u32]) -> Vec<Process> {
     let entries = fs::read_dir("/proc").expect("this benchmark needs /proc");
     let pids = entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let stats: BTreeMap<u32, Stat> = pids.filter_map(|pid| Some((pid, read_stat(pid)?))).collect();
@@ -78,7 +78,7 @@ pub fn descent(roots: &[u32]) -> Vec<Process> {
 
 fn read_stat(pid: u32) -> Option<Stat> {
     let text = fs::read_to_string(Path::new("/proc").join(pid.to_string()).join("stat")).ok()?;
-    // The name in parentheses may hold anything, so fields are counted from its end.
+    // The name in parentheses may contain any characters, so fields are counted from its end.
     let fields: Vec<&str> = text[text.rfind(')')? + 1..].split_whitespace().collect();
     let number = |index: usize| fields.get(index)?.parse::<u64>().ok();
     if fields.first() == Some(&"Z") {

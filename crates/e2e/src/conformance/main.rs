@@ -4,9 +4,9 @@
 //! outlast-conformance [--rounds N] [--suite NAME] [--way stdio|http|translated] [--outlast PATH]
 //! ```
 //!
-//! What passes directly must pass through us. The suites fail now and then by themselves, so everything is run several
-//! times, in turns. What is known to fail is listed in `peers/conformance/expected.txt`, which may only shrink: a line
-//! that is not true any more fails the run like a failure that has no line.
+//! A check that passes directly must pass through the gateway. The suites fail now and then by themselves, so all are
+//! run several times, in turns. Known failures are listed in `peers/conformance/expected.txt`, which may only shrink:
+//! an outdated line fails the run like a failure without a line.
 
 mod stage;
 mod verdict;
@@ -23,7 +23,7 @@ struct Options {
     outlast: Option<PathBuf>,
 }
 
-pub fn main() -> ExitCode {
+pub(crate) fn main() -> ExitCode {
     let outcome = read_options(env::args().skip(1)).map_err(|problem| (problem, 2));
     match outcome.and_then(|options| run(&options).map_err(|problem| (problem, 1))) {
         Ok(true) => ExitCode::SUCCESS,
@@ -58,7 +58,7 @@ fn read_options(mut args: impl Iterator<Item = String>) -> Result<Options, Strin
     Ok(options)
 }
 
-/// True if all is as expected.
+/// True if all results are as expected.
 fn run(options: &Options) -> Result<bool, String> {
     let stage = Stage::set(options.outlast.clone())?;
     let listed = Stage::scripts().join("expected.txt");
@@ -75,7 +75,7 @@ fn run(options: &Options) -> Result<bool, String> {
             eprintln!("{}: round {} of {}", suite.name(), round + 1, options.rounds);
             direct.add(&stage.check(*suite, "direct", round, &fixture.url)?);
             for (way, tally) in options.ways.iter().zip(&mut through) {
-                // What one round leaves open is none of the next one's.
+                // A new gateway for each round, so that open state of one round does not affect the next.
                 let gateway = stage.front(*suite, *way, &fixture)?;
                 tally.add(&stage.check(*suite, way.name(), round, &gateway.url)?);
             }

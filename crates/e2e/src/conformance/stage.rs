@@ -1,4 +1,4 @@
-//! Who takes part: the suites, the fixture servers, and the gateway in front of them.
+//! The suites, the fixture servers, and the gateway in front of them.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -19,32 +19,32 @@ use nix::{
 use serde_json::Value;
 use tempfile::TempDir;
 
-/// For a server or gateway to be ready, on a busy machine.
+/// How long a server or gateway may take to be ready, on a busy machine.
 const READY_MAX: Duration = Duration::from_secs(60);
-/// Between two looks whether it is.
+/// The pause between two checks whether it is.
 const LOOK: Duration = Duration::from_millis(50);
-/// For one suite; it has timeouts of its own for everything in it.
+/// The time limit of one suite; it has timeouts of its own for everything in it.
 const SUITE_MAX: Duration = Duration::from_secs(600);
 const STOP_MAX: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Suite {
-    /// The released one, which knows revisions up to 2025-11-25.
+pub(super) enum Suite {
+    /// The released suite, which knows revisions up to 2025-11-25.
     Released,
-    /// The newer one, on the same revision.
+    /// The newer suite, on the same revision.
     Handshake,
     Stateless,
 }
 
 impl Suite {
-    pub const ALL: [Suite; 3] = [Suite::Released, Suite::Handshake, Suite::Stateless];
+    pub(super) const ALL: [Suite; 3] = [Suite::Released, Suite::Handshake, Suite::Stateless];
 
-    pub fn named(name: &str) -> Result<Suite, String> {
+    pub(super) fn named(name: &str) -> Result<Suite, String> {
         let found = Suite::ALL.into_iter().find(|suite| suite.name() == name);
         found.ok_or_else(|| format!("no suite `{name}`: there are {}", Suite::ALL.map(Suite::name).join(", ")))
     }
 
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Suite::Released => "0.1.16",
             Suite::Handshake => "0.2.0-2025-11-25",
@@ -77,7 +77,7 @@ impl Suite {
 
 /// How the gateway reaches the fixture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Way {
+pub(super) enum Way {
     Stdio,
     Http,
     /// Over stdio, in the other era: the gateway translates.
@@ -85,14 +85,14 @@ pub enum Way {
 }
 
 impl Way {
-    pub const ALL: [Way; 3] = [Way::Stdio, Way::Http, Way::Translated];
+    pub(super) const ALL: [Way; 3] = [Way::Stdio, Way::Http, Way::Translated];
 
-    pub fn named(name: &str) -> Result<Way, String> {
+    pub(super) fn named(name: &str) -> Result<Way, String> {
         let found = Way::ALL.into_iter().find(|way| way.name() == name);
         found.ok_or_else(|| format!("no way `{name}`: there are {}", Way::ALL.map(Way::name).join(", ")))
     }
 
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Way::Stdio => "stdio",
             Way::Http => "http",
@@ -103,14 +103,14 @@ impl Way {
 
 /// One run of a suite.
 #[derive(Default)]
-pub struct Checks {
-    /// What each check said, and why if it did not pass; by scenario and check.
+pub(super) struct Checks {
+    /// The result of each check, and why it failed; by scenario and check.
     pub said: BTreeMap<String, Result<(), String>>,
-    /// The scenarios that were played, whatever was checked in them.
+    /// The scenarios that were run, whatever was checked in them.
     pub played: BTreeSet<String>,
 }
 
-pub struct Stage {
+pub(super) struct Stage {
     directory: TempDir,
     results: PathBuf,
     node: PathBuf,
@@ -119,7 +119,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    pub fn set(outlast: Option<PathBuf>) -> Result<Stage, String> {
+    pub(super) fn set(outlast: Option<PathBuf>) -> Result<Stage, String> {
         let beside = env::current_exe().map_err(|error| error.to_string())?;
         let beside = beside.parent().expect("a program lies in a directory").to_owned();
         let outlast = outlast.unwrap_or_else(|| beside.join("outlast"));
@@ -134,7 +134,7 @@ impl Stage {
             return Err(format!("there is no {}; `cargo xtask conformance` fetches it", packages.display()));
         }
         let directory = tempfile::tempdir().map_err(|error| error.to_string())?;
-        // Scripts find their packages beside themselves.
+        // Node looks for packages beside a script.
         let modules = peers.join("node/node_modules");
         std::os::unix::fs::symlink(&modules, directory.path().join("node_modules"))
             .map_err(|error| error.to_string())?;
@@ -147,16 +147,16 @@ impl Stage {
         Ok(Stage { directory, results, node, packages, outlast })
     }
 
-    pub fn scripts() -> PathBuf {
+    pub(super) fn scripts() -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("peers/conformance")
     }
 
-    pub fn results(&self) -> &Path {
+    pub(super) fn results(&self) -> &Path {
         &self.results
     }
 
-    /// The fixture by itself, over HTTP.
-    pub fn serve(&self, suite: Suite) -> Result<Running, String> {
+    /// The fixture alone, over HTTP.
+    pub(super) fn serve(&self, suite: Suite) -> Result<Running, String> {
         let port = free_port()?;
         let mut command = Command::new(&self.node);
         command.arg(self.directory.path().join(suite.fixture())).args(["http", &port.to_string()]);
@@ -166,7 +166,7 @@ impl Stage {
     }
 
     /// The gateway in front of it.
-    pub fn front(&self, suite: Suite, way: Way, fixture: &Running) -> Result<Running, String> {
+    pub(super) fn front(&self, suite: Suite, way: Way, fixture: &Running) -> Result<Running, String> {
         let port = free_port()?;
         let backend = match way {
             Way::Http => format!("url = {:?}\n", fixture.url),
@@ -175,7 +175,7 @@ impl Stage {
                 let (era, script) =
                     if is_stateless { ("stateless", "stateless.mjs") } else { ("handshake", "handshake.mjs") };
                 let script = self.directory.path().join(script);
-                // A child that many share cannot say which of them it asks.
+                // A child that many clients share cannot say which of them its request is for.
                 let own = if way == Way::Translated && !is_stateless { "children = \"per_session\"\n" } else { "" };
                 format!("command = {:?}\nargs = [{script:?}, \"stdio\"]\nera = {era:?}\n{own}", self.node)
             }
@@ -184,7 +184,7 @@ impl Stage {
         let folder = self.directory.path().join(&name);
         fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
         let config = folder.join("outlast.toml");
-        // The suites ask for tools by their bare names.
+        // The suites call tools by their names without a prefix.
         let text = format!("[[backend]]\nname = \"fixture\"\nprefix = \"\"\n{backend}");
         fs::write(&config, text).map_err(|error| error.to_string())?;
         let mut command = Command::new(&self.outlast);
@@ -209,8 +209,8 @@ impl Stage {
         Ok(Running { child, url: format!("http://127.0.0.1:{port}/mcp"), log })
     }
 
-    /// One run of a suite. That something fails in it is no error.
-    pub fn check(&self, suite: Suite, way: &str, round: u32, url: &str) -> Result<Checks, String> {
+    /// One run of a suite. A failed check is not an error.
+    pub(super) fn check(&self, suite: Suite, way: &str, round: u32, url: &str) -> Result<Checks, String> {
         let folder = self.results.join(suite.name()).join(format!("{way}-{}", round + 1));
         fs::create_dir_all(&folder).map_err(|error| error.to_string())?;
         let log = File::create(folder.join("log")).map_err(|error| error.to_string())?;
@@ -245,8 +245,8 @@ impl Stage {
     }
 }
 
-/// A process of ours, which ends with us.
-pub struct Running {
+/// A process that this program started, and ends.
+pub(super) struct Running {
     child: Child,
     pub url: String,
     log: PathBuf,
@@ -286,7 +286,7 @@ fn free_port() -> Result<u16, String> {
     Ok(listener.local_addr().map_err(|error| error.to_string())?.port())
 }
 
-/// The gateway's own word for it.
+/// The gateway's own readiness check.
 fn is_ready(port: u16) -> bool {
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(("127.0.0.1", port))?;
@@ -299,7 +299,7 @@ fn is_ready(port: u16) -> bool {
     ask().is_ok_and(|answer| answer.starts_with("HTTP/1.1 200"))
 }
 
-/// Each scenario has a folder, named after it and the time.
+/// Each scenario has a directory, named after it and the time.
 fn read_checks(folder: &Path) -> Result<Checks, String> {
     let mut checks = Checks::default();
     for entry in fs::read_dir(folder).map_err(|error| error.to_string())?.flatten() {
@@ -310,16 +310,16 @@ fn read_checks(folder: &Path) -> Result<Checks, String> {
         let listed: Vec<Value> = serde_json::from_str(&text).map_err(|error| format!("{name}: {error}"))?;
         for check in listed {
             let status = check["status"].as_str().unwrap_or_default();
-            // What a server need not do and does not, or what was only looked at.
+            // Optional behaviour that the server does not have, or an observation.
             if matches!(status, "INFO" | "SKIPPED") {
                 continue;
             }
             let key = format!("{scenario}/{}", check["id"].as_str().unwrap_or("?"));
             let said = match status {
                 "SUCCESS" => Ok(()),
-                _ => Err(format!("{status}: {}", check["errorMessage"].as_str().unwrap_or("without a word"))),
+                _ => Err(format!("{status}: {}", check["errorMessage"].as_str().unwrap_or("without output"))),
             };
-            // One id may stand for several looks at the same thing; all of them must pass.
+            // One id may stand for several observations; all of them must pass.
             let both = match checks.said.remove(&key) {
                 Some(Err(why)) => Err(why),
                 Some(Ok(())) | None => said,

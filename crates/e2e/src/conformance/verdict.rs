@@ -1,4 +1,4 @@
-//! Whether a check that passes directly fails through us, over several runs; and whether that was expected.
+//! Whether a check that passes directly fails through the gateway, over several runs; and whether that was expected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +6,7 @@ use super::stage::Checks;
 
 /// The runs of one suite by one way.
 #[derive(Default)]
-pub struct Tally {
+pub(super) struct Tally {
     runs: u32,
     checks: BTreeMap<String, Count>,
     played: BTreeSet<String>,
@@ -19,7 +19,7 @@ struct Count {
 }
 
 impl Tally {
-    pub fn add(&mut self, checks: &Checks) {
+    pub(super) fn add(&mut self, checks: &Checks) {
         self.runs += 1;
         self.played.extend(checks.played.iter().cloned());
         for (key, said) in &checks.said {
@@ -31,24 +31,25 @@ impl Tally {
         }
     }
 
-    /// All checks, and those that passed every time.
-    pub fn count(&self) -> (usize, usize) {
+    /// The number of checks, and of those that passed every time.
+    pub(super) fn count(&self) -> (usize, usize) {
         (self.checks.len(), self.checks.values().filter(|count| count.passed == self.runs).count())
     }
 
-    /// How many checks are made directly and not here, though their scenario is.
-    pub fn left_out(&self, direct: &Tally) -> usize {
+    /// How many checks are made directly and not here, although their scenario was run.
+    pub(super) fn left_out(&self, direct: &Tally) -> usize {
         let is_left_out = |key: &&String| !self.checks.contains_key(*key) && self.played.contains(scenario(key));
         direct.checks.keys().filter(is_left_out).count()
     }
 
-    /// What passes directly and not here. Where a check passes at times, one failure more than directly is chance: the
-    /// suites have their own.
-    pub fn worse_than(&self, direct: &Tally) -> BTreeMap<String, String> {
+    /// The checks that pass directly and not here. For a check that passes only sometimes, one more failure than
+    /// directly is chance: the suites are not fully reliable.
+    pub(super) fn worse_than(&self, direct: &Tally) -> BTreeMap<String, String> {
         let mut worse = BTreeMap::new();
         for (key, theirs) in &direct.checks {
             let ours = self.checks.get(key);
-            // The scenario went another way: by something a server is free to do, or by a failure that has its own line.
+            // The scenario took another path: by an optional behaviour of a server, or by a failure that has its own
+            // line.
             if ours.is_none() && self.played.contains(scenario(key)) {
                 continue;
             }
@@ -71,10 +72,10 @@ fn scenario(key: &str) -> &str {
 }
 
 /// Known failures, as `suite way scenario/check`, one on a line.
-pub struct Expected(BTreeSet<(String, String, String)>);
+pub(super) struct Expected(BTreeSet<(String, String, String)>);
 
 impl Expected {
-    pub fn read(text: &str) -> Result<Expected, String> {
+    pub(super) fn read(text: &str) -> Result<Expected, String> {
         let mut expected = BTreeSet::new();
         for (number, line) in text.lines().enumerate() {
             let line = line.split('#').next().unwrap_or_default().trim();
@@ -90,8 +91,8 @@ impl Expected {
         Ok(Expected(expected))
     }
 
-    /// What is not as expected, in words.
-    pub fn judge(&mut self, suite: &str, way: &str, worse: &BTreeMap<String, String>) -> Vec<String> {
+    /// Describes the results that are not as expected.
+    pub(super) fn judge(&mut self, suite: &str, way: &str, worse: &BTreeMap<String, String>) -> Vec<String> {
         let listed: BTreeSet<&str> =
             self.0.iter().filter(|(s, w, _)| s == suite && w == way).map(|(_, _, key)| key.as_str()).collect();
         let mut problems = Vec::new();
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_passes_directly_is_asked_of_us() {
+    fn only_scenarios_that_pass_directly_are_required() {
         let sound: &[(&str, bool)] = &[("a", true), ("b", false), ("c", true), ("d", true), ("a/option", true)];
         let direct = tally(&[sound; 3]);
         let through = tally(&[
@@ -141,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn the_list_may_only_shrink() {
+    fn the_list_of_known_failures_may_only_shrink() {
         let mut expected = Expected::read("# why\n0.1 stdio a/b # because\n\n0.1 http c/d\n").unwrap();
         let worse = BTreeMap::from([("a/b".to_owned(), "no".to_owned()), ("x/y".to_owned(), "never".to_owned())]);
         assert_eq!(expected.judge("0.1", "stdio", &worse), ["FAILED 0.1 stdio x/y\n  never"]);

@@ -1,4 +1,4 @@
-//! A stand-in agent with a place to type.
+//! A stand-in agent with an input field.
 
 #[cfg(unix)]
 #[path = "../composer.rs"]

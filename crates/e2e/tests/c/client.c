@@ -33,10 +33,10 @@ static void prove_bad_input(outlast_client *client, const char *id) {
     PROVE(outlast_connect("\xff", PATIENCE, &other) == OUTLAST_BAD_ARGUMENT);
     PROVE(has(outlast_last_error(), "not UTF-8"));
     PROVE(outlast_connect("sessionx", PATIENCE, &other) == OUTLAST_NOT_FOUND);
-    PROVE(has(outlast_last_error(), "nothing called `sessionx` runs under outlast\ndid you mean `session-c`?"));
+    PROVE(has(outlast_last_error(), "no instance named `sessionx` is running\ndid you mean `session-c`?"));
     PROVE(outlast_connect("/nowhere/at.sock", PATIENCE, &other) == OUTLAST_UNREACHABLE);
     PROVE(other == NULL);
-    PROVE(has(outlast_last_error(), "nobody listens at /nowhere/at.sock"));
+    PROVE(has(outlast_last_error(), "no process listens at /nowhere/at.sock"));
 
     memset(deep, 'a', sizeof deep - 1);
     deep[0] = '/';
@@ -104,7 +104,7 @@ int main(int argc, char **argv) {
     PROVE(outlast_state(client, PATIENCE, &json) == OUTLAST_OK);
     PROVE(has(json, "\"id\":\"session-c\"") && has(json, "\"restarts\":0"));
     outlast_free_text(json);
-    /* Nobody answers for a while; the late answer is not taken for that of the next question. */
+    /* The answer comes after the timeout; it is not used as the answer to the next request. */
     wait_until("frozen");
     PROVE(outlast_state(client, 50, &json) == OUTLAST_TIMED_OUT);
     PROVE(json == NULL);

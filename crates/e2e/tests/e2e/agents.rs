@@ -1,5 +1,4 @@
-//! The agents people use, real ones, in the terminal people use: claude and codex under `outlast run` in tmux. Only the
-//! service they speak to is a stand-in.
+//! The real agents claude and codex under `outlast run` in tmux. Only the service they use is a stand-in.
 
 use std::{
     fs,
@@ -21,16 +20,17 @@ use super::{
     support::{
         OUTLAST,
         peers::Peers,
+        processes,
         service::{ANSWER, SLOWLY, Service},
     },
 };
 
 /// They are large programs, and the machine may be busy.
 const PATIENCE: Duration = Duration::from_secs(180);
-/// A key that had no effect for so long was pressed too early or too late, and is pressed once more.
+/// A key without effect for this long was pressed too early or too late, and is pressed once more.
 const PRESS_AGAIN: Duration = Duration::from_secs(20);
 
-/// Of the watchdog, where it is on. Both animate their windows several times a second while they work.
+/// The watchdog's timeout, where it is on. Both agents animate their windows several times a second while they work.
 const HANG_TIMEOUT: Duration = Duration::from_secs(4);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,7 +47,7 @@ impl Agent {
         }
     }
 
-    /// What stands before what one types.
+    /// The sign before the input.
     fn sign(self) -> &'static str {
         match self {
             Agent::Claude => "❯",
@@ -56,13 +56,15 @@ impl Agent {
     }
 }
 
-/// One agent, a home for it that knows it already, a project, and a tmux of its own.
+/// One agent, a configured home directory for it, a project, and its own tmux server.
 struct World {
     agent: Agent,
     service: Service,
     home: TempDir,
     project: TempDir,
     path: String,
+    /// claude is signed in to an account, which has usage limits; otherwise it has a key.
+    is_subscriber: bool,
 }
 
 impl World {
@@ -74,9 +76,10 @@ impl World {
             home: tempfile::tempdir().unwrap(),
             project: tempfile::tempdir().unwrap(),
             path: peers.agents_path(),
+            is_subscriber: false,
         };
         if agent == Agent::Claude {
-            // As after the questions of a first start, and with a key that is none.
+            // The state after the questions of a first start, with an invalid API key.
             let trusted = json!({"hasTrustDialogAccepted": true, "hasCompletedProjectOnboarding": true});
             let known = json!({
                 "hasCompletedOnboarding": true,
@@ -87,6 +90,30 @@ impl World {
             fs::write(world.home.path().join(".claude.json"), known.to_string()).unwrap();
         }
         Some(world)
+    }
+
+    /// Signs claude in to an account that does not exist.
+    fn sign_in(&mut self) {
+        self.is_subscriber = true;
+        let known = self.home.path().join(".claude.json");
+        let mut about: Value = serde_json::from_slice(&fs::read(&known).unwrap()).unwrap();
+        about["oauthAccount"] = json!({
+            "accountUuid": "11111111-2222-3333-4444-555555555555",
+            "organizationUuid": "21111111-2222-3333-4444-555555555555",
+            "emailAddress": "none@example.com",
+            "hasExtraUsageEnabled": false,
+        });
+        fs::write(known, about.to_string()).unwrap();
+        let token = json!({
+            "accessToken": "sk-ant-oat01-none-at-all-0123456789abcdef",
+            "refreshToken": "sk-ant-ort01-none",
+            "expiresAt": 4_000_000_000_000_u64,
+            "scopes": ["user:inference", "user:profile"],
+            "subscriptionType": "max",
+        });
+        fs::create_dir_all(self.home.path().join(".claude")).unwrap();
+        let file = self.home.path().join(".claude/.credentials.json");
+        fs::write(file, json!({"claudeAiOauth": token}).to_string()).unwrap();
     }
 
     fn place(&self) -> PathBuf {
@@ -112,10 +139,13 @@ impl World {
             ]),
             Agent::Codex => command.env("OPENAI_STAND_IN_KEY", "none"),
         };
+        if self.is_subscriber {
+            command.env_remove("ANTHROPIC_API_KEY");
+        }
         command
     }
 
-    /// The agent's own words after its name.
+    /// The agent's own arguments.
     fn arguments(&self) -> Vec<String> {
         match self.agent {
             Agent::Claude => Vec::new(),
@@ -137,19 +167,21 @@ impl World {
         self.launch_as("110", &[], &[self.agent.name()], &[]);
     }
 
-    /// In a window of this width, with these options of outlast, this command, and these arguments behind the agent's own.
+    /// Starts it in a window of this width, with these options of outlast, this command, and these arguments after
+    /// the agent's own.
     fn launch_as(&self, columns: &str, options: &[&str], command: &[&str], last: &[&str]) {
         let arguments = self.arguments();
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let begin = ["new-session", "-d", "-x", columns, "-y", "40", OUTLAST, "run", "--session", "s"];
-        // A tmux that was told to end may not have ended yet.
+        // A tmux that was told to exit may not have exited yet.
         let words = [&begin, options, &["--"], command, &arguments, last].concat();
         self.until("in tmux", || self.tmux(&words).status.success());
         self.until("there", || self.outlast(&["state", "s"]).status.success());
     }
 
-    /// A turn that is answered slowly: from when it is seen to work until the answer is there, it never seems to wait, though
-    /// the answer speaks of all that it shows itself; and when it waits, it is not taken for one that hangs.
+    /// A turn with a slow answer: from the start of its work until the answer, the agent never counts as waiting,
+    /// although the answer contains all the signs that the agent shows itself; and when it waits, it does not count
+    /// as hung.
     fn works_and_waits(&self) {
         self.until("waiting", || self.state()["waiting_for_input"] == true);
         let generation = self.state()["generation"].clone();
@@ -174,7 +206,7 @@ impl World {
         assert!(looks > 3, "it was seen at work {looks} times");
         self.until("waiting again", || self.state()["waiting_for_input"] == true);
         assert!(self.screen().contains("esc to interrupt"), "{}", self.screen());
-        // For longer than the watchdog waits.
+        // For longer than the watchdog's timeout.
         let until = Instant::now() + 3 * HANG_TIMEOUT;
         while Instant::now() < until {
             let state = self.state();
@@ -224,7 +256,7 @@ impl World {
         }
     }
 
-    /// Does it again and again, with a pause, until the test holds.
+    /// Repeats an action, with a pause, until the test holds.
     fn insist(&self, what: &str, mut act: impl FnMut(), mut test: impl FnMut() -> bool) {
         let mut again = Instant::now();
         self.until(what, || {
@@ -237,15 +269,15 @@ impl World {
         });
     }
 
-    /// Waits until this many agents were started and the last one can be worked with: by what outlast says, and by what
-    /// is to be seen.
+    /// Waits until this many agents were started and the last one is ready: by the state that outlast reports, and by
+    /// the screen.
     fn until_ready(&self, generation: u64) -> Value {
         let state = self.until_ready_after(generation - 1);
         assert_eq!(state["generation"], generation, "{}", self.log());
         state
     }
 
-    /// The same for whichever comes after that one.
+    /// The same for any agent after that one.
     fn until_ready_after(&self, generation: u64) -> Value {
         self.until("ready", || {
             let state = self.state();
@@ -255,7 +287,7 @@ impl World {
         self.state()
     }
 
-    /// The words it was started with.
+    /// The arguments it was started with.
     fn words_of(&self, state: &Value) -> String {
         let line = fs::read(format!("/proc/{}/cmdline", state["pid"])).unwrap();
         text(&line).replace('\0', " ")
@@ -270,21 +302,27 @@ impl World {
         kill(Pid::from_raw(i32::try_from(state["pid"].as_i64().unwrap()).unwrap()), signal).unwrap();
     }
 
-    /// A turn, put in as a paste and Enter.
+    /// A turn, as a paste and Enter.
     fn say(&self, words: &str) {
         let paste = format!("\x1b[200~{words}\x1b[201~");
         assert!(self.outlast(&["inject", "s", &paste, "--enter"]).status.success());
         self.until("answered", || self.service.turns_with(words) == 1 && self.screen().contains(ANSWER));
     }
 
-    /// A line, typed as a person would, until it had an effect: what comes in one piece is taken for a paste, and on a
-    /// busy machine what came in two may be read as one.
+    /// A turn, by `send`. An agent that has just started may drop Enter; the text is then removed, and sent again.
+    fn submit(&self, words: &str) {
+        let send = ["send", "s", words, "--submit", "--timeout", "170"];
+        self.until("submitted", || self.outlast(&send).status.success());
+    }
+
+    /// A line, typed as a person would, until it had an effect: input in one piece is taken for a paste, and on a
+    /// busy machine two pieces may be read as one.
     fn type_line(&self, line: &str, had_effect: impl Fn() -> bool) {
         let is_there = |shown: &str| shown.starts_with(self.agent.sign()) && shown.trim_end().ends_with(line);
         let is_typed = || self.screen().lines().any(is_there);
         self.insist("typed", || self.press(&["C-u", line]), is_typed);
         thread::sleep(PASTE_OVER);
-        // When the agent is gone Enter is an answer to the question that follows.
+        // After the agent has exited, Enter would answer the question that follows.
         let enter = || {
             if is_typed() && !had_effect() {
                 self.press(&["Enter"]);
@@ -293,13 +331,13 @@ impl World {
         self.insist("entered", enter, &had_effect);
     }
 
-    /// What the log says of the end of this agent, when it has ended.
+    /// The log line of the end of this agent, after it has ended.
     fn end_of(&self, pid: u64) -> Option<String> {
         self.log().lines().find(|line| line.contains(&format!(" agent_exit pid={pid} "))).map(str::to_owned)
     }
 
-    /// Keys that send it away. It wants most of them twice, the second soon after it has said so; who is late begins anew.
-    /// Whatever it gets when it is gone is for the question that follows.
+    /// Presses keys that make the agent exit. It requires most of them twice, the second soon after its notice; a
+    /// late second key counts as a first one. Keys after its exit go to the question that follows.
     fn press_away(&self, key: &str, pid: u64, is_over: impl Fn() -> bool) {
         let (mut presses, mut again) = (0, Instant::now());
         self.until("sent away", || {
@@ -307,7 +345,7 @@ impl World {
             if is_over() {
                 return true;
             }
-            // It is gone, and outlast is about to hear of it.
+            // It has exited, and outlast is about to notice.
             if !is_alive(pid) {
                 return false;
             }
@@ -320,7 +358,7 @@ impl World {
         });
     }
 
-    /// Of all sessions there were.
+    /// The logs of all sessions.
     fn logs(&self) -> String {
         let files = fs::read_dir(self.place().join(".outlast/logs")).into_iter().flatten().flatten();
         files.map(|file| fs::read_to_string(file.path()).unwrap_or_default()).collect::<Vec<_>>().join("\n")
@@ -330,7 +368,7 @@ impl World {
         fs::read_to_string(self.place().join(".outlast/logs/s.log")).unwrap_or_default()
     }
 
-    /// Waits until the turn is on the disk: claude writes it a moment after it was answered.
+    /// Waits until the turn is on the disk: claude writes it a moment after the answer.
     fn until_kept(&self, words: &str) {
         let find = |dir: &str| {
             let mut grep = self.command("grep");
@@ -347,11 +385,11 @@ impl Drop for World {
     }
 }
 
-/// More agents than this are not started to see eleven of them end.
+/// How many agents are started at most to see eleven of them end.
 const FAILURES_MAX: u64 = 20;
-/// Keys closer together than this are a paste, says codex, and Enter is then part of it.
+/// codex treats keys that are closer together than this as a paste, and Enter is then part of it.
 const PASTE_OVER: Duration = Duration::from_millis(500);
-/// Long enough for claude to take it for a key, and none of anybody's.
+/// Long enough for claude to accept it as a key; it is not a real key.
 const KEY: &str = "sk-ant-api03-none-at-all-0123456789abcdef";
 
 fn text(bytes: &[u8]) -> String {
@@ -359,14 +397,14 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn claude_comes_back_with_its_conversation() {
-    let Some(world) = World::new(Agent::Claude, "claude_comes_back_with_its_conversation") else { return };
+fn claude_is_restarted_with_its_conversation() {
+    let Some(world) = World::new(Agent::Claude, "claude_is_restarted_with_its_conversation") else { return };
     world.start();
     let first = world.state();
     let id = first["conversation"].as_str().unwrap().to_owned();
     assert!(world.words_of(&first).contains(&format!("--session-id {id}")));
 
-    // Nothing was said, so nothing was written, and there is nothing to resume: it begins again under the same id.
+    // There was no turn, so no transcript exists and nothing can be resumed: it starts again under the same id.
     world.kill(&first, Signal::SIGKILL);
     let second = world.until_ready(2);
     assert_eq!((&second["conversation"], &second["mode"]), (&json!(id), &json!("fresh")));
@@ -387,8 +425,8 @@ fn claude_comes_back_with_its_conversation() {
 }
 
 #[test]
-fn codex_comes_back_with_its_conversation() {
-    let Some(world) = World::new(Agent::Codex, "codex_comes_back_with_its_conversation") else { return };
+fn codex_is_restarted_with_its_conversation() {
+    let Some(world) = World::new(Agent::Codex, "codex_is_restarted_with_its_conversation") else { return };
     world.start();
     let first = world.state();
     assert_eq!(first["conversation"], Value::Null, "it has not said which yet");
@@ -407,7 +445,7 @@ fn codex_comes_back_with_its_conversation() {
     world.say("and what is a lexer");
     assert_eq!(world.service.turns_with("what is a parser"), 1, "the same conversation: {:?}", world.service.longest());
 
-    // It says which conversation it was when it leaves, too.
+    // It reports its conversation at its exit, too.
     let pid = third["pid"].as_u64().unwrap();
     world.type_line("/exit", || world.end_of(pid).is_some());
     world.until("asked", || world.screen().contains("q: quit"));
@@ -419,8 +457,8 @@ fn codex_comes_back_with_its_conversation() {
     assert!(!PathBuf::from(format!("/proc/{}", fourth["pid"])).exists());
 }
 
-/// A crash after `/clear` or `/new` comes back with the conversation the agent was in, and the initial prompt is sent
-/// once.
+/// After a crash that follows `/clear` or `/new`, the agent resumes its current conversation, and the initial prompt
+/// is sent once.
 fn prove_new_conversation(agent: Agent, test: &str, line: &str) {
     let Some(world) = World::new(agent, test) else { return };
     world.launch_as("110", &[], &[agent.name()], &["deploy the parser"]);
@@ -436,13 +474,13 @@ fn prove_new_conversation(agent: Agent, test: &str, line: &str) {
     world.say("what is a lexer");
     assert_eq!(world.service.turns_with("deploy the parser"), 1, "sent once: {:?}", world.service.longest());
 
-    // The new conversation is known before anything was said in it.
+    // The new conversation is known before its first turn.
     world.type_line(line, || world.state()["conversation"].as_str().is_some_and(|id| id != old));
     let new = world.state()["conversation"].as_str().unwrap().to_owned();
     world.say("what is a linker");
     world.until_kept("what is a linker");
     assert_eq!(world.state()["conversation"], json!(new));
-    // One that breaks within 5 s of its resumption is taken not to have resumed.
+    // If an agent crashes within 5 s of its resumption, the resumption counts as failed.
     world.until("proven", || world.state()["uptime_s"].as_f64().is_some_and(|uptime| uptime > 8.0));
     world.kill(&second, Signal::SIGKILL);
     let third = world.until_ready(3);
@@ -451,7 +489,7 @@ fn prove_new_conversation(agent: Agent, test: &str, line: &str) {
     world.until("shown again", || world.screen().contains("what is a linker"));
     assert!(!world.screen().contains("what is a lexer"), "{}", world.screen());
 
-    // After outlast itself was killed, the same session goes on with it, too.
+    // After outlast itself was killed, the same session resumes the conversation, too.
     let outlast = world.outlast_pid().unwrap();
     kill(Pid::from_raw(i32::try_from(outlast).unwrap()), Signal::SIGKILL).unwrap();
     world.until("gone", || !world.outlast(&["state", "s"]).status.success());
@@ -462,7 +500,7 @@ fn prove_new_conversation(agent: Agent, test: &str, line: &str) {
     assert!(!world.words_of(&fourth).contains("deploy"), "{}", world.words_of(&fourth));
     world.until("shown again", || world.screen().contains("what is a linker"));
 
-    // What its user ended begins anew.
+    // A session that the user ended starts a new conversation.
     assert!(world.outlast(&["stop", "s"]).status.success());
     world.tmux(&["kill-server"]);
     world.launch_as("110", &[], &[agent.name()], &[]);
@@ -473,16 +511,177 @@ fn prove_new_conversation(agent: Agent, test: &str, line: &str) {
 }
 
 #[test]
-fn claude_comes_back_with_the_conversation_it_is_in() {
-    prove_new_conversation(Agent::Claude, "claude_comes_back_with_the_conversation_it_is_in", "/clear");
+fn claude_is_restarted_with_the_conversation_it_is_in() {
+    prove_new_conversation(Agent::Claude, "claude_is_restarted_with_the_conversation_it_is_in", "/clear");
 }
 
 #[test]
-fn codex_comes_back_with_the_conversation_it_is_in() {
-    prove_new_conversation(Agent::Codex, "codex_comes_back_with_the_conversation_it_is_in", "/new");
+fn codex_is_restarted_with_the_conversation_it_is_in() {
+    prove_new_conversation(Agent::Codex, "codex_is_restarted_with_the_conversation_it_is_in", "/new");
 }
 
-/// Behind a wrapper, in a narrow window, with a status line and settings of the user's own.
+/// A reboot: all processes of the session are killed, and its sockets are gone. Restored are the conversation, the
+/// directory, the options and the names of the variables.
+fn prove_restore(agent: Agent, test: &str) {
+    let Some(world) = World::new(agent, test) else { return };
+    fs::create_dir(world.place().join("sub")).unwrap();
+    if agent == Agent::Claude {
+        let known = world.home.path().join(".claude.json");
+        let trusted = fs::read_to_string(&known).unwrap();
+        let place = world.place().to_str().unwrap().to_owned();
+        fs::write(&known, trusted.replace(&place, &format!("{place}/sub"))).unwrap();
+    }
+    let own = world.arguments();
+    let own: Vec<&str> = own.iter().map(String::as_str).collect();
+    let options = ["--cwd", "sub", "--env-pass", "TEST_*", "--hang-timeout", "10m"];
+    let words = [&["run", "-d", "--session", "s"], &options[..], &["--", agent.name()], &own].concat();
+    let output = world.command(OUTLAST).args(words).env("TEST_MARK", "1").output().unwrap();
+    let _background = Background { world: &world, session: "s" };
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    world.until("waiting", || world.state()["waiting_for_input"] == true);
+    world.submit("what is a parser");
+    world.until("heard", || world.service.turns_with("what is a parser") == 1);
+    world.until_kept(ANSWER);
+    world.until("learned", || world.state()["conversation"].is_string());
+    let before = world.state();
+
+    let outlast = world.outlast_pid().unwrap();
+    let all = [vec![outlast], processes::below(outlast)].concat();
+    assert!(all.contains(&before["pid"].as_u64().unwrap()), "{all:?}");
+    processes::kill_at_once(&all);
+    world.until("gone", || !all.iter().any(|pid| is_alive(*pid)));
+    fs::remove_dir_all(world.home.path().join(".local/state/outlast/run")).unwrap();
+
+    let restored = world.outlast(&["restore", "--all", "--json"]);
+    let said: Value = serde_json::from_slice(&restored.stdout).unwrap_or_default();
+    assert_eq!((&said[0]["result"], &said[0]["waiting_for_input"]), (&json!("restored"), &json!(true)), "{said}");
+    assert_eq!(said[0]["env_missing"], json!(["TEST_MARK"]), "{said}");
+    let after = world.state();
+    for member in ["conversation", "cwd", "cwd_source"] {
+        assert_eq!(after[member], before[member], "{member}");
+    }
+    let id = before["conversation"].as_str().unwrap();
+    assert_eq!(after["mode"], "continue");
+    assert!(world.words_of(&after).contains(&format!("resume {id}")), "{}", world.words_of(&after));
+    let screen = || text(&world.outlast(&["screen", "s"]).stdout);
+    world.until("shown again", || screen().contains("what is a parser") && screen().contains(ANSWER));
+    let record = world.home.path().join(".local/state/outlast/sessions/s.json");
+    let record: Value = serde_json::from_slice(&fs::read(record).unwrap()).unwrap();
+    assert_eq!(record["options"], json!(options));
+    // The next turn is of the same conversation.
+    world.submit("and what is a lexer");
+    let is_one = || world.service.longest().iter().any(|turn| turn.contains("what is a parser"));
+    world.until("heard", || world.service.turns_with("and what is a lexer") == 1 && is_one());
+    assert!(world.outlast(&["stop", "s"]).status.success());
+    let nothing = world.outlast(&["restore", "--all", "--json"]);
+    assert_eq!(text(&nothing.stdout).trim(), "[]");
+}
+
+#[test]
+fn claude_is_restored_after_a_reboot() {
+    prove_restore(Agent::Claude, "claude_is_restored_after_a_reboot");
+}
+
+#[test]
+fn codex_is_restored_after_a_reboot() {
+    prove_restore(Agent::Codex, "codex_is_restored_after_a_reboot");
+}
+
+/// The agents' own screens of a usage limit, which the service brings about as the providers do. With `--on-limit wait`
+/// the agent continues when the limit is over: claude by itself, codex because outlast tells it.
+fn prove_limit(agent: Agent, test: &str) {
+    let Some(mut world) = World::new(agent, test) else { return };
+    if agent == Agent::Claude {
+        world.sign_in();
+    }
+    world.launch_as("60", &["--on-limit", "wait"], &[agent.name()], &[]);
+    world.until_ready(1);
+    world.say("what is a parser");
+    // The words alone are no limit.
+    world.say("why do you say: You've hit your usage limit · resets 3pm");
+    assert_eq!(world.state()["state"], "ready");
+    let until = world.service.limit_for(40);
+    world.submit("and what is a lexer");
+    world.until("limited", || world.state()["state"] == "limited");
+    let state = world.state();
+    let end = state["limited_until"].as_u64().unwrap();
+    match agent {
+        Agent::Claude => assert_eq!(end, until, "{state}"),
+        // It shows the minute only.
+        Agent::Codex => assert_eq!(end / 60, until / 60, "{state}"),
+    }
+    assert!(state["limit"].as_str().unwrap().contains("limit"), "{state}");
+    let started = Instant::now();
+    while world.state()["state"] != "ready" {
+        assert!(started.elapsed() < 2 * PATIENCE, "{}\n{}", world.screen(), world.log());
+        thread::sleep(Duration::from_millis(200));
+    }
+    world.until("answered", || world.service.longest().iter().any(|turn| turn.contains("and what is a lexer")));
+    let is_told = world.service.has_heard("Continue.");
+    assert!(world.log().contains(" limit_over"), "{}", world.log());
+    assert!(is_told || agent == Agent::Claude, "{:?}\n{}", world.service.longest(), world.log());
+    assert!(world.outlast(&["stop", "s"]).status.success());
+}
+
+#[test]
+fn claude_at_its_limit_is_recognized_and_continues() {
+    prove_limit(Agent::Claude, "claude_at_its_limit_is_recognized_and_continues");
+}
+
+#[test]
+fn codex_at_its_limit_is_recognized_and_continues() {
+    prove_limit(Agent::Codex, "codex_at_its_limit_is_recognized_and_continues");
+}
+
+/// The end of a turn carries the answer of the agent, by its hooks or its files.
+fn prove_answer(agent: Agent, test: &str) {
+    let Some(world) = World::new(agent, test) else { return };
+    world.launch();
+    world.until_ready(1);
+    world.submit("what is a parser");
+    let answer = world.outlast(&["wait-for", "s", "--turn", "--timeout", "170"]);
+    assert_eq!(text(&answer.stdout).trim(), ANSWER, "{}{}", text(&answer.stderr), world.log());
+    assert!(world.outlast(&["stop", "s"]).status.success());
+}
+
+#[test]
+fn the_answer_of_claude_is_known() {
+    prove_answer(Agent::Claude, "the_answer_of_claude_is_known");
+}
+
+#[test]
+fn the_answer_of_codex_is_known() {
+    prove_answer(Agent::Codex, "the_answer_of_codex_is_known");
+}
+
+/// A crash during a turn: `--on-resume` makes the agent go on, once.
+fn prove_on_resume(agent: Agent, test: &str) {
+    let Some(world) = World::new(agent, test) else { return };
+    world.launch_as("110", &["--on-resume", "Go on please."], &[agent.name()], &[]);
+    world.until_ready(1);
+    world.say("what is a parser");
+    world.until_kept("what is a parser");
+    world.submit(&format!("tell me {SLOWLY}"));
+    world.until("busy", || world.state()["stance"] == "busy");
+    world.kill(&world.state(), Signal::SIGKILL);
+    world.until("told", || world.service.has_heard("Go on please."));
+    world.until("answered", || world.state()["waiting_for_input"] == true);
+    assert_eq!(world.service.turns_with("Go on please."), 1, "{:?}", world.service.longest());
+    assert_eq!((&world.state()["generation"], &world.state()["mode"]), (&json!(2), &json!("continue")));
+    assert!(world.outlast(&["stop", "s"]).status.success());
+}
+
+#[test]
+fn claude_continues_an_interrupted_turn() {
+    prove_on_resume(Agent::Claude, "claude_continues_an_interrupted_turn");
+}
+
+#[test]
+fn codex_continues_an_interrupted_turn() {
+    prove_on_resume(Agent::Codex, "codex_continues_an_interrupted_turn");
+}
+
+/// Behind a wrapper, in a narrow window, with a status line and settings of the user.
 #[test]
 fn claude_behind_a_wrapper_keeps_its_conversation() {
     let Some(world) = World::new(Agent::Claude, "claude_behind_a_wrapper_keeps_its_conversation") else { return };
@@ -509,7 +708,7 @@ fn claude_behind_a_wrapper_keeps_its_conversation() {
     world.say("what is a linker");
     world.until_kept("what is a linker");
     assert!(world.log().contains(" agent_event what=prompt "), "{}", world.log());
-    // The wrapper is killed; claude goes with its terminal.
+    // The wrapper is killed; claude exits with its terminal.
     world.kill(&first, Signal::SIGKILL);
     let second = world.until_ready(2);
     assert_eq!((&second["conversation"], &second["mode"]), (&json!(new), &json!("continue")));
@@ -518,11 +717,11 @@ fn claude_behind_a_wrapper_keeps_its_conversation() {
     world.until("shown again", || world.screen().contains("what is a linker"));
     assert!(world.outlast(&["stop", "s"]).status.success());
     let left = world.home.path().join(".local/state/outlast/sessions/s.settings.json");
-    // What is left of the agent is swept before the last file goes.
+    // The remaining processes of the agent are killed before the last file is removed.
     world.until("the settings to go with the session", || !left.exists());
 }
 
-/// A wrapper that drops what it is given: no hook reports, and claude's own file tells.
+/// A wrapper that drops its arguments: no hook reports, and the conversation is found in claude's own file.
 #[test]
 fn claude_without_hooks_is_known_by_its_files() {
     let Some(world) = World::new(Agent::Claude, "claude_without_hooks_is_known_by_its_files") else { return };
@@ -545,7 +744,7 @@ fn claude_without_hooks_is_known_by_its_files() {
     assert!(world.outlast(&["stop", "s"]).status.success());
 }
 
-/// What the user chose by `-c` is kept by its id, also when a newer one was begun in the same directory.
+/// A conversation chosen by `-c` is kept by its id, even if a newer one was begun in the same directory.
 #[test]
 fn claude_continued_by_its_user_keeps_that_conversation() {
     let Some(world) = World::new(Agent::Claude, "claude_continued_by_its_user_keeps_that_conversation") else { return };
@@ -583,7 +782,7 @@ fn two_codex_in_one_directory_keep_their_own_conversations() {
         let output = command.output().unwrap();
         let background = Background { world: &world, session };
         assert!(output.status.success(), "{}", text(&output.stderr));
-        // One after the other: two that open their files for the first time at once get in each other's way.
+        // One after the other: two agents that create their files at the same time disturb each other.
         world.until("ready", || state(session)["state"] == "ready");
         background
     });
@@ -594,7 +793,7 @@ fn two_codex_in_one_directory_keep_their_own_conversations() {
         world.until("heard", || world.service.turns_with(words) == 1);
         world.until_kept(words);
     }
-    // While it works on it, it is known which it is: by the file that it has open.
+    // While the agent works, its conversation is known by the file that it has open.
     let ids = sent.map(|(session, words)| {
         world.until("learned", || state(session)["conversation"].is_string());
         let before = state(session);
@@ -615,7 +814,7 @@ fn two_codex_in_one_directory_keep_their_own_conversations() {
     }
 }
 
-/// A session in the background is ended with the test, however that goes.
+/// Ends a background session with the test, even if the test fails.
 struct Background<'a> {
     world: &'a World,
     session: &'static str,
@@ -627,7 +826,7 @@ impl Drop for Background<'_> {
     }
 }
 
-/// What ends it, and what outlast makes of it.
+/// The cause of the end, and outlast's classification of it.
 enum Ending {
     Line(&'static str),
     Keys(&'static str),
@@ -635,7 +834,7 @@ enum Ending {
 }
 
 #[test]
-fn an_end_of_a_real_agent_means_what_it_should() {
+fn the_exit_of_a_real_agent_is_classified() {
     use Ending::*;
     #[rustfmt::skip]
     let table = [
@@ -653,12 +852,13 @@ fn an_end_of_a_real_agent_means_what_it_should() {
         (Agent::Codex,  Sent(Signal::SIGTERM),   "signal 15 (SIGTERM)",  "transient"),
     ];
     for agent in [Agent::Claude, Agent::Codex] {
-        let Some(world) = World::new(agent, "an_end_of_a_real_agent_means_what_it_should") else { return };
+        let Some(world) = World::new(agent, "the_exit_of_a_real_agent_is_classified") else { return };
         world.start();
         let mut last = 0;
         for (_, ending, exit, class) in table.iter().filter(|(who, ..)| *who == agent) {
             let is_crash = *class == "transient";
-            // On a busy machine a real agent may also fail for a reason of its own, and then it is another one's turn.
+            // On a busy machine a real agent may also fail for a reason of its own; then the test goes on with the
+            // next process.
             let end = loop {
                 let state = world.until_ready_after(last);
                 last = state["generation"].as_u64().unwrap();
@@ -676,7 +876,7 @@ fn an_end_of_a_real_agent_means_what_it_should() {
                 }
             };
             assert!(end.contains(&format!("exit=\"{exit}\"")), "{agent:?}: {end}\n{}", world.log());
-            // How many crashes there were before makes it one or the other.
+            // The number of earlier crashes decides between the two classes.
             let is_class = |class: &str| end.contains(&format!(" class={class} "));
             assert!(is_class(class) || is_crash && is_class("flapping"), "{agent:?}: {end}\n{}", world.log());
             if is_crash {
@@ -689,10 +889,10 @@ fn an_end_of_a_real_agent_means_what_it_should() {
     }
 }
 
-/// Short, of two lines, and long: eight times each, every one seen by the service exactly once and as it was sent.
+/// Short, with two lines, and long: eight times each, and the service receives each exactly once and unchanged.
 fn prove_sending(agent: Agent, test: &str) {
     let Some(world) = World::new(agent, test) else { return };
-    // The first is sent before there is anything to type into.
+    // The first text is sent before the composer exists.
     world.launch();
     let long = "a dozen kilobytes of words that mean little\n".repeat(270);
     for round in 0..8 {
@@ -719,8 +919,8 @@ fn a_text_reaches_codex() {
     prove_sending(Agent::Codex, "a_text_reaches_codex");
 }
 
-/// Texts in which Enter, a menu or a form of Unicode has a meaning of its own. Each is submitted as it is, or it is not said
-/// to be; and none stands in the way of the next.
+/// Texts in which Enter, a menu or a Unicode form has a special meaning. Each is submitted unchanged, or reported as
+/// not submitted; and none blocks the next.
 fn prove_odd_texts(agent: Agent, test: &str) {
     let Some(world) = World::new(agent, test) else { return };
     fs::write(world.place().join("xfile.txt"), "").unwrap();
@@ -746,20 +946,20 @@ fn prove_odd_texts(agent: Agent, test: &str) {
         let answer = send(sent);
         assert_eq!(answer["result"], "submitted", "{agent:?} {sent}: {answer}\n{}", world.screen());
         assert!(answer["proof"]["recorded_by"].is_string(), "{answer}");
-        // codex tells the service of a shell command with the next turn.
+        // codex sends a shell command to the service with the next turn.
         if !sent.starts_with('!') {
             world.until("heard", || world.service.has_heard(heard) || world.service.has_heard(sent));
         }
     }
-    // Commands of the agent's own, whole and in part: no turns.
+    // Commands of the agent itself, complete and incomplete: they are not turns.
     let other = if agent == Agent::Claude { "/clear" } else { "/new" };
     for sent in ["/zzz", "/stat", "/hel", other] {
         let answer = send(sent);
-        // That claude ran a command may stand in its transcript.
+        // claude may record a command in its transcript.
         let is_own = answer["proof"]["recorded_by"] == "transcript" && sent == "/clear";
         assert!(answer["submitted"] != true || is_own, "{agent:?} {sent}: {answer}");
         assert!(!world.service.has_heard(sent) || is_own);
-        // Whatever was opened.
+        // Closes a menu that may be open.
         world.press(&["Escape"]);
         world.until("waiting", || world.state()["stance"] == "prompt");
         let words = format!("after {sent} this");
@@ -778,7 +978,7 @@ fn odd_texts_reach_codex() {
     prove_odd_texts(Agent::Codex, "odd_texts_reach_codex");
 }
 
-/// claude reports a turn before a hook of the user refuses it, and puts the text back.
+/// claude reports a turn before a hook of the user refuses it and restores the text.
 #[test]
 fn a_text_that_a_hook_refuses_is_not_submitted() {
     let Some(world) = World::new(Agent::Claude, "a_text_that_a_hook_refuses_is_not_submitted") else { return };
@@ -799,7 +999,7 @@ fn a_text_that_a_hook_refuses_is_not_submitted() {
     assert!(world.outlast(&["stop", "s"]).status.success());
 }
 
-/// With a status line, which takes the place of claude's own hints, and in a narrow window.
+/// With a status line, which replaces claude's own hints, and in a narrow window.
 #[test]
 fn claude_is_seen_to_work_and_to_wait() {
     let Some(world) = World::new(Agent::Claude, "claude_is_seen_to_work_and_to_wait") else { return };
@@ -820,7 +1020,7 @@ fn codex_is_seen_to_work_and_to_wait() {
     world.works_and_waits();
 }
 
-/// Ctrl-Z under a shell: the shell has its prompt back, and `fg` goes on with claude.
+/// Ctrl-Z under a shell: the shell gets its prompt back, and `fg` continues claude.
 #[test]
 fn claude_can_be_suspended_under_a_shell() {
     let Some(world) = World::new(Agent::Claude, "claude_can_be_suspended_under_a_shell") else { return };

@@ -1,4 +1,4 @@
-//! Leaving an agent, coming back to it, and several who look at it at once.
+//! Detaching from an agent, attaching again, and several viewers at once.
 
 use std::{
     fs,
@@ -32,7 +32,7 @@ fn screen(world: &World) -> Value {
     serde_json::from_slice(&world.outlast(&["screen", "s", "--json"]).stdout).unwrap()
 }
 
-/// In the background, ready to be attached.
+/// A session in the background, ready to be attached.
 fn detached(world: &World, options: &[&str]) {
     let output = world.outlast(&[&["run", "-d", "--session", "s"], options, &["--", "./agent"]].concat());
     assert_eq!((text(&output.stdout).as_str(), text(&output.stderr).as_str()), ("s\n", ""));
@@ -43,7 +43,7 @@ fn worker(world: &World) -> Pid {
     Pid::from_raw(world.state()["outlast_pid"].as_i64().unwrap() as i32)
 }
 
-/// One who attached by hand, and reads when it likes.
+/// A viewer that speaks the attach protocol itself, and reads when the test says so.
 struct Viewer(UnixStream);
 
 impl Viewer {
@@ -72,7 +72,7 @@ impl Viewer {
         (frame[0], frame[1..].to_vec())
     }
 
-    /// What is shown up to these words.
+    /// The output up to these words.
     fn shows(&mut self, words: &str) -> Vec<u8> {
         let mut shown = Vec::new();
         while !text(&shown).contains(words) {
@@ -116,10 +116,10 @@ fn inside_tmux_the_screen_is_the_same_before_and_after() {
     until("heard hello");
     let (before, cursor_before) = (pane(), cursor());
     tmux(&["send-keys", "C-\\"]);
-    until("[outlast] detached; `outlast attach s` comes back, `outlast stop s` ends it");
+    until("[outlast] detached; `outlast attach s` attaches again, `outlast stop s` stops it");
     until("shell$");
     assert_eq!(world.state()["attached"], 0);
-    // The shell is as it was: it echoes, and pastes without marks.
+    // The shell's terminal settings are restored: it echoes, and paste markers are off.
     tmux(&["send-keys", "echo $((6 * 7))", "Enter"]);
     until("\n42");
     // `clear` would clear the scrollback, too, which is not printed twice.
@@ -131,7 +131,7 @@ fn inside_tmux_the_screen_is_the_same_before_and_after() {
         assert!(Instant::now() < deadline, "before:\n{before}{cursor_before}after:\n{}{}", pane(), cursor());
         thread::sleep(Duration::from_millis(20));
     }
-    // And it goes on from there; what has left the screen can be scrolled back to.
+    // The session continues, and lines above the screen are in the scrollback.
     tmux(&["send-keys", "again", "Enter"]);
     until("heard again");
     let history = tmux(&["capture-pane", "-p", "-S", "-100"]);
@@ -143,7 +143,7 @@ fn inside_tmux_the_screen_is_the_same_before_and_after() {
 }
 
 #[test]
-fn who_leaves_has_the_terminal_back_and_the_agent_goes_on() {
+fn detaching_restores_the_terminal_and_the_agent_continues() {
     let world = World::new();
     let mut session = world.session();
     session.type_keys(b"modes\r");
@@ -156,7 +156,7 @@ fn who_leaves_has_the_terminal_back_and_the_agent_goes_on() {
     assert_eq!(session.ended().0, Some(0));
     let state = world.state();
     assert_eq!((&state["attached"], &state["state"], &state["restarts"]), (&json!(0), &json!("ready"), &json!(0)));
-    // Who comes finds the alternate screen, the marks and the mouse turned on again.
+    // A new viewer gets the alternate screen, paste markers and mouse modes turned on again.
     let mut guest = attach(&world, size(101, 33), &[]);
     let shown = guest.shows("ready>");
     for mode in ["\x1b[?1049h", "modes"] {
@@ -181,17 +181,17 @@ fn who_leaves_has_the_terminal_back_and_the_agent_goes_on() {
 }
 
 #[test]
-fn the_key_that_leaves_can_be_chosen() {
+fn the_detach_key_can_be_configured() {
     let world = World::new();
     let mut session = world.run(&["--session", "s", "--detach-key", "ctrl-a d", "--", "./agent"]);
     session.shows("ready> ");
-    // Neither the usual one nor half of it leaves; both arrive.
+    // Neither the default key nor half of this one detaches; both are forwarded.
     session.type_keys(b"one\x01two\r");
     session.shows("heard one\x01two");
     session.type_keys(b"\x01d");
     session.shows("[outlast] detached");
     assert_eq!(session.ended().0, Some(0));
-    // As a terminal says it that tells keys apart.
+    // In the encoding of a terminal that distinguishes such keys.
     let mut guest = attach(&world, size(80, 24), &["--detach-key", "ctrl-]"]);
     guest.shows("ready>");
     guest.type_keys(b"\x1b[93;5u");
@@ -199,11 +199,11 @@ fn the_key_that_leaves_can_be_chosen() {
     assert!(world.outlast(&["stop", "s"]).status.success());
     let wrong = world.outlast(&["attach", "s", "--detach-key", "d"]);
     assert_eq!(wrong.status.code(), Some(2));
-    assert!(text(&wrong.stderr).contains("one key with Ctrl is wanted"), "{}", text(&wrong.stderr));
+    assert!(text(&wrong.stderr).contains("expected one key with Ctrl"), "{}", text(&wrong.stderr));
 }
 
 #[test]
-fn a_clean_end_is_asked_about_wherever_somebody_is() {
+fn a_clean_exit_shows_a_question_on_every_terminal() {
     let world = World::new();
     detached(&world, &[]);
     let mut guest = attach(&world, size(80, 24), &[]);
@@ -213,7 +213,7 @@ fn a_clean_end_is_asked_about_wherever_somebody_is() {
     guest.type_keys(b"\r");
     guest.shows("ready>");
     guest.type_keys(b"exit 3\r");
-    guest.shows("again in 2 s");
+    guest.shows("starting again in 2 s");
     guest.type_keys(b"\x03");
     let (code, shown) = guest.ended();
     assert_eq!(code, Some(3), "{shown}");
@@ -221,7 +221,7 @@ fn a_clean_end_is_asked_about_wherever_somebody_is() {
 }
 
 #[test]
-fn a_lost_terminal_need_not_be_the_end() {
+fn a_session_survives_a_lost_terminal_with_on_hangup_detach() {
     let world = World::new();
     let (mut child, master) = {
         let pair = nix::pty::openpty(None, None).unwrap();
@@ -239,7 +239,7 @@ fn a_lost_terminal_need_not_be_the_end() {
     assert_eq!(child.wait().unwrap().code(), Some(0));
     let state = world.until("attached", json!(0));
     assert_eq!((&state["pid"], &state["state"]), (&agent, &json!("ready")));
-    // A further hangup is none.
+    // A second hangup has no effect.
     kill(worker(&world), Signal::SIGHUP).unwrap();
     let mut guest = attach(&world, size(80, 24), &[]);
     guest.shows("ready>");
@@ -249,9 +249,9 @@ fn a_lost_terminal_need_not_be_the_end() {
     guest.ended();
 }
 
-/// A terminal that comes back has the history in its scrollback already: only what it missed is printed there.
+/// A terminal that attaches again already has the history in its scrollback: only new lines are printed there.
 #[test]
-fn coming_back_does_not_print_the_history_twice() {
+fn attaching_again_does_not_print_the_history_twice() {
     let world = World::new();
     let agent = "#!/bin/sh\nseq -f 'line %.0f.' 1 60\nprintf 'ready> '\n\
         while read -r line; do seq -f \"$line %.0f.\" 1 40; printf 'ready> '; done\n";
@@ -276,7 +276,7 @@ fn coming_back_does_not_print_the_history_twice() {
     for round in ["more", "further"] {
         tmux(&["send-keys", "C-\\"]);
         world.until("attached", json!(0));
-        // Something happens while nobody is there.
+        // The agent writes while no viewer is attached.
         assert!(world.outlast(&["inject", "s", round, "--enter"]).status.success());
         let last = format!("{round} 40.");
         assert!(world.outlast(&["wait-for", "s", "--text", &last, "--timeout", "60"]).status.success());
@@ -293,7 +293,7 @@ fn coming_back_does_not_print_the_history_twice() {
     world.outlast(&["stop", "s"]);
 }
 
-/// A window on a session inside that session would show itself without end.
+/// Attaching to a session from inside that session would display itself without end.
 #[test]
 fn a_session_cannot_be_attached_from_inside() {
     let world = World::new();
@@ -313,7 +313,7 @@ fn a_session_cannot_be_attached_from_inside() {
     }
 }
 
-/// Clients that connect and say nothing take no place from those that ask.
+/// Clients that connect and send nothing take no place from clients that send requests.
 #[test]
 fn silent_clients_do_not_block_others() {
     let world = World::new();
@@ -325,7 +325,7 @@ fn silent_clients_do_not_block_others() {
     for _ in 0..3 {
         assert_eq!(world.state()["state"], "ready");
     }
-    // Half a request is silence, too, and one that waits for events stays.
+    // A client with half a request counts as silent, too; a client that waits for events stays.
     let mut halves = silent;
     for half in &mut halves {
         let _ = half.write_all(&[0, 0]);
@@ -358,21 +358,21 @@ fn ask(client: &mut UnixStream, method: &str) -> String {
 // ---- several at once ---------------------------------------------------------------------------------------------
 
 #[test]
-fn the_size_is_that_of_whoever_typed_last() {
+fn the_size_is_that_of_the_viewer_that_typed_last() {
     let world = World::new();
     let mut owner = world.session();
     let mut guest = attach(&world, size(60, 20), &[]);
     guest.shows("ready>");
     world.until("columns", json!(60));
     assert_eq!(guest.ask("size", "size="), "20 60");
-    // The owner's terminal is larger: it is shown a picture.
+    // The owner's terminal is larger: it gets a picture.
     owner.shows("20 60");
     owner.type_keys(b"x\r");
     owner.shows("heard x");
     world.until("columns", json!(101));
     assert_eq!(owner.ask("size", "size="), "33 101");
     guest.shows("33 101");
-    // Who leaves has no say any more.
+    // A detached viewer no longer affects the size.
     guest.type_keys(b"y\r");
     guest.shows("heard y");
     world.until("rows", json!(20));
@@ -385,7 +385,7 @@ fn the_size_is_that_of_whoever_typed_last() {
 }
 
 #[test]
-fn who_watches_touches_nothing() {
+fn a_watching_viewer_sends_no_input_and_no_size() {
     let world = World::new();
     detached(&world, &[]);
     let before = world.state()["columns"].clone();
@@ -422,12 +422,12 @@ fn a_slow_viewer_is_skipped_and_painted() {
     let mut slow = Viewer::new(&world, true);
     let mut quick = Viewer::new(&world, false);
     owner.type_keys(b"go\r");
-    // Neither the owner nor a quick one waits for it.
+    // Neither the owner nor a fast viewer waits for it.
     quick.shows("END ready>");
     owner.shows("END ready>");
     let shown = slow.shows("END ready>");
     assert!(shown.len() < 1_500_000, "{} of 2.7 MB", shown.len());
-    // What it has seen last is the whole screen.
+    // Its last update is the whole screen.
     let last = text(&shown).rsplit("\x1b[?2026h").next().unwrap().to_owned();
     for number in 399_990..=400_000 {
         assert!(last.contains(&number.to_string()), "{number} in {last:?}");
@@ -442,21 +442,21 @@ fn a_slow_viewer_is_skipped_and_painted() {
 }
 
 #[test]
-fn only_so_many_can_look() {
+fn the_number_of_viewers_is_limited() {
     let world = World::new();
     detached(&world, &[]);
     let viewers: Vec<Viewer> = (0..16).map(|_| Viewer::new(&world, true)).collect();
     let refused = attach(&world, size(80, 24), &[]).ended();
     assert_eq!(refused.0, Some(1));
-    assert!(refused.1.contains("16 look at it already"), "{}", refused.1);
+    assert!(refused.1.contains("16 terminals are already attached"), "{}", refused.1);
     drop(viewers);
     world.until("attached", json!(0));
     assert!(world.outlast(&["stop", "s"]).status.success());
 }
 
-// ---- deaths ------------------------------------------------------------------------------------------------------
+// ---- exits -------------------------------------------------------------------------------------------------------
 
-/// The one that does the work is the child of the one that the shell knows.
+/// The process that does the work is the child of the process that the shell started.
 fn kill_worker(guest: &Session) {
     let parent = guest.child.id();
     let worker = fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap();
@@ -464,7 +464,7 @@ fn kill_worker(guest: &Session) {
 }
 
 #[test]
-fn a_killed_viewer_is_missed_by_nobody_and_its_terminal_is_given_back() {
+fn a_killed_viewer_disturbs_no_session_and_its_terminal_is_restored() {
     let world = World::new();
     let mut owner = world.session();
     let mut guest = attach(&world, size(101, 33), &[]);
@@ -477,7 +477,7 @@ fn a_killed_viewer_is_missed_by_nobody_and_its_terminal_is_given_back() {
     world.until("attached", json!(1));
     owner.type_keys(b"hello\r");
     owner.shows("heard hello");
-    // The other one of the two.
+    // The other of the two processes.
     let mut guest = attach(&world, size(101, 33), &[]);
     guest.shows("ready>");
     kill(Pid::from_raw(guest.child.id() as i32), Signal::SIGKILL).unwrap();
@@ -501,13 +501,13 @@ fn a_killed_viewer_that_found_the_alternate_screen_leaves_it() {
     assert_eq!(code, Some(137), "{shown}");
     let end = shown.rsplit("\x1b[?1049h").next().unwrap();
     assert!(end.contains("\x1b[?1049l"), "{shown:?}");
-    assert!(end.contains("[outlast] this window on the agent was ended by SIGKILL"), "{shown:?}");
+    assert!(end.contains("[outlast] this terminal was ended by SIGKILL"), "{shown:?}");
     assert!(world.outlast(&["stop", "s"]).status.success());
     owner.ended();
 }
 
 #[test]
-fn a_killed_outlast_gives_every_terminal_back() {
+fn killing_outlast_restores_every_terminal() {
     let world = World::new();
     let mut owner = world.session();
     owner.type_keys(b"modes\r");
@@ -520,7 +520,7 @@ fn a_killed_outlast_gives_every_terminal_back() {
     assert_eq!(code, Some(137));
     let (guest_code, guest_shown) = guest.ended();
     assert_eq!(guest_code, Some(1));
-    assert!(guest_shown.contains("error: `s` is gone"), "{guest_shown}");
+    assert!(guest_shown.contains("error: `s` has ended"), "{guest_shown}");
     for shown in [shown, guest_shown] {
         for reset in ["\x1b[?2004l", "\x1b[?1000l", "\x1b[?25h", "\x1b[?1049l"] {
             assert!(shown.contains(reset), "{reset:?} in {shown:?}");
@@ -530,7 +530,7 @@ fn a_killed_outlast_gives_every_terminal_back() {
 }
 
 #[test]
-fn a_killed_stand_in_is_no_reason_to_stay_raw() {
+fn killing_the_stand_in_restores_the_terminal() {
     let world = World::new();
     let mut session = world.session();
     let agent = world.state()["pid"].as_u64().unwrap();
@@ -540,10 +540,10 @@ fn a_killed_stand_in_is_no_reason_to_stay_raw() {
     assert!(!session.is_raw());
 }
 
-// ---- what nobody's terminal answers ------------------------------------------------------------------------------
+// ---- queries without a viewer ------------------------------------------------------------------------------
 
 #[test]
-fn what_the_agent_asks_is_answered_while_nobody_is_there() {
+fn terminal_queries_are_answered_without_a_viewer() {
     let world = World::new();
     let ask = "#!/bin/bash\nstty raw -echo\n\
         for ask in '\\033[c' '\\033[6n' '\\033]11;?\\007' '\\033[>0q' '\\033[?u' '\\033[?2004$p'; do\n\
@@ -562,7 +562,7 @@ fn what_the_agent_asks_is_answered_while_nobody_is_there() {
     assert_eq!(lines, expected);
     assert!(world.outlast(&["stop", "s"]).status.success());
 
-    // Somebody is there, whose terminal does not answer; nor do we.
+    // A viewer is attached whose terminal does not answer; outlast does not answer either.
     let mut session = world.run(&["--session", "s", "--", "./agent"]);
     let shown = session.shows("ready> ");
     assert!(shown.contains("\x1b[c<>") && !shown.contains("62;22"), "{shown}");
@@ -573,16 +573,16 @@ fn what_the_agent_asks_is_answered_while_nobody_is_there() {
 // ---- words -------------------------------------------------------------------------------------------------------
 
 #[test]
-fn who_asks_for_what_cannot_be_is_told_so() {
+fn an_impossible_request_is_refused_with_a_sentence() {
     let world = World::new();
     detached(&world, &["--no-screen"]);
     let table: [(&[&str], i32, &str); 6] = [
-        (&["attach", "s"], 2, "only a terminal can be attached"),
-        (&["screen", "s"], 1, "does not keep its screen"),
-        (&["wait-for", "s", "--text", "x"], 1, "does not keep its screen"),
+        (&["attach", "s"], 2, "`outlast attach` needs a terminal"),
+        (&["screen", "s"], 1, "has no screen model"),
+        (&["wait-for", "s", "--text", "x"], 1, "has no screen model"),
         (&["wait-for", "s"], 2, "--text"),
-        (&["wait-for", "nobody", "--prompt"], 1, "nothing called `nobody` runs"),
-        (&["run", "--hang-timeout", "5", "--", "./agent"], 2, "a hang of `./agent` cannot be seen"),
+        (&["wait-for", "unknown", "--prompt"], 1, "no instance named `unknown` is running"),
+        (&["run", "--hang-timeout", "5", "--", "./agent"], 2, "outlast cannot detect that `./agent` hangs"),
     ];
     for (words, code, expected) in table {
         let output = world.outlast(words);

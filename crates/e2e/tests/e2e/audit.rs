@@ -1,4 +1,4 @@
-//! Servers that are rude to us, clients in a hurry, and what the user sees of both.
+//! Badly behaved servers, clients that close early, and what the user sees of both.
 
 use std::{
     fs::{self, File},
@@ -15,10 +15,10 @@ use tempfile::TempDir;
 
 use crate::support::{OUTLAST, PUPPET};
 
-/// Nothing here takes long; who waits longer waits for ever.
+/// Nothing here takes long; a longer wait would never end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// An `outlast mcp` with a client, in a directory of its own.
+/// An `outlast mcp` with a client, in a temporary directory.
 struct Session {
     /// Kept until the end.
     _directory: TempDir,
@@ -45,7 +45,7 @@ impl Session {
         Session { _directory: directory, child, stdin, stdout, stderr }
     }
 
-    /// The lines on stderr are read and forgotten.
+    /// Reads the lines on stderr and drops them.
     fn unheard(mut self) -> Session {
         drop(lines(self.stderr.take().unwrap()));
         self
@@ -97,7 +97,7 @@ fn lines(stream: impl Read + Send + 'static) -> Receiver<String> {
     let (send, lines) = mpsc::channel();
     thread::spawn(move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
-            // A test that has seen enough reads no more, and the writer must not notice.
+            // A test that has ended reads no more, and the writer must not fail.
             let _ = send.send(line);
         }
     });
@@ -105,8 +105,8 @@ fn lines(stream: impl Read + Send + 'static) -> Receiver<String> {
 }
 
 #[test]
-fn a_server_that_floods_its_stderr_cannot_keep_us() {
-    // It hangs up, ignores SIGTERM and writes as fast as it can: it is never read dry.
+fn a_server_that_floods_its_stderr_does_not_delay_the_exit() {
+    // It closes stdout, ignores SIGTERM and writes to stderr as fast as it can: its stderr never ends.
     let flood = "trap '' TERM; exec >&-; exec yes 'and another thing' >&2";
     let mut session = Session::start(&["--term-grace", "0.2"], &["sh", "-c", flood]).unheard();
     let since = Instant::now();
@@ -117,7 +117,7 @@ fn a_server_that_floods_its_stderr_cannot_keep_us() {
 }
 
 #[test]
-fn last_words_count_without_a_line_feed_and_with_a_daemon_on_the_pipe() {
+fn the_last_stderr_is_kept_without_a_line_feed_and_with_a_daemon_on_the_pipe() {
     let words = "setsid sleep 600 & read line; printf 'fatal: no such table' >&2; exit 3";
     let mut session = Session::start(&[], &["sh", "-c", words]).unheard();
     session.open();
@@ -134,7 +134,7 @@ fn a_long_line_of_stderr_is_quoted_by_its_end() {
 }
 
 #[test]
-fn a_slow_reader_of_stderr_delays_nobody() {
+fn a_slow_reader_of_stderr_delays_no_request() {
     const SERVER: &str = r#"(while :; do echo "one more line of a server that has much to say"; done >&2) &
         while read -r line; do
             case $line in
@@ -149,7 +149,7 @@ fn a_slow_reader_of_stderr_delays_nobody() {
     let mut stderr = session.stderr.take().unwrap();
     thread::spawn(move || {
         let mut piece = [0; 4096];
-        // Its slowness is what is tested: far slower than the server writes, and never quite stuck.
+        // The reader is slow on purpose: far slower than the server writes, and never fully blocked.
         while stderr.read(&mut piece).is_ok_and(|count| count > 0) {
             thread::sleep(Duration::from_millis(90));
         }
@@ -164,7 +164,7 @@ fn a_slow_reader_of_stderr_delays_nobody() {
 }
 
 #[test]
-fn a_client_that_says_it_all_and_leaves_is_answered() {
+fn a_client_that_sends_everything_and_closes_stdin_is_answered() {
     let directory = tempfile::tempdir().unwrap();
     let all = [
         json!({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": "2025-11-25"}}),
@@ -173,7 +173,7 @@ fn a_client_that_says_it_all_and_leaves_is_answered() {
     ];
     let file = directory.path().join("all");
     fs::write(&file, all.map(|message| format!("{message}\n")).concat()).unwrap();
-    // The end of a file is there as soon as its beginning, and before any server can be.
+    // The end of stdin arrives together with its start, and before any server can be ready.
     for _ in 0..5 {
         let output = program(directory.path()).args(["--", PUPPET]).stdin(File::open(&file).unwrap()).output().unwrap();
         let said = String::from_utf8(output.stdout).unwrap();

@@ -1,4 +1,4 @@
-//! The library for C: a C program, made with the machine's own compiler, steers a real session.
+//! The C library: a C program, built with the compiler of this machine, controls a real session.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -24,7 +24,7 @@ fn manifest(path: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(path)
 }
 
-/// Where cargo put the library that was built with this test.
+/// The directory in which cargo put the library that was built with this test.
 fn library_dir() -> PathBuf {
     let test = std::env::current_exe().unwrap();
     let dir = test.parent().unwrap().to_owned();
@@ -83,7 +83,7 @@ impl World {
 }
 
 #[test]
-fn a_c_program_steers_a_session() {
+fn a_c_program_controls_a_session() {
     let world = World::new();
     let program = world.project.path().join("client");
     compile(&manifest("tests/c/client.c"), &program);
@@ -106,10 +106,10 @@ fn a_c_program_steers_a_session() {
             "thawed" => kill(outlast, Signal::SIGCONT).unwrap(),
             "typed" => {
                 let typed = || std::fs::read_to_string(world.project.path().join("typed.log")).unwrap_or_default();
-                world.until("typed to", |_| !typed().is_empty());
+                world.until("have a terminal", |_| !typed().is_empty());
                 assert_eq!(typed(), "note\n");
             }
-            // No agent lives from now on; a restart that is asked for does not wait, and forgives nothing.
+            // Every agent exits at once from now on; a requested restart has no delay, and resets no count.
             "halted" => {
                 std::fs::write(world.project.path().join("broken"), "").unwrap();
                 world.until("halted", |world| {
@@ -119,7 +119,7 @@ fn a_c_program_steers_a_session() {
             }
             _ => {}
         }
-        // It does not wait after its last words.
+        // After its last output the program does not read, so this write may fail.
         let _ = stdin.write_all(b"\n");
         said.push(line);
     }

@@ -1,4 +1,4 @@
-//! `outlast.toml` as `outlast mcp` and `outlast run` obey it, and what people are shown of it.
+//! How `outlast mcp` and `outlast run` use `outlast.toml`, and what users see of it.
 
 use std::{
     fs,
@@ -32,9 +32,9 @@ fn names(place: &Place) -> Vec<String> {
 }
 
 #[test]
-fn a_server_is_kept_as_the_file_says() {
+fn a_server_runs_with_the_settings_of_the_file() {
     let place = Place::new();
-    // What is wrong elsewhere is not its concern.
+    // Errors in other tables do not matter to it.
     place.write("outlast.toml", "[mcp]\nname = \"weather\"\nno_tools = true\n[[backend]]\nhalf = \"written\"\n");
     let mut client = Setup::new(&place).ready();
     assert!(!client.tool_names().contains(&"restart_server".to_owned()));
@@ -54,26 +54,27 @@ fn a_server_is_kept_as_the_file_says() {
 }
 
 #[test]
-fn a_mistake_in_its_table_keeps_a_server_from_starting() {
+fn a_mistake_in_a_named_file_keeps_a_server_from_starting() {
     let place = Place::new();
     place.write("outlast.toml", "[mcp]\ndrian = 5\nhold = \"soon\"\n");
-    insta::assert_snapshot!(complaint(&outlast(&place, "", &["mcp", "--", "cat"])), @r#"
+    let named = ["mcp", "--config", "outlast.toml", "--", "cat"];
+    insta::assert_snapshot!(complaint(&outlast(&place, "", &named)), @r#"
     error: the configuration has 2 mistakes
       because: outlast.toml:2:1: `mcp.drian`: there is no such key in `mcp`
                  did you mean `drain`?
-               outlast.toml:3:8: `mcp.hold`: `soon` is no span of time
+               outlast.toml:3:8: `mcp.hold`: `soon` is not a time
                  write "30s", "5m", "1h30m" or "250ms", or a number of seconds
       hint: nothing was started; `outlast gateway check` reads it again
     "#);
     assert!(!place.path().join(".outlast").exists(), "nothing was begun");
     insta::assert_snapshot!(complaint(&outlast(&place, "", &["mcp", "--config", "none.toml", "--", "cat"])), @r"
     error: cannot read `none.toml`: no such file or directory
-      hint: name it by `--config`, from the directory you are in
+      hint: name the file with `--config`; a relative path counts from the current directory
     ");
 }
 
 #[test]
-fn an_agent_goes_into_the_background_as_the_file_says() {
+fn an_agent_runs_in_the_background_if_the_file_sets_it() {
     let place = Place::new();
     place.write("outlast.toml", "[run]\ndetach = true\n");
     let id = stdout(&outlast(&place, "", &["run", "--session", "quiet", "--", "sleep", "1000"]));
@@ -83,7 +84,7 @@ fn an_agent_goes_into_the_background_as_the_file_says() {
 }
 
 #[test]
-fn what_is_in_force_is_shown_from_anywhere_below() {
+fn effective_settings_are_shown_in_every_subdirectory() {
     let place = Place::new();
     place
         .write("outlast.toml", "[mcp]\nhold = \"9s\"\n[[backend]]\nname = \"x\"\nurl = \"http://x/${GITHUB_TOKEN}\"\n");
@@ -106,7 +107,7 @@ fn what_is_in_force_is_shown_from_anywhere_below() {
     assert_eq!(schema["properties"]["mcp"]["properties"]["hold"]["default"], "30s");
     let said = outlast(&place, "", &["config", "show", "--", "ps"]);
     insta::assert_snapshot!(complaint(&said), @r"
-    error: `outlast ps` has no configuration
-      hint: it may be `mcp`, `run` or `gateway`
+    error: `outlast ps` reads no configuration
+      hint: use `mcp`, `run` or `gateway`
     ");
 }

@@ -1,7 +1,7 @@
-//! What runs can be seen and steered from another terminal, and nobody who does so badly disturbs anybody.
+//! Instances are listed and controlled from another terminal, and a broken control client disturbs no other client.
 //!
-//! That another user is turned away cannot be shown here, as it takes a second user: what can be shown is that the
-//! directory and the socket let nobody else in.
+//! That other users are refused cannot be tested here, because it needs a second user. The tests check that only this
+//! user can access the directory and the socket.
 
 use std::{
     fs,
@@ -26,25 +26,25 @@ use tempfile::TempDir;
 
 use crate::support::{OUTLAST, PUPPET};
 
-/// Nothing here takes long; who waits longer waits for ever.
+/// Nothing here takes long; a longer wait would never end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A user with a home and a project.
-pub struct World {
+/// A user with a home directory and a project.
+pub(crate) struct World {
     pub home: TempDir,
     pub project: TempDir,
 }
 
 impl World {
-    pub fn new() -> World {
+    pub(crate) fn new() -> World {
         World { home: tempfile::tempdir().unwrap(), project: tempfile::tempdir().unwrap() }
     }
 
-    pub fn run_dir(&self) -> PathBuf {
+    pub(crate) fn run_dir(&self) -> PathBuf {
         self.home.path().join(".local/state/outlast/run")
     }
 
-    pub fn command(&self, cwd: &Path) -> Command {
+    pub(crate) fn command(&self, cwd: &Path) -> Command {
         let mut command = Command::new(OUTLAST);
         command.current_dir(cwd).env("HOME", self.home.path()).env_remove("OUTLAST_PUPPET");
         command
@@ -54,20 +54,20 @@ impl World {
         self.command(cwd).args(args).stdin(Stdio::null()).output().unwrap()
     }
 
-    pub fn outlast(&self, args: &[&str]) -> Output {
+    pub(crate) fn outlast(&self, args: &[&str]) -> Output {
         self.outlast_in(self.project.path(), args)
     }
 
-    pub fn ps(&self) -> Vec<Value> {
+    pub(crate) fn ps(&self) -> Vec<Value> {
         let output = self.outlast(&["ps", "--json"]);
         serde_json::from_str::<Vec<Value>>(&text(&output.stdout)).unwrap()
     }
 
-    pub fn start(&self, name: &str, flags: &[&str]) -> Session {
+    pub(crate) fn start(&self, name: &str, flags: &[&str]) -> Session {
         self.start_in(self.project.path(), &["--name", name], flags)
     }
 
-    pub fn start_in(&self, cwd: &Path, options: &[&str], flags: &[&str]) -> Session {
+    pub(crate) fn start_in(&self, cwd: &Path, options: &[&str], flags: &[&str]) -> Session {
         let mut child = self
             .command(cwd)
             .arg("mcp")
@@ -89,7 +89,7 @@ impl World {
 }
 
 /// An `outlast mcp` and its client.
-pub struct Session {
+pub(crate) struct Session {
     child: Child,
     stdin: Option<ChildStdin>,
     stdout: Receiver<String>,
@@ -117,12 +117,12 @@ impl Session {
         }
     }
 
-    pub fn call(&mut self, tool: &str, arguments: Value) -> String {
+    pub(crate) fn call(&mut self, tool: &str, arguments: Value) -> String {
         let answer = self.ask("tools/call", json!({"name": tool, "arguments": arguments}));
         answer["result"]["content"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
     }
 
-    pub fn pid(&mut self) -> u64 {
+    pub(crate) fn pid(&mut self) -> u64 {
         self.call("pid", json!({})).parse().unwrap()
     }
 
@@ -163,39 +163,44 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8(bytes.to_vec()).unwrap()
 }
 
-fn text_of(value: &Value) -> String {
+pub(crate) fn text_of(value: &Value) -> String {
     value.as_str().unwrap_or_else(|| panic!("{value} is no text")).to_owned()
 }
 
-fn said(output: &Output) -> (Option<i32>, String, String) {
+pub(crate) fn said(output: &Output) -> (Option<i32>, String, String) {
     (output.status.code(), text(&output.stdout), text(&output.stderr))
 }
 
-/// A client of the socket that knows nothing but the frames.
-struct Wire(UnixStream);
+/// A client of the socket that knows only the frames.
+pub(crate) struct Wire(pub UnixStream);
 
 impl Wire {
-    fn connect(entry: &Value) -> Wire {
+    pub(crate) fn connect(entry: &Value) -> Wire {
         let stream = UnixStream::connect(text_of(&entry["socket"])).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Wire(stream)
     }
 
-    fn send(&mut self, bytes: &[u8]) {
+    pub(crate) fn send(&mut self, bytes: &[u8]) {
         let length = u32::try_from(bytes.len()).unwrap();
         self.0.write_all(&[&length.to_be_bytes(), bytes].concat()).unwrap();
     }
 
-    fn ask(&mut self, id: u64, method: &str, params: Value) {
+    pub(crate) fn ask(&mut self, id: u64, method: &str, params: Value) {
         self.send(json!({"v": 1, "id": id, "method": method, "params": params}).to_string().as_bytes());
     }
 
-    fn hear(&mut self) -> Value {
+    pub(crate) fn hear(&mut self) -> Value {
+        self.try_hear().unwrap()
+    }
+
+    /// None if the other side has closed the connection.
+    pub(crate) fn try_hear(&mut self) -> Option<Value> {
         let mut head = [0; 4];
-        self.0.read_exact(&mut head).unwrap();
+        self.0.read_exact(&mut head).ok()?;
         let mut body = vec![0; u32::from_be_bytes(head) as usize];
-        self.0.read_exact(&mut body).unwrap();
-        serde_json::from_slice(&body).unwrap()
+        self.0.read_exact(&mut body).ok()?;
+        Some(serde_json::from_slice(&body).unwrap())
     }
 
     fn is_ended(&mut self) -> bool {
@@ -281,7 +286,7 @@ fn a_failed_reload_says_why_and_changes_nothing() {
 }
 
 #[test]
-fn a_server_that_was_given_up_on_is_resumed() {
+fn a_server_that_was_given_up_is_resumed() {
     let world = World::new();
     let broken = world.project.path().join("broken");
     let flags = ["--fail-if", broken.to_str().unwrap()];
@@ -320,7 +325,7 @@ fn an_instance_is_stopped_and_leaves_nothing() {
         assert_eq!((code, stderr.as_str()), (Some(0), ""), "{stdout}");
         assert!(stdout.starts_with("Stopped py-"), "{stdout}");
         assert_eq!(session.ended(), Some(0));
-        // Politely, the second server would have taken two minutes.
+        // A stop of the second server with a grace period would have taken two minutes.
         assert!(since.elapsed() < PATIENCE, "{:?}", since.elapsed());
         assert!(kill(Pid::from_raw(i32::try_from(pid).unwrap()), None).is_err(), "the server is gone");
         assert_eq!(fs::read_dir(world.run_dir()).unwrap().count(), 0);
@@ -330,7 +335,7 @@ fn an_instance_is_stopped_and_leaves_nothing() {
 }
 
 #[test]
-fn only_the_owner_can_come_near() {
+fn only_the_owner_can_connect() {
     let world = World::new();
     let _session = world.start("py", &[]);
     let mode = |path: &Path| fs::symlink_metadata(path).unwrap().mode() & 0o777;
@@ -346,7 +351,7 @@ fn only_the_owner_can_come_near() {
 }
 
 #[test]
-fn ps_shows_what_lives_and_sweeps_what_does_not() {
+fn ps_lists_running_instances_and_removes_stale_entries() {
     let world = World::new();
     let elsewhere = tempfile::tempdir().unwrap();
     let mut one = world.start("one", &[]);
@@ -356,7 +361,7 @@ fn ps_shows_what_lives_and_sweeps_what_does_not() {
 
     killed.child.kill().unwrap();
     killed.child.wait().unwrap();
-    // As if the number of a dead one had been given to somebody who lives: us.
+    // As if the process id of an ended instance had been given to another process: this one.
     let entry = fs::read_dir(world.run_dir()).unwrap().map(|file| file.unwrap().path());
     let entry =
         entry.filter(|path| path.extension().unwrap() == "json").find(|path| path.to_str().unwrap().contains("one-"));
@@ -397,7 +402,7 @@ fn ps_shows_what_lives_and_sweeps_what_does_not() {
 }
 
 #[test]
-fn who_was_killed_is_not_taken_for_the_one_that_is_meant() {
+fn a_killed_instance_does_not_make_a_name_ambiguous() {
     let world = World::new();
     let mut lives = world.start("twin", &[]);
     let mut killed = world.start("twin", &[]);
@@ -410,7 +415,7 @@ fn who_was_killed_is_not_taken_for_the_one_that_is_meant() {
 }
 
 #[test]
-fn a_bad_client_disturbs_nobody() {
+fn a_bad_client_disturbs_no_other_client() {
     let world = World::new();
     let mut session = world.start("py", &[]);
     let entry = &world.ps()[0];
@@ -423,7 +428,7 @@ fn a_bad_client_disturbs_nobody() {
     greedy.0.write_all(&[0xff; 64]).unwrap();
     assert_eq!(greedy.hear()["error"]["code"], "too_long");
     assert!(greedy.is_ended());
-    // One who asks and never listens is let go in the end.
+    // A client that sends requests and never reads is disconnected in the end.
     let mut deaf = Wire::connect(entry);
     deaf.0.set_write_timeout(Some(PATIENCE)).unwrap();
     let request = json!({"v": 1, "id": 1, "method": "state"}).to_string();
@@ -447,10 +452,10 @@ fn a_bad_client_disturbs_nobody() {
     let before = session.pid();
     assert_eq!(world.outlast(&["restart"]).status.code(), Some(0));
     assert_ne!(session.pid(), before);
-    // The other half arrives, and is answered.
+    // The other half arrives, and the request is answered.
     half.0.write_all(second).unwrap();
     assert_eq!(half.hear()["ok"]["pid"], session.pid());
-    // There is a limit: whoever comes after takes the place of the one that was silent for longest, which is told so.
+    // At the limit, a new client takes the place of the client that was silent for longest, which gets an error.
     silent.extend((0..150).map(|_| Wire::connect(entry)));
     let mut late = Wire::connect(entry);
     late.ask(1, "pid", json!({}));
@@ -461,7 +466,7 @@ fn a_bad_client_disturbs_nobody() {
 }
 
 #[test]
-fn those_who_subscribe_hear_of_everything() {
+fn a_subscriber_receives_every_event() {
     let world = World::new();
     let mut session = world.start("py", &[]);
     let mut wire = Wire::connect(&world.ps()[0]);
@@ -482,7 +487,7 @@ fn those_who_subscribe_hear_of_everything() {
 }
 
 #[test]
-fn a_deep_project_and_a_deep_home_are_no_trouble() {
+fn a_deep_project_and_a_deep_home_work() {
     let world = World::new();
     let deep = |root: &Path| {
         let path = (0..10).fold(root.to_owned(), |path, n| path.join(format!("a-directory-deep-down-{n}")));
@@ -522,7 +527,7 @@ fn a_deep_project_and_a_deep_home_are_no_trouble() {
 }
 
 #[test]
-fn a_server_that_has_our_own_streams_can_be_seen_and_restarted_too() {
+fn an_inheriting_server_is_listed_and_can_be_restarted() {
     let world = World::new();
     let options = ["--inherit", "--name", "py", "--stdin-grace", "0"];
     let mut session = world.start_in(world.project.path(), &options, &[]);
@@ -543,33 +548,33 @@ fn a_server_that_has_our_own_streams_can_be_seen_and_restarted_too() {
 }
 
 #[test]
-fn without_a_home_it_serves_and_says_so_once() {
+fn without_a_home_outlast_serves_and_reports_it_once() {
     let world = World::new();
     fs::write(world.home.path().join(".local"), "in the way").unwrap();
     let mut session = world.start("py", &[]);
-    session.logged("`outlast ps` and its like cannot see this instance");
+    session.logged("this instance has no control socket");
     session.pid();
     assert_eq!(said(&world.outlast(&["ps"])).1, "Nothing runs under outlast.\n");
 }
 
-/// The puppet writes what it hears beside its source, so each reload causes the next.
+/// The puppet logs its input beside its source, so each reload causes the next.
 #[test]
-fn what_a_server_writes_itself_does_not_reload_it_for_ever() {
+fn files_that_a_server_writes_do_not_reload_it_for_ever() {
     let world = World::new();
     let session = world.start_in(world.project.path(), &["--name", "py", "--watch", "."], &["--log", "heard.txt"]);
     let muted = session.logged("causes no reload for now");
     assert!(muted.contains("`heard.txt`"), "{muted}");
-    // Others are still news, and it is only said of the one.
+    // Changes of other files still cause reloads, and only this file is reported.
     std::fs::write(world.project.path().join("server.py"), "1").unwrap();
     session.logged("(reason: changed: server.py");
 }
 
 #[test]
-fn a_reload_that_several_asked_for_is_logged_once() {
+fn a_reload_with_several_requests_is_logged_once() {
     let world = World::new();
     let session = world.start("py", &["--slow-start", "300"]);
     let mut wire = Wire::connect(&world.ps()[0]);
-    // The first begins a reload; the others share the one after it.
+    // The first request begins a reload; the others share the next one.
     for id in 1..=4 {
         wire.ask(id, "restart", json!({"reason": "all at once"}));
     }
@@ -581,7 +586,7 @@ fn a_reload_that_several_asked_for_is_logged_once() {
 }
 
 #[test]
-fn what_was_said_and_done_can_be_read() {
+fn logs_and_audit_show_output_and_events() {
     let world = World::new();
     let mut session = world.start("py", &[]);
     session.call("stderr", json!({"text": "hello from the server"}));
@@ -595,7 +600,7 @@ fn what_was_said_and_done_can_be_read() {
     let mut follow =
         world.command(world.project.path()).args(["logs", "-f", "-n", "0"]).stdout(Stdio::piped()).spawn().unwrap();
     let followed = lines(follow.stdout.take().unwrap());
-    // What is said before it looks is not shown, so it is said until it is.
+    // Output before the start of `logs -f` is not shown, so it is written until it is shown.
     let deadline = Instant::now() + PATIENCE;
     while followed.recv_timeout(Duration::from_millis(50)).is_err() {
         session.call("stderr", json!({"text": "and more"}));
@@ -618,7 +623,7 @@ fn what_was_said_and_done_can_be_read() {
     assert_eq!(said(&world.outlast(&["audit", "--since", "2099-01-01"])).1, "");
     let (code, _, stderr) = said(&world.outlast(&["audit", "wether"]));
     assert_eq!(code, Some(1));
-    assert!(stderr.starts_with("error: nothing is recorded here of `wether`\n"), "{stderr}");
+    assert!(stderr.starts_with("error: this audit log has no records of `wether`\n"), "{stderr}");
     let (code, stdout, _) = said(&world.outlast(&["logs", "-n", "1"]));
     assert_eq!(code, Some(0));
     assert!(stdout.contains("Ended (code: 0)"), "the log of one that ended: {stdout}");
@@ -627,9 +632,10 @@ fn what_was_said_and_done_can_be_read() {
     assert!(stderr.contains("did you mean `server_crashed`?"), "{stderr}");
 }
 
-/// The registry and the sockets of many, without as many processes: each of these answers as an instance would.
+/// The registry and the sockets of many instances, without as many processes: each of these answers as an instance
+/// would.
 #[test]
-fn two_hundred_are_shown_at_once() {
+fn two_hundred_instances_are_listed_quickly() {
     let world = World::new();
     let session = world.start("real", &[]);
     let row = &world.ps()[0];
@@ -659,7 +665,7 @@ fn two_hundred_are_shown_at_once() {
 }
 
 #[test]
-fn a_name_means_the_instance_of_this_directory_first() {
+fn a_name_prefers_the_instance_of_this_directory() {
     let world = World::new();
     let dirs: Vec<TempDir> = (0..3).map(|_| tempfile::tempdir().unwrap()).collect();
     let _one = world.start_in(dirs[0].path(), &["--name", "weather"], &[]);
@@ -669,7 +675,7 @@ fn a_name_means_the_instance_of_this_directory_first() {
         let state: Value = serde_json::from_slice(&output.stdout).unwrap();
         assert_eq!(state["cwd"], dir.path().canonicalize().unwrap().to_str().unwrap(), "{state}");
     }
-    // From elsewhere it could be either: neither is stopped, and both are listed with their directories.
+    // From another directory the name is ambiguous: neither is stopped, and both are listed with their directories.
     let output = world.outlast_in(dirs[2].path(), &["stop", "weather"]);
     assert_eq!(output.status.code(), Some(1));
     let said = text(&output.stderr);
@@ -678,7 +684,7 @@ fn a_name_means_the_instance_of_this_directory_first() {
         assert!(said.contains(dir.path().canonicalize().unwrap().to_str().unwrap()), "{said}");
     }
     assert_eq!(world.ps().len(), 2, "both still run");
-    // Also a command that reads a file of this directory.
+    // The same for a command that reads a file of this directory.
     let output = world.outlast_in(dirs[2].path(), &["audit", "weather"]);
     let said = text(&output.stderr);
     assert!(said.starts_with("error: `weather` means 2 instances, none of them in this directory\n"), "{said}");

@@ -8,13 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use outlast::{
-    control::{
-        client::survey,
-        registry::{Entry, Registration, Registry},
-    },
-    os,
+use outlast_control::{
+    client::survey,
+    registry::{Entry, Registration, Registry},
 };
+use outlast_os as os;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -25,8 +23,8 @@ use tokio::{
 use crate::control::World;
 
 const CROWD: usize = 200;
-/// What is promised, for the whole of `outlast ps`; a build that was not made for speed is given more. A machine that is
-/// busy with other tests is given several tries.
+/// The promised time for the whole of `outlast ps`; a debug build gets more. On a machine that is busy with other
+/// tests there are several attempts.
 const PROMISED: Duration = Duration::from_millis(if cfg!(debug_assertions) { 2000 } else { 100 });
 const TRIES: usize = 20;
 
@@ -50,7 +48,7 @@ impl Drop for Answering {
     }
 }
 
-/// Registers instances that say they are this process, and answers for them; the first `deaf` never answer.
+/// Registers instances with the pid of this process, and answers for them; the first `deaf` instances never answer.
 fn crowd(registry: &Registry, deaf: usize) -> Crowd {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
     let pid = std::process::id();
@@ -62,13 +60,14 @@ fn crowd(registry: &Registry, deaf: usize) -> Crowd {
             kind: "mcp".into(),
             name: "server".into(),
             pid,
-            born: os::born(pid).unwrap(),
+            born: os::start_stamp(pid).unwrap(),
             started: number as f64,
             cwd: "/srv/project".into(),
             socket: socket.clone(),
             command: "python -m server".into(),
             log: None,
             audit: None,
+            program: None,
         };
         let registration = registry.register(&entry).unwrap();
         let listener = {
@@ -99,7 +98,7 @@ async fn answer(mut stream: UnixStream) -> std::io::Result<()> {
         let mut body = vec![0; stream.read_u32().await? as usize];
         stream.read_exact(&mut body).await?;
         let request: Value = serde_json::from_slice(&body)?;
-        // As long as that of a server with something on its stderr.
+        // As long as the state of a server with output on stderr.
         let state =
             json!({"state": "ready", "pid": 4242, "uptime_s": 12.5, "restarts": 0, "stderr_tail": "x".repeat(4000)});
         let answer = json!({"id": request["id"], "ok": state}).to_string();
@@ -134,7 +133,7 @@ fn ps_of_two_hundred_answers_at_once() {
 }
 
 #[test]
-fn those_who_do_not_answer_keep_nobody_waiting_but_for_the_bound() {
+fn instances_that_do_not_answer_delay_ps_up_to_its_limit() {
     let world = World::new();
     let registry = registry(world.home.path());
     let _crowd = crowd(&registry, 150);
@@ -147,11 +146,11 @@ fn those_who_do_not_answer_keep_nobody_waiting_but_for_the_bound() {
 }
 
 #[test]
-fn what_the_dead_left_is_swept() {
+fn files_of_killed_instances_are_removed() {
     let world = World::new();
     let registry = registry(world.home.path());
     let crowd = crowd(&registry, 0);
-    // They end without a word, as at a power cut: entries and sockets stay.
+    // They end without cleanup, as at a power cut: entries and sockets stay.
     std::mem::forget(crowd.registrations);
     drop(crowd.answering);
     let entries = fs::read_dir(registry.dir()).unwrap().flatten().map(|file| file.path());

@@ -1,4 +1,7 @@
-//! The book keeps its promises: its commands are commands, its links lead somewhere, its topics are the program's.
+//! Checks the book: its commands parse, its links have targets, its topics are those of the program.
+
+#[cfg(target_os = "linux")]
+mod tutorial;
 
 use std::{
     collections::BTreeSet,
@@ -8,9 +11,8 @@ use std::{
 
 use clap::{CommandFactory, Parser};
 use outlast::{
-    cli::Cli,
-    help::TOPICS,
-    wrap::servers::{self, Format, How},
+    adopt::servers::{self, Format, How},
+    cli::{Cli, help::TOPICS},
 };
 
 fn root() -> PathBuf {
@@ -22,12 +24,14 @@ fn pages() -> Vec<(PathBuf, String)> {
     let folders = ["docs", "docs/internals"].map(|folder| fs::read_dir(root().join(folder)).unwrap());
     let book = folders.into_iter().flatten().map(|file| file.unwrap().path());
     let mut paths: Vec<PathBuf> = book.filter(|path| path.extension().is_some_and(|ending| ending == "md")).collect();
-    paths.push(root().join("README.md"));
+    paths.extend(["README.md", "CONTRIBUTING.md", "SECURITY.md"].map(|name| root().join(name)));
+    let examples = texts_below(root().join("examples")).into_iter().map(|(path, _)| path);
+    paths.extend(examples.filter(|path| path.extension().is_some_and(|ending| ending == "md")));
     paths.sort();
     paths.into_iter().map(|path| (path.clone(), fs::read_to_string(path).unwrap())).collect()
 }
 
-/// Every file below a directory: its path and its text, empty if it is none.
+/// Every file below a directory: its path and its text, empty if it is not text.
 fn texts_below(dir: PathBuf) -> Vec<(PathBuf, String)> {
     let (mut found, mut left) = (Vec::new(), vec![dir]);
     while let Some(next) = left.pop() {
@@ -58,8 +62,8 @@ fn blocks(text: &str) -> Vec<(String, usize, String)> {
     blocks
 }
 
-/// The words of a line as a shell would have them, up to a comment or what the shell does with the output.
-pub fn words(line: &str) -> Vec<String> {
+/// The words of a line as a shell splits them, up to a comment, a pipe or a redirection.
+pub(crate) fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut quote) = (Vec::new(), None::<String>, None);
     for letter in line.chars().chain([' ']) {
         match (quote, letter) {
@@ -77,7 +81,7 @@ pub fn words(line: &str) -> Vec<String> {
     words
 }
 
-/// Help is an answer, too.
+/// A request for help is valid, too.
 fn parses(words: &[String]) -> Result<(), String> {
     match Cli::try_parse_from(words) {
         Ok(_) => Ok(()),
@@ -86,20 +90,20 @@ fn parses(words: &[String]) -> Result<(), String> {
     }
 }
 
-/// The command is there, and has these options.
+/// The command exists, and has these options.
 fn is_known(words: &[String]) -> Result<(), String> {
     let cli = Cli::command();
-    let command = cli.find_subcommand(&words[1]).ok_or_else(|| format!("there is no command `{}`", words[1]))?;
+    let command = cli.find_subcommand(&words[1]).ok_or_else(|| format!("unknown command `{}`", words[1]))?;
     let options = words.iter().map(|word| word.trim_matches(['[', ']', '…'])).take_while(|word| *word != "--");
     for option in options.filter_map(|word| word.strip_prefix("--")).filter(|option| *option != "help") {
         let is_there = command.get_arguments().any(|argument| argument.get_long() == Some(option));
-        is_there.then_some(()).ok_or_else(|| format!("there is no option `--{option}`"))?;
+        is_there.then_some(()).ok_or_else(|| format!("unknown option `--{option}`"))?;
     }
     Ok(())
 }
 
-/// Every command of ours in a block for shells, and where it stands.
-pub fn commands() -> Vec<(String, String)> {
+/// Every outlast command in a shell block, and its place.
+pub(crate) fn commands() -> Vec<(String, String)> {
     let mut all = Vec::new();
     for (path, text) in pages() {
         for (language, line, block) in blocks(&text) {
@@ -108,7 +112,7 @@ pub fn commands() -> Vec<(String, String)> {
             }
             for (at, command) in block.lines().enumerate() {
                 let command = command.trim_start().trim_start_matches("$ ");
-                // What another program is told to start.
+                // The outlast command that another program is told to start.
                 let command = command.find(" -- outlast ").map_or(command, |at| &command[at + 4..]);
                 if words(command).first().is_some_and(|first| first == "outlast") {
                     all.push((format!("{}:{}", path.display(), line + at), command.to_owned()));
@@ -124,7 +128,7 @@ fn every_command_in_the_book_can_be_typed() {
     let commands = commands();
     for (place, command) in &commands {
         let words = words(command);
-        // Brackets mean that something may be left out: such a line is for reading, and its words are looked up.
+        // Brackets mark optional parts: such a line cannot be parsed, and its words are looked up.
         let is_usage = words.iter().any(|word| word.starts_with('['));
         let parsed = if is_usage { is_known(&words) } else { parses(&words) };
         if let Err(error) = parsed {
@@ -144,7 +148,7 @@ fn every_configuration_in_the_book_works() {
                 "toml" => Format::Toml,
                 _ => continue,
             };
-            // Some are excerpts, and are no configuration of anything.
+            // Some blocks are excerpts, and are not a complete configuration.
             for server in servers::read(&block, format).unwrap_or_default() {
                 let How::Starts(program) = &server.how else { continue };
                 if !program.command.text.ends_with("outlast") {
@@ -163,7 +167,7 @@ fn every_configuration_in_the_book_works() {
 }
 
 #[test]
-fn every_command_that_is_named_is_there() {
+fn every_named_command_exists() {
     let cli = Cli::command();
     for (path, text) in pages() {
         for piece in text.split('`').skip(1).step_by(2) {
@@ -175,7 +179,24 @@ fn every_command_that_is_named_is_there() {
     }
 }
 
-/// A reader of the audit log finds every event that it can hold.
+/// A `cargo xtask COMMAND` in a page or a workflow is a command of xtask.
+#[test]
+fn every_named_xtask_command_exists() {
+    let xtask = fs::read_to_string(root().join("xtask/src/main.rs")).unwrap();
+    let workflows = texts_below(root().join(".github"));
+    let mut count = 0;
+    for (path, text) in pages().into_iter().chain(workflows) {
+        for rest in text.split("cargo xtask ").skip(1) {
+            let name: String = rest.chars().take_while(char::is_ascii_lowercase).collect();
+            let is_there = name == "help" || name.is_empty() || xtask.contains(&format!("\"{name}\" =>"));
+            assert!(is_there, "{}: `cargo xtask {name}`", path.display());
+            count += 1;
+        }
+    }
+    assert!(count > 10, "only {count} commands were found");
+}
+
+/// The book lists every event of the audit log.
 #[test]
 fn every_event_of_the_audit_log_is_in_the_book() {
     let page = fs::read_to_string(root().join("docs/files.md")).unwrap();
@@ -184,8 +205,8 @@ fn every_event_of_the_audit_log_is_in_the_book() {
     }
 }
 
-/// Every field that a record can have is in the table of its page. The record names all fields, so that one more does not
-/// compile here before it is known.
+/// The table of the page has every field of a record. The record here names all fields, so that a new field does not
+/// compile before it is added here.
 #[test]
 fn every_field_of_the_audit_log_is_in_the_book() {
     use outlast_core::record::{Event, OfGateway, Record};
@@ -232,8 +253,8 @@ fn every_field_of_the_audit_log_is_in_the_book() {
     assert_eq!(fields, named);
 }
 
-/// Every exit code that outlast has of its own stands in the table, also in `outlast help exit-codes`. They all have
-/// names in `report.rs`, and no other file has a number.
+/// Every exit code of outlast itself is in the table, also in `outlast help exit-codes`. They all have names in
+/// `report.rs`, and no other file has a number.
 #[test]
 fn every_exit_code_is_in_the_book() {
     let topic = TOPICS.iter().find(|topic| topic.name == "exit-codes").unwrap();
@@ -241,9 +262,9 @@ fn every_exit_code_is_in_the_book() {
     let codes: BTreeSet<u8> =
         rows.flat_map(|(codes, _)| codes.split(", ")).filter_map(|code| code.parse().ok()).collect();
     let source = root().join("crates/outlast/src");
-    let names = fs::read_to_string(source.join("report.rs")).unwrap();
+    let names = fs::read_to_string(source.join("cli/report.rs")).unwrap();
     let named = names.lines().filter_map(|line| {
-        let (_, value) = line.strip_prefix("pub const ")?.split_once(": u8 = ")?;
+        let (_, value) = line.strip_prefix("pub(crate) const ")?.split_once(": u8 = ")?;
         value.trim_end_matches(';').parse().ok()
     });
     assert_eq!(codes, named.chain([0]).collect());
@@ -257,7 +278,7 @@ fn every_exit_code_is_in_the_book() {
     }
 }
 
-/// A newcomer in a fresh clone types two commands; what follows is the first use of the program.
+/// A newcomer in a fresh clone types two commands; the first use of the program follows.
 #[test]
 fn the_quick_start_has_two_commands_and_then_the_first_use() {
     let readme = fs::read_to_string(root().join("README.md")).unwrap();
@@ -273,27 +294,48 @@ fn the_quick_start_has_two_commands_and_then_the_first_use() {
     assert!(shells[1].contains(&"outlast wrap".to_owned()), "{shells:?}");
 }
 
-/// What exit code 0 means is stated where a newcomer reads, with what `outlast wrap` makes of it (H4).
+/// The meaning of exit code 0 is stated where a newcomer reads, with the effect of `outlast wrap` (H4).
 #[test]
-fn what_exit_code_0_means_is_stated_in_readme_and_book() {
+fn readme_and_book_state_the_meaning_of_exit_code_0() {
     for page in ["README.md", "docs/mcp.md", "docs/wrap.md"] {
         let text = fs::read_to_string(root().join(page)).unwrap();
         assert!(text.contains("`--on-clean-exit restart`"), "{page}");
     }
 }
 
+/// The anchors of the headings of a page, as mdbook and forges make them.
+fn anchors(page: &str) -> BTreeSet<String> {
+    let headings = page.lines().filter(|line| line.starts_with('#')).map(|line| line.trim_start_matches('#').trim());
+    let anchor = |heading: &str| -> String {
+        let kept =
+            heading.to_lowercase().chars().map(|letter| if letter == ' ' { '-' } else { letter }).collect::<String>();
+        kept.chars().filter(|letter| letter.is_alphanumeric() || "-_".contains(*letter)).collect()
+    };
+    headings.map(anchor).collect()
+}
+
 #[test]
-fn every_link_leads_somewhere() {
+fn every_link_has_a_target() {
     let mut count = 0;
     for (path, text) in pages() {
         for piece in text.split("](").skip(1) {
             let target = piece.split(')').next().unwrap_or_default();
-            if target.contains("://") || target.starts_with('#') {
+            if target.contains("://") {
                 continue;
             }
-            let file = target.split('#').next().unwrap_or_default();
+            // A link within the page.
+            let target = if target.starts_with('#') {
+                &format!("{}{target}", path.file_name().unwrap().display())
+            } else {
+                target
+            };
+            let (file, heading) = target.split_once('#').unwrap_or((target, ""));
             let place = path.parent().unwrap().join(file);
             assert!(place.exists(), "{}: {target}", path.display());
+            if !heading.is_empty() {
+                let page = fs::read_to_string(&place).unwrap();
+                assert!(anchors(&page).contains(heading), "{}: {target}", path.display());
+            }
             count += 1;
         }
     }
@@ -318,7 +360,7 @@ fn every_page_is_in_both_lists_of_pages() {
 }
 
 #[test]
-fn what_help_says_stands_in_the_book_word_for_word() {
+fn help_topics_are_quoted_from_the_book() {
     let pages = pages();
     for topic in TOPICS {
         let is_there = pages.iter().any(|(_, text)| text.contains(topic.page));
@@ -346,7 +388,7 @@ fn every_defence_in_the_threat_model_has_its_tests() {
             let named: Vec<&str> = named.split('`').skip(1).step_by(2).collect();
             assert!(!named.is_empty(), "no test: {row}");
             for name in named {
-                assert!(tests.contains(name), "there is no test `{name}`");
+                assert!(tests.contains(name), "no test is named `{name}`");
             }
         }
     }

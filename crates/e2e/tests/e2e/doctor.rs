@@ -1,4 +1,4 @@
-//! `outlast doctor` among real servers, good and bad, and what others have left behind.
+//! `outlast doctor` with real servers, good and bad, and with leftovers of other processes.
 
 use std::{
     fs,
@@ -15,14 +15,14 @@ use crate::{
     support::{OUTLAST, PUPPET},
 };
 
-/// What the doctor says, as programs hear it, and the exit code.
+/// The output of `doctor --json`, and the exit code.
 fn visit(world: &World, args: &[&str]) -> (Value, i32) {
     let output = world.outlast(&[&["doctor", "--json"], args].concat());
     let told = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {output:?}"));
     (told, output.status.code().unwrap())
 }
 
-/// The finding about something; there is one.
+/// The only finding about a subject.
 fn finding<'a>(told: &'a Value, area: &str, subject: &str) -> &'a Value {
     let findings = told["findings"].as_array().unwrap();
     let found = findings.iter().find(|finding| finding["area"] == area && finding["subject"] == subject);
@@ -40,7 +40,7 @@ fn put(path: &Path, text: &str) {
 }
 
 #[test]
-fn servers_are_tried_and_told_apart() {
+fn servers_are_tested_and_classified() {
     let world = World::new();
     let trace = world.project.path().join("trace");
     let script = format!("echo $$ >> {0}; sleep 300 & echo $! >> {0}; echo waits >&2; sleep 300", trace.display());
@@ -86,9 +86,9 @@ fn servers_are_tried_and_told_apart() {
     }
 }
 
-/// On a terminal it is rewritten in place; the servers are named while they are waited for.
+/// On a terminal the progress line is rewritten in place; it names the servers that it waits for.
 #[test]
-fn progress_is_shown_while_a_server_is_waited_for() {
+fn progress_is_shown_while_a_server_starts() {
     let world = World::new();
     let servers = json!({"mcpServers": {"sleepy": {"command": "sh", "args": ["-c", "sleep 300"]}}});
     put(&world.project.path().join(".mcp.json"), &servers.to_string());
@@ -100,26 +100,26 @@ fn progress_is_shown_while_a_server_is_waited_for() {
     drop(doctor);
     let (mut seen, mut piece) = (String::new(), [0; 1024]);
     let mut screen = fs::File::from(terminal.master);
-    // Long before the server is given up on.
+    // Long before the timeout of the server.
     while !seen.contains("Testing servers: 0 of 1 done, waiting for sleepy (") {
         let count = screen.read(&mut piece).unwrap();
         seen.push_str(&String::from_utf8_lossy(&piece[..count]));
     }
-    assert!(seen.starts_with("\r\x1b[2KLooking at outlast"), "{seen:?}");
+    assert!(seen.starts_with("\r\x1b[2KChecking outlast"), "{seen:?}");
     child.kill().unwrap();
     child.wait().unwrap();
-    // Elsewhere it is one plain line.
+    // Without a terminal it is one plain line.
     let output = world.outlast(&["doctor", "--no-start"]);
     let said = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(said, "Looking at outlast, your clients and their servers…\n");
+    assert_eq!(said, "Checking outlast, your clients and their servers…\n");
     assert!(world.outlast(&["doctor", "--no-start", "--json"]).stderr.is_empty());
 }
 
 #[test]
-fn what_is_wrapped_is_tried_without_an_outlast_in_between() {
+fn a_wrapped_server_is_tested_without_outlast() {
     let world = World::new();
     let servers = json!({"mcpServers": {"good": {"command": OUTLAST, "args": ["mcp", "--", PUPPET]}}});
-    // The program under test is called otherwise, so it is called by a link.
+    // The program under test has another name, so it is called by a link.
     let link = world.home.path().join("bin/outlast");
     fs::create_dir(link.parent().unwrap()).unwrap();
     std::os::unix::fs::symlink(OUTLAST, &link).unwrap();
@@ -136,14 +136,14 @@ fn what_is_wrapped_is_tried_without_an_outlast_in_between() {
 }
 
 #[test]
-fn the_state_directory_is_looked_at() {
+fn the_state_directory_is_checked() {
     let world = World::new();
     let (told, _) = visit(&world, &[]);
-    assert!(says(&told, "state", "directory").1.ends_with("not made yet"));
+    assert!(says(&told, "state", "directory").1.ends_with("does not exist yet"));
     assert_eq!(says(&told, "instance", "instances").1, "nothing runs under outlast");
 
     let _weather = world.start("weather", &[]);
-    assert_eq!(says(&visit(&world, &[]).0, "instance", "instances").1, "1 instance, and it is well");
+    assert_eq!(says(&visit(&world, &[]).0, "instance", "instances").1, "1 instance, without problems");
 
     put(&world.run_dir().join("ghost.sock"), "");
     put(&world.run_dir().join("torn.json"), "{");
@@ -162,9 +162,9 @@ fn the_state_directory_is_looked_at() {
 }
 
 #[test]
-fn one_that_was_given_up_on_is_a_problem() {
+fn a_server_that_was_given_up_is_a_problem() {
     let world = World::new();
-    // It breaks at each start, and is given up on after one more.
+    // It crashes at each start, and is given up after one more.
     let mut broken = world
         .command(world.project.path())
         .args(["mcp", "--name", "broken", "--policy", "exponential", "--max-restarts", "1"])
@@ -189,7 +189,7 @@ fn one_that_was_given_up_on_is_a_problem() {
     broken.wait().unwrap();
 }
 
-/// A process that is ended with the test, however that goes.
+/// Kills a process with the test, even if the test fails.
 struct Stray(Child);
 
 impl Drop for Stray {
@@ -200,7 +200,7 @@ impl Drop for Stray {
 }
 
 #[test]
-fn an_orphan_is_found_and_a_child_of_a_living_outlast_is_none() {
+fn an_orphan_is_found_and_a_child_of_a_running_outlast_is_none() {
     let world = World::new();
     let mut weather = world.start("weather", &[]);
     let child = weather.pid().to_string();
@@ -210,7 +210,7 @@ fn an_orphan_is_found_and_a_child_of_a_living_outlast_is_none() {
     let (told, code) = visit(&world, &["--no-start"]);
     let pid = stray.0.id().to_string();
     let found = finding(&told, "orphan", &pid);
-    assert_eq!(found["says"], "of `ghost-1abcd`, whose outlast is gone: sleep 300");
+    assert_eq!(found["says"], "left by `ghost-1abcd`, whose outlast has ended: sleep 300");
     assert_eq!((&found["level"], &found["mend"]), (&json!("problem"), &json!(format!("kill {pid}"))));
     assert_eq!(code, 1);
     let findings = told["findings"].as_array().unwrap();
@@ -218,7 +218,7 @@ fn an_orphan_is_found_and_a_child_of_a_living_outlast_is_none() {
 }
 
 #[test]
-fn the_path_is_looked_at() {
+fn the_path_variable_is_checked() {
     let world = World::new();
     let bin = world.home.path().join("bin");
     fs::create_dir(&bin).unwrap();
@@ -234,18 +234,18 @@ fn the_path_is_looked_at() {
     };
     assert_eq!(says(&with_path(), "program", "PATH").0, "remark", "it is not there");
     std::os::unix::fs::symlink(OUTLAST, &other).unwrap();
-    assert_eq!(says(&with_path(), "program", "PATH"), ("fine".into(), "finds this one".into()));
+    assert_eq!(says(&with_path(), "program", "PATH"), ("fine".into(), "finds this outlast".into()));
     fs::remove_file(&other).unwrap();
     put(&other, "#!/bin/sh\necho outlast 0.0.1\n");
     fs::set_permissions(&other, fs::Permissions::from_mode(0o755)).unwrap();
     assert_eq!(
         says(&with_path(), "program", "PATH"),
-        ("problem".into(), "finds another one first, 0.0.1: ~/bin/outlast".into())
+        ("problem".into(), "finds another outlast first, 0.0.1: ~/bin/outlast".into())
     );
 }
 
 #[test]
-fn the_words_of_the_doctor_are_these() {
+fn the_output_of_doctor_is_stable() {
     let world = World::new();
     put(&world.project.path().join(".mcp.json"), r#"{"mcpServers": {"bad": {"command": "no-such-program"}}}"#);
     assert!(world.outlast(&["trust", ".mcp.json"]).status.success());

@@ -1,4 +1,4 @@
-//! Noise of every kind of byte through the agent's terminal and ours, compared byte by byte.
+//! Random bytes through the agent's terminal and the user's terminal, compared byte by byte.
 
 use std::process::Command;
 
@@ -6,8 +6,8 @@ use super::support::OUTLAST;
 
 const BENCH: &str = env!("CARGO_BIN_EXE_outlast-bench");
 
-/// So much without the picture of the screen and with it, which is slow in a program that is not built for speed; the
-/// benchmark does the same with a gigabyte.
+/// Megabytes without the screen model and with it, which is slow in a debug build; the benchmark does the same with a
+/// gigabyte.
 const MEGABYTES: &str = "32,4";
 
 #[test]

@@ -1,4 +1,4 @@
-//! Users whose process limit is used up: outlast goes on without new threads and processes, and starts them later.
+//! A user whose process limit is reached: outlast goes on without new threads and processes, and starts them later.
 
 use std::{os::unix::fs::chown, process::Command};
 
@@ -13,7 +13,7 @@ use crate::{
 /// How many processes and threads the user may have.
 const PROCESSES_MAX: u32 = 60;
 
-/// A place of a user that has no other process. None if that cannot be arranged here.
+/// A directory of a user that has no other process. None if that is not possible here.
 fn place_of(user: u32, test: &str) -> Option<Place> {
     let runs = |program| Command::new(program).arg("--version").output().is_ok_and(|output| output.status.success());
     if !nix::unistd::geteuid().is_root() || !runs("setpriv") || !runs("prlimit") {
@@ -36,7 +36,8 @@ fn run_with(user: u32, processes_max: u32, setup: Setup) -> Setup {
     ))
 }
 
-/// From now on a process of that user may start no further process or thread, or as many as its user may.
+/// From now on a process of that user may start no further process or thread, or as many as the limit of the user
+/// allows.
 fn limit(user: u32, pid: u32, processes_max: u32) {
     let user = user.to_string();
     let output = Command::new("setpriv")
@@ -58,14 +59,14 @@ fn a_backend_that_uses_up_all_processes_ends_neither_the_gateway_nor_the_others(
     let started: u32 = session.call("greedy__use_up_processes", json!({})).parse().expect("a number");
     assert!(0 < started && started < PROCESSES_MAX, "{started}");
 
-    // Reading the configuration needs a thread, which there is none for: that is recorded, and all goes on.
+    // Reading the configuration needs a thread, and none can be started: that is recorded, and the gateway goes on.
     gate.place.write("outlast.toml", &format!("{config}\n"));
     signal(gate.client.pid(), Signal::SIGHUP);
     let failed = gate.place.recorded("reload_failed", 1);
     assert!(failed["detail"].as_str().is_some_and(|why| why.contains("no thread can be started")), "{failed}");
     assert_eq!(session.call("good__echo", json!({"text": "still here"})), "still here");
 
-    // A backend that crashes now cannot be started, and is tried again until it can.
+    // A backend that crashes now cannot be started, and outlast retries until it can.
     let keeper = gate.client.keeper();
     limit(61_001, keeper, 1);
     signal(good, Signal::SIGKILL);
@@ -80,6 +81,28 @@ fn a_backend_that_uses_up_all_processes_ends_neither_the_gateway_nor_the_others(
     limit(61_001, keeper, PROCESSES_MAX);
     let again: u32 = session.call("good__pid", json!({})).parse().expect("a pid");
     assert_ne!(again, good);
+    gate.end();
+}
+
+/// Running backends go on serving: without the process that checks arguments, calls pass unchecked, and that is
+/// reported.
+#[test]
+fn without_a_process_for_schemas_calls_pass_unchecked_until_there_is_one() {
+    let name = "without_a_process_for_schemas_calls_pass_unchecked_until_there_is_one";
+    let Some(place) = place_of(61_004, name) else { return };
+    let tools = json!([{"name": "choice", "inputSchema": {"properties": {"mode": {"pattern": "^read$"}}}}]);
+    let tools = place.write("tools.json", &tools.to_string());
+    let gate = Gate::listen_with(place, &backend("one", &["--tools", &tools], HASTY), |setup| run_as(61_004, setup));
+    let mut session = gate.session();
+    until("the tools", || session.tools().contains(&"one__choice".to_owned()).then_some(()));
+    session.call("one__echo", json!({"text": "its backend runs"}));
+    let keeper = gate.client.keeper();
+    limit(61_004, keeper, 1);
+    assert_ne!(session.result("one__choice", json!({"mode": "none"}))["isError"], true);
+    let record = gate.place.recorded("schema_unchecked", 1);
+    assert!(record["reason"].as_str().is_some_and(|why| why.contains("could not be started")), "{record}");
+    limit(61_004, keeper, PROCESSES_MAX);
+    until("a check", || (session.result("one__choice", json!({"mode": "none"}))["isError"] == true).then_some(()));
     gate.end();
 }
 
@@ -112,7 +135,7 @@ fn a_watch_that_gets_no_thread_is_refused_with_the_reason() {
     let name = "a_watch_that_gets_no_thread_is_refused_with_the_reason";
     let Some(place) = place_of(61_003, name) else { return };
     let watched = place.write("server.txt", "one");
-    // Outlast and its keeper are two.
+    // outlast and its keeper are two processes.
     let mut client = run_with(61_003, 2, Setup::new(&place).options(["--watch", &watched])).start();
     assert_eq!(client.wait().code(), Some(2));
     client.says("no thread can be started");

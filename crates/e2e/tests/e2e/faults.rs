@@ -1,5 +1,5 @@
-//! What a person reads when something about a session is wrong, whole, with the exit code that goes with it; and places in
-//! which it works all the same.
+//! The complete output and the exit code when something about a session is wrong; and unusual places in which it
+//! works.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ struct World {
 }
 
 impl World {
-    /// With a home at such a depth.
+    /// A home directory with such a path.
     fn new(home: &str) -> World {
         let scratch = tempfile::tempdir().unwrap();
         let path = scratch.path().canonicalize().unwrap();
@@ -39,7 +39,7 @@ impl World {
         command.stdin(Stdio::null()).output().unwrap()
     }
 
-    /// All that is said, and the exit code.
+    /// All output, and the exit code.
     fn words(&self, args: &[&str]) -> String {
         let output = self.outlast(args);
         let words = format!("{}{}", text(&output.stdout), text(&output.stderr));
@@ -79,31 +79,31 @@ fn a_wrong_session_is_explained() {
         &["run", "-d", "--", "no-such-agent"],
     ];
     let words: String = table.iter().map(|args| world.words(args)).collect();
-    insta::assert_snapshot!(words, @r#"
+    insta::assert_snapshot!(words, @"
     $ outlast run none.md -- sh
     error: cannot read the document DIR/none.md
       because: no such file or directory
-      hint: the document is the word before `--`; the agent's command comes after it
+      hint: the document is the argument before `--`; the agent's command follows `--`
     exit code 2
 
     $ outlast run block.md -- sh
-    error: the block at the top of DIR/block.md makes no sense in line 4: `1BAD` cannot be the name of a variable
-      hint: the block has lines of `key: value` between two lines of `---`
+    error: the front matter of DIR/block.md has an error in line 4: `1BAD` is not a valid name of a variable
+      hint: front matter has lines of `key: value` between two lines of `---`
     exit code 2
 
     $ outlast run open.md -- sh
-    error: the block at the top of DIR/open.md makes no sense in line 1: the block that begins here never ends
-      hint: the block has lines of `key: value` between two lines of `---`
+    error: the front matter of DIR/open.md has an error in line 1: the front matter that begins here has no end
+      hint: front matter has lines of `key: value` between two lines of `---`
     exit code 2
 
     $ outlast run unset.md -- sh
-    error: the block at the top of the document makes no sense in line 5: there is no variable `NOWHERE_TO_BE_FOUND` to put in
-      hint: set it before, or say what to take instead: `${NAME:-value}`
+    error: the front matter of the document has an error in line 5: the environment variable `NOWHERE_TO_BE_FOUND` is not set
+      hint: set it before, or give a default: `${NAME:-value}`
     exit code 2
 
     $ outlast run lost.md -- sh
-    error: the block at the top of the document names the working directory `nowhere`, which does not exist
-      hint: a relative path counts from the document's own directory
+    error: the front matter of the document names the working directory `nowhere`, which does not exist
+      hint: a relative path counts from the directory of the document
     exit code 2
 
     $ outlast run --cwd file -- sh
@@ -111,30 +111,30 @@ fn a_wrong_session_is_explained() {
     exit code 2
 
     $ outlast run --session No Good -- sh
-    error: a session cannot be called `No Good`
-      hint: up to 40 of a-z, 0-9, - and _, beginning and ending with no -
+    error: `No Good` is not a valid session id
+      hint: use up to 40 of a-z, 0-9, - and _; no - at the beginning or end
     exit code 2
 
     $ outlast run -d -- no-such-agent
     error: cannot start `no-such-agent`
       because: no program named `no-such-agent`
-      hint: the command is looked up on PATH; clients often start servers with a shorter PATH than your shell's
+      hint: the command is searched on PATH; clients often start servers with a shorter PATH than your shell
     exit code 127
-    "#);
+    ");
 }
 
 #[test]
-fn a_session_that_is_not_meant_is_explained() {
+fn a_session_name_without_a_match_is_explained() {
     let world = World::new("home");
     let before: String = [&["attach", "night"][..], &["send", "night", "hello"]].map(|args| world.words(args)).concat();
     insta::assert_snapshot!(before, @r#"
     $ outlast attach night
-    error: nothing called `night` runs under outlast
+    error: no instance named `night` is running
       hint: nothing else runs either; `outlast run -- AGENT` starts an agent, `outlast mcp -- SERVER` a server
     exit code 1
 
     $ outlast send night hello
-    error: nothing called `night` runs under outlast
+    error: no instance named `night` is running
       hint: nothing else runs either; `outlast run -- AGENT` starts an agent, `outlast mcp -- SERVER` a server
     exit code 1
     "#);
@@ -172,46 +172,46 @@ fn a_session_that_is_not_meant_is_explained() {
     server.wait().unwrap();
     insta::assert_snapshot!(words, @r#"
     $ outlast state nigth-shift
-    error: nothing called `nigth-shift` runs under outlast
+    error: no instance named `nigth-shift` is running
       hint: did you mean `night-shift`?
     exit code 1
 
     $ outlast send nihgt hello
-    error: nothing called `nihgt` runs under outlast
+    error: no instance named `nihgt` is running
       hint: did you mean `night-shift`?
     exit code 1
 
     $ outlast screen day
-    error: nothing called `day` runs under outlast
-      hint: `outlast ps` shows the 2 that run
+    error: no instance named `day` is running
+      hint: `outlast ps` lists the 2 running instances
     exit code 1
 
     $ outlast attach night
-    error: only a terminal can be attached
-      because: stdin and stdout are not both one
-      hint: `outlast screen night-shift` prints what it shows
+    error: `outlast attach` needs a terminal
+      because: stdin or stdout is not a terminal
+      hint: `outlast screen night-shift` prints its screen
     exit code 2
 
     $ outlast inject server hello
     error: `SERVER` is a server and has no terminal
-      hint: only agents under `outlast run` can be typed to
+      hint: only agents of `outlast run` have a terminal
     exit code 2
 
     $ outlast send server hello
     error: `SERVER` is a server and has no terminal
-      hint: only agents under `outlast run` have one
+      hint: only agents of `outlast run` have a terminal
     exit code 2
 
     $ outlast send night
     error: the text did not reach `night-shift`
       because: there is nothing to send
-      hint: put it behind the id, `outlast send night-shift TEXT`, or on stdin
+      hint: give the text after the id, `outlast send night-shift TEXT`, or on stdin
     exit code 2
     "#);
 }
 
 #[test]
-fn a_home_too_deep_for_a_socket_is_as_good_as_any() {
+fn a_home_too_deep_for_a_socket_works() {
     let world = World::new(&"a-rather-deep-folder/".repeat(10));
     assert!(world.home.as_os_str().len() > 200);
     let started = world.outlast(&["run", "-d", "--session", "deep-in-there", "--", "sh", "-c", "echo hello; cat"]);

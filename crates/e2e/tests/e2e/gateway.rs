@@ -1,7 +1,10 @@
-//! `outlast gateway`, as its clients and its operators meet it: puppets and real servers behind it that crash, hang or
-//! babble as told.
+//! `outlast gateway`, as its clients and its operators see it: with puppets and real servers behind it that crash,
+//! hang or write garbage.
 
 mod broken;
+#[cfg(target_os = "linux")]
+mod checker;
+mod cluster;
 mod control;
 mod crash;
 mod ending;
@@ -14,11 +17,15 @@ mod questions;
 mod refusals;
 mod reload;
 mod remote;
+mod replicas;
+mod restarts;
 mod secrets;
 #[cfg(target_os = "linux")]
 mod secure;
 mod serve;
 #[cfg(target_os = "linux")]
 mod tls;
-mod web;
-pub mod world;
+#[cfg(unix)]
+mod upgrade;
+pub(crate) mod web;
+pub(crate) mod world;

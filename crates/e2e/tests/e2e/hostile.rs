@@ -1,5 +1,4 @@
-//! Files, names and texts that were made to do harm: what outlast refuses to follow, to wait for, to print and to hold in
-//! memory.
+//! Harmful files, names and texts: outlast does not follow them, wait for them, print them or load them into memory.
 
 use std::{
     fs,
@@ -33,7 +32,7 @@ impl World {
         command.stdin(Stdio::null()).output().expect("the program starts")
     }
 
-    /// With at most so many KiB of memory.
+    /// With at most this many KiB of memory.
     fn outlast_within(&self, kib: u64, args: &[&str]) -> Output {
         let mut command = Command::new("sh");
         command.args(["-c", &format!("ulimit -v {kib}; exec \"$@\""), "sh", OUTLAST]).args(args);
@@ -41,7 +40,7 @@ impl World {
         command.stdin(Stdio::null()).output().expect("the program starts")
     }
 
-    /// Where the state goes if the project's own directory is refused.
+    /// The state directory if the project's own is refused.
     fn elsewhere(&self) -> std::path::PathBuf {
         let dir = self.home.path().join(".local/state/outlast/projects");
         fs::read_dir(dir).expect("a directory").next().expect("of the project").expect("one").path()
@@ -81,7 +80,7 @@ fn a_state_directory_that_is_not_ours_is_not_used() {
         };
         let client = world.setup().ready();
         let line = client.says("state is kept in");
-        // The dangling link is met when the directory is made, where the system words it.
+        // The dangling link fails when the directory is made, with the error text of the system.
         assert!(line.contains(why) || case == "file of a link", "{case}: {line}");
         client.end();
         assert_eq!(fs::read_dir(&target).expect("it is there").count(), 0, "{case}");
@@ -94,32 +93,115 @@ fn a_state_directory_that_is_not_ours_is_not_used() {
 
 #[test]
 fn links_and_fifos_in_the_state_directory_are_refused() {
-    let world = World::new();
-    let state = world.project.path().join(".outlast");
-    fs::create_dir(&state).expect("a directory");
-    let (target, dir) = (world.home.path().join("target"), world.home.path().join("dir"));
-    fs::write(&target, "mine").expect("a file");
-    fs::create_dir(&dir).expect("a directory");
-    symlink(&target, state.join(".gitignore")).expect("a link");
-    symlink(&dir, state.join("logs")).expect("a link");
-    symlink(&target, state.join("restart_marker")).expect("a link");
-    mkfifo(&state.join("audit.jsonl"), Mode::S_IRWXU).expect("a FIFO");
-    // Everything is served, and nothing waits for the other end of the FIFO.
-    let mut client = world.setup().ready();
-    client.says("cannot be written, and its records are lost (it is a FIFO, not a file)");
-    client.says("no log file is written (it is a symbolic link)");
-    client.restart();
-    client.end();
-    assert_eq!(fs::read_to_string(&target).expect("it is there"), "mine");
-    assert_eq!(fs::read_dir(&dir).expect("it is there").count(), 0);
-    assert!(fs::symlink_metadata(state.join("restart_marker")).expect("a marker").is_file(), "the link was replaced");
-    // Those who look do not wait either.
-    let output = world.outlast(&["audit"]);
-    assert!(output.status.success(), "{output:?}");
-    assert!(!words(&world.outlast(&["logs"])).is_empty());
+    let cases = [
+        // what is in the directory   what is said; nothing if the directory is used
+        ("a FIFO", Some("audit.jsonl: it is a FIFO, not a file; state is kept in ")),
+        ("a linked log", Some("audit.jsonl: it is a symbolic link; state is kept in ")),
+        ("linked logs", Some("logs: it is a symbolic link; state is kept in ")),
+        ("links", None),
+    ];
+    for (case, said) in cases {
+        let world = World::new();
+        let state = world.project.path().join(".outlast");
+        fs::create_dir(&state).expect("a directory");
+        let (target, dir) = (world.home.path().join("target"), world.home.path().join("dir"));
+        fs::write(&target, "mine").expect("a file");
+        fs::create_dir(&dir).expect("a directory");
+        symlink(&target, state.join(".gitignore")).expect("a link");
+        symlink(&target, state.join("restart_marker")).expect("a link");
+        match case {
+            "a FIFO" => mkfifo(&state.join("audit.jsonl"), Mode::S_IRWXU).expect("a FIFO"),
+            "a linked log" => symlink(&target, state.join("audit.jsonl")).expect("a link"),
+            "linked logs" => symlink(&dir, state.join("logs")).expect("a link"),
+            _ => {}
+        }
+        // Everything is served, and nothing waits for the other end of the FIFO.
+        let mut client = world.setup().ready();
+        client.restart();
+        let marker = match said {
+            Some(said) => {
+                client.says(said);
+                world.elsewhere().join("restart_marker")
+            }
+            None => state.join("restart_marker"),
+        };
+        client.end();
+        assert_eq!(fs::read_to_string(&target).expect("it is there"), "mine", "{case}");
+        assert_eq!(fs::read_dir(&dir).expect("it is there").count(), 0, "{case}");
+        assert!(fs::symlink_metadata(marker).expect("a marker").is_file(), "{case}");
+        // Commands that read them do not wait either, and find what was written.
+        for args in [&["audit"][..], &["logs"]] {
+            let output = world.outlast(args);
+            assert!(output.status.success() && words(&output).contains("estart"), "{case}: {output:?}");
+        }
+    }
 }
 
-/// A title, a colour, C1, an overwritten line, a bidirectional control.
+/// What appears while outlast runs is refused, too: its records are lost, and that is said.
+#[test]
+fn a_fifo_that_takes_the_place_of_the_audit_log_is_refused() {
+    let world = World::new();
+    let mut client = world.setup().ready();
+    let audit = world.project.path().join(".outlast/audit.jsonl");
+    until("the audit log", || audit.exists().then_some(()));
+    fs::remove_file(&audit).expect("ours");
+    mkfifo(&audit, Mode::S_IRWXU).expect("a FIFO");
+    client.restart();
+    client.says("cannot be written, so its records are lost (it is a FIFO, not a file)");
+    client.end();
+}
+
+/// A program that opened a FIFO would wait for its writer.
+#[test]
+fn a_fifo_in_place_of_a_file_blocks_no_command() {
+    let world = World::new();
+    mkfifo(world.project.join("fifo").as_str(), Mode::S_IRWXU).expect("a FIFO");
+    let table: [(&[&str], i32); 5] = [
+        (&["run", "fifo", "--detach", "--", "true"], 2),
+        (&["mcp", "--watch", "fifo", "--", "cat"], 2),
+        (&["mcp", "--config", "fifo", "--", "cat"], 2),
+        (&["wrap", "fifo"], 1),
+        (&["gateway", "--config", "fifo", "--stdio"], 2),
+    ];
+    for (args, code) in table {
+        let output = world.outlast(args);
+        assert_eq!(output.status.code(), Some(code), "{args:?}: {}", words(&output));
+        assert!(words(&output).contains("it is a FIFO, not a file"), "{args:?}: {}", words(&output));
+    }
+}
+
+#[test]
+fn a_damaged_registry_entry_is_reported_and_the_others_are_listed() {
+    let world = World::new();
+    let client = world.setup().options(["--name", "weather"]).ready();
+    let run = world.home.path().join(".local/state/outlast/run");
+    let target = world.home.path().join("target");
+    fs::write(&target, "{}").expect("a file");
+    fs::write(run.join("torn.json"), "{\"id\": \"to").expect("a file");
+    fs::write(run.join("empty.json"), "{}").expect("a file");
+    symlink(&target, run.join("link.json")).expect("a link");
+    mkfifo(&run.join("fifo.json"), Mode::S_IRWXU).expect("a FIFO");
+    let output = world.outlast(&["ps"]);
+    assert!(output.status.success(), "{output:?}");
+    assert!(String::from_utf8_lossy(&output.stdout).contains("weather"), "{output:?}");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let doctor = words(&world.outlast(&["doctor"]));
+    for (file, why) in [
+        ("torn.json", "it is not JSON"),
+        ("empty.json", "it does not describe an instance"),
+        ("link.json", "it is a symbolic link"),
+        ("fifo.json", "it is a FIFO, not a file"),
+    ] {
+        let sentence = format!("{file} cannot be used: {why}\n");
+        assert!(said.contains(&sentence), "{sentence}{said}");
+        assert!(doctor.contains(file) && doctor.contains(why), "{file}: {doctor}");
+    }
+    assert_eq!(said.matches("hint: `outlast doctor` shows how to correct it").count(), 4, "{said}");
+    client.end();
+    assert_eq!(fs::read_to_string(&target).expect("it is there"), "{}");
+}
+
+/// A title, a colour, C1, an overwritten line, a bidirectional control character.
 const ESCAPES: &str = "\x1b]0;owned\x07\x1b[31m\u{9b}2J\rover\u{202e}\x08";
 
 fn is_clean(what: &str, output: &Output) {
@@ -169,11 +251,20 @@ fn no_escape_sequence_reaches_a_terminal() {
     assert!(!client.stderr_text().contains('\x1b'), "{}", client.stderr_text());
     client.end();
 
-    let servers = json!({"mcpServers": {name: {"command": format!("x{ESCAPES}"), "args": [ESCAPES]}}});
+    let name = format!("{name}\nforged: all is well");
+    let command = format!("x{ESCAPES}\nforged: all is well");
+    let servers = json!({"mcpServers": {name: {"command": command, "args": [ESCAPES]}}});
     world.project.write(".mcp.json", &serde_json::to_string_pretty(&servers).expect("JSON"));
-    is_clean("wrap", &world.outlast(&["wrap", "--dry-run", ".mcp.json"]));
-    is_clean("doctor", &world.outlast(&["doctor"]));
-    is_clean("trust", &world.outlast(&["trust", "--show", ".mcp.json"]));
+    for args in [
+        &["wrap", "--dry-run", ".mcp.json"][..],
+        &["wrap", "--server", "evil", ".mcp.json"],
+        &["doctor"],
+        &["trust", "--show", ".mcp.json"],
+    ] {
+        let output = world.outlast(args);
+        is_clean(&args.join(" "), &output);
+        assert!(!words(&output).contains("\nforged"), "{args:?}: {}", words(&output));
+    }
 }
 
 #[test]
@@ -185,12 +276,21 @@ fn secrets_are_in_no_log_and_in_no_diff() {
     let mut client = world.setup().options(["--name", "x"]).command(words_of).ready();
     client.says("using …");
     client.restart();
-    let outputs = ["ps --json", "ps", "state", "logs", "audit --json"];
+    client.call("stderr", json!({"text": format!("again {token} and Password=hunter2, --pat pat-S3cret")}));
+    client.says("again …");
+    let status = client.status().to_string();
+    assert!(status.contains("again …"), "the last lines are there, without the secrets: {status}");
+    let reason = format!("{token} --pat pat-S3cret Password=hunter2");
+    assert!(world.outlast(&["restart", "--reason", &reason]).status.success());
+    let outputs = ["ps --json", "ps", "state", "state --json", "logs", "audit --json"];
     let mut seen: String =
         outputs.iter().map(|args| words(&world.outlast(&args.split(' ').collect::<Vec<_>>()))).collect();
+    seen += &status;
     client.end();
-    seen += &fs::read_to_string(world.project.join(".outlast/audit.jsonl")).expect("a log");
-    for secret in [token, "pat-s3cret", "query-s3cret", "hunter2"] {
+    for file in ["audit.jsonl", "restart_marker"] {
+        seen += &fs::read_to_string(world.project.path().join(".outlast").join(file)).expect("a file");
+    }
+    for secret in [token, "pat-s3cret", "pat-S3cret", "query-s3cret", "hunter2"] {
         assert!(!seen.contains(secret), "{secret}: {seen}");
     }
     let servers = json!({"mcpServers": {
@@ -203,7 +303,7 @@ fn secrets_are_in_no_log_and_in_no_diff() {
     for secret in ["arg-s3cret", "env-s3cret", "head-S3cret"] {
         assert!(!diff.contains(secret), "{secret}: {diff}");
     }
-    // The file itself keeps them.
+    // The file itself keeps the characters.
     assert!(world.outlast(&["wrap", "--yes", ".mcp.json"]).status.success());
     let file = fs::read_to_string(world.project.join(".mcp.json")).expect("a file");
     assert!(file.contains("arg-s3cret") && file.contains("env-s3cret"), "{file}");
@@ -216,7 +316,7 @@ fn files_of_any_size_are_read_within_bounds() {
     fs::create_dir_all(state.join("logs")).expect("a directory");
     let huge = |path: &Path, last: &str| {
         let file = fs::File::create(path).expect("a file");
-        // A line of zeros that takes no room on the disk.
+        // A line of zeros that takes no space on the disk.
         file.set_len(3 << 30).expect("a sparse file");
         let mut file = fs::OpenOptions::new().append(true).open(path).expect("the file");
         std::io::Write::write_all(&mut file, format!("\n{last}\n").as_bytes()).expect("room");
@@ -232,7 +332,7 @@ fn files_of_any_size_are_read_within_bounds() {
         assert!(output.status.success() && words(&output).contains("the last line"), "{lines}");
     }
 
-    // A registry full of litter, with a FIFO in it.
+    // A registry with foreign files, one of them a FIFO.
     let run = world.home.path().join(".local/state/outlast/run");
     fs::create_dir_all(&run).expect("a directory");
     for number in 0..6000 {

@@ -1,4 +1,4 @@
-//! A backend over HTTP, against the servers people run.
+//! A backend over HTTP, with real servers.
 
 use std::{
     collections::BTreeMap,
@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use outlast::gateway::http::{Heard, HttpClient, HttpLink, HttpSettings, Patience};
+use outlast::gateway::http::{Heard, HttpClient, HttpLink, HttpSettings, WaitLimits};
 use serde_json::{Value, json};
 
 use crate::support::peers::Peers;
@@ -19,14 +19,14 @@ use crate::support::peers::Peers;
 /// Well above the slow start of a server on a busy machine.
 const ANSWER_MAX: Duration = Duration::from_secs(180);
 
-/// A server of its own, on a port of its own.
+/// A server process on its own port.
 struct Server {
     child: Child,
     url: String,
 }
 
 impl Server {
-    /// Started when it says `ready`, on whichever stream.
+    /// Waits until it prints `ready`, on either stream.
     fn start(mut command: Command, url: String, ready: &'static str) -> Server {
         let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let (heard, said) = channel::<String>();
@@ -54,7 +54,7 @@ impl Drop for Server {
     }
 }
 
-/// Read to the end, so that the server never waits for us.
+/// Reads to the end, so that the server never blocks on its output.
 fn listen(stream: impl std::io::Read + Send + 'static, heard: Sender<String>) {
     thread::spawn(move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
@@ -85,7 +85,7 @@ impl Link {
     fn connect(server: &Server, is_sse: bool) -> Link {
         let client = HttpClient::new(Duration::from_secs(60));
         let headers = BTreeMap::from([("x-caller".to_owned(), "outlast".to_owned())]);
-        let settings = HttpSettings { url: server.url.clone(), headers, is_sse, patience: Patience::default() };
+        let settings = HttpSettings { url: server.url.clone(), headers, is_sse, limits: WaitLimits::default() };
         Link(HttpLink::connect(&client, &settings))
     }
 
@@ -93,7 +93,7 @@ impl Link {
         tokio::time::timeout(ANSWER_MAX, poll_fn(|cx| self.0.poll(cx))).await.expect("in time")
     }
 
-    /// What it answers. Notifications in between are none of ours.
+    /// The answer; notifications in between are ignored.
     async fn ask(&mut self, id: u64, method: &str, params: Value) -> Value {
         self.0.send(json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string().into());
         loop {
@@ -124,7 +124,7 @@ impl Link {
         answer["result"]["content"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer}")).to_owned()
     }
 
-    /// To the end, which is the whole rest of what it says.
+    /// Reads until the link is down; returns the reason.
     async fn end(&mut self) -> (String, bool) {
         loop {
             if let Heard::Down { why, is_forgotten } = self.hear().await {
@@ -148,8 +148,8 @@ fn names(answer: &Value) -> Vec<&str> {
 }
 
 #[test]
-fn server_everything_is_spoken_to_in_a_session() {
-    let Some(peers) = Peers::find("http::server_everything_is_spoken_to_in_a_session") else { return };
+fn server_everything_is_used_in_a_session() {
+    let Some(peers) = Peers::find("http::server_everything_is_used_in_a_session") else { return };
     run(async {
         let port = free_port();
         let mut server = everything(&peers, "streamableHttp", "mcp", port);
@@ -160,7 +160,7 @@ fn server_everything_is_spoken_to_in_a_session() {
         let sum = link.call(3, "get-sum", json!({"a": 2, "b": 3})).await;
         assert!(sum.contains('5'), "{sum}");
 
-        // Another process on the same port has never heard of our session.
+        // A new process on the same port does not know the session.
         server.stop();
         server = everything(&peers, "streamableHttp", "mcp", port);
         link.0.send(json!({"jsonrpc": "2.0", "id": 4, "method": "tools/list"}).to_string().into());
@@ -175,8 +175,8 @@ fn server_everything_is_spoken_to_in_a_session() {
 }
 
 #[test]
-fn server_everything_is_spoken_to_over_the_old_transport() {
-    let Some(peers) = Peers::find("http::server_everything_is_spoken_to_over_the_old_transport") else { return };
+fn server_everything_is_used_over_the_old_transport() {
+    let Some(peers) = Peers::find("http::server_everything_is_used_over_the_old_transport") else { return };
     run(async {
         let mut server = everything(&peers, "sse", "sse", free_port());
         let mut link = Link::connect(&server, true);
@@ -190,8 +190,8 @@ fn server_everything_is_spoken_to_over_the_old_transport() {
 }
 
 #[test]
-fn fastmcp_is_spoken_to_in_both_eras() {
-    let Some(peers) = Peers::find("http::fastmcp_is_spoken_to_in_both_eras") else { return };
+fn fastmcp_is_used_in_both_eras() {
+    let Some(peers) = Peers::find("http::fastmcp_is_used_in_both_eras") else { return };
     run(async {
         let mut server = fastmcp(&peers, free_port());
         let pid = server.child.id().to_string();

@@ -1,4 +1,4 @@
-//! What programs read: every `--json` gives the fields that the book promises, and no others.
+//! The output for programs: every `--json` has the fields that the book promises, and no others.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,10 +15,10 @@ use crate::{
     mcp::client::{Place, Setup, until},
 };
 
-/// Fields by name; those of the value itself under the empty one.
+/// Fields by the name of their object; those of the top level under the empty name.
 type Fields = BTreeMap<String, BTreeSet<String>>;
 
-/// The page for programs: the fields of each command, and of what is in them.
+/// The page for programs: the fields of each command, and of the objects in them.
 fn promised() -> BTreeMap<String, Fields> {
     let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/programs.md");
     let text = fs::read_to_string(page).unwrap();
@@ -36,12 +36,12 @@ fn promised() -> BTreeMap<String, Fields> {
     all
 }
 
-/// Fields that the page promises only at times: the list below the table, and `props` of the audit log.
+/// Fields that are optional according to the page: the list below the table, and `props` of the audit log.
 fn promised_at_times() -> Fields {
     let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
     let names = |text: &str| text.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<String>>();
     let page = fs::read_to_string(docs.join("programs.md")).unwrap();
-    let (_, list) = page.split_once("only while they say something:\n\n").expect("the list is there");
+    let (_, list) = page.split_once("only if they apply:\n\n").expect("the list is there");
     let (list, _) = list.split_once("\n\n").expect("the list ends");
     let mut fields = Fields::from([(String::new(), BTreeSet::new())]);
     for item in list.split("\n- ") {
@@ -58,14 +58,14 @@ fn promised_at_times() -> Fields {
     fields
 }
 
-/// Adds the fields of a value, or of all that are in a list, and of every object in it under its name.
+/// Adds the fields of a value, or of all elements of a list, and of every object in it under its name.
 fn gather(value: &Value, name: &str, found: &mut Fields) {
     match value {
         Value::Array(all) => all.iter().for_each(|one| gather(one, name, found)),
         Value::Object(members) => {
             let fields = found.entry(name.to_owned()).or_default();
             fields.extend(members.keys().cloned());
-            // What is configured may be any value.
+            // Configured values may have any form.
             members
                 .iter()
                 .filter(|(inner, _)| *inner != "value")
@@ -75,7 +75,7 @@ fn gather(value: &Value, name: &str, found: &mut Fields) {
     }
 }
 
-/// The first cells of the table of `docs/files.md` that is about this directory.
+/// The first cells of the table of `docs/files.md` about this directory.
 fn promised_files(directory: &str) -> Vec<String> {
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/files.md")).unwrap();
     let (_, table) = page.split_once(&format!("| in `{directory}` | |\n")).expect("the table is there");
@@ -84,7 +84,7 @@ fn promised_files(directory: &str) -> Vec<String> {
     cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect()
 }
 
-/// Whether a path is of this form, in which `<id>` stands for any name.
+/// Whether a path matches this pattern, in which `<id>` stands for any name.
 fn is_of_form(path: &str, form: &str) -> bool {
     let mut parts = form.split('<').map(|part| part.split_once('>').map_or(part, |(_, rest)| rest));
     let Some(mut rest) = parts.next().and_then(|first| path.strip_prefix(first)) else { return false };
@@ -115,7 +115,7 @@ fn files_below(directory: &Path) -> Vec<String> {
     found
 }
 
-/// What instances keep on disk while they run is named by the book, too.
+/// Checks that the book names every file that running instances keep on disk.
 fn every_file_is_in_the_book(place: &Place) {
     for (directory, below) in [(".outlast/", ".outlast"), ("~/.local/state/outlast/", ".local/state/outlast")] {
         let forms = promised_files(directory);
@@ -128,7 +128,7 @@ fn every_file_is_in_the_book(place: &Place) {
 }
 
 #[test]
-fn forms_of_files_are_told_apart() {
+fn file_formats_are_distinguished() {
     let table = [
         ("logs/a-1.log", "logs/<id>.log", true),
         ("logs/a-1.log.1", "logs/<id>.log", false),
@@ -157,13 +157,24 @@ fn commands_with_json(command: &clap::Command, words: &str, all: &mut BTreeSet<S
 }
 
 #[test]
-fn every_command_gives_programs_what_the_book_promises() {
+fn json_output_of_every_command_matches_the_book() {
     let promised = promised();
     let (mut all, mut without) = (BTreeSet::new(), Vec::new());
     commands_with_json(&Cli::command(), "", &mut all, &mut without);
     assert_eq!(all.iter().collect::<Vec<_>>(), promised.keys().collect::<Vec<_>>(), "each has a row, and only those");
-    // These speak a protocol, sit at a terminal, or print what is a file by itself.
-    let rest = ["mcp", "gateway", "run", "attach", "config schema", "help", "completions", "man"];
+    // These speak a protocol, need a terminal, or print or write a file.
+    let rest = [
+        "mcp",
+        "gateway",
+        "run",
+        "startup enable",
+        "startup disable",
+        "attach",
+        "config schema",
+        "help",
+        "completions",
+        "man",
+    ];
     assert_eq!(without, rest);
 
     let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
@@ -178,7 +189,7 @@ fn every_command_gives_programs_what_the_book_promises() {
         (state["state"] == "ready").then_some(())
     });
     place.write("clients.json", r#"{"mcpServers": {"a": {"command": "python"}, "b": {"url": "http://x/"}}}"#);
-    let lines: [(&str, &[&str]); 36] = [
+    let lines: [(&str, &[&str]); 39] = [
         ("ps", &["ps"]),
         ("top", &["top"]),
         ("state", &["state", "weather"]),
@@ -194,6 +205,7 @@ fn every_command_gives_programs_what_the_book_promises() {
         ("restart", &["restart", "gateway/one"]),
         ("restart", &["restart", "gateway"]),
         ("restart", &["restart", "night"]),
+        ("upgrade", &["upgrade", "weather"]),
         ("resume", &["resume", "weather"]),
         ("resume", &["resume", "night"]),
         ("switch", &["switch", "gateway", "--off", "one__echo"]),
@@ -202,6 +214,8 @@ fn every_command_gives_programs_what_the_book_promises() {
         ("wait-for", &["wait-for", "night", "--quiet", "0.1"]),
         ("send", &["send", "night", "hello"]),
         ("screen", &["screen", "night"]),
+        ("restore", &["restore"]),
+        ("startup status", &["startup", "status"]),
         ("logs", &["logs", "weather"]),
         ("logs", &["logs", "night"]),
         ("audit", &["audit"]),
@@ -223,7 +237,7 @@ fn every_command_gives_programs_what_the_book_promises() {
         let output = outlast(place, &[&args[..], &["--json"]].concat());
         let said = String::from_utf8(output.stdout).unwrap();
         let said_wrong = || format!("{args:?}: {said}\n{}", String::from_utf8_lossy(&output.stderr));
-        // The doctor finds things wrong in a world as small as this, and says so.
+        // The doctor finds problems in this small world, and its exit code shows that.
         assert!(output.status.success() || command == "doctor", "{}", said_wrong());
         let values: Vec<Value> = match command {
             "logs" | "audit" => said.lines().map(|line| serde_json::from_str(line).unwrap()).collect(),
@@ -264,7 +278,7 @@ fn every_command_gives_programs_what_the_book_promises() {
 fn a_failure_is_an_object_too() {
     let place = Place::new();
     for args in
-        [&["state", "nobody"][..], &["gateway", "check", "--config", "none.toml"], &["wrap"], &["send", "x", "y"]]
+        [&["state", "unknown"][..], &["gateway", "check", "--config", "none.toml"], &["wrap"], &["send", "x", "y"]]
     {
         let output = outlast(&place, &[args, &["--json"]].concat());
         let said: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{args:?}: {output:?}"));
@@ -274,7 +288,7 @@ fn a_failure_is_an_object_too() {
         let words = String::from_utf8(output.stderr).unwrap();
         assert!(words.starts_with(&format!("error: {}", error["message"].as_str().unwrap())), "{args:?}: {words}");
     }
-    // What prints records prints nothing else.
-    let output = outlast(&place, &["logs", "nobody", "--json"]);
+    // A command that prints records prints nothing else.
+    let output = outlast(&place, &["logs", "unknown", "--json"]);
     assert_eq!((output.stdout.as_slice(), output.status.code()), (&b""[..], Some(1)));
 }

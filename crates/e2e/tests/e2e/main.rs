@@ -1,4 +1,4 @@
-//! The proof: the real program, as a client and a server would meet it.
+//! Tests of the real program, as a client and a server see it.
 
 #[cfg(target_os = "linux")]
 mod agents;
@@ -11,6 +11,10 @@ mod book;
 #[cfg(target_os = "linux")]
 mod capi;
 #[cfg(target_os = "linux")]
+mod chaos;
+#[cfg(target_os = "linux")]
+mod cluster_commands;
+#[cfg(target_os = "linux")]
 mod config;
 #[cfg(unix)]
 mod control;
@@ -22,11 +26,15 @@ mod doctor;
 #[cfg(target_os = "linux")]
 mod exact;
 #[cfg(target_os = "linux")]
+mod examples;
+#[cfg(target_os = "linux")]
 mod exhaustion;
 #[cfg(target_os = "linux")]
 mod faults;
 #[cfg(target_os = "linux")]
 mod gateway;
+#[cfg(unix)]
+mod help_texts;
 #[cfg(target_os = "linux")]
 mod hostile;
 #[cfg(unix)]
@@ -46,11 +54,15 @@ mod puppet;
 #[cfg(unix)]
 mod race;
 #[cfg(target_os = "linux")]
+mod restore;
+#[cfg(target_os = "linux")]
 mod run;
 #[cfg(target_os = "linux")]
 mod sandbox;
 #[cfg(target_os = "linux")]
 mod send;
+#[cfg(target_os = "linux")]
+mod share;
 #[cfg(unix)]
 mod support;
 #[cfg(unix)]
@@ -58,10 +70,10 @@ mod top;
 #[cfg(target_os = "linux")]
 mod trust;
 #[cfg(target_os = "linux")]
+mod unattended;
+#[cfg(target_os = "linux")]
 mod waiting;
 #[cfg(windows)]
 mod windows;
-#[cfg(unix)]
-mod words;
 #[cfg(unix)]
 mod wrap;

@@ -1,5 +1,5 @@
-//! Every client with every server: the server is killed, leaves to be restarted, is reloaded, is reloaded into
-//! something broken and repaired, and all the while the client keeps its one connection and gets right answers.
+//! Every client with every server: the server is killed, exits to be restarted, is reloaded, and is reloaded into a
+//! broken version and repaired. All the while the client keeps its only connection and gets right answers.
 
 use crate::support::outlast;
 use crate::support::peers::{Client, Era, Peer, Peers, Project, Said, Server, text};
@@ -48,7 +48,7 @@ fn rmcp_auto() {
     every_server("matrix::rmcp_auto", Client::RmcpAuto);
 }
 
-/// The Inspector asks once and leaves, so all it can show is that the program is not in the way.
+/// The Inspector sends one request and exits, so this shows only that it works through outlast.
 #[test]
 fn inspector() {
     let Some(peers) = Peers::find("matrix::inspector") else { return };
@@ -79,8 +79,8 @@ fn inspector() {
     });
 }
 
-/// The peers without the program: whoever changes their versions learns here what they do by themselves, with
-/// `OUTLAST_DIRECT=1 cargo xtask test direct`.
+/// The peers without outlast: shows their own behaviour after a change of their versions, with `OUTLAST_DIRECT=1
+/// cargo xtask test direct`.
 #[test]
 fn direct() {
     if std::env::var_os("OUTLAST_DIRECT").is_none() {
@@ -111,10 +111,10 @@ fn every_server(test: &str, client: Client) {
     each(&peers, |project| outlives_everything(client, project));
 }
 
-/// A program that answers nobody would otherwise keep us waiting for every server in turn.
+/// Without this limit, a program that never answers would make the test wait for every server in turn.
 const FAILURES_MAX: usize = 3;
 
-/// One failure does not hide the next: the story is tried with all servers, then all failures are told.
+/// One failure does not hide the next: the story runs with all servers, then all failures are reported.
 fn each(peers: &Peers, story: impl Fn(&Project) -> Result<(), String>) {
     let mut failures = Vec::new();
     for server in Server::ALL {
@@ -157,8 +157,8 @@ fn survives_a_kill(peer: &mut Peer, project: &Project) -> Result<(), String> {
     let before = server_pid(peer)?;
     kill(before, Signal::SIGKILL).map_err(|error| format!("cannot kill the server {before}: {error}"))?;
 
-    // A call that was on its way when the server died may fail, once, as the answer of a tool; the next one waits
-    // for the new server.
+    // A call that was open when the server exited may fail, once, as the answer of a tool; the next one waits for the
+    // new server.
     let (tool, arguments, _) = question(project);
     let first = peer.call(tool, arguments).map_err(|error| format!("after kill -9: {error}"))?;
     if first.is_error {
@@ -173,7 +173,7 @@ fn survives_a_kill(peer: &mut Peer, project: &Project) -> Result<(), String> {
 fn survives_exit_42(peer: &mut Peer, project: &Project) -> Result<(), String> {
     let before = server_pid(peer)?;
     let said = peer.call("exit42", json!({}))?;
-    // The call that made it leave got what it asked for: a server that was started again.
+    // The call that made it exit succeeds when the new server is ready.
     expect(!said.is_error, || format!("the call that asked for exit 42 should succeed once it is back: {said:?}"))?;
     answers(peer, project).map_err(|error| format!("after exit 42: {error}"))?;
     let after = server_pid(peer)?;
@@ -214,19 +214,19 @@ fn reload(peer: &mut Peer) -> Result<(), String> {
 fn serves_version(peer: &mut Peer, version: &str) -> Result<(), String> {
     let said = peer.call("version", json!({}))?;
     expect(!said.is_error && said.text == version, || format!("version {version} should serve: {said:?}"))?;
-    // The server's own word on who it is, against the program's.
+    // The pid that the server reports, and the one that outlast reports.
     let (own, told) = (peer.call("pid", json!({}))?.text, server_pid(peer)?);
     expect(own == told.to_string(), || format!("the server is {own}, the program says {told}"))
 }
 
-/// The serving child, by the program's own word.
+/// The pid of the current child, as outlast reports it.
 fn server_pid(peer: &mut Peer) -> Result<Pid, String> {
     let said = peer.call("server_status", json!({}))?;
     let pid = said.field("pid").as_i64().and_then(|pid| i32::try_from(pid).ok()).filter(|&pid| 1 < pid);
     pid.map(Pid::from_raw).ok_or_else(|| format!("server_status names no process: {said:?}"))
 }
 
-/// One question each server can answer, and a part of the right answer.
+/// One call that each server can answer, and a part of the right answer.
 fn question(project: &Project) -> (&'static str, Value, &'static str) {
     match project.server {
         Server::Everything => ("echo", json!({"message": "it lives"}), "Echo: it lives"),
@@ -261,7 +261,7 @@ fn same_era(peer: &Peer, era: Era) -> Result<(), String> {
     expect(peer.era() == era, || format!("the two agree on {era:?} by themselves, and here on {}", peer.version))
 }
 
-/// With more time than anybody needs: on a busy machine a server in Python may take half a minute to start.
+/// With long time limits: on a busy machine a server in Python may take half a minute to start.
 const PATIENT: [&str; 10] =
     ["mcp", "--start-timeout", "170", "--hold", "170", "--answer-after", "170", "--restart-tool", "exit42", "--"];
 

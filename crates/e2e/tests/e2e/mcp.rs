@@ -1,10 +1,11 @@
-//! `outlast mcp`, as a client meets it: over pipes, with a puppet behind it that crashes, hangs or babbles as told.
+//! `outlast mcp`, as a client sees it: over pipes, with a puppet behind it that crashes, hangs or writes garbage.
 
 mod broken;
 mod bytes;
-pub mod client;
+pub(crate) mod client;
 mod crash;
 mod ending;
+mod error_texts;
 mod hang;
 mod inherit;
 mod many;
@@ -14,4 +15,4 @@ mod replay;
 mod slow;
 mod tools;
 mod unread;
-mod words;
+pub(crate) mod upgrade;

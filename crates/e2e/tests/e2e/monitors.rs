@@ -1,5 +1,5 @@
-//! Servers that kill or stop the processes of outlast that watch them: their calls are answered, nothing of them stays, and
-//! no other server notices.
+//! Servers that kill or stop the processes of outlast that watch them: their calls are answered, no process of them
+//! stays, and other servers are not affected.
 
 use serde_json::json;
 
@@ -9,7 +9,7 @@ use crate::{
 };
 use nix::sys::signal::Signal;
 
-/// A descendant of the puppet in a session of its own, which carries no tag of ours.
+/// A descendant of the puppet in its own session, without outlast's tag in its environment.
 fn stray() -> serde_json::Value {
     json!({"setsid": true, "ignore_term": true, "clear_env": true})
 }
@@ -27,12 +27,12 @@ fn a_server_that_kills_or_stops_its_monitor_is_replaced_and_its_strays_are_swept
         assert!(text(&result).contains("SIGKILL"), "the kernel ended it with its monitor: {result}");
         assert_ne!(client.server_pid(), first);
         until("the stray to be swept", || (!is_alive(below) && !is_alive(first)).then_some(()));
-        client.says("was killed or stopped; what it watched is ended");
+        client.says("was killed or stopped; the process and its children are ended");
         if keeper {
             client.says("the keeper process was killed or stopped; a new one was started");
             assert_ne!(client.keeper(), first_keeper);
         }
-        // The new ones do what the old ones did.
+        // The new processes do the same work.
         let below: u32 = client.call("grandchild", stray()).parse().expect("a pid");
         client.restart();
         until("the stray of the replaced server to be swept", || (!is_alive(below)).then_some(()));
@@ -42,7 +42,7 @@ fn a_server_that_kills_or_stops_its_monitor_is_replaced_and_its_strays_are_swept
 }
 
 #[test]
-fn a_backend_that_ends_monitor_and_keeper_costs_no_other_backend_anything() {
+fn a_backend_that_ends_monitor_and_keeper_affects_no_other_backend() {
     for name in ["SIGKILL", "SIGSTOP"] {
         let config = [backend("bad", &[], HASTY), backend("good", &[], HASTY)].concat();
         let gate = Gate::listen(Place::new(), &config);
@@ -59,7 +59,7 @@ fn a_backend_that_ends_monitor_and_keeper_costs_no_other_backend_anything() {
         assert_ne!(again, bad);
         assert_eq!(limits(&again), limits_before, "a replaced keeper hands on what outlast was given");
         until("the stray to be swept", || (!is_alive(below)).then_some(()));
-        // The monitor of the other backend has lost its keeper; its end is noticed all the same.
+        // The monitor of the other backend has lost its keeper; its exit is still noticed.
         let result = session.result("good__signal_above", json!({"signal": name}));
         assert_eq!(result["isError"], true, "{result}");
         assert_ne!(session.call("good__pid", json!({})), good);

@@ -1,17 +1,20 @@
-//! Profiles of agents: how each is restarted, by its name, by `--agent`, and by `[agent.NAME]`. The agents here are scripts
-//! that write down what they were started with.
+//! Profiles of agents: how each is restarted, by its name, by `--agent`, and by `[agent.NAME]`. The agents here are
+//! scripts that record their arguments.
 
 use std::{
     fs,
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{PermissionsExt, symlink},
     process::{Command, Output, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
 use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
+    sys::{
+        signal::{Signal, kill},
+        stat::Mode,
+    },
+    unistd::{Pid, mkfifo},
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -19,7 +22,7 @@ use tempfile::TempDir;
 use super::support::OUTLAST;
 
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Writes its arguments down, one start a line, shows where one types, and stays.
+/// Records its arguments, one start per line, shows a prompt, and stays.
 const SCRIPT: &str = "#!/bin/sh
 printf '%s|' \"$@\" >> args.log; echo >> args.log
 printf '\\033[?2004hready\\n❯ › '
@@ -83,7 +86,7 @@ impl World {
         self.starts()[start - 1].clone()
     }
 
-    /// The words of the process that runs now.
+    /// The command line of the current process.
     fn line(&self) -> String {
         let line = fs::read(format!("/proc/{}/cmdline", self.state()["pid"])).unwrap_or_default();
         text(&line).trim_end_matches('\0').replace('\0', " ")
@@ -100,7 +103,7 @@ fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// The value behind an option.
+/// The value after an option.
 fn value<'a>(args: &'a [String], option: &str) -> Option<&'a str> {
     let at = args.iter().position(|arg| arg == option)?;
     args.get(at + 1).map(String::as_str)
@@ -167,19 +170,19 @@ fn an_agent_is_described_in_the_file() {
 }
 
 #[test]
-fn what_is_no_profile_is_refused() {
+fn an_invalid_profile_is_refused() {
     let world = World::new();
     let said = |config: &str, words: &[&str]| {
         fs::write(world.project.path().join("outlast.toml"), config).unwrap();
-        assert!(world.outlast(&["trust"]).status.success());
-        let output = world.outlast(&[&["run", "-d", "--session", "s"], words, &["--", "./x"]].concat());
+        let named = ["run", "-d", "--session", "s", "--config", "outlast.toml"];
+        let output = world.outlast(&[&named[..], words, &["--", "./x"]].concat());
         assert_eq!(output.status.code(), Some(2));
         text(&output.stderr)
     };
     let all = [
         said("", &["--agent", "nope"]),
         said("[run]\nagent = 'nope'\n", &[]),
-        said("[agent.mine]\nlimit = 'x'\n", &["--agent", "mine"]),
+        said("[agent.mine]\ncolour = 'x'\n", &["--agent", "mine"]),
         said("[agent.mine]\nresume = ['{id}']\n", &["--agent", "mine"]),
         said("[agent.claude]\nresume = []\n", &[]),
     ];
@@ -187,7 +190,7 @@ fn what_is_no_profile_is_refused() {
 }
 
 #[test]
-fn a_session_goes_on_after_outlast_was_killed() {
+fn a_session_continues_after_outlast_was_killed() {
     let world = World::new();
     world.script("claude");
     world.run(&["--", "./claude", "deploy now"]);
@@ -205,7 +208,7 @@ fn a_session_goes_on_after_outlast_was_killed() {
     world.until("gone", || !world.outlast(&["state", "s"]).status.success());
     world.run(&["--", "./claude", "deploy now"]);
     let second = world.nth(2);
-    // Nothing was written by this claude, so it begins again under the same id.
+    // This claude wrote no transcript, so it starts again under the same id.
     assert_eq!(value(&second, "--session-id"), Some(id.as_str()), "{second:?}");
     assert!(!second.contains(&"deploy now".to_owned()), "{second:?}");
 
@@ -216,10 +219,43 @@ fn a_session_goes_on_after_outlast_was_killed() {
     assert_ne!(value(&third, "--session-id"), Some(id.as_str()), "its user ended the old one: {third:?}");
     assert!(third.contains(&"deploy now".to_owned()), "{third:?}");
 
-    // A signal is not its user's wish: the machine may be going down.
+    // A signal is not the user's wish: the machine may be shutting down.
     let listed: Value = serde_json::from_slice(&world.outlast(&["ps", "--json"]).stdout).unwrap();
     let pid = listed[0]["pid"].as_i64().unwrap();
     kill(Pid::from_raw(i32::try_from(pid).unwrap()), Signal::SIGTERM).unwrap();
     world.until("gone", || !world.outlast(&["state", "s"]).status.success());
     assert_eq!(read()["state"], "running");
+}
+
+#[test]
+fn a_session_record_that_cannot_be_used_is_reported_and_replaced() {
+    let target = "{\"not\": \"ours\"}";
+    for (case, why) in [
+        ("torn", "it is not JSON"),
+        ("empty", "it is not a session record of this version"),
+        ("link", "it is a symbolic link"),
+        ("FIFO", "it is a FIFO, not a file"),
+    ] {
+        let world = World::new();
+        world.script("claude");
+        let dir = world.home.path().join(".local/state/outlast/sessions");
+        fs::create_dir_all(&dir).unwrap();
+        let (record, elsewhere) = (dir.join("s.json"), world.home.path().join("target"));
+        fs::write(&elsewhere, target).unwrap();
+        match case {
+            "torn" => fs::write(&record, "{\"v\":1,\"id\":\"s").unwrap(),
+            "empty" => fs::write(&record, "{}").unwrap(),
+            "link" => symlink(&elsewhere, &record).unwrap(),
+            _ => mkfifo(&record, Mode::S_IRWXU).unwrap(),
+        }
+        world.run(&["--", "./claude", "deploy now"]);
+        let first = world.nth(1);
+        assert!(first.contains(&"deploy now".to_owned()), "{case}: {first:?}");
+        let log = fs::read_to_string(world.project.path().join(".outlast/logs/s.log")).unwrap();
+        assert!(log.contains(&format!("s.json cannot be used ({why}): a new conversation begins")), "{case}: {log}");
+        assert!(fs::symlink_metadata(&record).unwrap().is_file(), "{case}: it is written again");
+        let read: Value = serde_json::from_slice(&fs::read(&record).unwrap()).unwrap();
+        assert_eq!(read["conversation"].as_str(), value(&first, "--session-id"), "{case}");
+        assert_eq!(fs::read_to_string(&elsewhere).unwrap(), target, "{case}");
+    }
 }

@@ -1,4 +1,4 @@
-//! The puppet does what it is told: everything else here leans on it.
+//! Tests of the puppet, which all other tests rely on.
 
 use std::{
     fs,
@@ -160,7 +160,7 @@ fn the_first_request_decides_the_era() {
 }
 
 #[test]
-fn a_listen_is_acknowledged_and_carries_what_it_was_granted() {
+fn a_listen_is_acknowledged_and_gets_its_granted_notifications() {
     let mut client = Client::start(&["--resources"]);
     let filter =
         r#""notifications":{"toolsListChanged":true,"promptsListChanged":true,"resourceSubscriptions":["puppet://a"]}"#;
@@ -197,7 +197,7 @@ fn sixty_four_calls_run_at_once() {
     }
     let asking: Vec<_> = (0..32).map(|_| client.send_call("ask", json!({"method": "ping"}))).collect();
     let questions: Vec<_> = asking.iter().map(|_| client.hear()["id"].clone()).collect();
-    // Answered from the last to the first, so none can have waited for one before it.
+    // Answered in reverse order, so that no call can have waited for an earlier one.
     for (call, question) in asking.iter().zip(questions).rev() {
         client.say(&json!({"jsonrpc": "2.0", "id": question, "result": {}}).to_string());
         assert_eq!(client.hear()["id"], *call);
@@ -216,7 +216,7 @@ fn a_cancelled_call_is_not_answered() {
 }
 
 #[test]
-fn hands_back_every_line_as_it_came() {
+fn returns_every_line_unchanged() {
     let directory = tempfile::tempdir().expect("a directory");
     let log = path_in(&directory, "log");
     let mut client = Client::start(&["--log", &log]);
@@ -236,7 +236,7 @@ fn hands_back_every_line_as_it_came() {
 }
 
 #[test]
-fn echoes_text_or_the_very_bytes() {
+fn echoes_text_or_the_exact_bytes() {
     let mut client = Client::ready(&[]);
     assert_eq!(client.call("echo", json!({"text": "hi\n\"you\""})), "hi\n\"you\"");
     client.say(r#"{"jsonrpc":"2.0","id":"x\u0031","method":"tools/call","params":{"name":"echo","arguments":{ "b":1.0, "a":9007199254740993 }}}"#);
@@ -247,7 +247,7 @@ fn echoes_text_or_the_very_bytes() {
 }
 
 #[test]
-fn ends_as_it_is_told() {
+fn exits_as_requested() {
     for (tool, arguments, answer, code, signal) in [
         ("crash", json!({"code": 7}), false, Some(7), None),
         ("exit", json!({"code": 5}), true, Some(5), None),
@@ -372,7 +372,7 @@ fn resources_are_touched_for_subscribers_only() {
 
 #[test]
 #[cfg(target_os = "linux")]
-fn grandchildren_are_as_asked() {
+fn grandchildren_behave_as_requested() {
     use nix::{
         sys::signal::{Signal, kill},
         unistd::{Pid, getsid},
@@ -391,7 +391,7 @@ fn grandchildren_are_as_asked() {
 }
 
 #[test]
-fn babbles_hangs_and_closes() {
+fn writes_garbage_hangs_and_closes() {
     let mut client = Client::ready(&[]);
     client.send_call("garbage", json!({"text": "DEBUG: hello"}));
     let mut line = String::new();

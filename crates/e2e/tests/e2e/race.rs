@@ -1,4 +1,4 @@
-//! Ends that meet at a bad moment: nobody is left waiting, and nothing that was said is lost.
+//! Processes that exit at the same time as another event: no command hangs, and no output is lost.
 
 use std::{
     io::{BufRead, BufReader, Read, Write},
@@ -17,13 +17,13 @@ use tempfile::TempDir;
 
 use crate::support::{OUTLAST, PUPPET};
 
-/// Nothing here takes long; who waits longer waits for ever.
+/// Nothing here takes long; a longer wait would never end.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// More than the outbox to a client takes before its server is no longer listened to.
+/// More than the queue to a client takes before its server is no longer read.
 const MUCH: usize = 4 << 20;
 
-/// An `outlast mcp` whose client reads only when it is told to. It is killed when patience ends, so that whoever waits
-/// for it hears an end.
+/// An `outlast mcp` whose client reads only when the test says so. It is killed after a time limit, which also ends a
+/// wait for its exit.
 struct Session {
     place: TempDir,
     child: Child,
@@ -84,7 +84,7 @@ impl Session {
         serde_json::from_str(&line).unwrap()
     }
 
-    /// A line goes to the client whole, so who has its beginning knows that all of it has come as far as outlast.
+    /// A line is written to the client whole, so that its start shows that outlast has all of it.
     fn hear_the_beginning(&mut self) -> Vec<u8> {
         let mut beginning = vec![0; 1];
         self.stdout.read_exact(&mut beginning).unwrap();
@@ -120,7 +120,7 @@ impl Drop for Session {
 }
 
 #[test]
-fn a_client_that_leaves_without_having_read_is_let_go() {
+fn outlast_exits_when_a_client_leaves_without_reading() {
     let mut session = Session::start(&[PUPPET]);
     session.call("much", "big", json!({"bytes": MUCH}));
     session.hear_the_beginning();
@@ -129,11 +129,11 @@ fn a_client_that_leaves_without_having_read_is_let_go() {
 }
 
 #[test]
-fn a_client_that_leaves_a_server_that_does_not_read_is_let_go() {
+fn outlast_exits_when_a_client_leaves_a_server_that_does_not_read() {
     let mut session = Session::start(&[PUPPET]);
     session.call("hang", "hang", json!({"answer": true}));
     assert_eq!(session.hear()["id"], "hang");
-    // More than is kept for a server, so that the end of what the client says cannot be read.
+    // More than the queue for a server holds, so that the end of the client's input cannot be read.
     let mut stdin = session.child.stdin.take().unwrap();
     let all = thread::spawn(move || {
         let line = format!(r#"{{"jsonrpc":"2.0","method":"notifications/x","params":"{}"}}"#, "x".repeat(MUCH));
@@ -147,7 +147,7 @@ fn a_client_that_leaves_a_server_that_does_not_read_is_let_go() {
 }
 
 #[test]
-fn a_client_that_reads_again_is_heard_again() {
+fn a_client_that_reads_again_is_served_again() {
     let mut session = Session::start(&[PUPPET]);
     for round in 0..5 {
         session.call("much", "big", json!({"bytes": MUCH}));
@@ -163,7 +163,7 @@ fn a_client_that_reads_again_is_heard_again() {
     }
 }
 
-/// Says in steps what the test needs it to say, and then hears no more, but lives on.
+/// Sends in steps what the test needs, and then reads no more, but keeps running.
 const DEAF: &str = r#"
     read -r initialize
     echo '{"jsonrpc":"2.0","id":"initialize","result":{"protocolVersion":"2025-06-18","capabilities":{"tools":{}},"serverInfo":{"name":"deaf","version":"1"}}}'
@@ -181,11 +181,11 @@ const DEAF: &str = r#"
 "#;
 
 #[test]
-fn what_a_server_said_before_it_was_given_up_is_not_lost_on_a_slow_client() {
+fn output_before_a_give_up_reaches_a_slow_client() {
     let mut session = Session::start(&["sh", "-c", DEAF]);
     session.call("much", "much", json!({}));
     session.call("little", "little", json!({}));
-    // It never reads all of this, so that we hear of it when it stops to listen.
+    // It never reads all of this, so that outlast notices when it stops reading.
     session.say(&json!({"jsonrpc": "2.0", "method": "notifications/x", "params": {"text": "x".repeat(1 << 20)}}));
     session.call("heard", "server_status", json!({}));
     assert_eq!(session.hear()["id"], "heard");

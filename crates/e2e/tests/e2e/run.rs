@@ -1,4 +1,6 @@
-//! An agent behind a terminal: a script under the real program, with a terminal of ours around it.
+//! An agent in a terminal: a script under the real program, in a terminal of this test.
+
+mod upgrade;
 
 use std::{
     fs::{self, File},
@@ -23,11 +25,11 @@ use nix::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-pub const OUTLAST: &str = env!("CARGO_BIN_EXE_outlast-under-test");
-/// Nothing here takes long; who waits longer waits for ever.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const OUTLAST: &str = env!("CARGO_BIN_EXE_outlast-under-test");
+/// Nothing here takes long; a longer wait would never end.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// It says how it was started, then does as it is told, a line at a time.
+/// It prints how it was started, then obeys one line at a time.
 const AGENT: &str = r#"#!/bin/sh
 echo "$*" >> args.log
 [ -f silent ] && exit 0
@@ -57,16 +59,16 @@ done
 exit 9
 "#;
 
-/// A user with a home and a project that has an agent.
-pub struct World {
+/// A user with a home directory and a project that has an agent.
+pub(crate) struct World {
     pub home: TempDir,
     pub project: TempDir,
-    /// What is set in the environment besides the usual.
+    /// Additional environment variables.
     pub variables: Vec<(&'static str, &'static str)>,
 }
 
 impl World {
-    pub fn new() -> World {
+    pub(crate) fn new() -> World {
         let (home, project) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let world = World { home, project, variables: Vec::new() };
         let agent = world.path().join("agent");
@@ -75,39 +77,39 @@ impl World {
         world
     }
 
-    pub fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.project.path().canonicalize().unwrap()
     }
 
-    pub fn environment<'a>(&self, command: &'a mut Command) -> &'a mut Command {
-        // Nothing of the environment that the tests run in: outlast names what it leaves out of it.
+    pub(crate) fn environment<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        // The environment of the tests is not inherited: outlast reports the variables that it drops.
         let path = std::env::var_os("PATH").unwrap_or_default();
         command.current_dir(self.path()).env_clear().env("PATH", path).env("HOME", self.home.path());
         command.env("TERM", "xterm").envs(self.variables.iter().copied())
     }
 
-    pub fn outlast(&self, args: &[&str]) -> Output {
+    pub(crate) fn outlast(&self, args: &[&str]) -> Output {
         self.environment(&mut Command::new(OUTLAST)).args(args).stdin(Stdio::null()).output().unwrap()
     }
 
-    pub fn run(&self, args: &[&str]) -> Session {
+    pub(crate) fn run(&self, args: &[&str]) -> Session {
         Session::start(self, Winsize { ws_row: 33, ws_col: 101, ws_xpixel: 0, ws_ypixel: 0 }, args)
     }
 
-    /// The usual: a session called `s`.
-    pub fn session(&self) -> Session {
+    /// The usual session, named `s`.
+    pub(crate) fn session(&self) -> Session {
         let mut session = self.run(&["--session", "s", "--", "./agent"]);
         session.shows("ready> ");
         session
     }
 
-    pub fn state(&self) -> Value {
+    pub(crate) fn state(&self) -> Value {
         let output = self.outlast(&["state", "s", "--json"]);
         serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{}", text(&output.stderr)))
     }
 
-    /// Waits until the session can be worked with.
-    pub fn until_there(&self) {
+    /// Waits until the session is ready.
+    pub(crate) fn until_there(&self) {
         let deadline = Instant::now() + PATIENCE;
         while !self.outlast(&["state", "s", "--json"]).status.success() {
             assert!(Instant::now() < deadline, "it does not come up");
@@ -117,7 +119,7 @@ impl World {
     }
 
     /// Waits until the state has this value.
-    pub fn until(&self, member: &str, value: Value) -> Value {
+    pub(crate) fn until(&self, member: &str, value: Value) -> Value {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let state = self.state();
@@ -129,16 +131,16 @@ impl World {
         }
     }
 
-    /// Whatever becomes of the test, its session ends with it.
+    /// Ends the session with the test, even if the test fails.
     fn end(&self) -> End<'_> {
         End(self)
     }
 
-    pub fn log(&self, session: &str) -> String {
+    pub(crate) fn log(&self, session: &str) -> String {
         fs::read_to_string(self.path().join(format!(".outlast/logs/{session}.log"))).unwrap()
     }
 
-    pub fn starts(&self) -> Vec<String> {
+    pub(crate) fn starts(&self) -> Vec<String> {
         let log = fs::read_to_string(self.path().join("args.log")).unwrap();
         // Without the file that holds the hooks.
         let without_settings = |line: &str| {
@@ -153,10 +155,10 @@ impl World {
 }
 
 /// An `outlast run` and the terminal around it.
-pub struct Session {
+pub(crate) struct Session {
     pub child: Child,
     pub master: File,
-    /// Kept, so that the settings can be looked at and the terminal does not hang up before outlast does.
+    /// Kept open, so that its settings can be read and the terminal does not hang up before outlast exits.
     pub slave: OwnedFd,
     pub before: Termios,
     pub shown: Receiver<Vec<u8>>,
@@ -164,15 +166,15 @@ pub struct Session {
 }
 
 impl Session {
-    pub fn start(world: &World, size: Winsize, args: &[&str]) -> Session {
+    pub(crate) fn start(world: &World, size: Winsize, args: &[&str]) -> Session {
         Session::start_command(world, size, &[&[OUTLAST, "run"], args].concat())
     }
 
-    pub fn start_command(world: &World, size: Winsize, words: &[&str]) -> Session {
+    pub(crate) fn start_command(world: &World, size: Winsize, words: &[&str]) -> Session {
         let pair = openpty(Some(&size), None).unwrap();
         keep_from_children(&pair);
         let before = tcgetattr(&pair.slave).unwrap();
-        // `setsid -c` makes the terminal the session's own and becomes the command.
+        // `setsid -c` makes this the controlling terminal of the new session and executes the command.
         let mut command = Command::new("setsid");
         let stdio = || Stdio::from(pair.slave.try_clone().unwrap());
         world.environment(&mut command).arg("-c").args(words);
@@ -191,11 +193,11 @@ impl Session {
         Session { child, master, slave: pair.slave, before, shown, unread: Vec::new() }
     }
 
-    pub fn type_keys(&mut self, keys: &[u8]) {
+    pub(crate) fn type_keys(&mut self, keys: &[u8]) {
         self.master.write_all(keys).unwrap();
     }
 
-    pub fn more(&mut self, deadline: Instant) -> bool {
+    pub(crate) fn more(&mut self, deadline: Instant) -> bool {
         match self.shown.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(bytes) => self.unread.extend(bytes),
             Err(RecvTimeoutError::Timeout) => panic!("only this was shown: {}", text(&self.unread)),
@@ -204,8 +206,8 @@ impl Session {
         true
     }
 
-    /// Waits for these words; what was shown up to them.
-    pub fn shows(&mut self, words: &str) -> String {
+    /// Waits for these words; returns the output up to them.
+    pub(crate) fn shows(&mut self, words: &str) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let found = self.unread.windows(words.len()).position(|window| window == words.as_bytes());
@@ -217,26 +219,26 @@ impl Session {
         }
     }
 
-    /// What follows these words in their line.
-    pub fn after(&mut self, words: &str) -> String {
+    /// The text after these words in their line.
+    pub(crate) fn after(&mut self, words: &str) -> String {
         self.shows(words);
         self.shows("\r\n").trim_end().to_owned()
     }
 
-    /// Gives an order at the prompt, and waits for the next one; what follows these words in the answer.
-    pub fn ask(&mut self, order: &str, words: &str) -> String {
+    /// Types a command at the prompt, and waits for the next prompt; returns the text after these words.
+    pub(crate) fn ask(&mut self, order: &str, words: &str) -> String {
         self.type_keys(format!("{order}\r").as_bytes());
         let answer = self.after(&format!("\n{words}"));
         self.shows("ready> ");
         answer
     }
 
-    pub fn is_raw(&self) -> bool {
+    pub(crate) fn is_raw(&self) -> bool {
         tcgetattr(&self.slave).unwrap().local_flags != self.before.local_flags
     }
 
-    /// Waits for the end: its code, and all that was shown.
-    pub fn ended(mut self) -> (Option<i32>, String) {
+    /// Waits for the exit: its code, and all output.
+    pub(crate) fn ended(mut self) -> (Option<i32>, String) {
         let deadline = Instant::now() + PATIENCE;
         let status = loop {
             if let Some(status) = self.child.try_wait().unwrap() {
@@ -256,22 +258,22 @@ impl Session {
     }
 }
 
-/// Whoever held the other end of its own terminal would never see it close.
-pub fn keep_from_children(pair: &OpenptyResult) {
+/// A child that inherited the other end of its own terminal would never see it close.
+pub(crate) fn keep_from_children(pair: &OpenptyResult) {
     for end in [&pair.master, &pair.slave] {
         fcntl(end, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).unwrap();
     }
 }
 
-pub fn text(bytes: &[u8]) -> String {
+pub(crate) fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-pub fn is_alive(pid: u64) -> bool {
+pub(crate) fn is_alive(pid: u64) -> bool {
     Path::new(&format!("/proc/{pid}/stat")).exists()
 }
 
-pub fn until_gone(pid: u64) {
+pub(crate) fn until_gone(pid: u64) {
     let deadline = Instant::now() + PATIENCE;
     while is_alive(pid) {
         assert!(Instant::now() < deadline, "{pid} is left");
@@ -288,7 +290,7 @@ fn the_size_is_right_from_the_first_byte_and_follows() {
     assert_eq!(session.shows("\r\n"), "size=33 101\r\n");
     session.shows("ready> ");
     assert!(session.is_raw());
-    // Nothing but the standard streams of the terminal's other side can change its size; `stty` does it.
+    // Only a process with the slave side as a standard stream can change its size; `stty` does it.
     let mut stty = Command::new("stty");
     stty.args(["rows", "40", "cols", "120"]).stdin(session.slave.try_clone().unwrap());
     assert!(stty.status().unwrap().success());
@@ -306,7 +308,7 @@ fn the_size_is_right_from_the_first_byte_and_follows() {
 #[test]
 fn bytes_pass_unchanged_both_ways() {
     let world = World::new();
-    // What is typed comes back, and nothing else does.
+    // Typed input is echoed, and nothing else.
     let cat = "stty raw -echo; printf R; exec cat";
     let mut session = world.run(&["--session", "s", "--detach-key", "none", "--", "sh", "-c", cat]);
     session.shows("R");
@@ -332,8 +334,8 @@ fn bytes_pass_unchanged_both_ways() {
 }
 
 #[test]
-fn the_terminal_is_given_back_whatever_ends() {
-    // The agent is killed with everything turned on, and the person quits.
+fn the_terminal_is_restored_at_every_kind_of_exit() {
+    // The agent is killed with all modes turned on, and the user quits.
     let world = World::new();
     let mut session = world.session();
     session.type_keys(b"modes\r");
@@ -341,14 +343,14 @@ fn the_terminal_is_given_back_whatever_ends() {
     session.shows("ready> ");
     let pid = world.state()["pid"].as_u64().unwrap();
     kill(Pid::from_raw(pid as i32), Signal::SIGKILL).unwrap();
-    let shown = session.shows("again in 2 s");
+    let shown = session.shows("starting again in 2 s");
     for reset in ["\x1b[?2004l", "\x1b[?1000l", "\x1b[?25h", "\x1b[?1049l", "\x1b[<9u"] {
         assert!(shown.contains(reset), "{reset:?} in {shown:?}");
     }
     session.type_keys(b"\x03");
     assert_eq!(session.ended().0, Some(137));
 
-    // Outlast itself is told to go, in each way; the agent hears it as a hangup.
+    // outlast itself gets each signal; the agent gets a hangup.
     for signal in [Signal::SIGTERM, Signal::SIGHUP, Signal::SIGINT] {
         let session = world.session();
         kill(Pid::from_raw(session.child.id() as i32), signal).unwrap();
@@ -359,7 +361,7 @@ fn the_terminal_is_given_back_whatever_ends() {
 }
 
 #[test]
-fn ctrl_z_of_the_outer_terminal_gives_it_back_for_a_while() {
+fn ctrl_z_on_the_outer_terminal_restores_it_until_fg() {
     let world = World::new();
     let mut session = world.session();
     let outlast = Pid::from_raw(session.child.id() as i32);
@@ -386,8 +388,8 @@ fn ctrl_z_of_the_outer_terminal_gives_it_back_for_a_while() {
 }
 
 #[test]
-fn an_agent_that_stops_itself_goes_on() {
-    // Nobody is there who could call us back, so it goes on at once.
+fn an_agent_that_stops_itself_is_continued() {
+    // No shell could continue outlast with `fg`, so the agent is continued at once.
     let world = World::new();
     let mut session = world.session();
     session.type_keys(b"stop\r");
@@ -397,7 +399,7 @@ fn an_agent_that_stops_itself_goes_on() {
     world.outlast(&["stop", "s"]);
     session.ended();
 
-    // Under a shell both stop, and the shell has its terminal back until it calls.
+    // Under a shell both stop, and the shell has its terminal back until `fg`.
     let script = format!(
         "set -m; {OUTLAST} run --session s -- ./agent; stty -a | grep -o -- '-\\?icanon'; echo BACK; \
          read -r line; fg >/dev/null; echo DONE"
@@ -417,25 +419,25 @@ fn an_agent_that_stops_itself_goes_on() {
     session.ended();
 }
 
-/// No job control reaches the first process of a terminal: what the kernel would stop there nobody could call back, so
-/// it lets SIGTSTP pass, under outlast as in a tmux window of its own.
+/// The first process of a terminal has no job control: no shell could continue it, so the kernel ignores SIGTSTP there,
+/// under outlast as in a tmux window of its own.
 #[test]
-fn an_agent_that_asks_to_be_stopped_as_a_job_goes_on_at_once() {
+fn an_agent_that_stops_its_job_is_continued_at_once() {
     let world = World::new();
     let mut session = world.run(&["--", "sh", "-c", "kill -TSTP 0; echo went on; read line"]);
     session.shows("went on");
     session.type_keys(b"\x1aq\r");
-    session.shows("left");
+    session.shows("exited");
     session.type_keys(b"q");
     assert_eq!(session.ended().0, Some(0));
 }
 
 #[test]
-fn the_last_words_arrive_however_slowly_they_are_read() {
+fn the_last_output_reaches_a_slow_reader() {
     let world = World::new();
     let (mut child, mut master) = unread(&world);
     master.write_all(b"much\r").unwrap();
-    // It has written all and is gone before anybody reads a byte.
+    // It has written everything and has exited before the test reads a byte.
     world.until("state", json!("exited"));
     let mut shown = Vec::new();
     let mut space = [0; 4096];
@@ -451,7 +453,7 @@ fn the_last_words_arrive_however_slowly_they_are_read() {
 }
 
 #[test]
-fn inside_tmux_it_is_the_same() {
+fn inside_tmux_the_behaviour_is_the_same() {
     let world = World::new();
     let socket = world.path().join("tmux.sock");
     let tmux = |args: &[&str]| {
@@ -483,7 +485,7 @@ fn inside_tmux_it_is_the_same() {
     tmux(&["kill-server"]).unwrap();
 }
 
-/// Every mode that an agent turned on is off again after it has ended and after the user has detached.
+/// Every mode that an agent turned on is off again after it has exited and after the user has detached.
 #[test]
 fn every_mode_is_turned_off_when_the_terminal_is_given_back() {
     const OFF: [&str; 27] = [
@@ -507,14 +509,14 @@ fn every_mode_is_turned_off_when_the_terminal_is_given_back() {
     }
 }
 
-/// What a person was still typing when the agent ended is not an answer to the question that follows.
+/// Text that a user was still typing when the agent exited does not answer the question that follows.
 #[test]
 fn keys_typed_while_the_agent_exits_do_not_answer_the_question() {
     let world = World::new();
     let mut session = world.session();
     session.type_keys(b"linger\r");
     session.shows("leaving");
-    // Without a pause, until after it has ended.
+    // Without a pause, until after it has exited.
     while world.state()["state"] != "exited" {
         session.type_keys(b"q\r");
         thread::sleep(Duration::from_millis(50));
@@ -528,8 +530,8 @@ fn keys_typed_while_the_agent_exits_do_not_answer_the_question() {
     session.ended();
 }
 
-/// `kill(0, SIGTSTP)`, as claude does at Ctrl-Z: the shell has its prompt back, and `fg` goes on. Where there is no shell
-/// that could say so, the agent goes on at once.
+/// `kill(0, SIGTSTP)`, as claude does at Ctrl-Z: the shell gets its prompt back, and `fg` continues. Without a shell
+/// that could do so, the agent continues at once.
 #[cfg(target_os = "linux")]
 #[test]
 fn an_agent_that_stops_its_group_leaves_the_terminal_to_the_shell() {
@@ -561,7 +563,7 @@ fn an_agent_that_stops_its_group_leaves_the_terminal_to_the_shell() {
         tmux(&["send-keys", &format!("hello{round}"), "Enter"]);
         until("at work", &|pane| pane.contains(&format!("heard hello{round}")));
     }
-    // Nobody is left behind when it ends.
+    // No process is left when it ends.
     tmux(&["send-keys", "exit 0", "Enter"]);
     until("asked", &|pane| pane.contains("q: quit"));
     tmux(&["send-keys", "q"]);
@@ -585,13 +587,13 @@ fn a_session_goes_through_every_state() {
     let mut session = world.session();
     world.until("state", json!("ready"));
 
-    // Clean: the person is asked, and goes on.
+    // A clean exit: the user is asked, and continues.
     session.type_keys(b"exit 0\r");
     session.shows("q: quit");
     assert_eq!(world.state()["state"], "exited");
     session.type_keys(b"\r");
     session.shows("ready> ");
-    // Clean again, and a fresh one.
+    // A clean exit again, and a fresh start.
     session.type_keys(b"exit 0\r");
     session.shows("q: quit");
     session.type_keys(b"f");
@@ -599,22 +601,22 @@ fn a_session_goes_through_every_state() {
     assert_eq!(world.starts(), ["", "--continue", ""]);
     assert_eq!(world.state()["crashes"], 0);
 
-    // Transient, twice: two seconds each. Then it flaps.
+    // Two transient failures: two seconds each. Then it flaps.
     for failure in 1..=2 {
         let since = Instant::now();
         session.type_keys(b"exit 1\r");
-        session.shows("again in 2 s");
+        session.shows("starting again in 2 s");
         let state = world.state();
         assert_eq!((&state["health"], &state["crashes"]), (&json!("healthy"), &json!(failure)));
-        // A busy machine may have taken the two seconds to say so.
+        // A busy machine may have taken the two seconds to report it.
         assert!(state["state"] == "backoff" || since.elapsed() >= Duration::from_secs(2), "{state}");
         session.shows("ready> ");
         assert!(since.elapsed() >= Duration::from_secs(2));
     }
-    // A resume that broke at once was followed by a fresh start.
+    // A resumption that failed at once was followed by a fresh start.
     assert_eq!(world.starts()[3..], ["--continue", ""]);
     session.type_keys(b"die 9\r");
-    session.shows("failure 3; again in 30 s");
+    session.shows("failure 3; starting again in 30 s");
     let state = world.state();
     assert_eq!((&state["health"], &state["last_exit"]), (&json!("degraded"), &json!(137)));
     assert_eq!(state["last_exit_text"], "signal 9 (SIGKILL)");
@@ -624,8 +626,8 @@ fn a_session_goes_through_every_state() {
     assert_eq!(ends.last().map(|end| (&end["crashed"], &end["exit"])), Some((&json!(true), &json!({"signal": 9}))));
     assert!(state["next_try_s"].as_f64().unwrap() > 20.0);
 
-    // Nobody has to wait, but the count is kept.
-    for (number, words) in [(4, "failure 4; again in 30 s"), (5, "failed 5 times and is halted")] {
+    // `restart` skips the delay and keeps the count.
+    for (number, words) in [(4, "failure 4; starting again in 30 s"), (5, "failed 5 times and is halted")] {
         let restarted = world.outlast(&["restart", "s", "--fresh", "--json"]);
         assert!(restarted.status.success(), "{}", text(&restarted.stderr));
         session.shows("ready> ");
@@ -635,10 +637,14 @@ fn a_session_goes_through_every_state() {
     }
     assert_eq!((&world.state()["state"], &world.state()["health"]), (&json!("halted"), &json!("halted")));
 
-    // Halted hears nothing but resume and stop.
+    // A halted session accepts only resume and stop.
     let refused = world.outlast(&["restart", "s"]);
     assert_eq!(refused.status.code(), Some(1));
-    assert!(text(&refused.stderr).contains("halted; only `resume` and `stop` reach it"), "{}", text(&refused.stderr));
+    assert!(
+        text(&refused.stderr).contains("halted; use `outlast resume` or `outlast stop`"),
+        "{}",
+        text(&refused.stderr)
+    );
     let refused = world.outlast(&["inject", "s", "hello"]);
     assert!(text(&refused.stderr).contains("the session is halted"), "{}", text(&refused.stderr));
     let requests: [&[&str]; 4] =
@@ -657,7 +663,7 @@ fn a_session_goes_through_every_state() {
     let nothing = world.outlast(&["resume", "s"]);
     assert_eq!(text(&nothing.stdout), "Nothing to resume: s is ready\n");
 
-    // And it ends with the agent's code.
+    // outlast exits with the agent's code.
     assert!(world.outlast(&["stop", "s"]).status.success());
     assert_eq!(session.ended().0, Some(129));
     let log = world.log("s");
@@ -686,9 +692,9 @@ fn a_session_goes_through_every_state() {
 }
 
 #[test]
-fn who_sends_the_agent_away_saw_no_crash() {
+fn an_exit_that_the_user_asked_for_is_no_crash() {
     let world = World::new();
-    // Ctrl-C, by the person at the terminal.
+    // Ctrl-C, by the user at the terminal.
     let mut session = world.session();
     session.type_keys(b"\x03");
     assert!(session.shows("q: quit").contains("(signal 2 (SIGINT))"));
@@ -696,17 +702,17 @@ fn who_sends_the_agent_away_saw_no_crash() {
     assert_eq!(session.ended().0, Some(130));
     assert!(world.log("s").contains("class=user"));
 
-    // The same key by a program is a crash.
+    // The same key sent by a program counts as a crash.
     let mut session = world.session();
     assert!(world.outlast(&["inject", "s", "\x03"]).status.success());
-    session.shows("failure 1; again in 2 s");
+    session.shows("failure 1; starting again in 2 s");
     world.outlast(&["stop", "s"]);
     assert_eq!(session.ended().0, Some(130));
 
-    // So is an end in peace before there was a prompt.
+    // So does an exit with 0 before there was a prompt.
     fs::write(world.path().join("silent"), "").unwrap();
     let mut session = world.run(&["--session", "s", "--", "./agent"]);
-    session.shows("ended (exit code 0), failure 1; again in 2 s");
+    session.shows("ended (exit code 0), failure 1; starting again in 2 s");
     world.outlast(&["stop", "s"]);
     assert_eq!(session.ended().0, Some(0));
 }
@@ -714,7 +720,7 @@ fn who_sends_the_agent_away_saw_no_crash() {
 #[test]
 fn a_known_agent_keeps_its_conversation() {
     let world = World::new();
-    // A claude that keeps what was said, shows the signs of its prompt, and fails to resume once.
+    // A claude that records its turns, shows its prompt, and fails to resume once.
     let script = "#!/bin/sh\necho \"$*\" >> args.log\n\
         mkdir -p $HOME/.claude/projects/p; echo '{\"type\":\"user\"}' > $HOME/.claude/projects/p/$2.jsonl\n\
         case \"$*\" in *--resume*) [ -f broken ] && { echo 'No conversation found'; exit 1; } ;; esac\n\
@@ -727,7 +733,7 @@ fn a_known_agent_keeps_its_conversation() {
     let first = world.until("state", json!("ready"))["conversation"].as_str().unwrap().to_owned();
     assert_eq!(world.starts(), [format!("--session-id {first} --model x")]);
     session.type_keys(b"x\r");
-    session.shows("again in 2 s");
+    session.shows("starting again in 2 s");
     fs::write(world.path().join("broken"), "").unwrap();
     session.shows("No conversation found");
     session.shows("❯ ");
@@ -762,7 +768,7 @@ fn a_killed_codex_is_resumed_by_the_id_in_its_file() {
     let state = world.until("state", json!("ready"));
     assert_eq!(state["conversation"], Value::Null);
     kill(Pid::from_raw(state["pid"].as_u64().unwrap() as i32), Signal::SIGKILL).unwrap();
-    session.shows("again in 2 s");
+    session.shows("starting again in 2 s");
     session.shows("› Ask ");
     assert_eq!(world.starts(), ["--model x".to_owned(), format!("resume {id} --model x")]);
     assert_eq!(world.until("state", json!("ready"))["mode"], "continue");
@@ -780,7 +786,7 @@ fn an_agent_that_kills_or_stops_its_monitor_is_started_again_and_leaves_nothing_
         let stray: u64 = session.ask("stray", "stray=").parse().unwrap();
         let agent = world.state()["pid"].as_u64().unwrap();
         session.type_keys(format!("above {signal}\r").as_bytes());
-        session.shows("again in 2 s");
+        session.shows("starting again in 2 s");
         until_gone(agent);
         until_gone(stray);
         session.shows("ready> ");
@@ -809,7 +815,7 @@ fn a_killed_outlast_leaves_nothing_behind() {
 }
 
 #[test]
-fn an_agent_that_does_not_read_or_listen_is_stopped_all_the_same() {
+fn an_agent_that_reads_nothing_and_ignores_signals_is_stopped() {
     let world = World::new();
     let mut session = world.session();
     session.type_keys(b"deaf\r");
@@ -856,7 +862,7 @@ fn a_closed_terminal_ends_the_agent_too() {
 }
 
 /// A session that is ready, with a terminal that only the caller reads and holds.
-pub fn unread(world: &World) -> (Child, File) {
+pub(crate) fn unread(world: &World) -> (Child, File) {
     let pair = openpty(None, None).unwrap();
     keep_from_children(&pair);
     let stdio = || Stdio::from(pair.slave.try_clone().unwrap());
@@ -868,7 +874,7 @@ pub fn unread(world: &World) -> (Child, File) {
 }
 
 #[test]
-fn who_asks_badly_disturbs_nobody() {
+fn a_bad_control_request_disturbs_no_other_client() {
     let world = World::new();
     let mut session = world.session();
     let socket = world.home.path().join(".local/state/outlast/run/s.sock");
@@ -881,7 +887,7 @@ fn who_asks_badly_disturbs_nobody() {
         (&frame(r#"{"v":1,"id":1,"method":"restart","params":{"mode":"sideways"}}"#), "bad_request"),
         (&frame("nonsense"), "bad_frame"),
     ];
-    // Half a frame, and then silence, for as long as all this takes.
+    // Half a frame, and then nothing for the rest of the test.
     let mut silent = UnixStream::connect(&socket).unwrap();
     silent.write_all(b"\0\0\0\x40{\"v\":1").unwrap();
     for (bytes, code) in table {
@@ -900,7 +906,7 @@ fn who_asks_badly_disturbs_nobody() {
     assert!(!socket.exists());
 }
 
-pub fn answer(stream: &mut UnixStream) -> Value {
+pub(crate) fn answer(stream: &mut UnixStream) -> Value {
     let mut head = [0; 4];
     stream.read_exact(&mut head).unwrap();
     let mut answer = vec![0; u32::from_be_bytes(head) as usize];
@@ -925,14 +931,17 @@ fn inject(world: &World, bytes: &[u8]) -> Value {
 }
 
 #[test]
-fn a_session_is_had_by_one_at_a_time() {
+fn a_session_runs_in_one_process_at_a_time() {
     let world = World::new();
     let mut first = world.session();
     let second = world.outlast(&["run", "--session", "s", "--", "./agent"]);
     assert_eq!(second.status.code(), Some(1));
     let words = text(&second.stderr);
-    assert!(words.contains(&format!("the session `s` runs already (pid {})", world.state()["outlast_pid"])), "{words}");
-    // The first one did not notice.
+    assert!(
+        words.contains(&format!("the session `s` is already running (pid {})", world.state()["outlast_pid"])),
+        "{words}"
+    );
+    // The first session was not affected.
     first.type_keys(b"hello\r");
     first.shows("heard hello");
     let row: Value = serde_json::from_slice(&world.outlast(&["ps", "--json"]).stdout).unwrap();
@@ -944,7 +953,7 @@ fn a_session_is_had_by_one_at_a_time() {
 // ---- where and with what -----------------------------------------------------------------------------------------
 
 #[test]
-fn a_document_says_where_and_with_what() {
+fn a_document_sets_directory_and_environment() {
     let world = World { variables: vec![("SECRET", "hidden")], ..World::new() };
     let docs = world.path().join("docs");
     fs::create_dir_all(docs.join("inner")).unwrap();
@@ -971,7 +980,7 @@ fn a_document_says_where_and_with_what() {
     let state = world.state();
     assert_eq!((&state["cwd"], &state["cwd_source"]), (&json!(inner), &json!("frontmatter")));
 
-    // The next start looks again.
+    // The next start reads it again.
     fs::write(&document, "---\noutlast_session: s\noutlast_cwd: .\n---\n").unwrap();
     assert!(world.outlast(&["restart", "s"]).status.success());
     session.shows("ready> ");
@@ -1044,7 +1053,7 @@ fn variables_that_are_not_passed_are_named() {
     }
     fs::remove_file(world.path().join("outlast.toml")).unwrap();
 
-    // An agent with a profile gets what it needs, and what its configuration names.
+    // An agent with a profile gets the variables that it needs, and those that its configuration names.
     fs::copy(world.path().join("agent"), world.path().join("claude")).unwrap();
     fs::write(world.path().join(".mcp.json"), r#"{"mcpServers":{"a":{"env":{"T":"${MY_TOKEN}"}}}}"#).unwrap();
     world.variables.retain(|(name, _)| *name != "TERM");
@@ -1078,7 +1087,7 @@ fn an_agent_has_a_terminal_type_where_outlast_has_none() {
     assert_eq!(text(&output.stdout), "xterm-256color\r\n");
 }
 
-/// A document or a directory that became wrong is reported before the agent is stopped.
+/// A document or a directory that became invalid is reported before the agent is stopped.
 #[test]
 fn a_restart_that_cannot_succeed_does_not_stop_the_agent() {
     let world = World::new();
@@ -1091,7 +1100,10 @@ fn a_restart_that_cannot_succeed_does_not_stop_the_agent() {
     let pid = world.state()["pid"].clone();
     let wrong: [(&dyn Fn(), &str); 3] = [
         (&|| fs::write(&document, "---\noutlast_cwd: none\n---\n").unwrap(), "`none`, which does not exist"),
-        (&|| fs::write(&document, "---\nenv:\n  A: ${NOWHERE}\n---\n").unwrap(), "no variable `NOWHERE`"),
+        (
+            &|| fs::write(&document, "---\nenv:\n  A: ${NOWHERE}\n---\n").unwrap(),
+            "the environment variable `NOWHERE` is not set",
+        ),
         (&|| fs::remove_file(&document).unwrap(), "cannot read the document"),
     ];
     for (break_it, words) in wrong {
@@ -1111,21 +1123,21 @@ fn a_restart_that_cannot_succeed_does_not_stop_the_agent() {
 }
 
 #[test]
-fn what_is_wrong_is_said_in_a_sentence() {
+fn an_error_is_reported_in_a_sentence() {
     let world = World::new();
     fs::write(world.path().join("bad.md"), "---\nenv:\n  1: x\n---\n").unwrap();
     fs::write(world.path().join("unset.md"), "---\nenv:\n  A: ${NOWHERE}\n---\n").unwrap();
     let table: [(&[&str], i32, &str); 8] = [
         (&["none.md", "--", "./agent"], 2, "cannot read the document"),
-        (&["bad.md", "--", "./agent"], 2, "makes no sense in line 3: `1` cannot be the name of a variable"),
-        (&["unset.md", "--", "./agent"], 2, "in line 3: there is no variable `NOWHERE` to put in"),
+        (&["bad.md", "--", "./agent"], 2, "has an error in line 3: `1` is not a valid name of a variable"),
+        (&["unset.md", "--", "./agent"], 2, "in line 3: the environment variable `NOWHERE` is not set"),
         (
             &["--cwd", "agent", "--", "./agent"],
             2,
             "`--cwd` names the working directory `agent`, which is not a directory",
         ),
         (&["--cwd", "none", "--", "./agent"], 2, "`--cwd` names the working directory `none`, which does not exist"),
-        (&["--session", "No Good", "--", "./agent"], 2, "a session cannot be called `No Good`"),
+        (&["--session", "No Good", "--", "./agent"], 2, "`No Good` is not a valid session id"),
         (&["--", "no-such-agent"], 127, "no program named `no-such-agent`"),
         (&["-d", "--", "no-such-agent"], 127, "no program named `no-such-agent`"),
     ];
@@ -1151,13 +1163,13 @@ impl Drop for End<'_> {
 // ---- without a terminal ------------------------------------------------------------------------------------------
 
 #[test]
-fn without_a_terminal_a_clean_end_is_the_end() {
+fn without_a_terminal_a_clean_exit_ends_the_session() {
     let world = World::new();
     let output = world.outlast(&["run", "--", "sh", "-c", "echo hello; exit 0"]);
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "hello\r\n"));
 }
 
-/// Detached from the start: nothing is read, whoever attaches sees it, and who started it is told so in one line.
+/// Detached from the start: stdin is not read, `outlast attach` shows it, and one line on stderr says so.
 #[test]
 fn without_a_terminal_a_session_is_detached_from_the_start() {
     let world = World::new();
@@ -1167,12 +1179,12 @@ fn without_a_terminal_a_session_is_detached_from_the_start() {
     command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let _end = world.end();
-    // What comes on stdin is nobody's keys: an agent that was asked to would leave with 9.
+    // Input on stdin does not reach the agent: it would exit with 9.
     child.stdin.take().unwrap().write_all(b"exit 9\n").unwrap();
     world.until_there();
     let state = world.until("state", json!("ready"));
     assert_eq!((&state["columns"], &state["rows"], &state["attached"]), (&json!(101), &json!(33), &json!(0)));
-    // A terminal's questions are answered as for any that nobody looks at.
+    // outlast answers terminal queries, as for every session without a viewer.
     assert!(world.outlast(&["inject", "s", "ask", "--enter"]).status.success());
     assert!(world.outlast(&["wait-for", "s", "--text", "asked and heard", "--timeout", "60"]).status.success());
     assert!(world.outlast(&["inject", "s", "exit 0", "--enter"]).status.success());
@@ -1180,17 +1192,17 @@ fn without_a_terminal_a_session_is_detached_from_the_start() {
     assert_eq!(output.status.code(), Some(0), "the agent's own: {}", text(&output.stderr));
     assert_eq!(
         text(&output.stderr),
-        "[outlast] no terminal here: session s is detached (101 × 33); `outlast attach s` shows it, `outlast stop s` ends it\n"
+        "[outlast] no terminal here: session s is detached (101 × 33); `outlast attach s` shows it, `outlast stop s` stops it\n"
     );
     assert!(!text(&output.stdout).contains("[outlast]"), "stdout is the agent's");
 }
 
-/// As in the background: it stays, and can be resumed.
+/// As in the background: the session stays, and can be resumed.
 #[test]
 fn halted_without_a_terminal_a_session_waits_to_be_resumed() {
     let world = World::new();
     let mut command = Command::new(OUTLAST);
-    // It fails until there is a file. What `restart` starts skips the delays, and its failures count.
+    // It fails until a file exists. `restart` skips the delays, and its failures count.
     let script = "[ -e good ] || exit 7; echo better; read line; exit 0";
     world.environment(&mut command).args(["run", "--session", "s", "--", "sh", "-c", script]);
     let child = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
@@ -1211,7 +1223,7 @@ fn halted_without_a_terminal_a_session_waits_to_be_resumed() {
     let said = text(&output.stderr);
     assert_eq!((output.status.code(), text(&output.stdout).as_str()), (Some(0), "better\r\n\r\n"), "{said}");
     let halted = "[outlast] sh failed 5 times and is halted (exit code 7). `outlast resume s` tries again, \
-        `outlast stop s` ends it\n";
+        `outlast stop s` stops it\n";
     assert!(said.contains(halted) && !said.contains("Ctrl-C"), "{said}");
 }
 

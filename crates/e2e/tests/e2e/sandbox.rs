@@ -1,13 +1,16 @@
-//! A server in a sandbox: what the kernel lets a real process do, and what is refused where it cannot be enforced.
+//! A server in a sandbox: what the kernel permits a real process, and what is refused if it cannot be enforced.
 
 use std::{
-    fs,
+    collections::BTreeMap,
+    env, fs,
     net::{TcpListener, UdpSocket},
-    os::unix::{net::UnixListener, process::CommandExt},
+    os::unix::net::UnixListener,
     process::{Command, Output, Stdio},
+    thread,
 };
 
 use outlast_core::sandbox::Support;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use serde_json::json;
 
 use crate::{
@@ -54,7 +57,7 @@ impl World {
 
 /// True where this kernel can enforce a sandbox.
 fn is_enforced(test: &str) -> bool {
-    let support = outlast::os::sandbox_support();
+    let support = outlast_os::sandbox_support();
     let is_enforced = matches!(support, Support::Landlock(4..));
     if !is_enforced {
         eprintln!("{test}: skipped, as this kernel cannot enforce it: {support:?}");
@@ -67,8 +70,8 @@ fn read(client: &mut Client, tool: &str, path: &str) -> String {
 }
 
 #[test]
-fn a_sandboxed_server_can_use_what_is_listed_and_nothing_else() {
-    if !is_enforced("a_sandboxed_server_can_use_what_is_listed_and_nothing_else") {
+fn a_sandboxed_server_can_use_only_listed_files_and_ports() {
+    if !is_enforced("a_sandboxed_server_can_use_only_listed_files_and_ports") {
         return;
     }
     let world = World::new();
@@ -115,7 +118,7 @@ fn a_sandboxed_server_can_use_what_is_listed_and_nothing_else() {
         ("connect",  String::new(),               other,   "denied"),
         ("bind",     String::new(),               0,       "ok"),
         ("bind",     String::new(),               unused,  "denied"),
-        // What Landlock does not restrict, as the book says.
+        // Not restricted by Landlock, as the book says.
         ("udp",      String::new(),               datagram_port, "ok"),
         ("unix",     at("socket"),                0,       "ok"),
         ("stat",     at("secret"),                0,       "ok"),
@@ -130,7 +133,7 @@ fn a_sandboxed_server_can_use_what_is_listed_and_nothing_else() {
         let said = client.call("use", json!({"how": "run", "path": at("secret")}));
         assert_eq!(said == "ok", is_free, "{said}");
         let said = client.call("use", json!({"how": "signal", "pid": client.pid()}));
-        let is_scoped = matches!(outlast::os::sandbox_support(), Support::Landlock(6..));
+        let is_scoped = matches!(outlast_os::sandbox_support(), Support::Landlock(6..));
         assert_eq!(said, if is_free || !is_scoped { "ok" } else { "denied" });
     };
 
@@ -145,7 +148,7 @@ fn a_sandboxed_server_can_use_what_is_listed_and_nothing_else() {
     check(&mut client, false);
     client.end();
 
-    // All of this is the sandbox's doing.
+    // Without the sandbox all of this is permitted.
     let mut client = world.setup("").ready();
     check(&mut client, true);
     client.end();
@@ -244,7 +247,7 @@ fn a_file_that_is_not_trusted_can_only_restrict() {
     client.end();
 }
 
-/// What is said of a configuration that cannot be used, and the exit code.
+/// The error of a configuration that cannot be used, and the exit code.
 fn refusal(output: &Output) -> (i32, String) {
     (output.status.code().unwrap(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
@@ -259,8 +262,8 @@ fn a_server_is_not_started_without_the_sandbox_of_a_broken_file() {
 }
 
 #[test]
-fn mistakes_in_a_sandbox_are_told_with_their_place_and_a_fix() {
-    if !is_enforced("mistakes_in_a_sandbox_are_told_with_their_place_and_a_fix") {
+fn errors_in_a_sandbox_are_reported_with_position_and_fix() {
+    if !is_enforced("errors_in_a_sandbox_are_reported_with_position_and_fix") {
         return;
     }
     let world = World::new();
@@ -269,27 +272,27 @@ fn mistakes_in_a_sandbox_are_told_with_their_place_and_a_fix() {
     let table = [
         ("sandbox = { read = [\"missing\"] }",
          "error: outlast.toml:2:21: `mcp.sandbox.read`: `missing` cannot be used: no such file or directory\n  hint: \
-          create it or leave it out; a relative path counts from the directory of the file\n"),
+          create it or remove it; a relative path counts from the directory of the file\n"),
         ("sandbox = { write = [\"\"] }",
-         "error: outlast.toml:2:22: `mcp.sandbox.write`: a path is empty\n  hint: create it or leave it out; a relative \
+         "error: outlast.toml:2:22: `mcp.sandbox.write`: a path is empty\n  hint: create it or remove it; a relative \
           path counts from the directory of the file\n"),
         ("sandbox = { tcp_connect = [0] }",
-         "error: outlast.toml:2:28: `mcp.sandbox.tcp_connect`: `0` is no port\n  hint: write a list of numbers from 1 \
+         "error: outlast.toml:2:28: `mcp.sandbox.tcp_connect`: `0` is not a port\n  hint: write a list of numbers from 1 \
           to 65535, such as [443], or \"any\"\n"),
         ("sandbox = { tcp_bind = [65536] }",
-         "error: outlast.toml:2:25: `mcp.sandbox.tcp_bind`: `65536` is no port\n  hint: write a list of numbers from 0 \
+         "error: outlast.toml:2:25: `mcp.sandbox.tcp_bind`: `65536` is not a port\n  hint: write a list of numbers from 0 \
           to 65535, such as [443], or \"any\"\n"),
         ("sandbox = { tcp_bind = \"all\" }",
-         "error: outlast.toml:2:24: `mcp.sandbox.tcp_bind`: a list of ports is wanted, not `all`\n  hint: write a list \
+         "error: outlast.toml:2:24: `mcp.sandbox.tcp_bind`: expected a list of ports, not `all`\n  hint: write a list \
           of numbers from 0 to 65535, such as [443], or \"any\"\n"),
         (&format!("sandbox = {{ tcp_bind = [{many}] }}"),
-         "error: outlast.toml:2:13: `mcp.sandbox.tcp_bind`: 257 entries are too many\n  hint: at most 256; a directory \
-          stands for all that is in it\n"),
+         "error: outlast.toml:2:13: `mcp.sandbox.tcp_bind`: 257 entries are too many\n  hint: at most 256 are allowed; a \
+          directory includes everything in it\n"),
         ("sandbox = { reads = [] }",
          "error: outlast.toml:2:13: `mcp.sandbox.reads`: there is no such key in `mcp.sandbox`\n  hint: did you mean \
           `read`?\n"),
         ("sandbox = true",
-         "error: outlast.toml:2:11: `mcp.sandbox`: a table is wanted, not true or false\n"),
+         "error: outlast.toml:2:11: `mcp.sandbox`: expected a table, not true or false\n"),
     ];
     for (line, expected) in table {
         world.project.write("outlast.toml", &format!("[mcp]\n{line}\n"));
@@ -298,13 +301,13 @@ fn mistakes_in_a_sandbox_are_told_with_their_place_and_a_fix() {
     }
     world.project.write("outlast.toml", "[[backend]]\nname = \"a\"\nurl = \"http://x\"\nsandbox = {}\n");
     let output = world.outlast(&["gateway", "--config", "outlast.toml"]);
-    let expected = "error: outlast.toml:4:1: `backend.a.sandbox`: this is only for a backend with a `command`\n  hint: \
-                    leave it out\n";
+    let expected = "error: outlast.toml:4:1: `backend.a.sandbox`: it needs a backend with a `command`\n  hint: \
+                    remove it\n";
     assert_eq!(refusal(&output), (2, expected.to_owned()));
 }
 
 #[test]
-fn what_is_in_force_is_shown() {
+fn the_effective_sandbox_is_shown() {
     let world = World::new();
     world
         .project
@@ -321,28 +324,19 @@ fn what_is_in_force_is_shown() {
     assert_eq!(value("mcp.sandbox.tcp_bind"), json!("any"));
 }
 
-/// Makes the kernel answer the program as one without Landlock does.
-#[expect(unsafe_code, reason = "`pre_exec` with a filter of system calls")]
+/// Runs the program under a filter of system calls, so that the kernel answers as one without Landlock does. The
+/// thread that starts the program carries the filter, and the program inherits it.
 fn without_landlock(command: &mut Command, errno: i32) -> Output {
-    use nix::libc;
-    let step = |code: u32, jt, jf, k| libc::sock_filter { code: code as u16, jt, jf, k };
-    let number = libc::SYS_landlock_create_ruleset as u32;
-    let steps = [
-        step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
-        step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 0, 1, number),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    // SAFETY: between fork and exec, two system calls that read the filter, which this closure owns.
-    unsafe {
-        command.pre_exec(move || {
-            let filter = libc::sock_fprog { len: steps.len() as u16, filter: steps.as_ptr().cast_mut() };
-            let is_set = libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0
-                && libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const filter) == 0;
-            if is_set { Ok(()) } else { Err(std::io::Error::last_os_error()) }
-        });
-    }
-    command.output().unwrap()
+    let refuse = SeccompAction::Errno(errno.try_into().unwrap());
+    let rules = BTreeMap::from([(nix::libc::SYS_landlock_create_ruleset, Vec::new())]);
+    let arch = env::consts::ARCH.try_into().unwrap();
+    let filter = SeccompFilter::new(rules, SeccompAction::Allow, refuse, arch).unwrap();
+    let filter: BpfProgram = filter.try_into().unwrap();
+    let run = || {
+        seccompiler::apply_filter(&filter).unwrap();
+        command.output().unwrap()
+    };
+    thread::scope(|scope| scope.spawn(run).join().unwrap())
 }
 
 #[test]
@@ -352,12 +346,12 @@ fn a_sandbox_that_cannot_be_enforced_is_refused() {
     let missing = "this kernel cannot enforce a sandbox: it has no Landlock";
     let disabled = "this kernel cannot enforce a sandbox: Landlock is disabled";
     let table = [
-        (ENOSYS, missing, "use Linux 6.7 or later with CONFIG_SECURITY_LANDLOCK, or leave it out"),
-        (EOPNOTSUPP, disabled, "add `landlock` to `lsm=` on the kernel's command line, or leave it out"),
+        (ENOSYS, missing, "use Linux 6.7 or later with CONFIG_SECURITY_LANDLOCK, or remove it"),
+        (EOPNOTSUPP, disabled, "add `landlock` to `lsm=` on the kernel's command line, or remove it"),
     ];
     for (errno, why, hint) in table {
         world.project.write("outlast.toml", "[mcp]\nsandbox = {}\n");
-        // Found, too: a sandbox is not dropped because the user does not trust the file.
+        // Also for a found file: a sandbox is not dropped because the user does not trust the file.
         for args in [&["mcp", "--config", "outlast.toml", "--", PUPPET][..], &["mcp", "--", PUPPET]] {
             let output = without_landlock(&mut world.command(args), errno);
             let expected = format!("error: outlast.toml:2:1: `mcp.sandbox`: {why}\n  hint: {hint}\n");
@@ -372,16 +366,18 @@ fn a_sandbox_that_cannot_be_enforced_is_refused() {
         let words = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(words.lines().any(|line| line.contains("! sandbox") && line.ends_with(why)), "{words}");
     }
-    // A file without one needs no Landlock.
+    // A file without a sandbox needs no Landlock.
     world.project.write("outlast.toml", "[mcp]\n");
     let output = without_landlock(&mut world.command(&["mcp", "--", PUPPET]), ENOSYS);
     assert_eq!(output.status.code(), Some(0), "{output:?}");
 }
 
 #[test]
-fn the_doctor_says_what_this_kernel_can_enforce() {
-    let Support::Landlock(abi @ 4..) = outlast::os::sandbox_support() else {
-        return eprintln!("the_doctor_says_what_this_kernel_can_enforce: skipped, as this kernel has no Landlock");
+fn doctor_reports_the_sandbox_features_of_this_kernel() {
+    let Support::Landlock(abi @ 4..) = outlast_os::sandbox_support() else {
+        return eprintln!(
+            "doctor_reports_the_sandbox_features_of_this_kernel: skipped, as this kernel has no Landlock"
+        );
     };
     let world = World::new();
     let output = world.outlast(&["doctor", "--no-start"]);

@@ -1,4 +1,4 @@
-//! `outlast send`: a text is with the agent, or it is said why not.
+//! `outlast send`: a text reaches the agent, or the error says why not.
 
 use std::{
     fs,
@@ -29,7 +29,7 @@ impl World {
 
     fn start(words: &[&str]) -> World {
         let world = World::new();
-        // As options: a word that is none would be an initial prompt.
+        // As options: another word would be an initial prompt.
         let words: Vec<String> = words.iter().map(|word| format!("--{word}")).collect();
         let words: Vec<&str> = words.iter().map(String::as_str).collect();
         let started = world.outlast(&[&["run", "-d", "--session", "s", "--", "./claude"], &words[..]].concat());
@@ -55,7 +55,7 @@ impl World {
         answer
     }
 
-    /// What the agent was sent.
+    /// The texts that the agent received.
     fn sent(&self) -> Vec<String> {
         let log = fs::read_to_string(self.project.path().join("sent.log")).unwrap_or_default();
         log.split_terminator('\0').map(str::to_owned).collect()
@@ -73,7 +73,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn a_text_arrives_once_and_whole() {
+fn a_text_arrives_once_and_complete() {
     let world = World::start(&["late=700"]);
     let long: String = (0..1200).map(|line| format!("line {line}\n")).collect();
     for words in ["hello", "two\nlines", long.trim_end()] {
@@ -88,7 +88,7 @@ fn a_text_arrives_once_and_whole() {
     }
     assert_eq!(world.sent(), ["hello", "two\nlines", long.trim_end()]);
 
-    // From a pipe, for people, and without Enter.
+    // From a pipe, with output for people, and without Enter.
     let mut child = world.command(&["send", "s"]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"a draft\n").unwrap();
     let output = child.wait_with_output().unwrap();
@@ -101,7 +101,7 @@ fn a_text_arrives_once_and_whole() {
 }
 
 #[test]
-fn an_enter_that_is_swallowed_is_pressed_again_but_not_for_ever() {
+fn an_enter_without_effect_is_repeated_a_limited_number_of_times() {
     let world = World::start(&["swallow=1"]);
     let answer = world.send(&["hello", "--submit"]);
     assert_eq!((&answer["submitted"], &answer["presses"]), (&json!(true), &json!(2)));
@@ -118,7 +118,7 @@ fn an_enter_that_is_swallowed_is_pressed_again_but_not_for_ever() {
 }
 
 #[test]
-fn a_text_that_was_not_submitted_does_not_stand_in_the_way() {
+fn a_text_that_was_not_submitted_does_not_block_the_next() {
     let world = World::start(&["swallow=3"]);
     assert_eq!(world.send(&["two\nlines", "--submit"])["error"]["code"], "not_submitted");
     assert_eq!(world.send(&["again", "--submit"])["result"], "submitted");
@@ -137,7 +137,7 @@ fn a_turn_that_the_agent_does_not_record_is_unproven() {
     assert!(words.starts_with("Entered, without proof, into s: 5 bytes in "), "{words}");
 }
 
-/// Enter alone would make a line of the first, and choose a file for the second.
+/// Enter alone would insert a line break in the first, and choose a file for the second.
 #[test]
 fn a_text_is_submitted_as_it_is() {
     let world = World::start(&[]);
@@ -150,11 +150,11 @@ fn a_text_is_submitted_as_it_is() {
 }
 
 #[test]
-fn what_does_not_arrive_is_said_in_a_sentence() {
+fn a_text_that_does_not_arrive_is_reported_in_a_sentence() {
     let table = [
-        ("dialog", "not_ready", "the agent showed no place to type in time; nothing was typed"),
-        ("draft", "occupied", "something else stands where one types; nothing was typed. It is: a thought"),
-        ("deaf", "not_seen", "the text was typed and did not appear; nothing stands where one types"),
+        ("dialog", "not_ready", "the agent showed no empty input field in time; nothing was typed"),
+        ("draft", "occupied", "the input field contains other text; nothing was typed. It is: a thought"),
+        ("deaf", "not_seen", "the text was typed and did not appear; the input field is empty"),
         ("leave", "ended", "the agent ended; what was typed may have arrived"),
     ];
     for (word, code, message) in table {
@@ -173,13 +173,13 @@ fn what_does_not_arrive_is_said_in_a_sentence() {
     insta::assert_snapshot!(words, @"
     error: the text did not reach `s`
       because: there is nothing to send
-      hint: put it behind the id, `outlast send s TEXT`, or on stdin
+      hint: give the text after the id, `outlast send s TEXT`, or on stdin
     error: the text did not reach `s`
       because: there is nothing to send
-      hint: put it behind the id, `outlast send s TEXT`, or on stdin
+      hint: give the text after the id, `outlast send s TEXT`, or on stdin
     error: the text did not reach `s`
-      because: the text has a control character in it, U+001B
-      hint: a text is letters; `outlast inject s` types keys and any other bytes
+      because: the text contains a control character, U+001B
+      hint: `outlast inject s` types keys and any other bytes
     ");
     assert_eq!(world.send(&["", "--submit"])["error"]["code"], "bad_request");
     let nothing = world.outlast(&["inject", "s", ""]);
@@ -190,18 +190,18 @@ fn what_does_not_arrive_is_said_in_a_sentence() {
         text(&nothing.stderr)
     );
     let unknown = text(&world.outlast(&["send", "sss", "x"]).stderr);
-    assert!(unknown.contains("nothing called `sss` runs under outlast"), "{unknown}");
+    assert!(unknown.contains("no instance named `sss` is running"), "{unknown}");
 }
 
 #[test]
-fn many_at_once_go_one_after_the_other() {
+fn simultaneous_texts_are_sent_in_turn() {
     let world = World::start(&[]);
     let words: Vec<String> = (0..8).map(|number| format!("text {number}")).collect();
     thread::scope(|scope| {
         for word in &words {
             scope.spawn(|| assert_eq!(world.send(&[word, "--submit"])["submitted"], true));
         }
-        // The same key is the same text, however often it is asked for.
+        // The same key means the same text, however often it is sent.
         for _ in 0..3 {
             scope.spawn(|| assert_eq!(world.send(&["keyed", "--submit", "--key", "k"])["submitted"], true));
         }
@@ -213,8 +213,8 @@ fn many_at_once_go_one_after_the_other() {
 }
 
 #[test]
-fn what_waits_is_sent_to_the_next_agent() {
-    // It ends once it is pasted to; the second text has not been typed by then.
+fn a_waiting_text_is_sent_to_the_next_agent() {
+    // It exits at the first paste; the second text has not been typed by then.
     let world = World::start(&["leave"]);
     let (first, second) = thread::scope(|scope| {
         let first = scope.spawn(|| world.send(&["one", "--submit"]));
@@ -233,7 +233,7 @@ fn what_waits_is_sent_to_the_next_agent() {
 }
 
 #[test]
-fn an_agent_without_a_profile_is_sent_to_as_well() {
+fn a_text_reaches_an_agent_without_a_profile() {
     let world = World::new();
     let script = "printf 'ready> '; while read -r line; do echo \"$line\" >> sent.log; printf 'ready> '; done";
     assert!(world.outlast(&["run", "-d", "--session", "s", "--", "sh", "-c", script]).status.success());

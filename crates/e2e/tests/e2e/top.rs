@@ -1,4 +1,4 @@
-//! `outlast top` in a real terminal: what it shows, what its keys do, and how it leaves.
+//! `outlast top` in a real terminal: its output, its keys, and its exit.
 
 use std::{
     process::{Command, Output, Stdio},
@@ -15,20 +15,24 @@ use tempfile::TempDir;
 
 use crate::{control::World, support::OUTLAST};
 
-/// Nothing here takes long; who waits longer waits for ever.
+/// Nothing here takes long; a longer wait would never end.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// `outlast top` in a tmux of its own, which a shell comes back to.
-struct Pane<'a> {
+/// `outlast top` in its own tmux server, under a shell.
+pub(crate) struct Pane<'a> {
     world: &'a World,
-    /// A tmux that has just ended is not found again by its name.
+    /// A separate socket directory: a tmux server that has just exited is not found again by its name.
     socket: TempDir,
 }
 
 impl Pane<'_> {
     fn open(world: &World) -> Pane<'_> {
+        Pane::open_with(world, "top")
+    }
+
+    pub(crate) fn open_with<'a>(world: &'a World, arguments: &str) -> Pane<'a> {
         let pane = Pane { world, socket: tempfile::tempdir().unwrap() };
-        let command = format!("sh -c '{OUTLAST} top; echo left with $?; stty -a; exec sleep 60'");
+        let command = format!("sh -c '{OUTLAST} {arguments}; echo left with $?; stty -a; exec sleep 60'");
         let size = ["new-session", "-d", "-x", "120", "-y", "30"];
         pane.tmux(&[&["-f", "/dev/null"], &size[..], &[&command]].concat());
         pane
@@ -53,11 +57,11 @@ impl Pane<'_> {
             .expect("tmux is not here, and without it this cannot be shown")
     }
 
-    fn press(&self, key: &str) {
+    pub(crate) fn press(&self, key: &str) {
         self.tmux(&["send-keys", key]);
     }
 
-    fn until(&self, what: &str, holds: impl Fn(&str) -> bool) -> String {
+    pub(crate) fn until(&self, what: &str, holds: impl Fn(&str) -> bool) -> String {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let screen = self.tmux(&["capture-pane", "-p"]);
@@ -73,7 +77,7 @@ impl Pane<'_> {
         self.until(words, |screen| screen.contains(words))
     }
 
-    /// The shell is back, and so is its terminal.
+    /// The shell is back, and its terminal is restored.
     fn left(&self) {
         let screen = self.shows("left with 0");
         let modes = self.until("stty", |screen| screen.contains("iexten"));
@@ -93,7 +97,7 @@ impl Drop for Pane<'_> {
 }
 
 #[test]
-fn top_shows_what_runs_and_does_what_it_is_told() {
+fn top_lists_instances_and_carries_out_commands() {
     let world = World::new();
     let mut weather = world.start("weather", &[]);
     let _other = world.start("other", &[]);
@@ -128,7 +132,7 @@ fn top_shows_what_runs_and_does_what_it_is_told() {
 }
 
 #[test]
-fn top_gives_the_terminal_back_however_it_ends() {
+fn top_restores_the_terminal_at_every_kind_of_exit() {
     let world = World::new();
     let _weather = world.start("weather", &[]);
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
@@ -141,7 +145,7 @@ fn top_gives_the_terminal_back_however_it_ends() {
     }
 }
 
-/// A session in the background is ended with the test, however that goes.
+/// Ends a background session with the test, even if the test fails.
 struct Night<'a>(&'a World);
 
 impl Drop for Night<'_> {
@@ -151,7 +155,7 @@ impl Drop for Night<'_> {
 }
 
 #[test]
-fn top_hands_the_terminal_to_an_agent() {
+fn top_attaches_to_an_agent() {
     let world = World::new();
     let _night = Night(&world);
     let started =
@@ -186,7 +190,7 @@ fn without_a_terminal_top_is_one_table() {
     assert!(row["calls"].as_u64().unwrap() >= 2 && row["p50_ms"].is_f64(), "{row}");
 }
 
-/// The first process that this one has started.
+/// The first child of this process.
 fn child_of(parent: i32) -> Option<i32> {
     let output = Command::new("ps").args(["-o", "pid=", "--ppid", &parent.to_string()]).output().ok()?;
     String::from_utf8(output.stdout).ok()?.lines().next()?.trim().parse().ok()

@@ -51,6 +51,12 @@ impl Clone {
         Setup::new(&self.project).home(self.home.path()).env("GITHUB_TOKEN", "gh-s3cret")
     }
 
+    /// Ends the session `s`.
+    fn end_session(&self) {
+        self.stdout(&["stop", "s"]);
+        until("the session to end", || (self.stdout(&["ps", "--json"]).trim() == "[]").then_some(()));
+    }
+
     fn is_there(&self, name: &str) -> bool {
         self.project.path().join(name).exists()
     }
@@ -61,7 +67,7 @@ impl Clone {
     }
 }
 
-/// Ends a client; the lines of its stderr that warn of a file.
+/// Ends a client; returns the warnings about files on its stderr.
 fn warnings(mut client: Client) -> Vec<String> {
     client.close_stdin();
     assert_eq!(client.wait().code(), Some(0));
@@ -73,7 +79,7 @@ fn stderr(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Another user's files can be made only by the administrator.
+/// Only root can create files of another user.
 fn is_root(test: &str) -> bool {
     let is_root = geteuid().is_root();
     if !is_root {
@@ -99,7 +105,7 @@ fn a_build_command_runs_only_if_the_file_is_trusted() {
         said[0],
         format!(
             "`outlast.toml` is not trusted, so `mcp.watch` and `mcp.build` in it are ignored; `outlast trust --show \
-             {file}` lists the values, `outlast trust {file}` allows them"
+             {file}` lists the values, `outlast trust {file}` trusts them"
         )
     );
 
@@ -109,7 +115,7 @@ fn a_build_command_runs_only_if_the_file_is_trusted() {
     assert!(clone.is_there("built"));
     assert_eq!(warnings(client), [""; 0]);
 
-    // Other edits ask no question; a changed command does.
+    // Other edits need no confirmation; a changed command does.
     clone
         .project
         .write("outlast.toml", &format!("[mcp]\nbuild = \"touch built\"\n{watch}\nhold = 5\nname = \"weather\""));
@@ -122,7 +128,7 @@ fn a_build_command_runs_only_if_the_file_is_trusted() {
     assert!(!clone.is_there("owned"));
     assert!(said[0].starts_with("`outlast.toml` was changed since you trusted it, so "), "{said:?}");
 
-    // A file that is named is meant.
+    // A file that is named explicitly is trusted.
     let client = clone.setup().options(["--config", "outlast.toml"]).ready();
     clone.stdout(&["restart", "weather"]);
     client.end();
@@ -162,7 +168,7 @@ fn an_agent_gets_no_environment_and_no_command_from_a_found_file() {
     assert!(said.contains("`run.env`, `run.env_pass`, `run.notify` and `agent.sh.fresh` in it are ignored"), "{said}");
     until("the agent", || clone.is_there("done").then_some(()));
     assert!(!fs::read_to_string(clone.project.join("seen")).expect("variables").contains("s3cret"));
-    clone.outlast(&["stop", "s"]);
+    clone.end_session();
     assert!(!clone.is_there("owned"));
 }
 
@@ -177,14 +183,69 @@ fn a_merge_conflict_in_a_found_file_is_a_warning() {
     let output = clone.outlast(&["run", "--detach", "--session", "s", "--", "true"]);
     assert!(output.status.success(), "{output:?}");
     assert!(stderr(&output).contains("nothing in this file is used"), "{output:?}");
-    // A file that is named must be right.
+    clone.end_session();
+    // A file that is named explicitly must be valid.
     let output = clone.outlast(&["mcp", "--config", "outlast.toml", "--", "cat"]);
     assert_eq!(output.status.code(), Some(2), "{output:?}");
-    // A FIFO of that name is no configuration.
+    // A FIFO of that name is not a configuration.
     fs::remove_file(clone.project.join("outlast.toml")).expect("it is ours");
     nix::unistd::mkfifo(clone.project.join("outlast.toml").as_str(), nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
     let client = clone.setup().ready();
     client.end();
+}
+
+/// If a found file has an error, the server runs without it; a file that is named explicitly must be valid.
+#[test]
+fn a_mistake_in_a_found_file_is_a_warning() {
+    let table = [
+        // file                                             says
+        ("[mcp]\nhold = \"soon\"\n", "`mcp.hold`"),
+        ("[mcp]\nhodl = 5\n", "`mcp.hodl`"),
+        ("mcp = 5\n", "expected a table"),
+        ("[mcp]\nhold = \n", "outlast.toml:2:"),
+        ("[mcp]\nheartbeat = \"1ms\"\n", "too short for a heartbeat"),
+        ("[mcp]\ninherit = true\nhold = 5\ndrain = 5\n", "(and 1 more mistake)"),
+        ("[mcp]\nbuild = 5\nhold = true\n", "nothing in this file is used"),
+        // The parser would overflow the stack on it.
+        (&format!("x = {}", "{{}a=".repeat(10_000)), "nested more than 32 levels deep"),
+    ];
+    for (file, says) in table {
+        let clone = Clone::with("outlast.toml", file);
+        let mut client = clone.setup().ready();
+        assert_eq!(client.call("echo", json!({"text": "it runs"})), "it runs", "{file}");
+        let said = warnings(client);
+        assert_eq!(said.len(), 1, "{file}: {said:?}");
+        assert!(said[0].contains(says) && said[0].contains("nothing in this file is used"), "{file}: {said:?}");
+        let output = clone.outlast(&["mcp", "--config", "outlast.toml", "--", "cat"]);
+        assert_eq!(output.status.code(), Some(2), "{file}: {output:?}");
+    }
+    for file in [
+        "[run]\ndetach_key = \"x\"\n",
+        "[run]\nagent = \"none\"\n",
+        "[run]\nhang_timeout = \"soon\"\n",
+        "[agent.claude]\n",
+    ] {
+        let clone = Clone::with("outlast.toml", file);
+        let output = clone.outlast(&["run", "--detach", "--session", "s", "--", "true"]);
+        assert!(output.status.success(), "{file}: {output:?}");
+        assert!(stderr(&output).contains("nothing in this file is used"), "{file}: {output:?}");
+        clone.end_session();
+        let output = clone.outlast(&["run", "--config", "outlast.toml", "--detach", "--session", "t", "--", "true"]);
+        assert_eq!(output.status.code(), Some(2), "{file}: {output:?}");
+    }
+    // A server that the file restricts is not started without its sandbox.
+    let clone = Clone::with("outlast.toml", "[mcp]\nhold = \"soon\"\nsandbox = { read = [\".\"] }\n");
+    assert_eq!(clone.outlast(&["mcp", "--", "cat"]).status.code(), Some(2));
+    // A gateway has no backends without its file.
+    let clone = Clone::with("outlast.toml", "[gateway]\nsession_idle = \"soon\"\n");
+    assert_eq!(clone.outlast(&["gateway", "--stdio"]).status.code(), Some(2));
+    // A value that needs trust is not read before the file is trusted, so it is not reported as a mistake.
+    let clone = Clone::with("outlast.toml", "[gateway]\nlisten = 5\n");
+    let output = clone.outlast(&["gateway", "--stdio"]);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(stderr(&output).contains("is not trusted, so `gateway.listen` in it is ignored"), "{output:?}");
+    clone.stdout(&["trust"]);
+    assert_eq!(clone.outlast(&["gateway", "--stdio"]).status.code(), Some(2));
 }
 
 #[test]
@@ -200,7 +261,7 @@ fn another_users_file_above_is_a_warning() {
     let file = clone.project.join("outlast.toml");
     assert_eq!(
         said,
-        [format!("`{file}` belongs to another user and is not used; if you trust it, name it by `--config`")]
+        [format!("`{file}` belongs to another user and is not used; if you trust it, name it with `--config`")]
     );
     let output = clone.outlast(&["gateway", "--stdio"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -221,7 +282,7 @@ fn a_gateway_starts_nothing_from_a_file_that_is_not_trusted() {
     let words = stderr(&output).replace(&clone.project.join(""), "PROJECT/");
     insta::assert_snapshot!(words, @r"
     error: `outlast.toml` is not trusted, so `backend.one.command` and `backend.one.args` in it are ignored
-      hint: `outlast trust --show PROJECT/outlast.toml` lists the values, `outlast trust PROJECT/outlast.toml` allows them
+      hint: `outlast trust --show PROJECT/outlast.toml` lists the values, `outlast trust PROJECT/outlast.toml` trusts them
     ");
     assert!(!clone.is_there(".outlast"), "nothing was begun");
     let checked = clone.stdout(&["gateway", "check"]);
@@ -229,8 +290,9 @@ fn a_gateway_starts_nothing_from_a_file_that_is_not_trusted() {
 
     clone.stdout(&["trust"]);
     let mut client = clone.setup_gateway().ready();
-    assert!(client.tool_names().contains(&"one__echo".to_owned()), "{:?}", client.tool_names());
-    // A changed command is not taken by a running gateway either, and what runs goes on.
+    // The first list does not wait long for a backend without a cached catalogue.
+    until("its tools", || client.tool_names().contains(&"one__echo".to_owned()).then_some(()));
+    // A running gateway does not accept a changed command either, and its backends go on.
     clone.project.write("outlast.toml", &backend("env = { LD_PRELOAD = \"x.so\" }"));
     let output = clone.outlast(&["reload"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");
@@ -246,7 +308,7 @@ impl Clone {
 }
 
 #[test]
-fn what_needs_trust_is_shown() {
+fn values_that_need_trust_are_shown() {
     let clone = Clone::with(
         "outlast.toml",
         "[mcp]\nhold = 5\nbuild = \"make KEY=abc\"\n[[backend]]\nname = \"git\"\ncommand = \"npx\"\nargs = [\"--api-key\", \"abc\"]\nenv = { TOKEN = \"${GITHUB_TOKEN}\", API_KEY = \"abc\", LD_PRELOAD = \"x.so\" }\n",
@@ -257,7 +319,7 @@ fn what_needs_trust_is_shown() {
     backend.git.command  "npx"                                                          outlast.toml:6
     backend.git.args     ["--api-key","…"]                                              outlast.toml:7
     backend.git.env      {"API_KEY":"…","LD_PRELOAD":"x.so","TOKEN":"${GITHUB_TOKEN}"}  outlast.toml:8
-    Not trusted: `outlast trust PROJECT/outlast.toml` allows these values
+    Not trusted: `outlast trust PROJECT/outlast.toml` trusts these values
     "#);
     let shown = clone.stdout(&["config", "show", "--", "mcp", "--", "cat"]);
     let line = shown.lines().find(|line| line.starts_with("mcp.build ")).unwrap_or_else(|| panic!("{shown}"));
@@ -285,7 +347,7 @@ fn what_needs_trust_is_shown() {
     let output = clone.outlast(&["trust"]);
     assert_eq!(output.status.code(), Some(1));
     insta::assert_snapshot!(stderr(&output), @r"
-    error: there is no outlast.toml here or above
+    error: no outlast.toml in this directory or above
       hint: name a file or a directory: `outlast trust FILE`
     ");
 }
@@ -324,7 +386,7 @@ fn servers(clone: &Clone) -> String {
 }
 
 #[test]
-fn the_doctor_starts_only_what_the_user_chose() {
+fn doctor_starts_only_servers_that_the_user_chose() {
     let clone = Clone::new();
     let config = servers(&clone);
     clone.project.write(".mcp.json", &config);
@@ -341,7 +403,7 @@ fn the_doctor_starts_only_what_the_user_chose() {
     assert!(says().starts_with("not wrapped; answers in "), "{}", says());
     assert!(clone.is_there("ran"));
 
-    // Another server in the same file is another matter.
+    // Another server in the same file is trusted separately.
     clone.project.write(".mcp.json", &config.replace("theirs", "others").replace("echo ran", "echo other"));
     let output = clone.outlast(&["doctor", "--json"]);
     assert!(String::from_utf8_lossy(&output.stdout).contains("neither wrapped nor trusted"), "{output:?}");
@@ -359,7 +421,7 @@ fn the_doctor_starts_only_what_the_user_chose() {
 }
 
 #[test]
-fn the_doctor_asks_on_a_terminal() {
+fn doctor_asks_on_a_terminal() {
     for (answer, is_started) in [("y\n", true), ("\n", false)] {
         let clone = Clone::new();
         clone.project.write(".mcp.json", &servers(&clone).replace("\"theirs\"", "\"the\\u001b[8mirs\""));
@@ -384,7 +446,7 @@ fn the_doctor_asks_on_a_terminal() {
 fn a_link_to_a_trusted_file_is_not_trusted() {
     let trusted = Clone::with("outlast.toml", "[mcp]\nname = \"x\"\nbuild = \"touch built\"\n");
     trusted.stdout(&["trust"]);
-    // The same command would run in a directory that someone else filled.
+    // The same command would run in a directory with files of another user.
     let other = Clone { home: Place::new(), project: Place::new() };
     symlink(trusted.project.join("outlast.toml"), other.project.join("outlast.toml")).expect("a link");
     let client = other.setup().home(trusted.home.path()).ready();
@@ -394,9 +456,9 @@ fn a_link_to_a_trusted_file_is_not_trusted() {
     assert!(!other.is_there("built"));
 }
 
-/// What is not the table of a command is no reason for a warning of that command.
+/// An error in the table of another command causes no warning.
 #[test]
-fn only_ignored_values_of_the_own_table_are_told() {
+fn only_ignored_values_of_the_commands_own_table_are_reported() {
     let clone = Clone::with("outlast.toml", &format!("{}[run]\nnotify = \"x\"\n", backend("")));
     let client = clone.setup().ready();
     assert_eq!(warnings(client), [""; 0]);

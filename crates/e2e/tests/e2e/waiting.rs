@@ -1,4 +1,4 @@
-//! Waiting for an agent, and hearing when it waits for a person.
+//! Waiting for an agent, and events when it waits for a person.
 
 use std::{
     fs,
@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 
 use crate::run::{OUTLAST, PATIENCE, World, answer, text};
 
-/// It acts like claude: a composer, a spinner, a dialog, and a hang. What it does is told by a line.
+/// It acts like claude: a composer, a spinner, a dialog, and a hang. Input lines control it.
 const CLAUDE: &str = r#"#!/bin/bash
 echo "$*" >> args.log
 mkdir -p "$HOME/.claude/projects/p"; echo '{"type":"user"}' > "$HOME/.claude/projects/p/$2.jsonl"
@@ -63,13 +63,13 @@ fn lines_of(world: &World, file: &str, count: usize) -> Vec<Value> {
 }
 
 #[test]
-fn one_waits_for_words_quiet_or_the_prompt() {
+fn wait_for_returns_on_text_quiet_or_prompt() {
     let world = World::new();
     claude(&world);
     begin(&world, &[], "./claude");
     let wait = |args: &[&str]| world.outlast(&[&["wait-for", "s"], args].concat());
     assert!(wait(&["--prompt", "--timeout", "60s"]).status.success());
-    // Words that are there already, and words that come.
+    // Words that are already shown, and words that come later.
     assert!(wait(&["--text", "❯"]).status.success());
     let mut waiter = Command::new(OUTLAST);
     let mut waiter = world
@@ -79,13 +79,13 @@ fn one_waits_for_words_quiet_or_the_prompt() {
         .spawn()
         .unwrap();
     tell(&world, "work it");
-    // The prompt is the next one, not the one that was there before.
+    // It waits for the next prompt, not the earlier one.
     assert!(wait(&["--prompt", "--timeout", "60s"]).status.success());
     let shown = text(&world.outlast(&["screen", "s"]).stdout);
     assert!(shown.starts_with("done with it\n"), "{shown}");
     assert!(waiter.wait().unwrap().success());
     assert!(wait(&["--quiet", "200ms", "--timeout", "60s"]).status.success());
-    // What does not come has an exit code of its own, and words.
+    // A timeout has its own exit code and message.
     let late = wait(&["--text", "never", "--timeout", "0.1"]);
     assert_eq!(late.status.code(), Some(124));
     let words = text(&late.stderr);
@@ -96,7 +96,7 @@ fn one_waits_for_words_quiet_or_the_prompt() {
 }
 
 #[test]
-fn words_that_only_pass_by_are_seen() {
+fn text_that_scrolls_away_is_found() {
     let world = World::new();
     let script = "#!/bin/sh\nprintf 'ready> '\nread -r line\nseq 1 3000\necho NEEDLE\nseq 1 3000\nprintf 'ready> '\nread -r line\n";
     fs::write(world.path().join("agent"), script).unwrap();
@@ -105,7 +105,7 @@ fn words_that_only_pass_by_are_seen() {
     let waiter =
         world.environment(&mut waiter).args(["wait-for", "s", "--text", "NEEDLE", "--timeout", "60s", "--json"]);
     let waiter = waiter.stdout(Stdio::piped()).spawn().unwrap();
-    // It must wait before the words come; many others may wait too.
+    // It must wait before the words come; many other clients may wait too.
     let mut others: Vec<UnixStream> = (0..20).map(|_| ask(&world, json!({"text": "NEEDLE"}))).collect();
     world.until("waiters", json!(21));
     tell(&world, "go");
@@ -132,7 +132,7 @@ fn request(world: &World, method: &str, params: Value) -> UnixStream {
 }
 
 #[test]
-fn those_who_went_away_make_room_for_those_who_wait() {
+fn disconnected_waiters_free_their_places() {
     let world = World::new();
     begin(&world, &[], "./agent");
     for _ in 0..5 {
@@ -156,7 +156,7 @@ fn those_who_went_away_make_room_for_those_who_wait() {
 }
 
 #[test]
-fn a_person_is_called_when_the_agent_waits() {
+fn a_notification_is_sent_when_the_agent_waits() {
     let world = World::new();
     claude(&world);
     begin(&world, &["--notify", "cat >> notified.jsonl"], "./claude");
@@ -177,7 +177,7 @@ fn a_person_is_called_when_the_agent_waits() {
     world.until("stance", json!("dialog"));
     let stances: Vec<Value> = lines_of(&world, "notified.jsonl", 3).iter().map(|line| line["stance"].clone()).collect();
     assert_eq!(stances, ["prompt", "prompt", "dialog"]);
-    // Whoever subscribed hears of both, the beginning and the end.
+    // A subscribed client gets both events, the beginning and the end.
     let mut heard = Vec::new();
     while heard.len() < 4 {
         let event = answer(&mut events);
@@ -201,7 +201,7 @@ fn an_unknown_agent_waits_when_it_is_quiet() {
 }
 
 #[test]
-fn a_notification_that_fails_or_floods_disturbs_nobody() {
+fn a_notification_that_fails_or_floods_disturbs_no_session() {
     let world = World::new();
     begin(&world, &["--notify", "yes; exit 3"], "./agent");
     world.until("waiting_for_input", json!(true));
@@ -225,7 +225,7 @@ fn an_agent_that_hangs_is_started_again_with_its_conversation() {
     let world = World::new();
     claude(&world);
     begin(&world, &["--hang-timeout", "1", "--notify", "cat >> notified.jsonl"], "./claude");
-    // At its prompt it may be silent for as long as it likes.
+    // At its prompt it may be silent for any time.
     world.until("waiting_for_input", json!(true));
     thread::sleep(Duration::from_millis(1500));
     assert_eq!(world.state()["restarts"], 0);
@@ -237,7 +237,7 @@ fn an_agent_that_hangs_is_started_again_with_its_conversation() {
     let log = world.log("s");
     assert!(log.contains(" agent_hung silent_s="), "{log}");
     assert!(log.contains("class=transient") && log.contains("hung: silent for "), "{log}");
-    // They run side by side, so two that come together may change places.
+    // They run in parallel, so two close events may change their order.
     let mut events: Vec<String> =
         lines_of(&world, "notified.jsonl", 4).iter().map(|line| line["event"].as_str().unwrap().to_owned()).collect();
     events.sort();

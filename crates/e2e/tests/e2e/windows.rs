@@ -10,10 +10,10 @@ use std::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// How long anything may take before the test is lost.
+/// The timeout of every step.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Beside the tests: cargo's own word for it does not come through every way to run them.
+/// Found beside the tests: cargo's environment variable is not passed on by every test runner.
 fn program(name: &str) -> String {
     let tests = std::env::current_exe().unwrap();
     let built = tests.parent().and_then(Path::parent).unwrap();
@@ -28,13 +28,13 @@ fn talker() -> String {
 struct World {
     home: TempDir,
     project: TempDir,
-    /// The session, once it was begun.
+    /// The session, once it was started.
     begun: OnceCell<String>,
 }
 
 impl Drop for World {
     fn drop(&mut self) {
-        // A test that fails leaves nothing running either. One that stopped it itself is told that there is none.
+        // A failed test leaves no process either. If the test stopped the session itself, this stop finds none.
         if let Some(id) = self.begun.get() {
             let _ = self.ask(&["stop", id]);
         }
@@ -57,7 +57,7 @@ impl World {
         self.outlast(args).stdin(Stdio::null()).output().unwrap()
     }
 
-    /// What it prints, if all is well.
+    /// Its output, if it succeeds.
     fn told(&self, args: &[&str]) -> String {
         let output = self.ask(args);
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
@@ -85,7 +85,7 @@ impl World {
 }
 
 #[test]
-fn a_session_in_the_background_is_found_typed_to_looked_at_and_stopped() {
+fn a_background_session_is_listed_typed_to_shown_and_stopped() {
     let world = World::new();
     world.begin("night");
     let listed = world.told(&["ps"]);
@@ -113,7 +113,7 @@ fn a_session_in_the_background_is_found_typed_to_looked_at_and_stopped() {
 }
 
 #[test]
-fn an_agent_that_fails_or_is_restarted_comes_back() {
+fn an_agent_that_fails_or_is_restarted_runs_again() {
     let world = World::new();
     world.begin("day");
     let generation = |world: &World| world.json(&["state", "day", "--json"])["generation"].as_u64();
@@ -129,7 +129,7 @@ fn an_agent_that_fails_or_is_restarted_comes_back() {
 }
 
 #[test]
-fn without_a_console_what_the_agent_shows_is_our_output_and_its_end_is_ours() {
+fn without_a_console_output_and_exit_code_of_the_agent_are_those_of_outlast() {
     let world = World::new();
     let agent = world
         .outlast(&["run", "--session", "plain", "--", &talker()])
@@ -147,7 +147,7 @@ fn without_a_console_what_the_agent_shows_is_our_output_and_its_end_is_ours() {
 }
 
 #[test]
-fn a_server_is_asked_over_its_pipe_and_an_outlast_that_was_killed_leaves_no_trace() {
+fn the_control_pipe_answers_and_a_killed_outlast_leaves_no_entry() {
     let world = World::new();
     let mut outlast = world
         .outlast(&["mcp", "--", &talker()])

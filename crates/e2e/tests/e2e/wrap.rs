@@ -1,4 +1,4 @@
-//! `outlast wrap` on the configurations of real clients, and back to the last byte.
+//! `outlast wrap` on the configurations of real clients, and `unwrap`, which restores every byte.
 
 use std::{
     fs::{self, File},
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::support::{OUTLAST, PUPPET};
 
-/// Each client's file, from the home directory or from the project, and what stands in it.
+/// Each client's file, relative to the home directory or the project, and its content.
 const FILES: [(&str, &str); 12] = [
     ("project/.mcp.json", include_str!("../../fixtures/clients/claude-code-project.json")),
     ("home/.claude.json", include_str!("../../fixtures/clients/claude-code-user.json")),
@@ -38,7 +38,7 @@ const DESKTOP: &str = if cfg!(target_os = "macos") {
     "home/.config/Claude/claude_desktop_config.json"
 };
 
-/// A user with a home, a project, and outlast on the PATH.
+/// A user with a home directory, a project, and outlast on the PATH.
 struct World(TempDir);
 
 impl World {
@@ -73,7 +73,7 @@ impl World {
         self.command().args(args).output().unwrap()
     }
 
-    /// What it said, with the places of this run called by their names.
+    /// Its output, with the paths of this run replaced by names.
     fn said(&self, args: &[&str]) -> String {
         let output = self.outlast(args);
         let said = [output.stdout, output.stderr].concat();
@@ -118,8 +118,34 @@ fn every_client_is_wrapped_and_restored_to_the_last_byte() {
     }
 }
 
+/// From the start, and for servers that are wrapped already.
 #[test]
-fn the_words_of_wrap_are_these() {
+fn sharing_is_written_and_reverted_to_the_last_byte() {
+    for is_wrapped_before in [false, true] {
+        let world = World::new();
+        let files: Vec<(PathBuf, &str)> = FILES.iter().map(|(path, text)| (world.put(path, text), *text)).collect();
+        if is_wrapped_before {
+            assert!(world.outlast(&["wrap", "--yes"]).status.success());
+        }
+        assert!(world.outlast(&["wrap", "--share", "--yes"]).status.success());
+        for (path, text) in &files {
+            let wrapped = fs::read_to_string(path).unwrap();
+            assert_ne!(&wrapped, text);
+            let (on_clean_exit, share) =
+                (wrapped.matches("\"--on-clean-exit\"").count(), wrapped.matches("\"--share\"").count());
+            assert!(on_clean_exit > 0 && on_clean_exit == share, "{path:?}: {wrapped}");
+        }
+        let again = world.said(&["wrap", "--share", "--yes"]);
+        assert!(again.contains("othing to wrap"), "{again}");
+        assert!(world.outlast(&["unwrap", "--yes"]).status.success());
+        for (path, text) in &files {
+            assert_eq!(&fs::read_to_string(path).unwrap(), text, "{path:?}");
+        }
+    }
+}
+
+#[test]
+fn the_output_of_wrap_is_stable() {
     let world = World::new();
     for (path, text) in FILES {
         world.put(path, text);
@@ -133,7 +159,7 @@ fn the_words_of_wrap_are_these() {
 }
 
 #[test]
-fn what_was_changed_since_stays_changed() {
+fn later_changes_of_a_file_are_kept() {
     let world = World::new();
     for (path, text) in FILES {
         let path = world.put(path, text);
@@ -148,7 +174,7 @@ fn what_was_changed_since_stays_changed() {
 }
 
 #[test]
-fn a_server_that_came_later_is_wrapped_later_and_all_come_out_together() {
+fn a_server_added_later_is_wrapped_later_and_all_are_unwrapped_together() {
     let world = World::new();
     let one = "{\"mcpServers\": {\"a\": {\"command\": \"a\"}\n}}";
     let two = "{\"mcpServers\": {\"a\": {\"command\": \"a\"}\n, \"b\": {\"command\": \"b\", \"args\": [\"c\"]}}}";
@@ -164,31 +190,34 @@ fn a_server_that_came_later_is_wrapped_later_and_all_come_out_together() {
 }
 
 #[test]
-fn nothing_is_written_that_nobody_agreed_to() {
+fn nothing_is_written_without_consent() {
     let world = World::new();
     let (path, text) = FILES[0];
     let path = world.put(path, text);
     let said = world.said(&["wrap"]);
-    assert!(said.contains("error: there is no terminal on stdin to ask on\n  hint: `--yes` writes without"), "{said}");
+    assert!(
+        said.contains("error: stdin is not a terminal, so outlast cannot ask\n  hint: add `--yes` to write"),
+        "{said}"
+    );
     assert!(said.ends_with("[2]"), "{said}");
     assert_eq!(fs::read_to_string(&path).unwrap(), text);
 }
 
-/// With a terminal as its stdin, somebody can be asked.
+/// With a terminal as its stdin, it asks.
 #[test]
-fn an_answer_is_heard_and_obeyed() {
+fn the_answer_of_the_user_is_obeyed() {
     let world = World::new();
     let (path, text) = FILES[0];
     let path = world.put(path, text);
     for (answer, code, is_written) in [("\n", 1, false), ("no\n", 1, false), ("y\n", 0, true)] {
         let terminal = openpty(None, None).unwrap();
-        // Typed ahead, as it is before the question is asked.
+        // Typed ahead, before the question is asked.
         File::from(terminal.master.try_clone().unwrap()).write_all(answer.as_bytes()).unwrap();
         let output = world.command().arg("wrap").stdin(terminal.slave).output().unwrap();
         let asked = String::from_utf8(output.stderr).unwrap();
         assert_eq!(asked, "\nWrap 2 servers in 1 file? [y/N, s to choose each server] ");
         let said = String::from_utf8(output.stdout).unwrap();
-        assert!(said.contains(".mcp.json is a file of the project and is shared with everyone"), "{said}");
+        assert!(said.contains(".mcp.json is a file of the project and is shared with all its users"), "{said}");
         assert_eq!(output.status.code(), Some(code), "{answer:?}");
         assert_eq!(fs::read_to_string(&path).unwrap() != text, is_written, "{answer:?}");
     }
@@ -217,7 +246,7 @@ fn each_server_can_be_chosen_and_the_rest_is_wrapped_later() {
     assert_eq!(answer("wrap", "s\n").0, Some(1), "one server is left, and `s` is no answer to one question");
     assert!(world.said(&["wrap", "--server", "b", "--yes"]).contains("Wrapped 1 server in 1 file"));
     assert_eq!(wrapped(), ["a", "b", "c"]);
-    // Out again, one after the other, down to the last byte.
+    // Unwrapped one after the other, to the last byte.
     assert_eq!(answer("unwrap", "s\nn\ny\nn\n").0, Some(0));
     assert_eq!(wrapped(), ["a", "c"]);
     assert!(world.outlast(&["unwrap", "--yes"]).status.success());
@@ -227,7 +256,7 @@ fn each_server_can_be_chosen_and_the_rest_is_wrapped_later() {
 }
 
 #[test]
-fn a_file_of_a_project_is_said_to_be_shared() {
+fn a_project_file_is_reported_as_shared() {
     let world = World::new();
     world.put("project/.mcp.json", FILES[0].1);
     world.put("home/.gemini/settings.json", FILES[7].1);
@@ -237,7 +266,7 @@ fn a_file_of_a_project_is_said_to_be_shared() {
         report["files"].as_array().unwrap().iter().map(|file| file["shared"].as_bool().unwrap()).collect();
     assert_eq!(shared, [true, false]);
     let said = world.said(&["wrap", "--yes"]);
-    assert_eq!(said.matches("is shared with everyone who works on it").count(), 1, "{said}");
+    assert_eq!(said.matches("is shared with all its users").count(), 1, "{said}");
     let said = world.said(&["unwrap", "--yes"]);
     assert!(!said.contains("shared"), "back to what the others have: {said}");
 }
@@ -267,16 +296,16 @@ fn a_project_names_outlast_and_a_user_its_path() {
     assert_eq!(read(&shared), server("outlast", &args));
     assert_eq!(read(&own), server(world.at("bin/outlast").to_str().unwrap(), &args));
 
-    // Where PATH has none, a shared file gets a path too, and one is told so.
+    // If outlast is not on PATH, a shared file gets a path too, and the user is told.
     world.outlast(&["unwrap", "--yes"]);
     let output = world.command().env("PATH", "/nowhere").args(["wrap", "--yes"]).output().unwrap();
     let said = String::from_utf8(output.stdout).unwrap();
-    assert!(said.contains("PATH does not find this outlast, so .mcp.json names it"), "{said}");
+    assert!(said.contains("This outlast is not the first on PATH, so .mcp.json gets its full path"), "{said}");
     assert_ne!(read(&shared), server("outlast", &args));
     world.outlast(&["unwrap", "--yes"]);
     world.outlast(&["wrap", "--yes"]);
 
-    // It moves, and is called by its new place.
+    // The program moves, and is called by its new path.
     fs::create_dir(world.at("new")).unwrap();
     fs::rename(world.at("bin/outlast"), world.at("new/outlast")).unwrap();
     let moved = Command::new(world.at("new/outlast"))
@@ -292,7 +321,7 @@ fn a_project_names_outlast_and_a_user_its_path() {
 }
 
 #[test]
-fn what_is_wrapped_serves() {
+fn a_wrapped_server_works() {
     let world = World::new();
     let path = world.put(
         "project/.mcp.json",
@@ -324,7 +353,7 @@ fn what_is_wrapped_serves() {
 }
 
 #[test]
-fn mistakes_are_told_as_such() {
+fn errors_of_wrap_are_reported() {
     let world = World::new();
     world.put("project/broken.json", "{\n  \"mcpServers\": {\n");
     world.put("project/empty.json", "{}");
@@ -353,7 +382,7 @@ fn mistakes_are_told_as_such() {
         words.push_str(&format!("$ outlast {}\n{}\n", args.join(" "), world.said(args)));
     }
     insta::assert_snapshot!("wrap_mistakes", words);
-    // One broken file does not keep the others from being wrapped.
+    // One broken file does not prevent the others from being wrapped.
     world.put("home/.cursor/mcp.json", "{");
     let fine = world.put("project/.mcp.json", FILES[0].1);
     let said = world.said(&["wrap", "--yes"]);

@@ -1,7 +1,7 @@
-//! The files of MCP clients, whose servers become backends as they are: `.mcp.json`, `.vscode/mcp.json`,
+//! Reads the files of MCP clients, whose servers become backends: `.mcp.json`, `.vscode/mcp.json`,
 //! `claude_desktop_config.json` and those of the same shape.
 //!
-//! What these files hold for their client alone is passed over: they are not ours to judge.
+//! Other settings of the client are skipped and not checked.
 
 use std::{
     path::{Path, PathBuf},
@@ -10,54 +10,55 @@ use std::{
 
 use super::{
     Surroundings,
-    keys::{BACKEND, ROOT},
-    mistake::{Mistake, Mistakes},
-    read::{Got, Reader, Section},
+    keys::Root,
+    mistake::{Mistake, Mistakes, Spot},
     reference::References,
-    tree::{Entry, File, Node, Value},
+    table::{Reader, Set, join},
+    tree::{Entry, File, Node, Position, Value},
 };
 
-/// Keys of a server that mean the same to us.
+/// Keys of a server that mean the same for outlast.
 const KNOWN: &[&str] = &["command", "args", "env", "cwd", "url", "headers", "type", "disabled"];
 
-pub fn read(
+pub(crate) fn read(
     node: &Node,
     file: &Rc<File>,
     around: &Surroundings<'_>,
     mistakes: &mut Mistakes,
     notes: &mut Vec<String>,
-) -> Section {
-    let mut root = Section::empty(ROOT);
+) -> Root {
+    let mut root = Root::default();
     let Some(servers) = servers(node) else {
-        let what = "there are no servers in it";
-        let hint = "an object with `mcpServers` or `servers` is wanted, as MCP clients have it; our own file is TOML";
+        let what = "it contains no servers";
+        let hint =
+            "expected an object with `mcpServers` or `servers`, as MCP clients use it; outlast's own file is TOML";
         mistakes.add(Mistake::new(node.at.clone(), "", what).hint(hint));
         return root;
     };
     let Value::Table(entries) = &servers.node.value else {
-        let what = format!("an object is wanted, not {}", servers.node.value.what());
+        let what = format!("expected an object, not {}", servers.node.value.what());
         mistakes.add(Mistake::new(servers.node.at.clone(), &servers.name, what));
         return root;
     };
     let base = base_of(&file.path, around.cwd);
     let references = References { environment: around.environment, places: places(&base, around.home) };
-    let mut reader = Reader { references: &references, mistakes };
-    let mut backends = Vec::new();
+    let mut reader = Reader { references: Some(&references), mistakes, variables: vec![] };
+    root.backend.is_set = true;
     for entry in entries {
         let path = format!("{}.{}", servers.name, entry.name);
         if entries.iter().any(|other| other.name == entry.name && before(other, entry)) {
-            reader.mistakes.add(Mistake::new(entry.at.clone(), path, "there are two servers of this name"));
+            reader.mistakes.add(Mistake::new(entry.at.clone(), path, "two servers have this name"));
             continue;
         }
         if is_ourselves(&entry.node) {
-            notes.push(format!("{}: `{}` is an outlast gateway itself, and left out", entry.at, entry.name));
+            notes.push(format!("{}: `{}` is an outlast gateway itself and is left out", entry.at, entry.name));
             continue;
         }
         if let Some(node) = translate(entry, &path, &base, reader.mistakes) {
-            backends.push(reader.section(BACKEND, &path, &node));
+            let spot = Spot { key: path, at: Some(entry.at.clone()) };
+            root.backend.0.extend(Set::read(&mut reader, spot, &node).map(|backend| (entry.name.clone(), backend)));
         }
     }
-    root.put("backend", servers.at.clone(), Got::Many(backends));
     root
 }
 
@@ -65,12 +66,12 @@ fn before(one: &Entry, other: &Entry) -> bool {
     (one.at.line, one.at.column) < (other.at.line, other.at.column)
 }
 
-/// Wherever the client has them.
+/// In any of the places where clients keep them.
 fn servers(node: &Node) -> Option<&Entry> {
     node.get("mcpServers").or_else(|| node.get("servers")).or_else(|| node.get("mcp")?.node.get("servers"))
 }
 
-/// The directory that relative paths count from: the project a file lies in, or else where we are.
+/// The directory of relative paths: the project of the file, or else the working directory.
 fn base_of(file: &Path, cwd: &Path) -> PathBuf {
     let dir = file.parent().unwrap_or(cwd);
     let is = |path: Option<&Path>, name: &str| path.and_then(Path::file_name).is_some_and(|found| found == name);
@@ -97,36 +98,32 @@ fn places(base: &Path, home: Option<&Path>) -> Vec<(&'static str, String)> {
 
 /// A gateway among its own backends would call itself for ever.
 fn is_ourselves(server: &Node) -> bool {
-    let text = |node: &Node| match &node.value {
-        Value::Text(text) => Some(text.clone()),
-        _ => None,
-    };
-    let command = server.get("command").and_then(|entry| text(&entry.node));
-    let is_outlast =
-        command.is_some_and(|command| Path::new(&command).file_stem().is_some_and(|stem| stem == "outlast"));
+    let command = server.get("command").and_then(|entry| entry.node.text());
+    let is_outlast = command.and_then(|command| Path::new(command).file_stem()).is_some_and(|stem| stem == "outlast");
     let first = server.get("args").and_then(|entry| match &entry.node.value {
-        Value::List(words) => words.first().and_then(text),
+        Value::List(words) => words.first()?.text(),
         _ => None,
     });
-    is_outlast && first.is_some_and(|word| word == "gateway")
+    is_outlast && first == Some("gateway")
 }
 
-/// A server as it would stand in our own file.
+/// A server as it would be written in `outlast.toml`.
 fn translate(entry: &Entry, path: &str, base: &Path, mistakes: &mut Mistakes) -> Option<Node> {
     let Value::Table(said) = &entry.node.value else {
-        let what = format!("an object is wanted, not {}", entry.node.value.what());
+        let what = format!("expected an object, not {}", entry.node.value.what());
         mistakes.add(Mistake::new(entry.node.at.clone(), path, what));
         return None;
     };
-    let text = |at: &Entry, name: &str, value: String| Entry {
+    let spot = |key: &Entry, at: &Position| Spot { key: join(path, &key.name), at: Some(at.clone()) };
+    let text = |at: &Entry, name: &str, value: &str| Entry {
         name: name.to_owned(),
         at: at.at.clone(),
-        node: Node { at: at.node.at.clone(), value: Value::Text(value) },
+        node: Node { at: at.node.at.clone(), value: Value::Text(value.to_owned()) },
     };
-    let mut entries = vec![text(entry, "name", entry.name.clone())];
+    let mut entries = vec![text(entry, "name", &entry.name)];
     let plain = plain_name(&entry.name);
     if plain != entry.name {
-        entries.push(text(entry, "prefix", format!("{plain}__")));
+        entries.push(text(entry, "prefix", &format!("{plain}__")));
     }
     let mut has_cwd = false;
     for key in said {
@@ -134,22 +131,20 @@ fn translate(entry: &Entry, path: &str, base: &Path, mistakes: &mut Mistakes) ->
         match (name, &key.node.value) {
             (_, Value::Other("null")) => {}
             ("type" | "transport", Value::Text(kind)) => match kind.to_ascii_lowercase().as_str() {
-                "stdio" | "local" => entries.push(text(key, "type", "stdio".to_owned())),
+                "stdio" | "local" => entries.push(text(key, "type", "stdio")),
                 "http" | "streamable-http" | "streamablehttp" | "streamable_http" => {
-                    entries.push(text(key, "type", "http".to_owned()));
+                    entries.push(text(key, "type", "http"));
                 }
-                "sse" => entries.push(text(key, "type", "sse".to_owned())),
+                "sse" => entries.push(text(key, "type", "sse")),
                 _ => {
-                    let what = format!("`{kind}` is no transport that outlast speaks");
-                    let hint = "it may be `stdio`, `http` or `sse`";
-                    mistakes.add(Mistake::new(key.node.at.clone(), format!("{path}.{name}"), what).hint(hint));
+                    let what = format!("outlast does not support the transport `{kind}`");
+                    mistakes.wrong(&spot(key, &key.node.at), what, "use `stdio`, `http` or `sse`");
                 }
             },
             ("httpUrl" | "serverUrl", _) => entries.push(Entry { name: "url".to_owned(), ..key.clone() }),
             ("envFile", _) => {
-                let what = "a file of variables is not read";
-                let hint = "put them into `env`, or into the environment that outlast is started in";
-                mistakes.add(Mistake::new(key.at.clone(), format!("{path}.{name}"), what).hint(hint));
+                let hint = "put the variables into `env`, or into the environment of outlast";
+                mistakes.wrong(&spot(key, &key.at), "outlast does not read a file of variables", hint);
             }
             ("enabled", Value::Truth(enabled)) => {
                 let node = Node { at: key.node.at.clone(), value: Value::Truth(!enabled) };
@@ -157,9 +152,9 @@ fn translate(entry: &Entry, path: &str, base: &Path, mistakes: &mut Mistakes) ->
             }
             ("cwd", Value::Text(cwd)) => {
                 has_cwd = true;
-                // What begins with a reference is a place of its own.
+                // A path that begins with a reference is complete.
                 let dir = if cwd.starts_with("${") { cwd.clone() } else { base.join(cwd).display().to_string() };
-                entries.push(text(key, "cwd", dir));
+                entries.push(text(key, "cwd", &dir));
             }
             _ if KNOWN.contains(&name) => entries.push(key.clone()),
             _ => {}
@@ -167,12 +162,12 @@ fn translate(entry: &Entry, path: &str, base: &Path, mistakes: &mut Mistakes) ->
     }
     let is_command = said.iter().any(|key| key.name == "command");
     if is_command && !has_cwd {
-        entries.push(text(entry, "cwd", base.display().to_string()));
+        entries.push(text(entry, "cwd", &base.display().to_string()));
     }
     Some(Node { at: entry.at.clone(), value: Value::Table(entries) })
 }
 
-/// A name as it can stand before a tool's.
+/// A name in the form that is allowed before a tool's name.
 fn plain_name(name: &str) -> String {
     let plain = |letter: char| if letter.is_ascii_alphanumeric() || letter == '-' { letter } else { '_' };
     name.chars().map(plain).take(super::gateway::NAME_MAX).collect()

@@ -10,25 +10,29 @@ use std::{
 };
 
 use clap::{Args, CommandFactory, Subcommand};
+use outlast_control::answer::Collision;
 use outlast_core::{
     gateway::{Children, Kind},
     secret::Resolved,
 };
+use outlast_os as os;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-use super::{Config, Surroundings, Trust, Want, flags, gateway::Gateway, schema, show};
+use super::{Config, Surroundings, Trust, Want, flags, gateway::Gateway, keys::Root, schema, show};
 use crate::{
-    cli,
-    gateway::{begin, schemas::Schemas, shelf::Shelf},
-    home,
-    instances::{self, print, print_json},
-    os,
-    report::{self, Report},
-    table::{Column, NOTHING, Yield, lines, room},
+    cli::{
+        self,
+        report::{self, Report},
+        table::{Column, NOTHING, Yield, lines, room},
+    },
+    cluster::NatsSettings,
+    gateway::{begin, catalogue_cache::CatalogueCache, schemas::Schemas},
+    operator::instances::{self, print, print_json},
+    state::home,
 };
 
-/// Show what is configured and where it came from, or describe the file to an editor.
+/// Show the configuration and where each value comes from, or print its schema.
 #[derive(Debug, Args)]
 pub struct Arguments {
     #[command(subcommand)]
@@ -38,72 +42,68 @@ pub struct Arguments {
 #[derive(Debug, Subcommand)]
 pub enum Command {
     Show(Show),
-    /// Print the JSON schema of `outlast.toml`, for editors.
+    /// Print the JSON schema of `outlast.toml`, for editors
     Schema,
 }
 
-/// Show every effective value and where it came from: a default, a file and its line, an option, the environment.
+/// Show every value and where it comes from: a default, a file and its line, an option, the environment.
 ///
-/// What came from the environment is shown as it was referred to.
+/// A value from the environment is shown as its reference, such as `${TOKEN}`.
 #[derive(Debug, Args)]
 pub struct Show {
-    /// A configuration file; several are taken together [default: the nearest outlast.toml]
+    /// A configuration file; can be given several times [default: the nearest outlast.toml]
     #[arg(long, value_name = "FILE")]
     pub config: Vec<PathBuf>,
 
-    /// JSON, for programs.
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 
-    /// As this command line would have it, such as `mcp --drain 5 -- CMD`.
+    /// A command line whose options are included, for example `mcp --drain 5 -- CMD`
     #[arg(last = true, value_name = "COMMAND")]
     pub line: Vec<String>,
 }
 
-/// Read the configuration and say what is wrong with it, or what there would be. Nothing is started.
+/// Check a configuration: print its errors, or its backends, names and profiles. Nothing is started.
 #[derive(Debug, Args)]
 pub struct Check {
-    /// A configuration: `outlast.toml`, `.mcp.json`, `.vscode/mcp.json` or `claude_desktop_config.json`; several are
-    /// taken together [default: the nearest outlast.toml]
+    /// A configuration file: `outlast.toml`, `.mcp.json`, `.vscode/mcp.json` or `claude_desktop_config.json`; can be
+    /// given several times [default: the nearest outlast.toml]
     #[arg(long, value_name = "FILE")]
     pub config: Vec<PathBuf>,
 
-    /// JSON, for programs.
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
-/// Make an API key for a client, and the lines for the configuration that let it in.
+/// Create an API key for a client, and print the lines for the configuration.
 ///
-/// A new key is printed once and kept nowhere. A key that you have is read from stdin, if that is not a terminal.
+/// A new key is printed once and not stored. If stdin is not a terminal, the key is read from stdin instead.
 #[derive(Debug, Args)]
 pub struct HashKey {
-    /// Whose it is.
+    /// The name of the client
     #[arg(value_name = "NAME")]
     pub name: String,
 
-    /// What it may call.
+    /// The role of the client
     #[arg(long, value_name = "ROLE")]
     pub role: Option<String>,
 
-    /// JSON, for programs.
+    /// Print JSON
     #[arg(long)]
     pub json: bool,
 }
 
-pub fn run(arguments: &Arguments) -> Result<ExitCode, Report> {
+pub(crate) fn run(arguments: &Arguments) -> Result<ExitCode, Report> {
     match &arguments.command {
         Command::Show(arguments) => show(arguments),
         Command::Schema => print_json(&format!("{:#}\n", schema::schema())),
     }
 }
 
-fn here() -> Result<PathBuf, Report> {
-    env::current_dir().map_err(|error| Report::new(report::FAILURE, "the working directory is gone").because(error))
-}
-
 fn show(arguments: &Show) -> Result<ExitCode, Report> {
-    let cwd = here()?;
+    let cwd = report::cwd()?;
     Surroundings::with(&cwd, |around| {
         let line = arguments.line.iter().map(String::as_str);
         let words: Vec<OsString> = ["outlast"].into_iter().chain(line).map(OsString::from).collect();
@@ -120,8 +120,8 @@ fn show(arguments: &Show) -> Result<ExitCode, Report> {
             None => None,
             Some((name @ ("mcp" | "run" | "gateway"), _)) => Some(name),
             Some((name, _)) => {
-                return Err(Report::new(report::USAGE, format!("`outlast {name}` has no configuration"))
-                    .hint("it may be `mcp`, `run` or `gateway`"));
+                return Err(Report::new(report::USAGE, format!("`outlast {name}` reads no configuration"))
+                    .hint("use `mcp`, `run` or `gateway`"));
             }
         };
         let mut named = arguments.config.clone();
@@ -132,13 +132,14 @@ fn show(arguments: &Show) -> Result<ExitCode, Report> {
         }
         let mut config = Config::load(&named, Want::Everything, around)?;
         if let (Some(name), Some((_, given))) = (table, given) {
-            let key = super::key(name).expect("the tables of commands are in the list").name;
-            let mut section = config.table(name);
-            flags::lay_over(&mut section, given);
-            let at = section.at.clone().unwrap_or_else(|| super::tree::Place::option(name));
-            config.root.put(key, at, super::read::Got::Section(section));
+            let Root { mcp, run, gateway, .. } = &mut config.root;
+            match name {
+                "mcp" => flags::lay_over(&mut **mcp, given),
+                "run" => flags::lay_over(&mut **run, given),
+                _ => flags::lay_over(&mut **gateway, given),
+            }
         }
-        // Of the gateway's own command everything else is in force too.
+        // For the gateway's own command, all other tables are in force too.
         let all = show::all(&config, table.filter(|table| *table != "gateway"));
         config.warnings().iter().for_each(|warning| os::say(&format!("[outlast] {warning}")));
         match arguments.json {
@@ -148,32 +149,52 @@ fn show(arguments: &Show) -> Result<ExitCode, Report> {
     })
 }
 
-pub fn check(arguments: &Check) -> Result<ExitCode, Report> {
-    let cwd = here()?;
+pub(crate) fn check(arguments: &Check) -> Result<ExitCode, Report> {
+    let cwd = report::cwd()?;
     Surroundings::with(&cwd, |around| {
-        // Nothing is started, so everything is looked at; whether the gateway would start is a note.
+        // Nothing is started, so everything is checked; whether the gateway would start is a note.
         let everything = Surroundings { trust: Trust::All, ..*around };
         let (mut gateway, config) = Gateway::load(&arguments.config, &everything)?;
-        gateway.notes.extend(Config::look_at(&arguments.config, Want::Everything, around)?.warnings());
+        let trusted = Config::look_at(&arguments.config, Want::Everything, around);
+        gateway.notes.extend(trusted.warnings());
+        // A file that is not trusted cannot make outlast connect to an address.
+        let nats = match &gateway.cluster {
+            Some(settings) if trusted.root.cluster.is_set => Some(nats(settings)?),
+            _ => None,
+        };
         let collisions = collisions(&gateway, &arguments.config, &cwd);
         match arguments.json {
-            true => print_json(&format!("{:#}\n", summary(&gateway, &collisions))),
-            false => print(&words(&gateway, &config, &collisions)),
+            true => print_json(&format!("{:#}\n", summary(&gateway, &collisions, nats.as_ref()))),
+            false => print(&words(&gateway, &config, &collisions, nats.as_ref())),
         }
     })
+}
+
+/// What a connection to NATS shows, for programs: the server, and what the first replica will create.
+#[cfg(feature = "cluster")]
+fn nats(settings: &NatsSettings) -> Result<serde_json::Value, Report> {
+    let check = crate::cluster::nats::check(settings, home::random(), false);
+    let checked = crate::cli::commands::runtime()?.block_on(check).map_err(|error| error.report())?;
+    Ok(json!({ "server": checked.server.url, "version": checked.server.version, "missing": checked.missing }))
+}
+
+/// A configuration with `[cluster]` is an error in this build.
+#[cfg(not(feature = "cluster"))]
+fn nats(_: &NatsSettings) -> Result<serde_json::Value, Report> {
+    Ok(serde_json::Value::Null)
 }
 
 /// Names that several backends offered when a gateway with these files last ran here, as `outlast state` lists them.
 fn collisions(gateway: &Gateway, files: &[PathBuf], cwd: &Path) -> serde_json::Value {
     let dirs = home::candidates(cwd, env::home_dir().as_deref());
     let settings = gateway.settings.clone();
-    let cached = Shelf::peek(&dirs, &begin::identity(files), &settings.backends);
+    let cached = CatalogueCache::peek(&dirs, &begin::identity(files), &settings.backends);
     let machine = outlast_core::gateway::Gateway::new(settings, 0, cached, Box::new(Schemas::new()));
-    machine.status(Instant::now())["collisions"].take()
+    json!(machine.status(Instant::now()).collisions)
 }
 
-/// What there would be, for programs. Nothing that may be secret is in it.
-fn summary(gateway: &Gateway, collisions: &serde_json::Value) -> serde_json::Value {
+/// The result for programs, without secrets.
+fn summary(gateway: &Gateway, collisions: &serde_json::Value, nats: Option<&serde_json::Value>) -> serde_json::Value {
     let backends: Vec<serde_json::Value> = gateway
         .settings
         .backends
@@ -190,18 +211,24 @@ fn summary(gateway: &Gateway, collisions: &serde_json::Value) -> serde_json::Val
             })
         })
         .collect();
+    let cluster = gateway.cluster.as_ref().map(|cluster| {
+        json!({
+            "name": cluster.cluster, "replica": cluster.replica, "servers": cluster.servers,
+            "replicas": cluster.replicas, "required": cluster.required, "nats": nats,
+        })
+    });
     let profiles: Vec<&String> = gateway.settings.profiles.keys().collect();
     let roles: Vec<&String> = gateway.settings.roles.keys().collect();
     json!({
         "backends": backends, "profiles": profiles, "roles": roles, "auth": gateway.auth.is_some(),
         "listen": gateway.front.listen.map(|address| address.to_string()), "notes": gateway.notes,
-        "collisions": collisions,
+        "collisions": collisions, "cluster": cluster,
     })
 }
 
 fn target(kind: &Kind) -> (&'static str, String) {
     match kind {
-        // Arguments may hold a secret; the program tells which one it is.
+        // Arguments may contain a secret; the program is enough to identify it.
         Kind::Stdio { command, .. } => ("stdio", command.to_string()),
         Kind::Http { url, is_sse: true, .. } => ("sse", without_query(&url.to_string())),
         Kind::Http { url, .. } => ("http", without_query(&url.to_string())),
@@ -227,11 +254,16 @@ fn children(children: Children) -> String {
     }
 }
 
-fn words(gateway: &Gateway, config: &Config, collisions: &serde_json::Value) -> String {
+fn words(
+    gateway: &Gateway,
+    config: &Config,
+    collisions: &serde_json::Value,
+    nats: Option<&serde_json::Value>,
+) -> String {
     let mut out = String::new();
     let files: Vec<String> = config.files.iter().map(|file| file.shown.clone()).collect();
     if files.is_empty() {
-        return "there is no outlast.toml here or above; --config names another file\n".to_owned();
+        return "no outlast.toml in this directory or above; --config names another file\n".to_owned();
     }
     let column = |title, yields| Column { title, is_number: false, yields };
     let columns = [
@@ -268,7 +300,7 @@ fn words(gateway: &Gateway, config: &Config, collisions: &serde_json::Value) -> 
         say("listen", address.to_string());
     }
     let auth = match &gateway.auth {
-        None => "nobody is asked".to_owned(),
+        None => "none: clients need no credentials".to_owned(),
         Some(auth) => {
             let tokens = auth.jwt.as_ref().map(|jwt| format!("tokens by {}", jwt.algorithms.join(", ")));
             let keys = (!auth.keys.is_empty()).then(|| match auth.keys.len() {
@@ -279,6 +311,21 @@ fn words(gateway: &Gateway, config: &Config, collisions: &serde_json::Value) -> 
         }
     };
     say("auth", auth);
+    if let Some(cluster) = &gateway.cluster {
+        say("cluster", format!("{}, as {}", cluster.cluster, cluster.replica));
+        say(
+            "nats",
+            match nats {
+                None => "not checked, because the file is not trusted".to_owned(),
+                Some(nats) => {
+                    let text = |key: &str| nats[key].as_str().unwrap_or_default().to_owned();
+                    let is_new = nats["missing"].as_array().is_some_and(|missing| !missing.is_empty());
+                    let new = if is_new { "; its buckets will be created" } else { "" };
+                    format!("{}, version {}{new}", text("server"), text("version"))
+                }
+            },
+        );
+    }
     for (name, profile) in &settings.profiles {
         let backends: Vec<&str> = settings.backends.iter().map(|backend| backend.name.as_str()).collect();
         let shown: Vec<&str> = backends.into_iter().filter(|backend| profile.has_backend(backend)).collect();
@@ -293,7 +340,7 @@ fn words(gateway: &Gateway, config: &Config, collisions: &serde_json::Value) -> 
         let but = if role.deny.is_empty() { String::new() } else { format!(" but {}", patterns(&role.deny)) };
         say("role", format!("{name}: {allowed}{but}"));
     }
-    for collision in instances::collisions_in_words(collisions) {
+    for collision in instances::collisions_in_words(&Collision::read_all(collisions)) {
         say("collision", collision);
     }
     for note in &gateway.notes {
@@ -302,10 +349,10 @@ fn words(gateway: &Gateway, config: &Config, collisions: &serde_json::Value) -> 
     out
 }
 
-/// A key that is shorter can be found by trying, if its hash is known.
+/// A shorter key can be found by trying, if its hash is known.
 const KEY_MIN: usize = 20;
 
-pub fn hash_key(arguments: &HashKey) -> Result<ExitCode, Report> {
+pub(crate) fn hash_key(arguments: &HashKey) -> Result<ExitCode, Report> {
     let (key, is_new) = if io::stdin().is_terminal() {
         (new_key()?, true)
     } else {
@@ -318,8 +365,8 @@ pub fn hash_key(arguments: &HashKey) -> Result<ExitCode, Report> {
         }
     };
     if key.len() < KEY_MIN || key.contains(|letter: char| !letter.is_ascii_graphic()) {
-        return Err(Report::new(report::USAGE, format!("a key has at least {KEY_MIN} letters, and no blanks"))
-            .hint("give none, and one is made"));
+        return Err(Report::new(report::USAGE, format!("a key has at least {KEY_MIN} characters and no spaces"))
+            .hint("give no key, and a random one is created"));
     }
     let hash = Sha256::digest(key.as_bytes());
     let hash: String = hash.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -333,7 +380,7 @@ pub fn hash_key(arguments: &HashKey) -> Result<ExitCode, Report> {
     let lines = format!("[[auth.key]]\nname = {}\nsha256 = \"{hash}\"\n{role}", text(&arguments.name));
     match is_new {
         true => print(&format!(
-            "# the key, for the client alone: {key}\n# it is kept nowhere; these lines go into outlast.toml\n{lines}"
+            "# The key, for the client: {key}\n# It is not stored. Put these lines into outlast.toml:\n{lines}"
         )),
         false => print(&lines),
     }
@@ -343,6 +390,6 @@ pub fn hash_key(arguments: &HashKey) -> Result<ExitCode, Report> {
 fn new_key() -> Result<String, Report> {
     let mut bytes = [0; 32];
     getrandom::fill(&mut bytes)
-        .map_err(|error| Report::new(report::FAILURE, "the system has no random numbers").because(error))?;
+        .map_err(|error| Report::new(report::FAILURE, "the system provides no random numbers").because(error))?;
     Ok(format!("outlast_{}", bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>()))
 }

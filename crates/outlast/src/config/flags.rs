@@ -1,342 +1,202 @@
-//! The options of `outlast mcp` and `outlast run` that the file sets: those that stand on the command line win.
+//! The options of `outlast mcp`, `outlast run` and `outlast gateway` that the file sets. Options on the command line
+//! override the file.
 
-use std::{env, path::PathBuf, time::Duration};
-
-use clap::{ArgMatches, ValueEnum, parser::ValueSource};
-use outlast_core::{
-    agent::{Description, Kind, Profile},
-    keys::DetachKey,
-};
+use clap::{ArgMatches, parser::ValueSource};
+use outlast_core::agent::{Description, Kind, Profile};
 
 use super::{
     Config, Surroundings, Want,
-    mistake::Mistakes,
-    read::{Got, Section, Text, beside},
-    tree::Place,
+    keys::{Mcp, Root},
+    mistake::{Mistakes, Spot},
+    sandbox,
+    table::{Reader, Table},
+    tree::{Node, Position, Value},
+    values::{Plain, Text},
 };
-use crate::{
-    cli, duration,
+use crate::cli::{
+    self,
     report::{self, Report},
 };
 
-/// Options that have no key, and why.
-pub const WITHOUT_KEY: &[(&str, &str)] = &[
-    ("config", "it says where the file is"),
+/// Options without a key, and why.
+#[cfg(test)]
+pub(crate) const WITHOUT_KEY: &[(&str, &str)] = &[
+    ("config", "it names the file itself"),
     ("command", "each server and each agent has its own"),
     ("document", "each session has its own"),
     ("session", "each session has its own"),
-    ("stdio", "whoever starts the gateway speaks to it, or does not"),
+    ("restored", "only `outlast restore` gives it"),
+    ("stdio", "the program that starts the gateway decides this"),
     ("cwd", "each session has its own"),
+    ("share", "each server has its own; `outlast wrap --share` writes it"),
+    ("linger", "it belongs to `share`"),
+    ("hub", "outlast itself sets it"),
+    ("hub_why", "outlast itself sets it"),
 ];
 
-/// The arguments of `outlast mcp`, with what the file sets.
-pub fn mcp(mut arguments: cli::Mcp, given: Option<&ArgMatches>) -> Result<cli::Mcp, Report> {
+/// The arguments of a command, completed from the file.
+pub(crate) fn filled<A>(
+    mut arguments: A,
+    given: Option<&ArgMatches>,
+    fill: impl FnOnce(&mut A, &ArgMatches, &Surroundings<'_>) -> Result<(), Mistakes>,
+) -> Result<A, Report> {
     if let Some(given) = given {
-        here(|around| fill_mcp(&mut arguments, given, around))?;
+        Surroundings::with(&report::cwd()?, |around| fill(&mut arguments, given, around))?;
     }
     Ok(arguments)
-}
-
-/// The arguments of `outlast run`, with what the file sets.
-pub fn run(mut arguments: cli::Run, given: Option<&ArgMatches>) -> Result<cli::Run, Report> {
-    if let Some(given) = given {
-        here(|around| fill_run(&mut arguments, given, around))?;
-    }
-    Ok(arguments)
-}
-
-/// The arguments of `outlast gateway`, with what the file sets. Of its address and its name the driver takes care, as they
-/// may change with the file; and of mistakes, of which it finds more than stand in this one table.
-pub fn gateway(mut arguments: cli::Gateway, given: Option<&ArgMatches>) -> cli::Gateway {
-    if let Some(given) = given {
-        let _ = here(|around| fill_gateway(&mut arguments, given, around));
-    }
-    arguments
-}
-
-fn here(fill: impl FnOnce(&Surroundings<'_>) -> Result<(), Mistakes>) -> Result<(), Report> {
-    let cwd = env::current_dir()
-        .map_err(|error| Report::new(report::FAILURE, "the working directory is gone").because(error))?;
-    Ok(Surroundings::with(&cwd, fill)?)
 }
 
 /// Of `outlast mcp`.
-pub fn fill_mcp(arguments: &mut cli::Mcp, given: &ArgMatches, around: &Surroundings<'_>) -> Result<(), Mistakes> {
-    let config = Config::load(named(arguments.config.as_ref()).as_slice(), Want::Only("mcp"), around)?;
+pub(crate) fn fill_mcp(
+    arguments: &mut cli::Mcp,
+    given: &ArgMatches,
+    around: &Surroundings<'_>,
+) -> Result<(), Mistakes> {
+    let config = Config::load(arguments.config.as_slice(), Want::Only("mcp"), around)?;
+    let file = &config.root.mcp;
     arguments.warnings = config.warnings();
-    let filler = Filler { file: config.table("mcp"), given };
-    check_mcp(&filler.file)?;
-    // What is about messages means nothing to a server that has our own stdin and stdout.
-    arguments.sandbox = super::sandbox::read(&filler.file, &mut Mistakes::default());
-    filler.truth("inherit", &mut arguments.inherit);
-    filler.optional_text("name", &mut arguments.name);
-    filler.choice("policy", &mut arguments.policy);
-    filler.choice("first_restart", &mut arguments.first_restart);
-    filler.optional_count("max_restarts", &mut arguments.max_restarts);
-    filler.span("stdin_grace", &mut arguments.stdin_grace);
-    filler.span("term_grace", &mut arguments.term_grace);
-    if arguments.inherit {
-        return Ok(());
-    }
-    filler.paths("watch", &mut arguments.watch);
-    filler.optional_text("build", &mut arguments.build);
-    filler.choice("reload", &mut arguments.reload);
-    filler.span("drain", &mut arguments.drain);
-    filler.choice("retry", &mut arguments.retry);
-    filler.choice("on_clean_exit", &mut arguments.on_clean_exit);
-    if let Some(span) = filler.is_new("start_timeout").then(|| filler.file.span("start_timeout")).flatten() {
-        arguments.start_timeout = Some(span);
-    }
-    let spans = [
-        ("answer_after", &mut arguments.answer_after),
-        ("heartbeat", &mut arguments.heartbeat),
-        ("call_timeout", &mut arguments.call_timeout),
-    ];
-    for (name, argument) in spans {
-        if let Some(span) = filler.is_new(name).then(|| filler.file.span(name)).flatten() {
-            *argument = Some(span);
-        }
-    }
-    for (tool, _, section) in filler.file.named("tool") {
-        if let Some(limit) = section.span("call_timeout") {
-            arguments.call_timeouts.insert(tool.clone(), limit);
-        }
-    }
-    if let Some(size) = filler.is_new("memory_max").then(|| filler.file.size("memory_max")).flatten() {
-        arguments.memory_max = Some(size);
-    }
-    if let Some(name) = filler.is_new("restart_tool").then(|| filler.file.text("restart_tool")).flatten() {
-        arguments.restart_tool = name;
-    }
-    filler.span("hold", &mut arguments.hold);
-    filler.truth("no_tools", &mut arguments.no_tools);
-    if let Some(path) = filler.is_new("marker").then(|| filler.file.path("marker")).flatten() {
-        arguments.marker = Some(path);
-    }
+    arguments.sandbox = sandbox::read(&file.sandbox, &mut Mistakes::default());
+    // Options about messages have no effect on a server that has outlast's own stdin and stdout.
+    let is_inherited = arguments.inherit || *file.inherit;
+    file.fill(arguments, given, |name| is_inherited && is_about_messages(name));
+    let tools = file.tool.0.iter().filter(|_| !is_inherited);
+    arguments.call_timeouts = tools.filter_map(|(name, tool)| Some((name.clone(), (*tool.call_timeout)?))).collect();
     Ok(())
 }
 
 /// Of `outlast run`.
-pub fn fill_run(arguments: &mut cli::Run, given: &ArgMatches, around: &Surroundings<'_>) -> Result<(), Mistakes> {
-    let config = Config::load(named(arguments.config.as_ref()).as_slice(), Want::Only("run"), around)?;
+pub(crate) fn fill_run(
+    arguments: &mut cli::Run,
+    given: &ArgMatches,
+    around: &Surroundings<'_>,
+) -> Result<(), Mistakes> {
+    let config = Config::load(arguments.config.as_slice(), Want::Only("run"), around)?;
+    let file = &config.root.run;
     arguments.warnings = config.warnings();
-    let filler = Filler { file: config.table("run"), given };
-    if filler.is_new("env_pass") {
-        arguments.env_pass = filler.file.values("env_pass");
-    }
-    filler.choice("env", &mut arguments.env);
-    filler.truth("detach", &mut arguments.detach);
-    if let Some(key) = check_run(&filler.file)?.filter(|_| filler.is_new("detach_key")) {
-        arguments.detach_key = key;
-    }
-    filler.optional_text("agent", &mut arguments.agent);
-    let agents = check_agents(&config)?;
+    file.fill(arguments, given, |_| false);
+    let mut mistakes = Mistakes::default();
+    let agents = agents(&config.root, &mut mistakes);
     let program = arguments.command.first().map(|program| program.to_string_lossy().into_owned());
-    arguments.profile = profile(arguments.agent.as_deref(), program.as_deref(), &agents, &filler)?;
-    filler.choice("on_hangup", &mut arguments.on_hangup);
-    filler.truth("no_screen", &mut arguments.no_screen);
-    filler.optional_text("notify", &mut arguments.notify);
-    if let Some(span) = filler.is_new("hang_timeout").then(|| filler.file.span("hang_timeout")).flatten() {
-        arguments.hang_timeout = Some(span);
-    }
-    Ok(())
+    arguments.profile = match &arguments.agent {
+        Some(name) => {
+            let option = is_given(given, "agent").then(|| Position::option("agent"));
+            let at = option.or_else(|| file.agent.spot.at.clone());
+            named_profile(name, at, &agents, &mut mistakes)
+        }
+        // The one for a program of this name.
+        None => {
+            let name = program.as_deref().and_then(|program| program.rsplit(['/', '\\']).next());
+            let described = agents.into_iter().find(|(known, _)| Some(known.as_str()) == name);
+            described.map_or(Profile::ByName, |(_, agent)| Profile::Described(agent))
+        }
+    };
+    mistakes.check()
 }
 
-/// Of `outlast gateway`.
-pub fn fill_gateway(
+/// Of `outlast gateway`. The driver handles its address and its name, which may change with the file, and the errors,
+/// of which it finds more than those of this table.
+pub(crate) fn fill_gateway(
     arguments: &mut cli::Gateway,
     given: &ArgMatches,
     around: &Surroundings<'_>,
 ) -> Result<(), Mistakes> {
-    let config = Config::load(&arguments.config, Want::Only("gateway"), around)?;
-    let filler = Filler { file: config.table("gateway"), given };
-    filler.truth("no_watch", &mut arguments.no_watch);
-    filler.span("stdin_grace", &mut arguments.stdin_grace);
-    filler.span("term_grace", &mut arguments.term_grace);
+    if let Ok(config) = Config::load(&arguments.config, Want::Only("gateway"), around) {
+        config.root.gateway.fill(arguments, given, |_| false);
+    }
     Ok(())
 }
 
-fn named(config: Option<&PathBuf>) -> Vec<PathBuf> {
-    config.into_iter().cloned().collect()
+/// The errors of the tables of `mcp` and `run` beyond single values.
+pub(super) fn check(root: &Root, table: &str, is_found: bool, mistakes: &mut Mistakes) {
+    if table == "mcp" {
+        return check_mcp(&root.mcp, mistakes);
+    }
+    let agents = agents(root, mistakes);
+    // In a file that was named, only the profile that is in force must exist.
+    if let Some(name) = root.run.agent.as_ref().filter(|_| is_found) {
+        named_profile(name, name.spot.at.clone(), &agents, mistakes);
+    }
 }
 
-/// What the command line refuses by itself.
-pub fn check_mcp(file: &Section) -> Result<(), Mistakes> {
-    const ABOUT_MESSAGES: [&str; 16] = [
-        "watch",
-        "build",
-        "reload",
-        "drain",
-        "retry",
-        "hold",
-        "start_timeout",
-        "no_tools",
-        "marker",
-        "on_clean_exit",
-        "answer_after",
-        "heartbeat",
-        "call_timeout",
-        "tool",
-        "memory_max",
-        "restart_tool",
-    ];
-    let mut mistakes = Mistakes::default();
-    if file.span("heartbeat").is_some_and(|every| every < cli::HEARTBEAT_MIN)
-        && let Some(set) = file.set("heartbeat")
-    {
-        let what = "that is too often for a heartbeat";
-        let mistake = super::mistake::Mistake::new(set.at.clone(), "mcp.heartbeat", what);
-        mistakes.add(mistake.hint("at least 100ms"));
+/// Combinations that the command line refuses by itself.
+pub(crate) fn check_mcp(file: &Mcp, mistakes: &mut Mistakes) {
+    if file.heartbeat.is_some_and(|every| every < cli::HEARTBEAT_MIN) {
+        mistakes.wrong(&file.heartbeat.spot, "this time is too short for a heartbeat", "at least 100ms");
     }
-    super::sandbox::read(file, &mut mistakes);
-    if file.truth("inherit") {
-        for name in ABOUT_MESSAGES {
-            if let Some(set) = file.set(name) {
-                let what = "it is about messages, and with `inherit` none is read";
-                let mistake = super::mistake::Mistake::new(set.at.clone(), format!("mcp.{name}"), what);
-                mistakes.add(mistake.hint("leave out one of them"));
-            }
+    sandbox::read(&file.sandbox, mistakes);
+    for (key, field) in file.fields() {
+        if *file.inherit && field.is_set() && is_about_messages(key.name) {
+            let what = "it concerns messages, and with `inherit` outlast reads none";
+            mistakes.wrong(field.spot(), what, "remove one of them");
         }
     }
-    mistakes.check()
+}
+
+/// Keys of `[mcp]` that have no effect with `inherit`: all but those of the process.
+fn is_about_messages(name: &str) -> bool {
+    const OF_PROCESS: &str = "inherit name policy first_restart max_restarts stdin_grace term_grace sandbox";
+    !OF_PROCESS.split(' ').any(|known| known == name)
 }
 
 /// The agents that the file describes.
-pub fn check_agents(config: &Config) -> Result<Vec<(String, Description)>, Mistakes> {
-    let mut mistakes = Mistakes::default();
+pub(crate) fn agents(root: &Root, mistakes: &mut Mistakes) -> Vec<(String, Description)> {
     let mut agents = Vec::new();
-    for (name, at, section) in config.root.named("agent") {
+    for (name, agent) in &root.agent.0 {
+        let text = |text: &Option<Text>| text.plain().filter(|text| !text.is_empty());
         let description = Description {
-            resume: section.values("resume"),
-            fresh: section.values("fresh"),
-            prompt: section.text("prompt").filter(|text| !text.is_empty()),
-            busy: section.text("busy").filter(|text| !text.is_empty()),
-            submit: section.text("submit").filter(|text| !text.is_empty()),
+            resume: agent.resume.plain(),
+            fresh: agent.fresh.plain(),
+            prompt: text(&agent.prompt),
+            busy: text(&agent.busy),
+            submit: text(&agent.submit),
+            limit: agent.limit.plain().filter(|text| !text.trim().is_empty()),
         };
-        let wrong = |what: &str| super::mistake::Mistake::new(at.clone(), format!("agent.{name}"), what);
         if Kind::NAMED.iter().any(|(known, _)| known == name) {
-            mistakes.add(wrong("this profile is built in").hint("give yours another name, and choose it by `--agent`"));
+            let hint = "use another name, and select it with `--agent`";
+            mistakes.wrong(&agent.spot, "this profile is built in", hint);
+            continue;
         }
         if let Some(complaint) = description.complaint() {
-            mistakes.add(wrong(complaint).hint("put `{id}` into `fresh`, too, or leave it out of `resume`"));
+            mistakes.wrong(&agent.spot, complaint, "put `{id}` into `fresh` too, or remove it from `resume`");
         }
         agents.push((name.clone(), description));
     }
-    mistakes.check().map(|()| agents)
+    agents
 }
 
-/// The profile that is named, or the one described for a program of this name.
-fn profile(
-    named: Option<&str>,
-    program: Option<&str>,
+fn named_profile(
+    name: &str,
+    at: Option<Position>,
     agents: &[(String, Description)],
-    filler: &Filler<'_>,
-) -> Result<Profile, Mistakes> {
-    let described = |name: &str| agents.iter().find(|(known, _)| known == name).map(|(_, agent)| agent.clone());
-    let Some(name) = named else {
-        let name = program.and_then(|program| program.rsplit(['/', '\\']).next());
-        return Ok(name.and_then(described).map_or(Profile::ByName, Profile::Described));
-    };
+    mistakes: &mut Mistakes,
+) -> Profile {
+    let described = agents.iter().find(|(known, _)| known == name).map(|(_, agent)| agent.clone());
     let built_in = Kind::NAMED.iter().find(|(known, _)| *known == name).map(|(_, kind)| Profile::Named(*kind));
-    built_in.or_else(|| described(name).map(Profile::Described)).ok_or_else(|| {
-        let at =
-            filler.file.place("agent").filter(|_| filler.is_new("agent")).unwrap_or_else(|| Place::option("agent"));
-        let what = format!("there is no profile `{name}`");
+    built_in.or_else(|| described.map(Profile::Described)).unwrap_or_else(|| {
         let known = Kind::NAMED.iter().map(|(known, _)| *known).chain(agents.iter().map(|(known, _)| known.as_str()));
-        let hint = format!("there are {}; `[agent.{name}]` describes another", known.collect::<Vec<_>>().join(", "));
-        super::mistake::Mistake::new(at, "run.agent", what).hint(hint).into()
+        let hint = format!("known profiles: {}; `[agent.{name}]` adds another", known.collect::<Vec<_>>().join(", "));
+        mistakes.wrong(&Spot { key: "run.agent".to_owned(), at }, format!("no profile is named `{name}`"), hint);
+        Profile::ByName
     })
 }
 
-/// The key that the file names.
-pub fn check_run(file: &Section) -> Result<Option<DetachKey>, Mistakes> {
-    let Some(text) = file.the_text("detach_key") else { return Ok(None) };
-    DetachKey::parse(&text.value).map(Some).map_err(|why| {
-        let what = format!("`{}` cannot be that key", text.written);
-        super::mistake::Mistake::new(text.at.clone(), "run.detach_key", what).hint(why).into()
-    })
-}
-
-struct Filler<'a> {
-    file: Section,
-    given: &'a ArgMatches,
-}
-
-impl Filler<'_> {
-    /// The file sets it, and the command line does not.
-    fn is_new(&self, name: &str) -> bool {
-        self.file.set(name).is_some() && !is_given(self.given, name)
-    }
-
-    fn truth(&self, name: &str, into: &mut bool) {
-        if self.is_new(name) {
-            *into = self.file.truth(name);
-        }
-    }
-
-    fn span(&self, name: &str, into: &mut Duration) {
-        if let Some(span) = self.is_new(name).then(|| self.file.span(name)).flatten() {
-            *into = span;
-        }
-    }
-
-    fn optional_text(&self, name: &str, into: &mut Option<String>) {
-        if let Some(text) = self.is_new(name).then(|| self.file.text(name)).flatten() {
-            *into = Some(text);
-        }
-    }
-
-    fn optional_count(&self, name: &str, into: &mut Option<u32>) {
-        if let Some(count) = self.is_new(name).then(|| self.file.count(name)).flatten() {
-            *into = Some(count);
-        }
-    }
-
-    fn choice<T: ValueEnum>(&self, name: &str, into: &mut T) {
-        let text = self.is_new(name).then(|| self.file.text(name)).flatten();
-        if let Some(choice) = text.and_then(|text| T::from_str(&text, false).ok()) {
-            *into = choice;
-        }
-    }
-
-    fn paths(&self, name: &str, into: &mut Vec<PathBuf>) {
-        if self.is_new(name) {
-            *into = self.file.texts(name).iter().map(beside).collect();
-        }
-    }
-}
-
-fn is_given(given: &ArgMatches, name: &str) -> bool {
+pub(super) fn is_given(given: &ArgMatches, name: &str) -> bool {
     given.try_contains_id(name).unwrap_or(false) && given.value_source(name) == Some(ValueSource::CommandLine)
 }
 
-/// Lays the options of a command line over its table, for `config show`.
-pub fn lay_over(section: &mut Section, given: &ArgMatches) {
-    for key in section.keys() {
-        if !is_given(given, key.name) {
-            continue;
-        }
-        let at = Place::option(key.name);
-        let raw = given.get_raw(key.name).map(|values| values.map(|value| value.to_string_lossy().into_owned()));
-        let texts: Vec<Text> = raw.into_iter().flatten().map(|value| text(&at, value)).collect();
-        let got = match (key.shape, texts.as_slice()) {
-            (super::keys::Shape::Truth, _) => Got::Truth(true),
-            (super::keys::Shape::Span, [only]) => match duration::parse(&only.value) {
-                Some(span) => Got::Span(span),
-                None => Got::Text(only.clone()),
-            },
-            (super::keys::Shape::Size, [only]) => match super::read::size(&only.value) {
-                Some(size) => Got::Size(size),
-                None => Got::Text(only.clone()),
-            },
-            (super::keys::Shape::Texts | super::keys::Shape::Paths, _) => Got::Texts(texts),
-            (_, [only]) => Got::Text(only.clone()),
-            _ => Got::Texts(texts),
+/// Overlays the options of a command line on its table, for `config show`.
+pub(crate) fn lay_over(table: &mut dyn Table, given: &ArgMatches) {
+    let mut reader = Reader { references: None, mistakes: &mut Mistakes::default(), variables: vec![] };
+    for (key, field) in table.fields_mut().into_iter().filter(|(key, _)| is_given(given, key.name)) {
+        let at = Position::option(key.name);
+        let node = |value| Node { at: at.clone(), value };
+        let raw = given.get_raw(key.name).into_iter().flatten();
+        let texts: Vec<Node> = raw.map(|text| node(Value::Text(text.to_string_lossy().into_owned()))).collect();
+        let value = match (given.try_get_one::<bool>(key.name), texts.as_slice()) {
+            (Ok(Some(truth)), _) => node(Value::Truth(*truth)),
+            (_, [only]) => only.clone(),
+            _ => node(Value::List(texts)),
         };
-        section.put(key.name, at, got);
+        field.put(&mut reader, Spot { key: key.name.to_owned(), at: Some(at) }, &value);
     }
-}
-
-fn text(at: &Place, value: String) -> Text {
-    Text { at: at.clone(), written: value.clone(), value, variables: vec![], parts: vec![] }
 }

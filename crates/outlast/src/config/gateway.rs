@@ -1,4 +1,4 @@
-//! What `outlast gateway` is to do: the machine's settings, and what its driver needs besides.
+//! The settings of `outlast gateway`: those of the machine, and those of its driver.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -8,52 +8,66 @@ use std::{
     time::Duration,
 };
 
+use clap::ValueEnum;
 use hyper::{
     Uri,
     header::{HeaderName, HeaderValue},
 };
 use outlast_core::{
     gateway::{
-        Backend, Children, EraChoice, Kind, Limits, Pattern, Profile, Rate, Rates, Role, Settings, Start, Switch,
+        Backend, Children, EraChoice, Kind, Limits, Pattern, Placement, Profile, Rate, Rates, Role, Settings, Start,
+        Switch,
     },
     restarts::{Delays, First, Policy},
     secret::Resolved,
 };
 
 use super::{
-    Config, Surroundings, Want,
-    keys::OF_COMMANDS,
-    mistake::{Mistake, Mistakes, did_you_mean},
-    read::{Section, Text, beside},
-    tree::Place,
+    Config, Surroundings, Texts, Want, cluster, flags,
+    keys::{self, Algorithm, Era, OF_COMMANDS, Root, Transport},
+    mistake::{Mistakes, Spot, did_you_mean},
+    sandbox,
+    table::{Head, Set, Table},
+    tree::Position,
+    values::{Count, Pairs, Plain, Text},
 };
 use crate::{
-    gateway::listen::{Certificate, address},
-    report::{self, Report},
+    cli::{
+        self,
+        report::{self, Report},
+    },
+    cluster::NatsSettings,
+    gateway::listen::Certificate,
 };
 
-/// The longest name of a backend: with `__` and a tool of two letters it still fits what names may be, 64 letters.
-pub const NAME_MAX: usize = 60;
+/// The longest name of a backend: with `__` and a tool of two letters it fits into the limit of 64 letters for names.
+pub(crate) const NAME_MAX: usize = 60;
 const PREFIX_MAX: usize = 62;
-/// RFC 7518 wants a secret as long as the hash.
+/// RFC 7518 requires a secret as long as the hash.
 const SECRET_MIN: usize = 32;
 
 #[derive(Debug)]
-pub struct Gateway {
+pub(crate) struct Gateway {
     pub settings: Settings,
     pub name: Option<String>,
     pub front: Front,
-    /// Nothing: nobody is asked who they are.
+    /// `None` if clients are not authenticated.
     pub auth: Option<AuthSettings>,
-    /// All that was read: a change of one is a change of the configuration.
+    /// `None` if the gateway is alone.
+    pub cluster: Option<NatsSettings>,
+    /// All files that were read: a change of one is a change of the configuration.
     pub watched: Vec<PathBuf>,
-    /// For people: what was left out, and why.
+    /// Files that are empty, which an unfinished save may have left.
+    pub blank: Vec<PathBuf>,
+    /// The texts of the configuration files.
+    pub texts: Texts,
+    /// Notes for people: what was left out, and why.
     pub notes: Vec<String>,
 }
 
 /// The HTTP endpoint.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Front {
+pub(crate) struct Front {
     pub listen: Option<SocketAddr>,
     pub tls: Option<Certificate>,
     /// The files of the certificate.
@@ -68,21 +82,21 @@ pub struct Front {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AuthSettings {
+pub(crate) struct AuthSettings {
     pub jwt: Option<JwtSettings>,
     pub keys: Vec<ApiKey>,
     pub default_role: Option<String>,
-    /// Whether there are roles at all: then a client must have one.
+    /// Whether roles are configured: then a client must have one.
     pub wants_role: bool,
     pub roles: BTreeSet<String>,
     pub profiles: BTreeSet<String>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct JwtSettings {
+pub(crate) struct JwtSettings {
     pub secret: Option<Secret>,
     pub jwks: Option<PathBuf>,
-    /// Of [`super::keys::ALGORITHMS`].
+    /// The names in a token.
     pub algorithms: Vec<String>,
     pub issuer: Option<String>,
     pub audience: Vec<String>,
@@ -93,7 +107,7 @@ pub struct JwtSettings {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ApiKey {
+pub(crate) struct ApiKey {
     pub name: String,
     pub sha256: [u8; 32],
     pub role: Option<String>,
@@ -102,7 +116,7 @@ pub struct ApiKey {
 
 /// Never shown.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Secret(pub Vec<u8>);
+pub(crate) struct Secret(pub Vec<u8>);
 
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -111,10 +125,21 @@ impl fmt::Debug for Secret {
 }
 
 impl Gateway {
-    /// The files that were named, or else the nearest `outlast.toml`, in the real environment.
-    pub fn read(named: &[PathBuf], cwd: &Path) -> Result<Gateway, Report> {
+    /// The files that were named, or else the nearest `outlast.toml`, in the environment of this process.
+    pub(crate) fn read(named: &[PathBuf], cwd: &Path) -> Result<Gateway, Report> {
+        Gateway::read_with(named, cwd, None)
+    }
+
+    /// The configuration that is in force, whatever is on disk now.
+    #[cfg(unix)]
+    pub(crate) fn read_again(named: &[PathBuf], cwd: &Path, texts: &Texts) -> Result<Gateway, Report> {
+        Gateway::read_with(named, cwd, Some(texts))
+    }
+
+    fn read_with(named: &[PathBuf], cwd: &Path, texts: Option<&Texts>) -> Result<Gateway, Report> {
         Surroundings::with(cwd, |around| {
-            let config = Config::look_at(named, Want::Everything, around)?;
+            let around = &Surroundings { texts, ..*around };
+            let config = Config::look_at(named, Want::Everything, around);
             let is_unusable = config.files.is_empty() || !config.ignored.is_empty();
             match config.untrusted.first().filter(|_| is_unusable) {
                 Some(file) => Err(Report::new(report::FAILURE, file.why.clone()).hint(file.hint.clone())),
@@ -124,66 +149,54 @@ impl Gateway {
     }
 
     /// The same in any environment.
-    pub fn load(named: &[PathBuf], around: &Surroundings<'_>) -> Result<(Gateway, Config), Mistakes> {
-        Gateway::of(Config::look_at(named, Want::Everything, around)?, around)
+    pub(crate) fn load(named: &[PathBuf], around: &Surroundings<'_>) -> Result<(Gateway, Config), Mistakes> {
+        Gateway::of(Config::look_at(named, Want::Everything, around), around)
     }
 
-    /// What makes sense only together is checked here, and every mistake told.
+    /// Checks values that depend on each other, and reports every error.
     fn of(mut config: Config, around: &Surroundings<'_>) -> Result<(Gateway, Config), Mistakes> {
         let mut check = Check { around, mistakes: std::mem::take(&mut config.mistakes) };
-        if let Err(mistakes) = super::flags::check_mcp(&config.table("mcp")) {
-            check.mistakes.add_all(mistakes);
-        }
-        if let Err(mistakes) = super::flags::check_run(&config.table("run")) {
-            check.mistakes.add_all(mistakes);
-        }
-        if let Err(mistakes) = super::flags::check_agents(&config) {
-            check.mistakes.add_all(mistakes);
-        }
         let root = &config.root;
-        let backends = check.backends(root.many("backend"));
+        flags::check_mcp(&root.mcp, &mut check.mistakes);
+        flags::agents(root, &mut check.mistakes);
+        let backends = check.backends(root);
         let names: Vec<&str> = backends.iter().map(|backend| backend.name.as_str()).collect();
         let profiles = check.profiles(root, &names);
-        let roles = roles(root);
-        let front = root.section("gateway");
-        let auth = check.auth(root, &roles, &profiles);
-        let limits = root.section("limits");
+        let role = |role: &keys::Role| Role { allow: role.allow.to_vec(), deny: role.deny.to_vec() };
+        let roles = root.role.0.iter().map(|(name, table)| (name.clone(), role(table))).collect();
+        let auth = check.auth(&root.auth, &roles, &profiles);
+        let limits = &root.limits;
         let settings = Settings {
-            default_profile: check.known("gateway.profile", front.the_text("profile"), "profile", profiles.keys()),
-            rates: check.rates(&root.section("rates")),
-            switched_off: check.switches(&root.section("switch"), &names),
-            forward_unknown: front.truth("forward_unknown"),
+            default_profile: check.known(&root.gateway.profile, "profile", profiles.keys()),
+            rates: check.rates(&root.rates),
+            switched_off: check.switches(&root.switch, &names),
+            forward_unknown: *root.gateway.forward_unknown,
             limits: Limits {
-                hold: limits.span("hold").unwrap_or_default(),
-                held_max: count(&limits, "held_max"),
-                in_flight_max: count(&limits, "in_flight_max"),
-                page: count(&limits, "page"),
-                retry_given_up: limits.span("retry_given_up").unwrap_or_default(),
+                hold: *limits.hold,
+                held_max: count(&limits.held_max),
+                in_flight_max: count(&limits.in_flight_max),
+                page: count(&limits.page),
+                retry_given_up: *limits.retry_given_up,
             },
             backends,
             profiles,
             roles,
         };
-        let front = check.front(&front, auth.is_some());
+        let front = check.front(&root.gateway, auth.is_some());
+        let cluster = cluster::read(&root.cluster, front.session_idle, &mut check.mistakes);
         let jwks = auth.iter().filter_map(|auth| auth.jwt.as_ref()?.jwks.clone());
         let certificate = front.tls_files.iter().cloned();
         let watched = config.files.iter().map(|file| file.path.clone()).chain(jwks).chain(certificate).collect();
-        let name = root.section("gateway").text("name");
+        let name = root.gateway.name.plain();
         check.mistakes.check()?;
         let notes = config.notes.iter().cloned().chain(config.warnings()).collect();
-        Ok((Gateway { settings, name, front, auth, watched, notes }, config))
+        let (blank, texts) = (config.blank.clone(), config.texts.clone());
+        Ok((Gateway { settings, name, front, auth, cluster, watched, blank, texts, notes }, config))
     }
 }
 
-fn count(section: &Section, name: &str) -> usize {
-    section.count(name).map_or(usize::MAX, |count| count as usize)
-}
-
-fn roles(root: &Section) -> BTreeMap<String, Role> {
-    let roles = root.named("role").iter();
-    roles
-        .map(|(name, _, role)| (name.clone(), Role { allow: role.patterns("allow"), deny: role.patterns("deny") }))
-        .collect()
+fn count(count: &Count<1>) -> usize {
+    count.0 as usize
 }
 
 struct Check<'a> {
@@ -192,53 +205,45 @@ struct Check<'a> {
 }
 
 impl Check<'_> {
-    fn wrong(&mut self, at: Option<Place>, key: &str, what: impl Into<String>, hint: &str) {
-        let mistake = match at {
-            Some(at) => Mistake::new(at, key, what),
-            None => Mistake { key: key.to_owned(), ..Mistake::nowhere(what) },
-        };
-        self.mistakes.add(if hint.is_empty() { mistake } else { mistake.hint(hint) });
+    fn wrong(&mut self, spot: &Spot, what: impl Into<String>, hint: impl Into<String>) {
+        self.mistakes.wrong(spot, what, hint);
     }
 
-    /// Something is missing; unless what is there could not be read, and has been told of.
-    fn missing(&mut self, section: &Section, what: &str, hint: &str) {
-        if !section.is_broken {
-            self.wrong(section.at.clone(), &section.path, what, hint);
+    /// A value is missing, unless one is there that could not be read and has been reported.
+    fn missing(&mut self, table: &Head, what: &str, hint: &str) {
+        if !table.is_broken {
+            self.wrong(&table.spot, what, hint);
         }
     }
 
-    fn backends(&mut self, sections: &[Section]) -> Vec<Backend> {
-        let mut known: BTreeMap<String, Option<Place>> = BTreeMap::new();
+    fn backends(&mut self, root: &Root) -> Vec<Backend> {
+        let mut known: BTreeMap<&str, &Text> = BTreeMap::new();
         let mut backends = Vec::new();
         let mut prefixes: BTreeMap<String, Vec<usize>> = BTreeMap::new();
-        for section in sections {
-            let path = section.path.clone();
-            let Some(name) = section.the_text("name") else {
-                self.missing(section, "it has no name", "name = \"…\"");
+        for (_, table) in &root.backend.0 {
+            let Some(name) = table.name.as_ref() else {
+                self.missing(&table.head, "it has no name", "name = \"…\"");
                 continue;
             };
-            let is_ours = name.at.file.path.extension().is_some_and(|extension| extension == "toml");
-            if is_ours && !is_plain(&name.value, NAME_MAX) || name.value.is_empty() {
-                let what = format!("`{}` cannot be the name of a backend", name.written);
-                let hint = format!("1 to {NAME_MAX} letters, digits, `_` and `-`");
-                self.wrong(Some(name.at.clone()), &format!("{path}.name"), what, &hint);
-                continue;
-            }
-            if let Some(first) = known.insert(name.value.clone(), Some(name.at.clone())) {
-                let first = first.map(|at| at.to_string()).unwrap_or_default();
-                let what = format!("there is a backend of this name already, at {first}");
-                self.wrong(Some(name.at.clone()), &format!("{path}.name"), what, "give one of them another name");
-                continue;
-            }
-            if section.truth("disabled") {
-                continue;
-            }
-            if let Some(backend) = self.backend(section, &name.value, &path) {
+            let is_ours = |at: &Position| at.file.path.extension().is_some_and(|extension| extension == "toml");
+            let is_ours = name.spot.at.as_ref().is_some_and(is_ours);
+            if is_ours && !is_plain(name, NAME_MAX) || name.is_empty() {
+                let what = format!("`{}` is not a valid name of a backend", name.written);
+                self.wrong(&name.spot, what, format!("use 1 to {NAME_MAX} letters, digits, `_` and `-`"));
+            } else if let Some(first) = known.insert(name, name) {
+                let first = first.spot.at.as_ref().map(Position::to_string).unwrap_or_default();
+                let what = format!("another backend has this name, at {first}");
+                self.wrong(&name.spot, what, "give one of them another name");
+            } else if !*table.disabled
+                && let Some(backend) = self.backend(table, name)
+            {
+                if backend.placement == Placement::One && !root.cluster.is_set {
+                    let hint = "add `[cluster]`, or remove it";
+                    self.wrong(&table.placement.spot, "it needs a cluster", hint);
+                }
                 let same = prefixes.entry(backend.prefix.clone()).or_default();
                 if let Some(other) = same.iter().find_map(|at| collision(&backends[*at], &backend)) {
-                    let at = section.place("prefix").or_else(|| section.at.clone());
-                    let hint = "give one of them another `prefix`";
-                    self.wrong(at, &format!("{path}.prefix"), other, hint);
+                    self.wrong(&table.prefix.spot, other, "give one of them another `prefix`");
                 }
                 same.push(backends.len());
                 backends.push(backend);
@@ -247,147 +252,134 @@ impl Check<'_> {
         backends
     }
 
-    fn backend(&mut self, section: &Section, name: &str, path: &str) -> Option<Backend> {
-        let kind = self.kind(section, path);
-        let prefix = match section.the_text("prefix") {
+    fn backend(&mut self, table: &keys::Backend, name: &str) -> Option<Backend> {
+        let kind = self.kind(table);
+        let prefix = match table.prefix.as_ref() {
             None => format!("{name}__"),
-            Some(prefix) if prefix.value.is_empty() || is_plain(&prefix.value, PREFIX_MAX) => prefix.value.clone(),
             Some(prefix) => {
-                let what = format!("`{}` cannot begin the name of a tool", prefix.written);
-                let hint = format!("up to {PREFIX_MAX} letters, digits, `_` and `-`, or \"\" for nothing");
-                self.wrong(Some(prefix.at.clone()), &format!("{path}.prefix"), what, &hint);
-                String::new()
+                if !prefix.is_empty() && !is_plain(prefix, PREFIX_MAX) {
+                    let what = format!("`{}` is not a valid prefix", prefix.written);
+                    let hint = format!("use up to {PREFIX_MAX} letters, digits, `_` and `-`, or \"\" for no prefix");
+                    self.wrong(&prefix.spot, what, hint);
+                }
+                prefix.plain()
             }
         };
-        let breaker = section.section("breaker");
-        let (call_timeout, call_max) = (section.span("call_timeout")?, section.span("call_max")?);
-        for name in ["call_timeout", "start_timeout"] {
-            if section.span(name).is_some_and(|span| span.is_zero()) {
-                let what = "in no time nothing can be done";
-                self.wrong(section.place(name), &format!("{path}.{name}"), what, "a span of time above 0");
+        for span in [&table.call_timeout, &table.start_timeout] {
+            if span.is_zero() {
+                self.wrong(&span.spot, "the time is 0", "use a time above 0");
             }
         }
-        if call_max < call_timeout {
-            let what = "it is shorter than `call_timeout`, which would never be reached";
-            let at = section.set("call_max").or_else(|| section.set("call_timeout")).map(|set| set.at.clone());
-            self.wrong(at, &format!("{path}.call_max"), what, "make it as long at least");
+        if *table.call_max < *table.call_timeout {
+            let set = if table.call_max.is_set { &table.call_max } else { &table.call_timeout };
+            let spot = Spot { at: set.spot.at.clone(), ..table.call_max.spot.clone() };
+            self.wrong(&spot, "it is shorter than `call_timeout`", "make it at least as long");
         }
-        let policy = self.policy(section, path);
+        if table.children_max.is_set && *table.children != Children::PerSession {
+            self.wrong(&table.children_max.spot, "it needs `children = \"per_session\"`", "remove it");
+        }
+        let policy = self.policy(table);
         Some(Backend {
             name: name.to_owned(),
             kind: kind?,
             prefix,
-            allow: section.patterns("allow"),
-            deny: section.patterns("deny"),
-            children: section.children("children"),
-            children_max: self.children_max(section, path),
-            start: match section.text("start").as_deref() {
-                Some("lazy") => Start::Lazy,
-                _ => Start::Eager,
+            allow: table.allow.to_vec(),
+            deny: table.deny.to_vec(),
+            children: *table.children,
+            children_max: count(&table.children_max),
+            start: match **table.start {
+                keys::Start::Eager => Start::Eager,
+                keys::Start::Lazy => Start::Lazy,
             },
-            inherit_env: section.truth("inherit_env"),
-            era: match section.text("era").as_deref() {
-                Some("handshake") => EraChoice::Handshake,
-                Some("stateless") => EraChoice::Stateless,
-                _ => EraChoice::Auto,
+            placement: match **table.placement {
+                keys::Placement::Every => Placement::Every,
+                keys::Placement::One => Placement::One,
+            },
+            inherit_env: *table.inherit_env,
+            era: match **table.era {
+                Era::Auto => EraChoice::Auto,
+                Era::Handshake => EraChoice::Handshake,
+                Era::Stateless => EraChoice::Stateless,
             },
             policy,
-            call_timeout,
-            call_max,
-            start_timeout: section.span("start_timeout")?,
-            idle_stop: section.span("idle_stop"),
-            memory_max: section.size("memory_max"),
-            breaker_failures: breaker.count("failures")?,
-            breaker_open: breaker.span("open")?,
-            retry_annotated: section.text("retry").as_deref() == Some("annotated"),
+            call_timeout: *table.call_timeout,
+            call_max: *table.call_max,
+            start_timeout: *table.start_timeout,
+            idle_stop: *table.idle_stop,
+            memory_max: table.memory_max.plain(),
+            breaker_failures: table.breaker.failures.0,
+            breaker_open: *table.breaker.open,
+            retry_annotated: matches!(**table.retry, cli::Retry::Annotated),
         })
     }
 
-    fn children_max(&mut self, section: &Section, path: &str) -> usize {
-        let max = count(section, "children_max");
-        if let Some(set) = section.set("children_max").filter(|_| section.children("children") != Children::PerSession)
-        {
-            let what = "this is only for `children = \"per_session\"`";
-            self.wrong(Some(set.at.clone()), &format!("{path}.children_max"), what, "leave it out");
-        }
-        max
-    }
-
-    /// A command or an address, with what goes with it and nothing that goes with the other.
-    fn kind(&mut self, section: &Section, path: &str) -> Option<Kind> {
-        let (command, url) = (section.the_text("command"), section.the_text("url"));
-        let said = section.the_text("type");
-        match (command, url) {
+    /// A command or an address, with its keys and without those of the other kind.
+    fn kind(&mut self, table: &keys::Backend) -> Option<Kind> {
+        let transport = table.transport.as_ref();
+        match (table.command.as_ref(), table.url.as_ref()) {
             (None, None) => {
-                let hint = "a command to start, or the address of a server that runs already";
-                self.missing(section, "it has neither `command` nor `url`", hint);
+                let hint = "give a `command` to start, or the `url` of a running server";
+                self.missing(&table.head, "it has neither `command` nor `url`", hint);
                 None
             }
             (Some(_), Some(url)) => {
-                let what = "it has a `command` too, and only one of them can be meant";
-                self.wrong(Some(url.at.clone()), &format!("{path}.url"), what, "leave one of them out");
+                self.wrong(&url.spot, "the backend also has a `command`", "remove one of them");
                 None
             }
             (Some(command), None) => {
-                if let Some(said) = said.filter(|said| said.value != "stdio") {
-                    let what = format!("a command is spoken to over stdio, not `{}`", said.written);
-                    self.wrong(Some(said.at.clone()), &format!("{path}.type"), what, "leave it out");
+                if let Some(said) = transport.filter(|said| ***said != Transport::Stdio) {
+                    let what = format!("a command uses the transport `stdio`, not `{}`", said.text.written);
+                    self.wrong(&said.text.spot, what, "remove it");
                 }
-                if let Some(set) = section.set("headers") {
-                    let what = "a command has no headers";
-                    self.wrong(
-                        Some(set.at.clone()),
-                        &format!("{path}.headers"),
-                        what,
-                        "leave them out, or give a `url`",
-                    );
+                if table.headers.is_set {
+                    self.wrong(&table.headers.spot, "a command has no headers", "remove them, or give a `url`");
                 }
-                if command.value.is_empty() {
-                    self.wrong(Some(command.at.clone()), &format!("{path}.command"), "it is empty", "name a program");
+                if command.is_empty() {
+                    self.wrong(&command.spot, "it is empty", "name a program");
                 }
                 Some(Kind::Stdio {
-                    command: command.resolved(),
-                    args: section.texts("args").iter().map(Text::resolved).collect(),
-                    env: self.variables(section, path),
-                    cwd: self.cwd(section, path),
-                    sandbox: super::sandbox::read(section, &mut self.mistakes),
+                    command: command.value.clone(),
+                    args: table.args.iter().map(|text| text.value.clone()).collect(),
+                    env: self.variables(&table.env),
+                    cwd: self.cwd(table),
+                    sandbox: sandbox::read(&table.sandbox, &mut self.mistakes),
                 })
             }
             (None, Some(url)) => {
-                for name in OF_COMMANDS {
-                    if let Some(set) = section.set(name) {
-                        let what = "this is only for a backend with a `command`";
-                        self.wrong(Some(set.at.clone()), &format!("{path}.{name}"), what, "leave it out");
+                for (key, field) in table.fields() {
+                    if field.is_set() && OF_COMMANDS.split(' ').any(|name| name == key.name) {
+                        self.wrong(field.spot(), "it needs a backend with a `command`", "remove it");
                     }
                 }
-                if let Some(said) = said.filter(|said| said.value == "stdio") {
-                    let what = "an address is not spoken to over stdio";
-                    self.wrong(Some(said.at.clone()), &format!("{path}.type"), what, "it may be `http` or `sse`");
+                if **table.placement == keys::Placement::One {
+                    let hint = "remove it: each gateway connects to the address itself";
+                    self.wrong(&table.placement.spot, "it needs a backend with a `command`", hint);
                 }
-                self.url(url, path);
-                let headers = self.headers(section, path);
-                let is_sse = said.is_some_and(|said| said.value == "sse");
-                Some(Kind::Http { url: url.resolved(), headers, is_sse })
+                if let Some(said) = transport.filter(|said| ***said == Transport::Stdio) {
+                    let what = "an address cannot use the transport `stdio`";
+                    self.wrong(&said.text.spot, what, "use `http` or `sse`");
+                }
+                self.url(url);
+                let is_sse = transport.is_some_and(|said| **said == Transport::Sse);
+                Some(Kind::Http { url: url.value.clone(), headers: self.headers(&table.headers), is_sse })
             }
         }
     }
 
-    fn variables(&mut self, section: &Section, path: &str) -> BTreeMap<String, Resolved> {
-        let mut variables = BTreeMap::new();
-        for (name, text) in section.pairs("env") {
+    fn variables(&mut self, env: &Pairs) -> BTreeMap<String, Resolved> {
+        for (name, text) in &env.0 {
             if name.is_empty() || name.contains(['=', '\0']) {
-                let what = format!("`{name}` cannot be the name of a variable");
-                self.wrong(Some(text.at.clone()), &format!("{path}.env"), what, "a name has no `=` in it");
+                let what = format!("`{name}` is not a valid name of a variable");
+                self.wrong(&text.spot, what, "a name contains no `=`");
             }
-            variables.insert(name.clone(), text.resolved());
         }
-        variables
+        env.0.iter().map(|(name, text)| (name.clone(), text.value.clone())).collect()
     }
 
-    fn cwd(&mut self, section: &Section, path: &str) -> Option<Resolved> {
-        let (dir, at) = match section.the_text("cwd") {
-            Some(text) => (beside(text), Some(text.at.clone())),
-            None => (section.at.as_ref()?.file.path.parent()?.to_owned(), section.at.clone()),
+    fn cwd(&mut self, table: &keys::Backend) -> Option<Resolved> {
+        let (dir, spot) = match table.cwd.is_set {
+            true => (table.cwd.plain(), &table.cwd.text.spot),
+            false => (table.cwd.spot.at.as_ref()?.file.path.parent()?.to_owned(), &table.cwd.spot),
         };
         let problem = match fs::metadata(&dir) {
             Ok(about) if about.is_dir() => None,
@@ -395,293 +387,231 @@ impl Check<'_> {
             Err(error) => Some(format!("cannot be used: {}", report::plain(&error.to_string()))),
         };
         let whole = dir.display().to_string();
-        let dir = match section.the_text("cwd") {
-            Some(text) => match whole.strip_suffix(&text.value) {
-                Some(before) => text.resolved().after(before),
-                None => whole.into(),
-            },
+        let text = &table.cwd.text;
+        let dir = match whole.strip_suffix(&**text).filter(|_| table.cwd.is_set) {
+            Some(before) => text.value.clone().after(before),
             None => whole.into(),
         };
         if let Some(problem) = problem {
-            let what = format!("`{dir}` {problem}");
-            self.wrong(at, &format!("{path}.cwd"), what, "a relative path counts from the directory of the file");
+            let hint = "a relative path counts from the directory of the file";
+            self.wrong(spot, format!("`{dir}` {problem}"), hint);
         }
         Some(dir)
     }
 
-    fn url(&mut self, url: &Text, path: &str) {
-        let key = format!("{path}.url");
-        let at = Some(url.at.clone());
-        let parsed: Option<Uri> = url.value.parse().ok();
+    fn url(&mut self, url: &Text) {
+        let parsed: Option<Uri> = url.parse().ok();
         let scheme = parsed.as_ref().and_then(Uri::scheme_str);
         let has_host = parsed.as_ref().and_then(Uri::host).is_some_and(|host| !host.is_empty());
         if !matches!(scheme, Some("http" | "https")) || !has_host {
-            let what = format!("`{}` is no address of a server", url.written);
-            self.wrong(at, &key, what, "it begins with `http://` or `https://` and a host");
-        } else if url.value.split(['/', '?']).nth(2).is_some_and(|authority| authority.contains('@')) {
-            let what = "a name or a password in an address would end up in logs";
-            self.wrong(at, &key, what, "put it into `headers`, by reference");
+            let what = format!("`{}` is not the address of a server", url.written);
+            self.wrong(&url.spot, what, "it begins with `http://` or `https://` and a host");
+        } else if url.split(['/', '?']).nth(2).is_some_and(|authority| authority.contains('@')) {
+            let what = "the address contains a user name or a password";
+            self.wrong(&url.spot, what, "put it into `headers`, as a reference such as `${TOKEN}`");
         }
     }
 
-    fn headers(&mut self, section: &Section, path: &str) -> BTreeMap<String, Resolved> {
-        // Those that the transport itself sets.
-        const OURS: [&str; 9] = [
-            "accept",
-            "content-type",
-            "content-length",
-            "host",
-            "connection",
-            "transfer-encoding",
-            "mcp-session-id",
-            "mcp-protocol-version",
-            "last-event-id",
-        ];
+    fn headers(&mut self, table: &Pairs) -> BTreeMap<String, Resolved> {
+        // Headers that the transport itself sets.
+        const OURS: &str = "accept content-type content-length host connection transfer-encoding mcp-session-id \
+            mcp-protocol-version last-event-id";
         let mut headers = BTreeMap::new();
-        for (name, text) in section.pairs("headers") {
-            let key = format!("{path}.headers.{name}");
-            match HeaderName::try_from(name.as_str()) {
-                Err(_) => self.wrong(Some(text.at.clone()), &key, "this cannot be the name of a header", ""),
-                Ok(known) if OURS.contains(&known.as_str()) => {
-                    self.wrong(Some(text.at.clone()), &key, "outlast sets this header itself", "leave it out");
+        for (name, text) in &table.0 {
+            let (what, hint) = match HeaderName::try_from(name.as_str()) {
+                Err(_) => ("this is not a valid name of a header", ""),
+                Ok(known) if OURS.split(' ').any(|ours| ours == known) => {
+                    ("outlast sets this header itself", "remove it")
                 }
-                Ok(_) if HeaderValue::from_str(&text.value).is_err() => {
-                    let what = "its value cannot stand in a header";
-                    self.wrong(
-                        Some(text.at.clone()),
-                        &key,
-                        what,
-                        "there must be no line end and no control letter in it",
-                    );
+                Ok(_) if HeaderValue::from_str(text).is_err() => {
+                    let hint = "it must not contain a line break or a control character";
+                    ("its value is not valid in a header", hint)
                 }
                 Ok(known) => {
-                    headers.insert(known.as_str().to_owned(), text.resolved());
+                    headers.insert(known.as_str().to_owned(), text.value.clone());
+                    continue;
                 }
-            }
+            };
+            self.wrong(&text.spot, what, hint);
         }
         headers
     }
 
-    fn policy(&mut self, section: &Section, path: &str) -> Policy {
-        let mut policy = match section.text("policy").as_deref() {
-            // A backend that leaves in peace is missed all the same.
-            Some("watchdog") => Policy { clean_leaves: false, ..Policy::watchdog() },
-            _ => Policy::exponential(),
+    fn policy(&mut self, table: &keys::Backend) -> Policy {
+        let mut policy = match **table.policy {
+            // A backend is restarted also after a clean exit.
+            cli::Policy::Watchdog => Policy { clean_leaves: false, ..Policy::watchdog() },
+            cli::Policy::Exponential => Policy::exponential(),
         };
-        let delays = (section.span("delay_first"), section.span("delay_max"));
-        if let (Delays::Doubling { first, max }, (Some(wanted_first), Some(wanted_max))) = (&mut policy.delays, delays)
-        {
-            (*first, *max) = (wanted_first, wanted_max);
-            if wanted_max < wanted_first {
+        if let Delays::Doubling { first, max } = &mut policy.delays {
+            (*first, *max) = (*table.delay_first, *table.delay_max);
+            if max < first {
                 let what = "it is shorter than `delay_first`";
-                self.wrong(section.place("delay_max"), &format!("{path}.delay_max"), what, "make it as long at least");
+                self.wrong(&table.delay_max.spot, what, "make it at least as long");
             }
         } else {
-            for name in ["delay_first", "delay_max"] {
-                if let Some(set) = section.set(name) {
-                    let what = "the delays of `watchdog` are fixed";
-                    let hint = "leave it out, or choose policy = \"exponential\"";
-                    self.wrong(Some(set.at.clone()), &format!("{path}.{name}"), what, hint);
-                }
+            for set in [&table.delay_first, &table.delay_max].into_iter().filter(|set| set.is_set) {
+                let hint = "remove it, or use policy = \"exponential\"";
+                self.wrong(&set.spot, "the delays of `watchdog` are fixed", hint);
             }
         }
-        if let Some(max) = section.count("max_restarts") {
+        if let Some(max) = table.max_restarts.plain() {
             policy.restarts_max = (max > 0).then_some(max);
         }
-        if section.text("first_restart").as_deref() == Some("delay") {
+        if let cli::First::Delay = **table.first_restart {
             policy.first = First::Delay;
         }
         policy
     }
 
-    fn profiles(&mut self, root: &Section, backends: &[&str]) -> BTreeMap<String, Profile> {
+    fn profiles(&mut self, root: &Root, backends: &[&str]) -> BTreeMap<String, Profile> {
         let mut profiles = BTreeMap::new();
-        for (name, _, section) in root.named("profile") {
-            for pattern in section.patterns("backends") {
-                self.some_backend(&pattern, section.place("backends"), &format!("profile.{name}.backends"), backends);
+        for (name, table) in &root.profile.0 {
+            for pattern in table.backends.iter() {
+                self.some_backend(pattern, &table.backends.spot, backends);
             }
-            let profile = Profile {
-                backends: section.patterns("backends"),
-                allow: section.patterns("allow"),
-                deny: section.patterns("deny"),
-                search: section.truth("search"),
-            };
+            let (allow, deny) = (table.allow.to_vec(), table.deny.to_vec());
+            let profile = Profile { backends: table.backends.to_vec(), allow, deny, search: *table.search };
             profiles.insert(name.clone(), profile);
         }
         profiles
     }
 
-    fn some_backend(&mut self, pattern: &Pattern, at: Option<Place>, key: &str, backends: &[&str]) {
+    fn some_backend(&mut self, pattern: &Pattern, spot: &Spot, backends: &[&str]) {
         if !backends.iter().any(|backend| pattern.fits(backend)) {
-            let what = format!("there is no backend `{}`", pattern.0);
-            self.wrong(at, key, what, &did_you_mean(&pattern.0, backends.iter().copied()));
+            let hint = did_you_mean(&pattern.0, backends.iter().copied());
+            self.wrong(spot, format!("no backend is named `{}`", pattern.0), hint);
         }
     }
 
-    /// A name that must be among others; wrong ones are told of.
+    /// A name that must be among others; unknown names are errors.
     fn known<'n>(
         &mut self,
-        key: &str,
-        text: Option<&Text>,
+        text: &Option<Text>,
         what: &str,
-        known: impl IntoIterator<Item = &'n String> + Clone,
+        known: impl Iterator<Item = &'n String> + Clone,
     ) -> Option<String> {
-        let text = text?;
-        if !known.clone().into_iter().any(|name| *name == text.value) {
-            let hint = did_you_mean(&text.value, known.into_iter().map(String::as_str).collect::<Vec<_>>());
-            self.wrong(Some(text.at.clone()), key, format!("there is no {what} `{}`", text.written), &hint);
+        let text = text.as_ref()?;
+        if !known.clone().any(|name| **name == **text) {
+            let hint = did_you_mean(text, known.map(String::as_str));
+            self.wrong(&text.spot, format!("no {what} is named `{}`", text.written), hint);
         }
-        Some(text.value.clone())
+        Some(text.plain())
     }
 
-    fn rates(&mut self, section: &Section) -> Rates {
-        let rate = |section: &Section| {
-            let per_minute = section.count("per_minute")?;
-            Some(Rate { per_minute, burst: section.count("burst").unwrap_or(per_minute) })
+    fn rates(&mut self, table: &keys::Rates) -> Rates {
+        let hint = "set `per_minute` to the number of calls per minute";
+        let rate = |per_minute: &Option<Count<1>>, burst: &Option<Count<1>>| {
+            let per_minute = per_minute.plain()?;
+            Some(Rate { per_minute, burst: burst.plain().unwrap_or(per_minute) })
         };
-        let default = rate(section);
-        if default.is_none()
-            && !section.is_broken
-            && let Some(set) = section.set("burst")
-        {
-            let what = "without `per_minute` it has no meaning";
-            self.wrong(Some(set.at.clone()), "rates.burst", what, "say how many calls a minute there may be");
+        let default = rate(&table.per_minute, &table.burst);
+        if default.is_none() && !table.head.is_broken && table.burst.is_set {
+            self.wrong(&table.burst.spot, "it needs `per_minute`", hint);
         }
         let mut tools = Vec::new();
-        for (name, _, section) in section.named("tool") {
-            match rate(section) {
+        for (name, table) in &table.tool.0 {
+            match rate(&table.per_minute, &table.burst) {
                 Some(rate) => tools.push((Pattern(name.clone()), rate)),
-                None => self.missing(section, "it has no `per_minute`", "say how many calls a minute there may be"),
+                None => self.missing(&table.head, "it has no `per_minute`", hint),
             }
         }
         Rates { default, tools }
     }
 
-    fn switches(&mut self, section: &Section, backends: &[&str]) -> Vec<Switch> {
-        let mut off = Vec::new();
-        for text in section.texts("backends") {
-            self.some_backend(&Pattern(text.value.clone()), Some(text.at.clone()), "switch.backends", backends);
-            off.push(Switch::Backend(text.value));
+    fn switches(&mut self, table: &keys::Switch, backends: &[&str]) -> Vec<Switch> {
+        for text in table.backends.iter() {
+            self.some_backend(&Pattern(text.plain()), &text.spot, backends);
         }
-        off.extend(section.texts("tools").into_iter().map(|text| Switch::Tool(text.value)));
-        off
+        let off = table.backends.plain().into_iter().map(Switch::Backend);
+        off.chain(table.tools.plain().into_iter().map(Switch::Tool)).collect()
     }
 
-    fn front(&mut self, section: &Section, has_auth: bool) -> Front {
-        let listen: Option<SocketAddr> = section.text("listen").and_then(|text| address::parse(&text));
-        let (tls, tls_files) = self.tls(section);
+    fn front(&mut self, table: &keys::Gateway, has_auth: bool) -> Front {
+        let listen = table.listen.plain();
+        let (tls, tls_files) = self.tls(&table.tls);
         if let Some(address) = listen.filter(|address| !address.ip().is_loopback() && !has_auth) {
-            let what = format!("{address} can be reached from other machines, and nobody would be asked who they are");
-            let hint = "add `[auth]`, or listen on 127.0.0.1";
-            self.wrong(section.place("listen"), "gateway.listen", what, hint);
+            let what = format!("{address} can be reached from other machines, and there is no authentication");
+            self.wrong(&table.listen.spot, what, "add `[auth]`, or listen on 127.0.0.1");
         }
-        for text in section.texts("origins") {
-            let rest = text.value.strip_prefix("https://").or_else(|| text.value.strip_prefix("http://"));
-            let is_origin = rest.is_some_and(|rest| !rest.is_empty() && !rest.contains(['/', '?', '#', '@', '*']));
-            if !is_origin {
-                let what = format!("`{}` is no origin", text.written);
-                let hint =
-                    "write the scheme and the host of the page, such as \"https://app.example.com\", and no path";
-                self.wrong(Some(text.at), "gateway.origins", what, hint);
+        for text in table.origins.iter() {
+            let rest = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
+            if rest.is_none_or(|rest| rest.is_empty() || rest.contains(['/', '?', '#', '@', '*'])) {
+                let hint = "write scheme and host without a path, such as \"https://app.example.com\"";
+                self.wrong(&text.spot, format!("`{}` is not an origin", text.written), hint);
             }
         }
-        for text in section.texts("hosts") {
-            if text.value.is_empty() || text.value.contains(['/', '@', '*', ' ']) {
-                let what = format!("`{}` is no name of a host", text.written);
-                self.wrong(
-                    Some(text.at),
-                    "gateway.hosts",
-                    what,
-                    "write the name alone, such as \"gateway.example.com\"",
-                );
+        for text in table.hosts.iter() {
+            if text.is_empty() || text.contains(['/', '@', '*', ' ']) {
+                let hint = "write only the name, such as \"gateway.example.com\"";
+                self.wrong(&text.spot, format!("`{}` is not a host name", text.written), hint);
             }
         }
         Front {
             listen,
             tls,
             tls_files,
-            hosts: section.values("hosts"),
-            origins: section.values("origins"),
-            sessions_max: count(section, "sessions_max"),
-            sessions_per_client: count(section, "sessions_per_client"),
-            session_idle: section.span("session_idle").unwrap_or_default(),
-            connections_max: count(section, "connections_max"),
-            body_max: section.size("body_max").and_then(|size| usize::try_from(size).ok()).unwrap_or(usize::MAX),
+            hosts: table.hosts.plain(),
+            origins: table.origins.plain(),
+            sessions_max: count(&table.sessions_max),
+            sessions_per_client: count(&table.sessions_per_client),
+            session_idle: *table.session_idle,
+            connections_max: count(&table.connections_max),
+            body_max: usize::try_from(table.body_max.0).unwrap_or(usize::MAX),
         }
     }
 
-    fn tls(&mut self, section: &Section) -> (Option<Certificate>, Vec<PathBuf>) {
-        if section.set("tls").is_none() {
-            return (None, Vec::new());
-        }
-        let tls = section.section("tls");
-        let (Some(cert), Some(key)) = (tls.path("cert"), tls.path("key")) else {
-            self.missing(&tls, "it needs both `cert` and `key`", "tls = { cert = \"cert.pem\", key = \"key.pem\" }");
+    fn tls(&mut self, table: &Set<keys::Tls>) -> (Option<Certificate>, Vec<PathBuf>) {
+        let (Some(cert), Some(key)) = (table.cert.plain(), table.key.plain()) else {
+            if table.is_set {
+                let hint = "tls = { cert = \"cert.pem\", key = \"key.pem\" }";
+                self.missing(&table.head, "it needs both `cert` and `key`", hint);
+            }
             return (None, Vec::new());
         };
-        let files = vec![cert.clone(), key.clone()];
-        match Certificate::load(&cert, &key) {
-            Ok(certificate) => (Some(certificate), files),
-            Err(why) => {
-                self.wrong(
-                    section.place("tls"),
-                    "gateway.tls",
-                    why,
-                    "give a certificate and its private key, both in PEM",
-                );
-                (None, files)
-            }
-        }
+        let certificate = Certificate::load(&cert, &key).map_err(|why| {
+            self.wrong(&table.spot, why, "give a certificate and its private key, both in PEM");
+        });
+        (certificate.ok(), vec![cert, key])
     }
 
     fn auth(
         &mut self,
-        root: &Section,
+        table: &Set<keys::Auth>,
         roles: &BTreeMap<String, Role>,
         profiles: &BTreeMap<String, Profile>,
     ) -> Option<AuthSettings> {
-        let at = root.set("auth")?.at.clone();
-        let section = root.section("auth");
-        if section.set("jwt").is_none() && section.many("key").is_empty() && !section.is_broken {
-            let what = "there is neither a `[auth.jwt]` nor a `[[auth.key]]`, so nobody could connect";
-            self.wrong(Some(at), "auth", what, "`outlast gateway hash-key` makes a key");
+        if !table.is_set {
+            return None;
         }
-        let default_role = self.known("auth.default_role", section.the_text("default_role"), "role", roles.keys());
-        let jwt = section.set("jwt").and_then(|_| self.jwt(&section.section("jwt")));
+        if !table.jwt.is_set && table.key.0.is_empty() && !table.head.is_broken {
+            let what = "there is neither `[auth.jwt]` nor `[[auth.key]]`, so no client could connect";
+            self.wrong(&table.spot, what, "`outlast gateway hash-key` creates a key");
+        }
+        let default_role = self.known(&table.default_role, "role", roles.keys());
+        let jwt = self.jwt(&table.jwt);
         let mut keys: Vec<ApiKey> = Vec::new();
-        for section in section.many("key") {
-            let path = section.path.clone();
-            let Some(name) = section.the_text("name").filter(|name| !name.value.is_empty()) else {
-                self.missing(section, "it has no name", "say whose it is: name = \"…\"");
+        for (_, table) in &table.key.0 {
+            let Some(name) = table.name.as_ref().filter(|name| !name.is_empty()) else {
+                self.missing(&table.head, "it has no name", "name the client: name = \"…\"");
                 continue;
             };
-            let role = self.known(&format!("{path}.role"), section.the_text("role"), "role", roles.keys());
-            let profile =
-                self.known(&format!("{path}.profile"), section.the_text("profile"), "profile", profiles.keys());
-            let Some(sha256) = section.the_text("sha256").and_then(|text| hexadecimal(&text.value)) else {
-                if section.is_broken {
-                    continue;
+            let role = self.known(&table.role, "role", roles.keys());
+            let profile = self.known(&table.profile, "profile", profiles.keys());
+            match table.sha256.as_ref().and_then(|text| hexadecimal(text)) {
+                None if table.head.is_broken => {}
+                None => {
+                    let what = "expected a SHA-256 in 64 hexadecimal digits";
+                    self.wrong(&table.sha256.spot, what, "`outlast gateway hash-key` creates one");
                 }
-                let what = "a SHA-256 in 64 hexadecimal digits is wanted";
-                self.wrong(
-                    section.place("sha256"),
-                    &format!("{path}.sha256"),
-                    what,
-                    "`outlast gateway hash-key` makes one",
-                );
-                continue;
-            };
-            if let Some(other) = keys.iter().find(|key| key.sha256 == sha256) {
-                let what = format!("this is the key of `{}` too", other.name);
-                self.wrong(
-                    section.place("sha256"),
-                    &format!("{path}.sha256"),
-                    what,
-                    "each client has a key of its own",
-                );
-                continue;
+                Some(sha256) => match keys.iter().find(|key| key.sha256 == sha256) {
+                    Some(other) => {
+                        let what = format!("`{}` has the same key", other.name);
+                        self.wrong(&table.sha256.spot, what, "give each client its own key");
+                    }
+                    None => keys.push(ApiKey { name: name.plain(), sha256, role, profile }),
+                },
             }
-            keys.push(ApiKey { name: name.value.clone(), sha256, role, profile });
         }
         Some(AuthSettings {
             jwt,
@@ -693,85 +623,72 @@ impl Check<'_> {
         })
     }
 
-    fn jwt(&mut self, section: &Section) -> Option<JwtSettings> {
-        let secret = section.the_text("secret_env").and_then(|text| self.secret(text));
-        let jwks = section.path("jwks");
-        let (wants_secret, wants_keys) = (section.set("secret_env").is_some(), jwks.is_some());
+    fn jwt(&mut self, table: &Set<keys::Jwt>) -> Option<JwtSettings> {
+        let secret = table.secret_env.as_ref().and_then(|text| self.secret(text));
+        let jwks = table.jwks.plain();
+        let (wants_secret, wants_keys) = (table.secret_env.is_set, jwks.is_some());
         if !wants_secret && !wants_keys {
-            let hint = "give `secret_env` for HS256, or `jwks` for RS256 and ES256";
-            self.missing(section, "there is nothing to check a token by", hint);
+            if table.is_set {
+                let hint = "give `secret_env` for HS256, or `jwks` for RS256 and ES256";
+                self.missing(&table.head, "there is no key to verify a token with", hint);
+            }
             return None;
         }
-        let mut algorithms = section.values("algorithms");
-        if section.set("algorithms").is_none() {
-            algorithms.extend(wants_secret.then(|| "HS256".to_owned()));
-            algorithms.extend(["RS256", "ES256"].into_iter().filter(|_| wants_keys).map(str::to_owned));
+        let is_usable = |algorithm: Algorithm| if algorithm == Algorithm::Hs256 { wants_secret } else { wants_keys };
+        let mut algorithms = table.algorithms.plain();
+        if !table.algorithms.is_set {
+            algorithms = Algorithm::value_variants().to_vec();
+            algorithms.retain(|algorithm| is_usable(*algorithm));
         } else if algorithms.is_empty() {
-            self.wrong(section.place("algorithms"), "auth.jwt.algorithms", "with none no token is good", "");
+            self.wrong(&table.algorithms.spot, "without an algorithm no token is valid", "");
         }
-        for algorithm in &algorithms {
-            let (has_it, needs) = match algorithm.as_str() {
-                "HS256" => (wants_secret, "secret_env"),
-                _ => (wants_keys, "jwks"),
-            };
-            if !has_it {
-                let what = format!("{algorithm} needs `{needs}`");
-                self.wrong(
-                    section.place("algorithms"),
-                    "auth.jwt.algorithms",
-                    what,
-                    "give it, or leave the algorithm out",
-                );
-            }
+        for algorithm in algorithms.iter().filter(|algorithm| !is_usable(**algorithm)) {
+            let needs = if *algorithm == Algorithm::Hs256 { "secret_env" } else { "jwks" };
+            let what = format!("{} needs `{needs}`", algorithm.name());
+            self.wrong(&table.algorithms.spot, what, "add it, or remove the algorithm");
         }
         if let Some(path) = &jwks
             && let Err(why) = crate::gateway::auth::read_keys(path)
         {
             let what = format!("the key set `{}` cannot be used: {why}", path.display());
-            self.wrong(section.place("jwks"), "auth.jwt.jwks", what, "a file with a JWK set: { \"keys\": [ … ] }");
+            self.wrong(&table.jwks.spot, what, "a file with a JWK set: { \"keys\": [ … ] }");
         }
         Some(JwtSettings {
             secret,
             jwks,
-            algorithms,
-            issuer: section.text("issuer"),
-            audience: section.values("audience"),
-            role_claim: section.text("role_claim")?,
-            name_claim: section.text("name_claim")?,
-            profile_claim: section.text("profile_claim"),
-            leeway: section.span("leeway")?,
+            algorithms: algorithms.into_iter().map(Algorithm::name).collect(),
+            issuer: table.issuer.plain(),
+            audience: table.audience.plain(),
+            role_claim: table.role_claim.plain(),
+            name_claim: table.name_claim.plain(),
+            profile_claim: table.profile_claim.plain(),
+            leeway: *table.leeway,
         })
     }
 
     fn secret(&mut self, text: &Text) -> Option<Secret> {
-        let key = "auth.jwt.secret_env";
-        let at = Some(text.at.clone());
-        match (self.around.environment)(&text.value) {
+        let name = &**text;
+        let (what, hint) = match (self.around.environment)(name) {
             Some(secret) if secret.len() >= SECRET_MIN => return Some(Secret(secret.into_bytes())),
             Some(secret) if secret.is_empty() => {
-                let what = format!("the variable `{}` is empty", text.value);
-                self.wrong(
-                    at,
-                    key,
-                    what,
-                    "anybody could sign with an empty secret: set one, such as by `openssl rand -hex 32`",
-                );
+                (format!("the variable `{name}` is empty"), "set a secret, for example with `openssl rand -hex 32`")
             }
             Some(_) => {
-                let what = format!("the secret in `{}` is shorter than {SECRET_MIN} bytes", text.value);
-                self.wrong(at, key, what, "set a longer one, such as by `openssl rand -hex 32`");
+                let what = format!("the secret in `{name}` is shorter than {SECRET_MIN} bytes");
+                (what, "set a longer one, for example with `openssl rand -hex 32`")
             }
             None => {
-                let what = format!("the environment has no variable `{}`", text.value);
-                self.wrong(at, key, what, "set it before outlast starts; here stands its name, not the secret");
+                let hint = "set it before outlast starts; this key holds the name of the variable, not the secret";
+                (format!("the environment variable `{name}` is not set"), hint)
             }
-        }
+        };
+        self.wrong(&text.spot, what, hint);
         None
     }
 }
 
-/// What two backends with the same prefix would both offer, if the configuration alone says so. Without a prefix only names
-/// that both list under `allow` are certain; the rest is seen in their catalogues.
+/// Names that two backends with the same prefix both offer, as far as the configuration shows. Without a prefix only
+/// names that both list under `allow` are certain; the rest is known from their catalogues.
 fn collision(first: &Backend, second: &Backend) -> Option<String> {
     let named = |backend: &Backend| -> Option<BTreeSet<String>> {
         let is_name = |pattern: &&Pattern| !pattern.0.contains('*');
@@ -786,12 +703,12 @@ fn collision(first: &Backend, second: &Backend) -> Option<String> {
     };
     let (prefix, other) = (&second.prefix, &first.name);
     Some(match common {
-        Some(name) => format!("the backend `{other}` offers the tool `{prefix}{name}` too"),
-        None => format!("the backend `{other}` has the prefix `{prefix}` too, so both would offer the same names"),
+        Some(name) => format!("the backend `{other}` also offers the tool `{prefix}{name}`"),
+        None => format!("the backend `{other}` has the same prefix `{prefix}`, so both would offer the same names"),
     })
 }
 
-fn is_plain(text: &str, max: usize) -> bool {
+pub(super) fn is_plain(text: &str, max: usize) -> bool {
     let plain = |letter: char| letter.is_ascii_alphanumeric() || letter == '_' || letter == '-';
     (1..=max).contains(&text.len()) && text.chars().all(plain)
 }
@@ -808,7 +725,7 @@ fn hexadecimal(text: &str) -> Option<[u8; 32]> {
 }
 
 /// Where a command would be found, for `gateway check`.
-pub fn on_path(command: &str, cwd: Option<&str>) -> bool {
+pub(crate) fn on_path(command: &str, cwd: Option<&str>) -> bool {
     if command.contains(std::path::is_separator) {
         return PathBuf::from(cwd.unwrap_or(".")).join(command).is_file();
     }

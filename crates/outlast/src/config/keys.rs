@@ -1,608 +1,472 @@
-//! Every key of `outlast.toml`, as data. The reader, `config show`, the JSON schema and the reference page of the book all
-//! come from this one list, so none of them can know a key that another does not.
+//! Every key of `outlast.toml`. The tables here are the types of a configuration that was read; `config show`, the JSON
+//! schema, the reference page of the book, the defaults and the guarded keys are derived from them.
 
-/// One key of a table.
-#[derive(Debug)]
-pub struct Key {
-    pub name: &'static str,
-    pub shape: Shape,
-    /// As it could stand in the file; empty if there is none. It is read like a value of the file, so it cannot be wrong.
-    pub default: &'static str,
-    /// One or two sentences for people.
-    pub about: &'static str,
-    pub guard: Guard,
-}
+use std::time::Duration;
 
-/// Whether a file that outlast found by itself may set a key before the user trusts it (SPEC X1). Besides, no key of
-/// such a file may refer to the environment by `${NAME}`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Guard {
-    Never,
-    /// It runs something, passes on the environment, connects to an address or opens a listener.
-    Always,
-    /// It is a path, which is harmless as long as it stays in the directory of the file.
-    Outside,
-}
+use clap::{ArgMatches, ValueEnum};
+use outlast_core::{
+    gateway::{Children, Pattern},
+    keys::DetachKey,
+};
+use serde_json::Value as Json;
 
-#[derive(Debug, Clone, Copy)]
-pub enum Shape {
-    Text,
-    /// Relative to the directory of the file.
-    Path,
-    Paths,
-    Texts,
-    /// Names with `*`.
-    Patterns,
-    /// Texts by name.
-    Pairs,
-    Count {
-        least: u64,
-        most: u64,
-    },
-    Truth,
-    Span,
-    Size,
-    /// An address to listen on.
-    Address,
-    Choice(&'static [&'static str]),
-    Choices(&'static [&'static str]),
-    /// TCP ports: a list, or `"any"`.
-    Ports {
-        least: u16,
-    },
-    /// How many processes: `"shared"`, `"per_session"` or `{ pool = n }`.
-    Children,
-    /// `[name]`
-    Table(&'static [Key]),
-    /// `[name.NAME]`, in the order of the file.
-    Named(&'static [Key]),
-    /// `[[name]]`
-    Many(&'static [Key]),
-}
+use super::{
+    flags::is_given,
+    mistake::Spot,
+    schema,
+    show::{self, Setting},
+    table::{Field, Guard, Head, Key, Reader, Set, Shape, Table, Value, tables},
+    tree::Node,
+    values::{Choice, Count, FilePath, Hidden, Listener, Many, Named, Pairs, Parsed, Plain, Ports, Size, Text},
+};
+use crate::cli;
 
-impl Shape {
-    /// The keys of the tables below it.
-    pub fn inner(self) -> Option<&'static [Key]> {
-        match self {
-            Shape::Table(keys) | Shape::Named(keys) | Shape::Many(keys) => Some(keys),
-            _ => None,
-        }
+tables! {
+    Root {
+        /// The gateway and the endpoint that clients connect to.
+        gateway: Gateway,
+        /// One server behind the gateway: a command that it starts, or an address that it connects to.
+        backend: Many<Backend>,
+        /// A view of the catalogue: which backends and tools a client sees.
+        profile: Named<Profile>,
+        /// The tools that clients with this role may call. If there is no role, every client may call every tool.
+        role: Named<Role>,
+        /// Authentication. Without this table clients need no credentials, and the gateway listens on loopback only.
+        auth: Auth | guarded,
+        /// How often each client may call each tool.
+        rates: Rates,
+        /// Tools and backends that are off for all clients.
+        switch: Switch,
+        /// Limits of the whole gateway.
+        limits: Limits,
+        /// Several gateways that act as one, on NATS with JetStream. Without this table the gateway is alone.
+        cluster: Cluster | guarded,
+        /// Defaults of `outlast mcp`. Command-line options take precedence.
+        mcp: Mcp,
+        /// Defaults of `outlast run`. Command-line options take precedence.
+        run: Run,
+        /// How `outlast run` starts and reads another agent than claude and codex: for a program of this name, and for
+        /// `--agent NAME`.
+        agent: Named<Agent>,
+    }
+
+    Gateway (cli::Gateway) {
+        /// The name of the gateway in `ps`, logs and errors. Default: the name of its directory.
+        name: Option<Text>,
+        /// The address of the HTTP endpoint, such as `127.0.0.1:7332`; `localhost:7332`, `:7332` and `7332` mean
+        /// `127.0.0.1:7332`. An address beyond loopback needs `[auth]`.
+        listen: Option<Parsed<Listener>> | guarded,
+        /// TLS for the endpoint. Both files are read again when they change; if the new ones cannot be used, the old
+        /// ones stay in use.
+        tls: Tls,
+        /// Host names by which clients reach the endpoint, besides loopback names. A request with any other `Host` is
+        /// refused.
+        hosts: Vec<Text> | guarded,
+        /// Origins of web pages that may connect, such as `https://app.example.com`, besides loopback origins. A
+        /// request with any other `Origin` is refused.
+        origins: Vec<Text> | guarded,
+        /// The profile of clients that choose none.
+        profile: Option<Text>,
+        /// How many sessions of the handshake era can be open. At the limit, a new session ends the longest idle
+        /// session of the same client; if that client has no idle session, the new one is refused.
+        sessions_max: Count<1> = 1024,
+        /// The same for the sessions of one client; applies with `[auth]`.
+        sessions_per_client: Count<1> = 256,
+        /// A session without requests and connections for this long is ended.
+        session_idle: Duration = "1h",
+        /// How many connections can be open. A further one gets status 503 and is closed.
+        connections_max: Count<1> = 1024,
+        /// The largest request body.
+        body_max: Size = "32MiB",
+        /// Do not read the file again when it changes; SIGHUP and `outlast reload` still do.
+        no_watch: bool = false | option,
+        /// Forward a request with a method that MCP does not define even if the role of the client may not call every tool.
+        /// Such a request is forwarded only if there is one backend.
+        forward_unknown: bool = false,
+        /// How long a backend may take to exit after its stdin is closed; then it gets SIGTERM.
+        stdin_grace: Duration = "1s" | option,
+        /// How long it may take to exit after SIGTERM; then it gets SIGKILL.
+        term_grace: Duration = "2s" | option,
+    }
+
+    Tls {
+        /// The certificate chain, in PEM.
+        cert: Option<FilePath> | outside,
+        /// The private key, in PEM.
+        key: Option<FilePath> | outside,
+    }
+
+    Backend {
+        /// The name of the backend, and by default the prefix of its tools. Letters, digits, `_` and `-`.
+        name: Option<Text>,
+        /// The program to start. A backend has either this or `url`.
+        command: Option<Text> | guarded,
+        /// Its arguments.
+        args: Vec<Text> = [] | guarded,
+        /// Environment variables. Refer to secrets: `"${GITHUB_TOKEN}"`.
+        env: Pairs = {} | guarded,
+        /// Pass all environment variables of the gateway, including its secrets, not only the usual ones.
+        inherit_env: bool = false | guarded,
+        /// Its working directory.
+        cwd: FilePath = "." | outside,
+        /// The address of a running server. A backend has either this or `command`.
+        url: Option<Text> | guarded,
+        /// Headers of each request to `url`. Refer to secrets: `"Bearer ${TOKEN}"`.
+        headers: Pairs = {} | guarded,
+        /// The transport: `stdio` for a command, `http` (Streamable HTTP) for an address, or `sse`, the old transport
+        /// with two endpoints.
+        transport ["type"]: Option<Choice<Transport>>,
+        /// What the names of its tools and prompts begin with. Default: its name and `__`. `""` means no prefix.
+        prefix: Option<Text>,
+        /// Offer only these of its tools, by its own names.
+        allow: Vec<Pattern>,
+        /// Do not offer these of its tools.
+        deny: Vec<Pattern> = [],
+        /// One process for all clients, one for each session, or a pool.
+        children: Children = "shared",
+        /// With `children = "per_session"`: how many processes can run for sessions. A call that needs one more is
+        /// refused.
+        children_max: Count<1> = 64,
+        /// When its process starts: with the gateway, or with the first request that needs it. A lazy backend without a
+        /// cached catalogue is started once to read its lists, and stopped again.
+        start: Choice<Start> = "eager",
+        /// In a cluster: each gateway runs its own processes, or one gateway runs them for all. Needs `[cluster]`.
+        placement: Choice<Placement> = "every",
+        /// Which revisions of MCP the backend speaks. With `auto` the gateway finds out.
+        era: Choice<Era> = "auto",
+        /// Delays after crashes: doubling from `delay_first` to `delay_max`, or 1, 5 and 10 s without end.
+        policy: Choice<cli::Policy> = "exponential",
+        /// Give up after this many restarts in a row; 0 means never. Default: 5 for `exponential`, never for
+        /// `watchdog`.
+        max_restarts: Option<Count<0>>,
+        /// After the first crash of a server that had been ready for 5 s: start it at once, or after the delay.
+        first_restart: Choice<cli::First> = "at-once",
+        /// The first delay of `exponential`.
+        delay_first: Duration = "1s",
+        /// The longest delay of `exponential`.
+        delay_max: Duration = "60s",
+        /// A call without an answer for this long is cancelled and fails. Progress starts the time again.
+        call_timeout: Duration = "60s",
+        /// The longest time of a call, even with progress.
+        call_max: Duration = "10m",
+        /// How long its handshake may take. The first start may install a package.
+        start_timeout: Duration = "120s",
+        /// Stop a process that got no requests for this long; the next request starts it again.
+        idle_stop: Option<Duration>,
+        /// Replace a process that, with all processes below it, uses more memory (Linux).
+        memory_max: Option<Size>,
+        /// The files and TCP ports that its processes may use, enforced by the kernel (Linux): see
+        /// [sandbox](sandbox.md). `sandbox = {}` is the strictest.
+        sandbox: Sandbox,
+        /// The circuit breaker: when the gateway stops sending calls to a backend that fails.
+        breaker: Breaker,
+        /// Whether a tool call that was in flight at a crash is sent again: never, or if the tool is annotated as
+        /// read-only or idempotent.
+        retry: Choice<cli::Retry> = "never",
+        /// Ignore this backend.
+        disabled: bool = false,
+    }
+
+    // None of these is guarded as a whole: a file that is not trusted may restrict a server. Paths outside its directory
+    // are left out, which restricts the server further.
+    Sandbox {
+        /// Files and directories to read and execute, besides those of the system.
+        read: Vec<FilePath> | outside,
+        /// Files and directories to read, execute and change.
+        write: Vec<FilePath> | outside,
+        /// TCP ports to connect to, on any host; `"any"` for all. Default: none.
+        tcp_connect: Ports<1>,
+        /// TCP ports to listen on; 0 lets the system choose one, `"any"` for all. Default: none.
+        tcp_bind: Ports<0>,
+    }
+
+    Breaker {
+        /// The circuit opens after this many calls in a row that were lost, timed out or could not be sent; 0 means
+        /// never.
+        failures: Count<0> = 5,
+        /// How long no call is sent. Then one call is let through; if it is answered, the circuit closes.
+        open: Duration = "30s",
+    }
+
+    Profile {
+        /// Only these backends are visible.
+        backends: Vec<Pattern>,
+        /// Only these tools are visible, by the names that clients see.
+        allow: Vec<Pattern>,
+        /// These tools are not visible.
+        deny: Vec<Pattern> = [],
+        /// Offer three tools to search, describe and call, instead of the whole list.
+        search: bool = false,
+    }
+
+    Role {
+        /// Tools that this role may call, by the names that clients see.
+        allow: Vec<Pattern> = ["*"],
+        /// Tools that this role may not call. `deny` takes precedence over `allow`.
+        deny: Vec<Pattern> = [],
+    }
+
+    Auth {
+        /// Signed tokens: `Authorization: Bearer …`.
+        jwt: Jwt,
+        /// An API key: `Authorization: Bearer …` or `X-API-Key: …`. `outlast gateway hash-key` creates one.
+        key: Many<ApiKey>,
+        /// The role of tokens and keys without one. If there are roles, a client without a role may call nothing.
+        default_role: Option<Text>,
+    }
+
+    Jwt {
+        /// The environment variable with the secret for HS256, at least 32 bytes.
+        secret_env: Option<Text>,
+        /// A file with the public keys for RS256 and ES256 (a JWK set). It is read again when it changes.
+        jwks: Option<FilePath>,
+        /// The accepted signature algorithms. Default: HS256 with a secret, RS256 and ES256 with a key set.
+        algorithms: Vec<Choice<Algorithm>>,
+        /// The required issuer (`iss`).
+        issuer: Option<Text>,
+        /// The accepted audiences (`aud`): one of them must be in the token.
+        audience: Vec<Text>,
+        /// The claim with the role; `a.b` is `b` within `a`. If it is a list, the first known role counts.
+        role_claim: Text = "role",
+        /// The claim with the client's name, for rates and the audit log.
+        name_claim: Text = "sub",
+        /// The claim with the name of a profile.
+        profile_claim: Option<Text>,
+        /// The accepted difference of the clocks.
+        leeway: Duration = "30s",
+    }
+
+    ApiKey {
+        /// The client's name, for rates and the audit log.
+        name: Option<Text>,
+        /// The SHA-256 of the key in hexadecimal. The key itself is not stored.
+        sha256: Option<Text>,
+        /// Its role. Default: `default_role`.
+        role: Option<Text>,
+        /// Its profile. Default: the gateway's.
+        profile: Option<Text>,
+    }
+
+    Rates {
+        /// Calls per minute of each client to each tool. Default: no limit.
+        per_minute: Option<Count<1>>,
+        /// How many calls may come at once. Default: as many as per minute.
+        burst: Option<Count<1>>,
+        /// The same for single tools, by the names that clients see, with `*`. The first table that matches counts.
+        tool: Named<Rate>,
+    }
+
+    Rate {
+        /// Calls per minute of each client.
+        per_minute: Option<Count<1>>,
+        /// How many calls may come at once. Default: as many as per minute.
+        burst: Option<Count<1>>,
+    }
+
+    Switch {
+        /// Tools that are off, by the names that clients see.
+        tools: Vec<Text> = [],
+        /// Backends that are off.
+        backends: Vec<Text> = [],
+    }
+
+    Limits {
+        /// How long a call waits for a backend that is down.
+        hold: Duration = "30s",
+        /// How many calls can wait for one backend. A further one fails at once.
+        held_max: Count<1> = 256,
+        /// How many requests one client can have in flight. A further one fails at once.
+        in_flight_max: Count<1> = 1024,
+        /// How many elements a page of a list has.
+        page: Count<1> = 1000,
+        /// How often a backend that was given up is tried again.
+        retry_given_up: Duration = "5m",
+    }
+
+    Cluster {
+        /// The NATS servers, such as `nats://10.0.0.5:4222`, or `tls://…` for TLS. Several servers of one NATS cluster can be
+        /// given; others are learned from them.
+        nats: Vec<Text>,
+        /// The name of the cluster, the same for all its gateways. Letters, digits, `_` and `-`.
+        name: Option<Text>,
+        /// The name of this gateway in the cluster; no other gateway has it. Letters, digits, `_` and `-`. Default: the host
+        /// name.
+        replica: Option<Text>,
+        /// What the names of all subjects, buckets and streams in NATS begin with. Letters, digits, `_` and `-`.
+        prefix: Text = "outlast",
+        /// How many copies NATS keeps of each bucket and stream: 1, or 3 with a NATS cluster of three servers.
+        replicas: Count<1> = 1,
+        /// Do not start without NATS. Otherwise the gateway starts alone if NATS cannot be reached, and joins later.
+        required: bool = false,
+        /// A credentials file as `nsc` writes it. At most one of `credentials`, `nkey`, `user` and `token` can be given.
+        credentials: Option<FilePath>,
+        /// A file with the seed of an nkey.
+        nkey: Option<FilePath>,
+        /// The user name.
+        user: Option<Text>,
+        /// The password of `user`. Refer to a secret: `"${NATS_PASSWORD}"`.
+        password: Option<Hidden>,
+        /// A token. Refer to a secret: `"${NATS_TOKEN}"`.
+        token: Option<Hidden>,
+        /// Certificate authorities for TLS, in PEM. Default: those of the system.
+        tls_ca: Option<FilePath>,
+        /// The certificate of this gateway for TLS, in PEM.
+        tls_cert: Option<FilePath>,
+        /// The private key of `tls_cert`, in PEM.
+        tls_key: Option<FilePath>,
+    }
+
+    Mcp (cli::Mcp) {
+        /// The name of the server in `ps`, logs and errors. Default: from its command.
+        name: Option<Text> | option,
+        /// Reload the server when a file below one of these paths changes.
+        watch: Vec<FilePath> = [] | outside | option,
+        /// A shell command to run before each reload.
+        build: Option<Text> | guarded | option,
+        /// Start the new server beside the old one, or stop the old one first.
+        reload: Choice<cli::Reload> = "blue-green" | option,
+        /// How long a replaced server has to finish its calls.
+        drain: Duration = "60s" | option,
+        /// Whether a tool call that was in flight at a crash is sent again: never, or if the tool is annotated as
+        /// read-only or idempotent.
+        retry: Choice<cli::Retry> = "never" | option,
+        /// Delays after crashes: 1, 5 and 10 s without end, or doubling from 1 s to 60 s.
+        policy: Choice<cli::Policy> = "watchdog" | option,
+        /// Give up after this many restarts in a row; 0 means never. Default: 5 for `exponential`, never for
+        /// `watchdog`.
+        max_restarts: Option<Count<0>> | option,
+        /// After the first crash of a server that had been ready for 5 s: start it at once, or after the delay.
+        first_restart: Choice<cli::First> = "at-once" | option,
+        /// If the server exits with code 0: end outlast too, or start the server again with the next request.
+        on_clean_exit: Choice<cli::OnCleanExit> = "end" | option,
+        /// How long a server may take for its handshake. Default: 120 s for the first server, 30 s for later ones.
+        start_timeout: Option<Duration> | option,
+        /// After this time outlast answers the handshake for the first server. Default: 3 s with a cache of this
+        /// command's last run, 20 s without.
+        answer_after: Option<Duration> | option,
+        /// How often outlast sends progress for a call whose server sends none. Default: never.
+        heartbeat: Option<Duration> | option,
+        /// A tool call without an answer or progress for this long is cancelled and fails. Default: no limit.
+        call_timeout: Option<Duration> | option,
+        /// The files and TCP ports that the server may use, enforced by the kernel (Linux): see [sandbox](sandbox.md).
+        /// `sandbox = {}` is the strictest.
+        sandbox: Sandbox,
+        /// Settings for one of the server's tools.
+        tool: Named<McpTool>,
+        /// Replace a server that, with all processes below it, uses more memory (Linux). Default: no limit.
+        memory_max: Option<Size> | option,
+        /// The server's own tool that makes it exit with code 42; a call of it is then answered as successful.
+        restart_tool: Text = "restart_server" | option,
+        /// How long a request waits for a server that is down before it fails.
+        hold: Duration = "30s" | option,
+        /// How long a server may take to exit after its stdin is closed; then it gets SIGTERM.
+        stdin_grace: Duration = "1s" | option,
+        /// How long it may take to exit after SIGTERM; then it gets SIGKILL.
+        term_grace: Duration = "2s" | option,
+        /// Do not add `restart_server`, `verify_server_restarted` and `server_status` to the server's tools.
+        no_tools: bool = false | option,
+        /// The file of the restart marker. Default: `.outlast/restart_marker`.
+        marker: Option<FilePath> | outside | option,
+        /// Give outlast's own stdin and stdout to the server, and only restart it. Keys that concern messages cannot be
+        /// set with it.
+        inherit: bool = false | option,
+    }
+
+    McpTool {
+        /// The same for this tool; `0s` means no limit.
+        call_timeout: Option<Duration>,
+    }
+
+    Agent {
+        /// Arguments added at a restart, to continue the conversation. `{id}` is the id that `fresh` got. Default: the
+        /// agent is started with the same command line.
+        resume: Vec<Text> = [] | guarded,
+        /// Arguments added when a conversation begins. `{id}` is a new UUID.
+        fresh: Vec<Text> = [] | guarded,
+        /// The beginning of the input line. The agent is ready when this is shown. Default: it is ready at its first
+        /// output.
+        prompt: Option<Text>,
+        /// A text that one of the last 10 lines of the screen contains while the agent works.
+        busy: Option<Text>,
+        /// The beginning of the line in which the agent says that its usage limit is reached, among the last 10 lines of the
+        /// screen. A time after it (`resets 3pm`, `resets in 2h`) is the end of the limit.
+        limit: Option<Text>,
+        /// The bytes that submit a typed text, such as `"\u001b[13u"`. Default: Enter.
+        submit: Option<Text> | guarded,
+    }
+
+    Run (cli::Run) {
+        /// The agent's profile: `claude`, `codex`, `shell`, or a name of `[agent.NAME]`.
+        agent: Option<Text> | option,
+        /// Further variables of outlast's environment that the agent gets; `NAME*` means all with this beginning, `*`
+        /// all.
+        env_pass: Vec<Text> = [] | guarded | option,
+        /// Which variables of outlast's environment the agent gets: [the listed
+        /// ones](run.md#the-environment-of-the-agent) and those of `env_pass`, or all except `PWD`.
+        env: Choice<cli::Env> = "listed" | guarded | option,
+        /// Run in the background, without a terminal.
+        detach: bool = false | option,
+        /// The detach key, for example `ctrl-a d`; `none` disables it.
+        detach_key: Parsed<DetachKey> = "ctrl-\\" | option,
+        /// If the terminal is closed: end the agent and outlast, or continue in the background.
+        on_hangup: Choice<cli::OnHangup> = "end" | option,
+        /// Do not keep a model of the screen. `attach`, `screen`, `send` and `wait-for` then do not work.
+        no_screen: bool = false | option,
+        /// Shell commands to run, with the event as JSON on their stdin, when the agent waits for input, crashes, hangs or
+        /// is limited. A URL gets the event as a POST, and `ntfy:URL` a message as [ntfy](run.md#notifications) expects it.
+        notify: Vec<Text> = [] | guarded | option,
+        /// Restart an agent that is busy and whose screen has not changed for this long (claude and codex). Default:
+        /// never.
+        hang_timeout: Option<Duration> | option,
+        /// At the [usage limit](run.md#usage-limits) of the agent: show it and notify, continue when it is over, or end with
+        /// exit code 75.
+        on_limit: Choice<cli::OnLimit> = "tell" | option,
+        /// After a crash during a turn, [send this text](run.md#interrupted-turns) to the restarted agent, once.
+        on_resume: Option<Text> | guarded | option,
     }
 }
 
-const fn key(name: &'static str, shape: Shape, default: &'static str, about: &'static str) -> Key {
-    Key { name, shape, default, about, guard: Guard::Never }
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Transport {
+    Stdio,
+    Http,
+    Sse,
 }
 
-impl Key {
-    const fn guarded(self) -> Key {
-        Key { guard: Guard::Always, ..self }
-    }
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Start {
+    Eager,
+    Lazy,
+}
 
-    const fn guarded_outside(self) -> Key {
-        Key { guard: Guard::Outside, ..self }
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Placement {
+    Every,
+    One,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum Era {
+    Auto,
+    Handshake,
+    Stateless,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "UPPER")]
+pub(crate) enum Algorithm {
+    Hs256,
+    Rs256,
+    Es256,
+}
+
+impl Algorithm {
+    /// In a token.
+    pub(crate) fn name(self) -> String {
+        self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
     }
 }
 
-const ANY: Shape = Shape::Count { least: 0, most: u32::MAX as u64 };
-const SOME: Shape = Shape::Count { least: 1, most: u32::MAX as u64 };
-
-pub const ROOT: &[Key] = &[
-    key("gateway", Shape::Table(GATEWAY), "", "The endpoint that clients connect to."),
-    key("backend", Shape::Many(BACKEND), "", "One server behind the gateway: a command, or an address."),
-    key("profile", Shape::Named(PROFILE), "", "A view of the catalogue that a client can be given."),
-    key(
-        "role",
-        Shape::Named(ROLE),
-        "",
-        "What clients with this role may call. Without any role everything is allowed.",
-    ),
-    key(
-        "auth",
-        Shape::Table(AUTH),
-        "",
-        "Who may connect. Without it clients need no credentials, and the gateway listens on this machine only.",
-    )
-    .guarded(),
-    key("rates", Shape::Table(RATES), "", "How often each client may call each tool."),
-    key("switch", Shape::Table(SWITCH), "", "What is turned off, whoever asks."),
-    key("limits", Shape::Table(LIMITS), "", "Bounds of the whole gateway."),
-    key("mcp", Shape::Table(MCP), "", "What `outlast mcp` does where no option says otherwise."),
-    key("run", Shape::Table(RUN), "", "What `outlast run` does where no option says otherwise."),
-    key(
-        "agent",
-        Shape::Named(AGENT),
-        "",
-        "How `outlast run` drives an agent that it does not know: for a program of this name, and for `--agent NAME`.",
-    ),
-];
-
-pub const GATEWAY: &[Key] = &[
-    key("name", Shape::Text, "", "What people call this gateway. Otherwise it is called by its directory."),
-    key(
-        "listen",
-        Shape::Address,
-        "",
-        "The address of the HTTP endpoint, such as `127.0.0.1:7332`; `localhost:7332`, `:7332` and `7332` mean this machine. Beyond this machine only with `[auth]`.",
-    ).guarded(),
-    key(
-        "tls",
-        Shape::Table(TLS),
-        "",
-        "The endpoint speaks HTTPS. Both files are read again when they change; if they cannot be used, those before stay in use.",
-    ),
-    key(
-        "hosts",
-        Shape::Texts,
-        "",
-        "Names under which clients reach the endpoint, besides those of this machine. Any other `Host` is refused.",
-    ).guarded(),
-    key(
-        "origins",
-        Shape::Texts,
-        "",
-        "Web pages that may connect, such as `https://app.example.com`, besides those of this machine. Any other `Origin` is refused.",
-    ).guarded(),
-    key("profile", Shape::Text, "", "The profile of clients that name none."),
-    key(
-        "sessions_max",
-        SOME,
-        "1024",
-        "Sessions of the handshake era at a time. With one more, the one of the same client that was idle longest ends; if it has none that is idle, the new one is refused.",
-    ),
-    key(
-        "sessions_per_client",
-        SOME,
-        "256",
-        "The same for the sessions of one client, where clients prove who they are (`[auth]`).",
-    ),
-    key("session_idle", Shape::Span, "\"1h\"", "A session that nobody has used for so long is ended."),
-    key("connections_max", SOME, "1024", "Open connections at a time. One more is told so and closed."),
-    key("body_max", Shape::Size, "\"32MiB\"", "The largest message that is accepted."),
-    key(
-        "no_watch",
-        Shape::Truth,
-        "false",
-        "The file is not read again when it changes, but on SIGHUP and by `outlast reload`.",
-    ),
-    key(
-        "forward_unknown",
-        Shape::Truth,
-        "false",
-        "Requests with a method that MCP does not have are forwarded for every role, not only for roles that may call everything. They are only forwarded where there is one backend.",
-    ),
-    key("stdin_grace", Shape::Span, "\"1s\"", "How long a backend may take to end after its stdin is closed."),
-    key("term_grace", Shape::Span, "\"2s\"", "How long it may take after SIGTERM."),
-];
-
-pub const TLS: &[Key] = &[
-    key("cert", Shape::Path, "", "The certificate and those that signed it, in PEM.").guarded_outside(),
-    key("key", Shape::Path, "", "The private key of the certificate, in PEM.").guarded_outside(),
-];
-
-pub const BACKEND: &[Key] = &[
-    key("name", Shape::Text, "", "What it is called, and what its tools begin with. Letters, digits, `_` and `-`."),
-    key("command", Shape::Text, "", "The program to start. Either this or `url`.").guarded(),
-    key("args", Shape::Texts, "[]", "Its arguments.").guarded(),
-    key("env", Shape::Pairs, "{}", "Variables for its environment. Secrets by reference: `\"${GITHUB_TOKEN}\"`.")
-        .guarded(),
-    key(
-        "inherit_env",
-        Shape::Truth,
-        "false",
-        "It gets all variables of the gateway's own environment, its secrets among them, and not only the usual ones.",
-    )
-    .guarded(),
-    key("cwd", Shape::Path, "\".\"", "Where it works.").guarded_outside(),
-    key("url", Shape::Text, "", "The address of a server that runs already. Either this or `command`.").guarded(),
-    key(
-        "headers",
-        Shape::Pairs,
-        "{}",
-        "Headers for each request to `url`. Secrets by reference: `\"Bearer ${TOKEN}\"`.",
-    )
-    .guarded(),
-    key(
-        "type",
-        Shape::Choice(&["stdio", "http", "sse"]),
-        "",
-        "What is spoken to it: stdio to a command, Streamable HTTP to an address, or `sse`, the old transport with two endpoints.",
-    ),
-    key(
-        "prefix",
-        Shape::Text,
-        "",
-        "What its tools and prompts begin with. Otherwise its name and `__`; `\"\"` is nothing.",
-    ),
-    key("allow", Shape::Patterns, "", "Only these of its tools are offered, by its own names for them."),
-    key("deny", Shape::Patterns, "[]", "These of its tools are not offered."),
-    key("children", Shape::Children, "\"shared\"", "One process for all clients, one for each session, or a pool."),
-    key(
-        "children_max",
-        SOME,
-        "64",
-        "With `children = \"per_session\"`: how many processes sessions may have at a time. A call that needs one more is refused.",
-    ),
-    key(
-        "start",
-        Shape::Choice(&["eager", "lazy"]),
-        "\"eager\"",
-        "When its process starts: with the gateway, or with the first request that needs it. A lazy one without a cached catalogue is started once to read it, and stopped again.",
-    ),
-    key(
-        "era",
-        Shape::Choice(&["auto", "handshake", "stateless"]),
-        "\"auto\"",
-        "Which revisions of MCP are spoken to it. By itself the gateway finds out.",
-    ),
-    key(
-        "policy",
-        Shape::Choice(&["exponential", "watchdog"]),
-        "\"exponential\"",
-        "When it is started again after a crash: doubling delays, or 1, 5 and 10 s apart for ever.",
-    ),
-    key(
-        "max_restarts",
-        ANY,
-        "",
-        "It is given up after so many restarts in a row; 0 is never. Otherwise 5 for `exponential`, and never for `watchdog`.",
-    ),
-    key(
-        "first_restart",
-        Shape::Choice(&["at-once", "delay"]),
-        "\"at-once\"",
-        "The first crash of a server that had been ready for 5 s: back at once, or after the delay.",
-    ),
-    key("delay_first", Shape::Span, "\"1s\"", "Of `exponential`: the first delay."),
-    key("delay_max", Shape::Span, "\"60s\"", "Of `exponential`: the longest delay."),
-    key(
-        "call_timeout",
-        Shape::Span,
-        "\"60s\"",
-        "A call that takes longer is cancelled and fails. Progress begins it anew.",
-    ),
-    key("call_max", Shape::Span, "\"10m\"", "How long a call may take in all, with whatever progress."),
-    key(
-        "start_timeout",
-        Shape::Span,
-        "\"120s\"",
-        "How long it may take for its handshake. The first start of a package may be its installation.",
-    ),
-    key(
-        "idle_stop",
-        Shape::Span,
-        "",
-        "A process that nobody has called for so long is stopped, and started again by the next call.",
-    ),
-    key("memory_max", Shape::Size, "", "A process that holds more, with all below it, is replaced."),
-    key(
-        "sandbox",
-        Shape::Table(SANDBOX),
-        "",
-        "What its processes may use, enforced by the kernel (Linux): see [sandbox](sandbox.md). `sandbox = {}` is the strictest.",
-    ),
-    key("breaker", Shape::Table(BREAKER), "", "When calls stop being sent to a backend that only fails."),
-    key(
-        "retry",
-        Shape::Choice(&["never", "annotated"]),
-        "\"never\"",
-        "Whether a tool call that was running at a crash is asked again: only if the tool is annotated as read-only or idempotent, or never.",
-    ),
-    key("disabled", Shape::Truth, "false", "It is left out, as if it were not in the file."),
-];
-
-/// Keys of a backend that only a command has.
-pub const OF_COMMANDS: &[&str] = &[
-    "args",
-    "env",
-    "inherit_env",
-    "cwd",
-    "children",
-    "children_max",
-    "start",
-    "policy",
-    "max_restarts",
-    "first_restart",
-    "delay_first",
-    "delay_max",
-    "idle_stop",
-    "memory_max",
-    "sandbox",
-];
-
-/// Keys of a backend that only an address has.
-pub const OF_ADDRESSES: &[&str] = &["headers"];
-
-/// None of these is guarded as a whole: a file that is not trusted may restrict a server. Paths outside of its directory are
-/// left out, which restricts the server further.
-pub const SANDBOX: &[Key] = &[
-    key("read", Shape::Paths, "", "Files and directories that may be read and executed, besides the system's.")
-        .guarded_outside(),
-    key("write", Shape::Paths, "", "Files and directories that may be changed, too.").guarded_outside(),
-    key(
-        "tcp_connect",
-        Shape::Ports { least: 1 },
-        "",
-        "Ports that it may connect to over TCP, on any host; `\"any\"` does not restrict them. Otherwise none.",
-    ),
-    key(
-        "tcp_bind",
-        Shape::Ports { least: 0 },
-        "",
-        "Ports that it may listen on; 0 lets the system choose one, `\"any\"` does not restrict them. Otherwise none.",
-    ),
-];
-
-pub const BREAKER: &[Key] = &[
-    key("failures", ANY, "5", "Calls in a row that were lost, timed out or could not be sent; 0 is never."),
-    key(
-        "open",
-        Shape::Span,
-        "\"30s\"",
-        "For so long nothing is sent. Then one call shows whether it is worth going on.",
-    ),
-];
-
-pub const PROFILE: &[Key] = &[
-    key("backends", Shape::Patterns, "", "Only these backends."),
-    key("allow", Shape::Patterns, "", "Only these tools, by the names that clients see."),
-    key("deny", Shape::Patterns, "[]", "Not these tools."),
-    key("search", Shape::Truth, "false", "Three tools to search, describe and call instead of the whole list."),
-];
-
-pub const ROLE: &[Key] = &[
-    key("allow", Shape::Patterns, "[\"*\"]", "Tools that may be called, by the names that clients see."),
-    key("deny", Shape::Patterns, "[]", "Tools that may not. This has the last word."),
-];
-
-pub const AUTH: &[Key] = &[
-    key("jwt", Shape::Table(JWT), "", "Signed tokens: `Authorization: Bearer …`."),
-    key(
-        "key",
-        Shape::Many(API_KEY),
-        "",
-        "An API key: `Authorization: Bearer …` or `X-API-Key: …`. `outlast gateway hash-key` makes one.",
-    ),
-    key(
-        "default_role",
-        Shape::Text,
-        "",
-        "The role of tokens and keys that name none. Without it they may call nothing as soon as there are roles.",
-    ),
-];
-
-pub const ALGORITHMS: &[&str] = &["HS256", "RS256", "ES256"];
-
-pub const JWT: &[Key] = &[
-    key("secret_env", Shape::Text, "", "The variable in which the secret for HS256 stands, at least 32 bytes of it."),
-    key(
-        "jwks",
-        Shape::Path,
-        "",
-        "A file with the public keys for RS256 and ES256 (a JWK set). It is read again with the configuration.",
-    ),
-    key(
-        "algorithms",
-        Shape::Choices(ALGORITHMS),
-        "",
-        "What a token may be signed by. Otherwise HS256 with a secret, RS256 and ES256 with a key set.",
-    ),
-    key("issuer", Shape::Text, "", "Who must have issued it (`iss`)."),
-    key("audience", Shape::Texts, "", "Whom it must be meant for (`aud`): one of these."),
-    key(
-        "role_claim",
-        Shape::Text,
-        "\"role\"",
-        "Where the role stands in the token; `a.b` is `b` within `a`. Of a list the first that is known counts.",
-    ),
-    key("name_claim", Shape::Text, "\"sub\"", "Where the client's name stands, for rates, audit and metrics."),
-    key("profile_claim", Shape::Text, "", "Where the name of a profile stands, if it does."),
-    key("leeway", Shape::Span, "\"30s\"", "By how much the clocks may differ."),
-];
-
-pub const API_KEY: &[Key] = &[
-    key("name", Shape::Text, "", "Whose it is, for rates, audit and metrics."),
-    key("sha256", Shape::Text, "", "The SHA-256 of the key in hexadecimal. The key itself stands nowhere."),
-    key("role", Shape::Text, "", "Otherwise the default role."),
-    key("profile", Shape::Text, "", "Otherwise the gateway's."),
-];
-
-pub const RATES: &[Key] = &[
-    key("per_minute", SOME, "", "Calls a minute of each client to each tool. Otherwise there is no limit."),
-    key("burst", SOME, "", "Calls that may come at once. Otherwise as many as in a minute."),
-    key(
-        "tool",
-        Shape::Named(RATE),
-        "",
-        "Of these tools, by the names that clients see, with `*`. The first that fits counts.",
-    ),
-];
-
-pub const RATE: &[Key] = &[
-    key("per_minute", SOME, "", "Calls a minute of each client."),
-    key("burst", SOME, "", "Calls that may come at once. Otherwise as many as in a minute."),
-];
-
-pub const SWITCH: &[Key] = &[
-    key("tools", Shape::Texts, "[]", "Tools that are off, by the names that clients see."),
-    key("backends", Shape::Texts, "[]", "Backends that are off."),
-];
-
-pub const LIMITS: &[Key] = &[
-    key("hold", Shape::Span, "\"30s\"", "How long a call waits for a backend that is down."),
-    key("held_max", SOME, "256", "Calls that wait for one backend. One more fails at once."),
-    key("in_flight_max", SOME, "1024", "Calls of one client at a time. One more fails at once."),
-    key("page", SOME, "1000", "Elements on one page of a list."),
-    key("retry_given_up", Shape::Span, "\"5m\"", "A backend that was given up is tried again this often."),
-];
-
-pub const MCP: &[Key] = &[
-    key("name", Shape::Text, "", "What people call the server. Otherwise it is called by its command."),
-    key("watch", Shape::Paths, "[]", "The server is reloaded when a file here changes.").guarded_outside(),
-    key("build", Shape::Text, "", "This is run in a shell before each reload.").guarded(),
-    key(
-        "reload",
-        Shape::Choice(&["blue-green", "replace"]),
-        "\"blue-green\"",
-        "The new server is started beside the old one, or the old one is stopped first.",
-    ),
-    key("drain", Shape::Span, "\"60s\"", "How long a replaced server may finish its calls."),
-    key(
-        "retry",
-        Shape::Choice(&["never", "annotated"]),
-        "\"never\"",
-        "Whether a tool call that was running at a crash is asked again.",
-    ),
-    key(
-        "policy",
-        Shape::Choice(&["watchdog", "exponential"]),
-        "\"watchdog\"",
-        "When it is started again after a crash: 1, 5 and 10 s apart for ever, or doubling delays.",
-    ),
-    key("max_restarts", ANY, "", "It is given up after so many restarts in a row; 0 is never."),
-    key(
-        "first_restart",
-        Shape::Choice(&["at-once", "delay"]),
-        "\"at-once\"",
-        "The first crash of a server that had been ready for 5 s: back at once, or after the delay.",
-    ),
-    key(
-        "on_clean_exit",
-        Shape::Choice(&["end", "restart"]),
-        "\"end\"",
-        "What the server's exit code 0 means: outlast ends too, or starts it again when it is needed.",
-    ),
-    key(
-        "start_timeout",
-        Shape::Span,
-        "",
-        "How long a server may take for its handshake. Otherwise 120 s for the first, and 30 s after.",
-    ),
-    key(
-        "answer_after",
-        Shape::Span,
-        "",
-        "How long the first server may take for the handshake before outlast answers it. Otherwise 3 s with a cache of this command's last run, and 20 s without.",
-    ),
-    key(
-        "heartbeat",
-        Shape::Span,
-        "",
-        "How often outlast reports progress of a call whose server reports none. Otherwise never.",
-    ),
-    key(
-        "call_timeout",
-        Shape::Span,
-        "",
-        "How long a tool call may take without progress; then it is cancelled and fails. Otherwise there is no limit.",
-    ),
-    key(
-        "sandbox",
-        Shape::Table(SANDBOX),
-        "",
-        "What the server may use, enforced by the kernel (Linux): see [sandbox](sandbox.md). `sandbox = {}` is the strictest.",
-    ),
-    key("tool", Shape::Named(MCP_TOOL), "", "What is different for one of the server's tools."),
-    key(
-        "memory_max",
-        Shape::Size,
-        "",
-        "A server that uses more memory, with all processes below it, is replaced (Linux). Otherwise there is no limit.",
-    ),
-    key(
-        "restart_tool",
-        Shape::Text,
-        "\"restart_server\"",
-        "The server's own tool that makes it exit with code 42: only a call of this one is answered as a success then.",
-    ),
-    key("hold", Shape::Span, "\"30s\"", "How long a request waits for a server that is down."),
-    key("stdin_grace", Shape::Span, "\"1s\"", "How long a server may take to end after its stdin is closed."),
-    key("term_grace", Shape::Span, "\"2s\"", "How long it may take after SIGTERM."),
-    key(
-        "no_tools",
-        Shape::Truth,
-        "false",
-        "`restart_server`, `verify_server_restarted` and `server_status` are not added to its tools.",
-    ),
-    key("marker", Shape::Path, "", "Where the restart marker is written. Otherwise `.outlast/restart_marker`.")
-        .guarded_outside(),
-    key(
-        "inherit",
-        Shape::Truth,
-        "false",
-        "The server gets our own stdin and stdout, and is only restarted. None of the keys that are about messages goes with it.",
-    ),
-];
-
-pub const MCP_TOOL: &[Key] =
-    &[key("call_timeout", Shape::Span, "", "How long a call of this tool may take; `0s` is no limit.")];
-
-pub const AGENT: &[Key] = &[
-    key(
-        "resume",
-        Shape::Texts,
-        "[]",
-        "Added to the command line at a restart, to go on with the conversation. `{id}` stands for the id that `fresh` was given. Without it the agent is restarted as it was.",
-    ).guarded(),
-    key(
-        "fresh",
-        Shape::Texts,
-        "[]",
-        "Added to the command line when a conversation begins. `{id}` stands for a new UUID.",
-    ).guarded(),
-    key(
-        "prompt",
-        Shape::Text,
-        "",
-        "What the line one types in begins with. The agent is ready when it was shown; otherwise at its first output.",
-    ),
-    key(
-        "busy",
-        Shape::Text,
-        "",
-        "A text in one of the last 10 lines of the screen that is there while the agent works.",
-    ),
-    key("submit", Shape::Text, "", "The bytes that submit what was typed, such as `\"\\u001b[13u\"`. Otherwise Enter.").guarded(),
-];
-
-pub const RUN: &[Key] = &[
-    key("agent", Shape::Text, "", "The agent's profile: `claude`, `codex`, `shell`, or a name of `[agent.NAME]`."),
-    key(
-        "env_pass",
-        Shape::Texts,
-        "[]",
-        "Variables of outlast's own environment that pass to the agent; `NAME*` passes all that begin so, `*` all.",
-    ).guarded(),
-    key(
-        "env",
-        Shape::Choice(&["listed", "all"]),
-        "\"listed\"",
-        "Which variables of outlast's own environment pass to the agent: those that [are listed](run.md) and those of `env_pass`, or all but `PWD`.",
-    ).guarded(),
-    key("detach", Shape::Truth, "false", "It runs in the background, without a terminal."),
-    key(
-        "detach_key",
-        Shape::Text,
-        "'ctrl-\\'",
-        "Leaves the agent to itself in the background: a key with Ctrl, perhaps another after it, or `none`.",
-    ),
-    key(
-        "on_hangup",
-        Shape::Choice(&["end", "detach"]),
-        "\"end\"",
-        "What a lost terminal means: the agent and outlast end too, or go on in the background.",
-    ),
-    key("no_screen", Shape::Truth, "false", "The screen is not kept: nobody can attach, read it or wait for it."),
-    key(
-        "notify",
-        Shape::Text,
-        "",
-        "This is run in a shell, with the event as JSON on its stdin, when the agent waits for input, crashes or hangs.",
-    ).guarded(),
-    key(
-        "hang_timeout",
-        Shape::Span,
-        "",
-        "An agent that is busy by its own account and has shown nothing for so long is restarted. Otherwise never.",
-    ),
-];
+/// Keys of a backend with a command.
+pub(crate) const OF_COMMANDS: &str = "args env inherit_env cwd children children_max start policy max_restarts \
+     first_restart delay_first delay_max idle_stop memory_max sandbox";

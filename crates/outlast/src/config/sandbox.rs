@@ -1,64 +1,59 @@
-//! `sandbox` of `[mcp]` and of a backend → a checked [`Sandbox`]. Whether the kernel can enforce it is part of the check.
+//! Reads `sandbox` of `[mcp]` and of a backend into a checked [`Sandbox`]. Whether the kernel can enforce it is part of
+//! the check.
 
 use std::{fs, path::PathBuf};
 
 use outlast_core::sandbox::{Ports, RULES_MAX, Sandbox};
+use outlast_os as os;
 
-use super::{
-    mistake::{Mistake, Mistakes},
-    read::{Section, beside},
-};
-use crate::{os, report};
+use super::{keys, mistake::Mistakes, table::Set, values::FilePath};
+use crate::cli::report;
 
-/// Nothing if the table has no sandbox. A mistake in it is noted, and then nothing may be started.
-pub fn read(table: &Section, mistakes: &mut Mistakes) -> Option<Sandbox> {
-    let at = table.set("sandbox")?.at.clone();
-    let section = table.section("sandbox");
+/// `None` if the table has no sandbox. An error in it is collected, and then nothing may be started.
+pub(crate) fn read(table: &Set<keys::Sandbox>, mistakes: &mut Mistakes) -> Option<Sandbox> {
+    if !table.is_set {
+        return None;
+    }
     let sandbox = Sandbox {
-        read: paths(&section, "read", mistakes),
-        write: paths(&section, "write", mistakes),
-        tcp_connect: ports(&section, "tcp_connect", mistakes),
-        tcp_bind: ports(&section, "tcp_bind", mistakes),
+        read: paths(&table.read, mistakes),
+        write: paths(&table.write, mistakes),
+        tcp_connect: ports(&table.tcp_connect, &table.tcp_connect.0, mistakes),
+        tcp_bind: ports(&table.tcp_bind, &table.tcp_bind.0, mistakes),
     };
     if let Some(refusal) = sandbox.refusal(os::sandbox_support()) {
-        mistakes.add(Mistake::new(at, section.path.clone(), refusal.why).hint(refusal.hint));
+        mistakes.wrong(&table.spot, refusal.why, refusal.hint);
     }
     Some(sandbox)
 }
 
-fn paths(section: &Section, name: &str, mistakes: &mut Mistakes) -> Vec<PathBuf> {
-    let texts = section.texts(name);
-    let key = format!("{}.{name}", section.path);
-    too_many(section, name, texts.len(), mistakes);
+fn paths(set: &Set<Vec<FilePath>>, mistakes: &mut Mistakes) -> Vec<PathBuf> {
+    limit(set, set.len(), mistakes);
     let mut paths = Vec::new();
-    for text in texts {
-        let path = beside(&text);
-        let wrong = match fs::metadata(&path) {
-            _ if text.value.is_empty() => "a path is empty".to_owned(),
+    for path in set.iter() {
+        let wrong = match fs::metadata(&**path) {
+            _ if path.text.is_empty() => "a path is empty".to_owned(),
             Ok(_) => {
-                paths.push(path);
+                paths.push(path.to_path_buf());
                 continue;
             }
-            Err(error) => format!("`{}` cannot be used: {}", text.written, report::plain(&error.to_string())),
+            Err(error) => format!("`{}` cannot be used: {}", path.text.written, report::plain(&error.to_string())),
         };
-        let hint = "create it or leave it out; a relative path counts from the directory of the file";
-        mistakes.add(Mistake::new(text.at.clone(), key.clone(), wrong).hint(hint));
+        let hint = "create it or remove it; a relative path counts from the directory of the file";
+        mistakes.wrong(&path.text.spot, wrong, hint);
     }
     paths
 }
 
-fn ports(section: &Section, name: &str, mistakes: &mut Mistakes) -> Ports {
-    let ports = section.ports(name);
-    if let Ports::Only(ports) = &ports {
-        too_many(section, name, ports.len(), mistakes);
+fn ports<T>(set: &Set<T>, ports: &Ports, mistakes: &mut Mistakes) -> Ports {
+    if let Ports::Only(ports) = ports {
+        limit(set, ports.len(), mistakes);
     }
-    ports
+    ports.clone()
 }
 
-fn too_many(section: &Section, name: &str, count: usize, mistakes: &mut Mistakes) {
-    if let Some(at) = section.place(name).filter(|_| RULES_MAX < count) {
-        let what = format!("{count} entries are too many");
-        let hint = format!("at most {RULES_MAX}; a directory stands for all that is in it");
-        mistakes.add(Mistake::new(at, format!("{}.{name}", section.path), what).hint(hint));
+fn limit<T>(set: &Set<T>, count: usize, mistakes: &mut Mistakes) {
+    if RULES_MAX < count {
+        let hint = format!("at most {RULES_MAX} are allowed; a directory includes everything in it");
+        mistakes.wrong(&set.spot, format!("{count} entries are too many"), hint);
     }
 }

@@ -2,12 +2,20 @@ use std::{collections::BTreeMap, fs, time::Duration};
 
 use clap::{CommandFactory, FromArgMatches};
 use outlast_core::{
-    gateway::{Called, Children, EraChoice, Kind, Outcome, Pattern, Rate, Start, Switch, Who},
+    gateway::{Called, Children, EraChoice, Kind, Outcome, Pattern, Placement, Rate, Start, Switch, Who},
     restarts::{Delays, First},
 };
 
-use super::{gateway::Gateway, *};
-use crate::{cli, report::Report};
+use super::{
+    gateway::{Gateway, Secret},
+    table::{Key, Shape},
+    values::Plain,
+    *,
+};
+use crate::{
+    cli::{self, report::Report},
+    cluster::Credentials,
+};
 
 /// A directory with a few files, in an environment of its own.
 struct World {
@@ -44,7 +52,7 @@ impl World {
         let base = self.base();
         let environment = |name: &str| self.environment.get(name).map(|value| (*value).to_owned());
         let home = Some(Path::new("/home/ann"));
-        then(&Surroundings { cwd: &base, home, environment: &environment, trust: Trust::All })
+        then(&Surroundings { cwd: &base, home, environment: &environment, trust: Trust::All, texts: None })
     }
 
     fn config(&self, named: &[&str]) -> Result<Config, Mistakes> {
@@ -57,7 +65,7 @@ impl World {
         self.around(|around| Gateway::load(&named, around)).map(|(gateway, _)| gateway)
     }
 
-    /// What is wrong, as people read it.
+    /// The errors, as people read them.
     fn words(&self, named: &[&str]) -> String {
         let report = Report::from(self.gateway(named).expect_err("a mistake"));
         assert_eq!(report.code, report::USAGE);
@@ -74,31 +82,50 @@ fn gateway(text: &str) -> Gateway {
     world.gateway(&[]).unwrap_or_else(|mistakes| panic!("{}", Report::from(mistakes)))
 }
 
-/// One file, and what is said of it.
+/// One file and its errors.
 fn words(text: &str) -> String {
     let said = World::new(&[(NAME, text)]).words(&[]);
     format!("{}\n{said}\n", text.trim_end().lines().map(|line| format!("> {line}\n")).collect::<String>())
 }
 
-#[test]
-fn every_default_can_be_read() {
-    fn check(keys: &'static [Key], count: &mut usize) {
-        for key in keys {
-            if !key.default.is_empty() {
-                assert!(read::default(key).is_some(), "{}", key.name);
-                *count += 1;
-            }
-            assert!(key.about.ends_with('.'), "{}: {}", key.name, key.about);
-            check(key.shape.inner().unwrap_or(&[]), count);
+/// A file that sets every key with a default to that default.
+fn defaults(keys: &[Key], path: &str, file: &mut String, count: &mut usize) {
+    for key in keys {
+        assert!(key.about.ends_with('.'), "{}: {}", key.name, key.about);
+        if key.shape.is_leaf() && !key.default.is_empty() {
+            file.push_str(&format!("{} = {}\n", key.name, key.default));
+            *count += 1;
         }
     }
-    let mut count = 0;
-    check(ROOT, &mut count);
-    assert!(count > 30, "{count}");
+    for key in keys.iter().filter(|key| !key.shape.is_leaf()) {
+        let path = table::join(path, key.name);
+        let (header, path) = match key.shape {
+            Shape::Named(_) => (format!("[{path}.x]"), format!("{path}.x")),
+            Shape::Many(_) => (format!("[[{path}]]"), path),
+            _ => (format!("[{path}]"), path),
+        };
+        file.push_str(&format!("{header}\n"));
+        defaults(key.shape.keys(), &path, file, count);
+    }
 }
 
 #[test]
-fn all_that_can_be_set_is_set() {
+fn every_default_can_be_read() {
+    let (mut file, mut count) = (String::new(), 0);
+    defaults(Root::KEYS, "", &mut file, &mut count);
+    assert!(count > 30, "{count}");
+    let config =
+        World::new(&[(NAME, &file)]).config(&[]).unwrap_or_else(|mistakes| panic!("{}", Report::from(mistakes)));
+    let all = show::json(&show::all(&config, None), &config);
+    let set = all["values"].as_array().unwrap().iter().filter(|value| value["from"] == "file").count();
+    // An empty table of texts is shown as the default.
+    let empty =
+        all["values"].as_array().unwrap().iter().filter(|value| value["value"] == serde_json::json!({})).count();
+    assert_eq!(set + empty, count);
+}
+
+#[test]
+fn every_key_can_be_set() {
     let gateway = gateway(
         r#"
         [gateway]
@@ -150,6 +177,7 @@ fn all_that_can_be_set_is_set() {
         children = "per_session"
         children_max = 3
         start = "lazy"
+        placement = "one"
 
         [[backend]]
         name = "off"
@@ -198,6 +226,19 @@ fn all_that_can_be_set_is_set() {
         in_flight_max = 3
         page = 4
         retry_given_up = "10s"
+
+        [cluster]
+        nats = ["nats://10.0.0.5", "tls://nats.example.com:4333", "10.0.0.6:4224"]
+        name = "team"
+        replica = "west-1"
+        prefix = "our"
+        replicas = 3
+        required = true
+        user = "ann"
+        password = "${GITHUB_TOKEN}"
+        tls_ca = "keys.json"
+        tls_cert = "keys.json"
+        tls_key = "keys.json"
         "#,
     );
     let secs = Duration::from_secs;
@@ -244,6 +285,7 @@ fn all_that_can_be_set_is_set() {
     assert_eq!((bare.children, bare.policy.restarts_max), (Children::PerSession, None));
     assert_eq!((bare.children_max, bare.start), (3, Start::Lazy));
     assert_eq!((files.children_max, files.start), (64, Start::Eager));
+    assert_eq!((files.placement, bare.placement), (Placement::Every, Placement::One));
     assert!(!bare.policy.clean_leaves, "a backend that leaves in peace is missed all the same");
     assert_eq!((bare.call_timeout, bare.call_max, bare.idle_stop), (secs(60), secs(600), None));
 
@@ -263,13 +305,26 @@ fn all_that_can_be_set_is_set() {
     assert!(settings.forward_unknown);
     assert_eq!((settings.limits.hold, settings.limits.held_max), (secs(1), 2));
     assert_eq!((settings.limits.in_flight_max, settings.limits.page, settings.limits.retry_given_up), (3, 4, secs(10)));
+    let cluster = gateway.cluster.as_ref().unwrap();
+    assert_eq!(
+        cluster.servers,
+        ["nats://10.0.0.5:4222", "tls://nats.example.com:4333", "nats://10.0.0.6:4224"],
+        "with scheme and port"
+    );
+    let names = [&cluster.cluster, &cluster.replica, &cluster.prefix].map(String::as_str);
+    assert_eq!((names, cluster.replicas, cluster.required), (["team", "west-1", "our"], 3, true));
+    let password = Secret(b"gh-s3cret".to_vec());
+    assert_eq!(cluster.credentials, Credentials::UserAndPassword { user: "ann".to_owned(), password });
+    assert!(cluster.tls.ca.is_some() && cluster.tls.own.is_some());
+    assert_eq!(cluster.session_ttl, secs(90));
+    assert!(!format!("{cluster:?}").contains("gh-s3cret"));
     let watched: Vec<_> = gateway.watched.iter().map(|path| path.file_name().unwrap().to_str().unwrap()).collect();
     assert_eq!(watched, [NAME, "keys.json"]);
     assert!(!format!("{auth:?}").contains(SECRET));
 }
 
 #[test]
-fn a_mistake_is_told_with_its_place_its_key_and_the_fix() {
+fn an_error_names_its_position_its_key_and_the_fix() {
     let texts = [
         "[[backend]]\nname = \"a\"\ncomand = \"x\"\n",
         "[gatway]\n",
@@ -334,6 +389,16 @@ fn a_mistake_is_told_with_its_place_its_key_and_the_fix() {
         "[[auth.key]]\nname = \"ci\"\nsha256 = \"00\"\n",
         "[[auth.key]]\nname = \"ci\"\nkey = \"00\"\n",
         "[[auth.key]]\nname = \"ci\"\nrole = \"admin\"\nsha256 = \"00000000000000000000000000000000000000000000000000000000000000ff\"\n",
+        "[cluster]\n",
+        "[cluster]\nnats = \"nats://x\"\nname = \"a.b\"\nreplica = \"\"\nprefix = \"a*\"\n",
+        "[cluster]\nnats = \"nats://ann:pass@x\"\nname = \"a\"\n",
+        "[cluster]\nnats = [\"http://x\", \"ws://x\", \"nats://x/y\"]\nname = \"a\"\n",
+        "[cluster]\nnats = \"x\"\nname = \"a\"\nreplicas = 2\n",
+        "[cluster]\nnats = \"x\"\nname = \"a\"\nuser = \"ann\"\ntoken = \"${GITHUB_TOKEN}\"\n",
+        "[cluster]\nnats = \"x\"\nname = \"a\"\ncredentials = \"nowhere\"\ntls_cert = \"nowhere\"\n",
+        "[[backend]]\nname = \"a\"\ncommand = \"x\"\nplacement = \"one\"\n",
+        "[cluster]\nnats = \"x\"\nname = \"a\"\n[[backend]]\nname = \"a\"\nurl = \"http://x/\"\nplacement = \"one\"\n",
+        "[[backend]]\nname = \"a\"\ncommand = \"x\"\nplacement = \"two\"\n",
         "a = \n",
         "[mcp]\nwatch = 5\n",
         "[run]\ndetach_key = \"d\"\n",
@@ -342,7 +407,7 @@ fn a_mistake_is_told_with_its_place_its_key_and_the_fix() {
 }
 
 #[test]
-fn all_mistakes_of_a_file_are_told_at_once_up_to_a_bound() {
+fn all_errors_of_a_file_are_reported_at_once_up_to_a_limit() {
     let text = "[gateway]\nlisten = 5\nx = 1\n[limits]\nhold = \"soon\"\n[[backend]]\nname = \"a\"\n";
     insta::assert_snapshot!(World::new(&[(NAME, text)]).words(&[]));
     let many: String = (0..25).map(|n| format!("unknown_{n} = 1\n")).collect();
@@ -362,7 +427,7 @@ fn files_that_cannot_be_read_are_named() {
 }
 
 #[test]
-fn the_nearest_file_upward_is_found_and_named_ones_are_joined() {
+fn the_nearest_file_is_found_and_named_files_are_joined() {
     let world = World::new(&[
         (NAME, "[gateway]\nname = \"outer\"\n"),
         (
@@ -375,9 +440,9 @@ fn the_nearest_file_upward_is_found_and_named_ones_are_joined() {
     ]);
     let deep = world.base().join("deep/down");
     let environment = |_: &str| None;
-    let around = Surroundings { cwd: &deep, home: None, environment: &environment, trust: Trust::All };
+    let around = Surroundings { cwd: &deep, home: None, environment: &environment, trust: Trust::All, texts: None };
     let config = Config::load(&[], Want::Everything, &around).unwrap();
-    assert_eq!(config.table("gateway").text("name").as_deref(), Some("outer"));
+    assert_eq!(config.root.gateway.name.plain().as_deref(), Some("outer"));
 
     let gateway = world.gateway(&["a.toml", "b.toml"]).unwrap();
     assert_eq!(gateway.name.as_deref(), Some("b"), "the later file has the last word");
@@ -386,13 +451,13 @@ fn the_nearest_file_upward_is_found_and_named_ones_are_joined() {
     let names: Vec<_> = gateway.settings.backends.iter().map(|backend| backend.name.as_str()).collect();
     assert_eq!(names, ["one", "two"]);
     insta::assert_snapshot!(world.words(&["a.toml", "c.toml"]), @r"
-    error: c.toml:2:8: `backend.one.name`: there is a backend of this name already, at a.toml:7
+    error: c.toml:2:8: `backend.one.name`: another backend has this name, at a.toml:7
       hint: give one of them another name
     ");
 }
 
 #[test]
-fn names_that_must_collide_are_a_mistake_of_the_configuration() {
+fn certain_name_collisions_are_errors() {
     let words = |first: &str, second: &str| {
         let backend = |name: &str, more: &str| format!("[[backend]]\nname = \"{name}\"\ncommand = \"x\"\n{more}\n");
         let world = World::new(&[(NAME, &(backend("one", first) + &backend("two", second)))]);
@@ -402,19 +467,19 @@ fn names_that_must_collide_are_a_mistake_of_the_configuration() {
         }
     };
     insta::assert_snapshot!(words("prefix = \"fs_\"", "prefix = \"fs_\""), @r"
-    error: outlast.toml:8:1: `backend.two.prefix`: the backend `one` has the prefix `fs_` too, so both would offer the same names
+    error: outlast.toml:8:1: `backend.two.prefix`: the backend `one` has the same prefix `fs_`, so both would offer the same names
       hint: give one of them another `prefix`
     ");
     insta::assert_snapshot!(words("prefix = \"two__\"", ""), @r"
-    error: outlast.toml:5:1: `backend.two.prefix`: the backend `one` has the prefix `two__` too, so both would offer the same names
+    error: outlast.toml:5:1: `backend.two.prefix`: the backend `one` has the same prefix `two__`, so both would offer the same names
       hint: give one of them another `prefix`
     ");
     let named = |names: &str| format!("prefix = \"\"\nallow = [{names}]");
-    insta::assert_snapshot!(words(&named("\"a\", \"b\""), &named("\"b\"")), @r"
-    error: outlast.toml:9:1: `backend.two.prefix`: the backend `one` offers the tool `b` too
+    insta::assert_snapshot!(words(&named("\"a\", \"b\""), &named("\"b\"")), @"
+    error: outlast.toml:9:1: `backend.two.prefix`: the backend `one` also offers the tool `b`
       hint: give one of them another `prefix`
     ");
-    // What only their catalogues can say.
+    // Collisions that only the catalogues show.
     for (first, second) in [
         ("prefix = \"\"", "prefix = \"\""),
         ("prefix = \"\"\nallow = [\"a*\"]", "prefix = \"\"\nallow = [\"a\"]"),
@@ -428,12 +493,12 @@ fn names_that_must_collide_are_a_mistake_of_the_configuration() {
 
 #[cfg(unix)]
 #[test]
-fn a_file_that_another_user_put_there_is_not_obeyed_unasked() {
+fn a_file_of_another_user_is_not_used() {
     let world = World::new(&[(NAME, "[gateway]\nname = \"x\"\n")]);
     let path = world.base().join(NAME);
     assert!(os::is_trusted(&fs::metadata(&path).unwrap()), "our own");
     assert!(os::is_trusted(&fs::metadata("/").unwrap()), "the administrator's");
-    // Only the administrator can give a file away.
+    // Only the administrator can change the owner of a file.
     if !nix::unistd::geteuid().is_root() {
         return;
     }
@@ -443,19 +508,19 @@ fn a_file_that_another_user_put_there_is_not_obeyed_unasked() {
     let warning = config.warnings().concat().replace(&world.base().display().to_string(), "HERE");
     insta::assert_snapshot!(
         warning,
-        @"warning: `HERE/outlast.toml` belongs to another user and is not used; if you trust it, name it by `--config`"
+        @"warning: `HERE/outlast.toml` belongs to another user and is not used; if you trust it, name it with `--config`"
     );
     assert_eq!(world.gateway(&[NAME]).unwrap().name.as_deref(), Some("x"));
 }
 
 #[test]
-fn the_files_of_clients_are_taken_as_they_are() {
+fn files_of_clients_are_read() {
     for (name, text, wanted) in [
         (".mcp.json", include_str!("fixtures/mcp.json"), 3),
         (".vscode/mcp.json", include_str!("fixtures/vscode.json"), 2),
         ("Claude/claude_desktop_config.json", include_str!("fixtures/claude_desktop_config.json"), 2),
     ] {
-        // As an editor on Windows would save it.
+        // As an editor on Windows saves it.
         let windows = format!("\u{feff}{}", text.replace('\n', "\r\n"));
         let mut seen = vec![];
         for text in [text, &windows] {
@@ -475,7 +540,7 @@ fn the_files_of_clients_are_taken_as_they_are() {
 }
 
 #[test]
-fn what_cannot_be_taken_from_a_clients_file_is_said() {
+fn unusable_parts_of_a_clients_file_are_reported() {
     let texts = [
         r#"{ "servers": { "a": { "command": "x", "env": { "K": "${input:api-key}" } } }, "inputs": [{ "id": "api-key" }] }"#,
         r#"{ "mcpServers": { "a": { "type": "ws", "url": "ws://x" } } }"#,
@@ -492,31 +557,38 @@ fn what_cannot_be_taken_from_a_clients_file_is_said() {
 }
 
 #[test]
-fn every_option_has_its_key() {
-    for (command, keys) in [("mcp", keys::MCP), ("run", keys::RUN)] {
+fn every_option_has_a_key() {
+    for (command, keys) in [("mcp", keys::Mcp::KEYS), ("run", keys::Run::KEYS)] {
         let cli = cli::Cli::command();
-        let options = cli.find_subcommand(command).unwrap().get_arguments().map(|argument| argument.get_id().as_str());
+        let command_line = cli.find_subcommand(command).unwrap();
+        let options = command_line.get_arguments().map(|argument| argument.get_id().as_str());
         let options: Vec<&str> = options.filter(|id| !["help", "version"].contains(id)).collect();
         for option in &options {
             let has_key = keys.iter().any(|key| key.name == *option);
             let has_reason = flags::WITHOUT_KEY.iter().any(|(name, _)| name == option);
             assert!(has_key != has_reason, "{command} --{option}: a key, or a reason why there is none");
         }
-        // A table has no place on a command line.
-        for key in keys.iter().filter(|key| key.shape.inner().is_none()) {
+        // A table cannot be given on a command line.
+        for key in keys.iter().filter(|key| key.shape.is_leaf()) {
             assert!(options.contains(&key.name), "[{command}] {} has no option", key.name);
+            assert!(key.marks.contains(&"option"), "[{command}] {} does not set its option", key.name);
+            let option = command_line.get_arguments().find(|argument| argument.get_id() == key.name).unwrap();
+            let default = option.get_default_values().first().map(|default| default.to_str().unwrap());
+            let of_key = key.default.starts_with('"').then(|| tree::default(key.default).json());
+            let of_key = of_key.as_ref().and_then(serde_json::Value::as_str);
+            assert_eq!(of_key, default, "the defaults of [{command}] {} and of its option", key.name);
         }
     }
     let cli = cli::Cli::command();
     for option in cli.find_subcommand("gateway").unwrap().get_arguments().map(|argument| argument.get_id().as_str()) {
-        let has_key = keys::GATEWAY.iter().any(|key| key.name == option);
+        let has_key = keys::Gateway::KEYS.iter().any(|key| key.name == option);
         let has_reason = flags::WITHOUT_KEY.iter().any(|(name, _)| *name == option);
         assert!(has_key != has_reason, "gateway --{option}: a key, or a reason why there is none");
     }
 }
 
 #[test]
-fn the_file_sets_how_a_gateway_ends() {
+fn the_file_sets_the_grace_periods_of_a_gateway() {
     let world = World::new(&[(NAME, "[gateway]\nno_watch = true\nstdin_grace = 7\nterm_grace = \"9s\"\n")]);
     let given = cli::Cli::command().get_matches_from(["outlast", "gateway", "--term-grace", "3"]);
     let cli::Command::Gateway(mut got) = cli::Cli::from_arg_matches(&given).unwrap().command else { panic!() };
@@ -532,7 +604,7 @@ fn mcp(world: &World, line: &str) -> Result<cli::Mcp, Mistakes> {
 }
 
 #[test]
-fn the_file_sets_what_the_command_line_does_not() {
+fn the_file_sets_options_that_the_command_line_does_not() {
     let text = r#"
         [mcp]
         name = "weather"
@@ -592,32 +664,51 @@ fn the_file_sets_what_the_command_line_does_not() {
     assert_eq!((run.env_pass, run.detach), (vec!["A".to_owned(), "B*".to_owned()], true));
     assert_eq!((run.detach_key.to_string().as_str(), run.no_screen), ("ctrl-a d", true));
     assert!(matches!(run.on_hangup, cli::OnHangup::Detach));
-    assert_eq!((run.notify.as_deref(), run.hang_timeout), (Some("say so"), Some(Duration::from_secs(600))));
+    assert_eq!((run.notify, run.hang_timeout), (vec!["say so".to_owned()], Some(Duration::from_secs(600))));
 
     let line = ["outlast", "run", "--detach-key", "none", "--on-hangup", "end", "--notify", "x", "--", "claude"];
     let given = cli::Cli::command().get_matches_from(line);
     let cli::Command::Run(mut run) = cli::Cli::from_arg_matches(&given).unwrap().command else { panic!() };
     world.around(|around| flags::fill_run(&mut run, given.subcommand().unwrap().1, around)).unwrap();
-    assert_eq!((run.detach_key.to_string().as_str(), run.notify.as_deref()), ("none", Some("x")));
+    assert_eq!((run.detach_key.to_string().as_str(), run.notify), ("none", vec!["x".to_owned()]));
     assert!(matches!(run.on_hangup, cli::OnHangup::End));
 }
 
 #[test]
-fn a_server_is_told_of_mistakes_in_its_own_table_alone() {
-    let said = mcp(&World::new(&[(NAME, "[mcp]\ndrian = 5\n")]), "outlast mcp -- cat").unwrap_err();
+fn a_server_reports_errors_of_its_own_table_only() {
+    let named = "outlast mcp --config outlast.toml -- cat";
+    let said = mcp(&World::new(&[(NAME, "[mcp]\ndrian = 5\n")]), named).unwrap_err();
     insta::assert_snapshot!(Report::from(said), @r"
     error: outlast.toml:2:1: `mcp.drian`: there is no such key in `mcp`
       hint: did you mean `drain`?
     ");
-    let said = mcp(&World::new(&[(NAME, "[mcp]\ninherit = true\nhold = 5\n")]), "outlast mcp -- cat").unwrap_err();
+    let found = mcp(&World::new(&[(NAME, "[mcp]\ndrian = 5\n")]), "outlast mcp -- cat").unwrap();
+    insta::assert_snapshot!(found.warnings.join("\n"), @"warning: outlast.toml:2:1: `mcp.drian`: there is no such key in `mcp`; nothing in this file is used; did you mean `drain`?");
+    let said = mcp(&World::new(&[(NAME, "[mcp]\ninherit = true\nhold = 5\n")]), named).unwrap_err();
     insta::assert_snapshot!(Report::from(said), @r"
-    error: outlast.toml:3:1: `mcp.hold`: it is about messages, and with `inherit` none is read
-      hint: leave out one of them
+    error: outlast.toml:3:1: `mcp.hold`: it concerns messages, and with `inherit` outlast reads none
+      hint: remove one of them
     ");
 }
 
 #[test]
-fn what_is_in_force_is_shown_with_where_it_came_from() {
+fn all_errors_of_the_table_of_a_command_are_reported_at_once() {
+    let text = "[mcp]\ninherit = true\nhold = 5\ndrian = 5\nheartbeat = \"1ms\"\n";
+    let said = mcp(&World::new(&[(NAME, text)]), "outlast mcp --config outlast.toml -- cat").unwrap_err();
+    insta::assert_snapshot!(Report::from(said), @r"
+    error: the configuration has 3 mistakes
+      because: outlast.toml:3:1: `mcp.hold`: it concerns messages, and with `inherit` outlast reads none
+                 remove one of them
+               outlast.toml:4:1: `mcp.drian`: there is no such key in `mcp`
+                 did you mean `drain`?
+               outlast.toml:5:1: `mcp.heartbeat`: this time is too short for a heartbeat
+                 at least 100ms
+      hint: nothing was started; `outlast gateway check` reads it again
+    ");
+}
+
+#[test]
+fn effective_values_are_shown_with_their_origin() {
     let text = r#"
 [[backend]]
 name = "docs"
@@ -652,17 +743,40 @@ watch = ["src"]
 }
 
 #[test]
-fn options_are_shown_as_such() {
+fn a_secret_is_shown_only_as_a_reference() {
+    let shown = |password: &str| {
+        let text = format!("[cluster]\nnats = \"x\"\nname = \"a\"\nuser = \"ann\"\npassword = {password:?}\n");
+        let config = World::new(&[(NAME, &text)]).config(&[]).unwrap();
+        let all = show::json(&show::all(&config, None), &config);
+        assert!(!all.to_string().contains("gh-s3cret"), "{all}");
+        let values = all["values"].as_array().unwrap();
+        let password = values.iter().find(|value| value["key"] == "cluster.password").unwrap();
+        (password["value"].clone(), password["hidden"] == true)
+    };
+    assert_eq!(shown("${GITHUB_TOKEN}"), ("${GITHUB_TOKEN}".into(), false));
+    assert_eq!(shown("gh-s3cret"), (serde_json::Value::Null, true));
+}
+
+#[test]
+fn options_are_shown_as_options() {
     let world = World::new(&[(NAME, "[mcp]\ndrain = 9\nhold = 8\n")]);
-    let config = world.config(&[]).unwrap();
+    let mut config = world.config(&[]).unwrap();
     let line = "outlast mcp --drain 5 --watch a b --no-tools --retry annotated -- cat";
     let given = cli::Cli::command().get_matches_from(line.split(' '));
-    let mut section = config.table("mcp");
-    flags::lay_over(&mut section, given.subcommand().unwrap().1);
-    let mut config = config;
-    config.root.put("mcp", tree::Place::option("mcp"), read::Got::Section(section));
+    flags::lay_over(&mut *config.root.mcp, given.subcommand().unwrap().1);
     let shown = show::table(&show::all(&config, Some("mcp")));
     insta::assert_snapshot!(shown);
+
+    // Numbers are numbers, and nothing is replaced: the shell has done that.
+    let line = "outlast mcp --max-restarts 3 --memory-max 1KB --call-timeout 60 --name ${HOME} -- cat";
+    let given = cli::Cli::command().get_matches_from(line.split(' '));
+    flags::lay_over(&mut *config.root.mcp, given.subcommand().unwrap().1);
+    let lines = show::all(&config, Some("mcp"));
+    let of = |key: &str| lines.iter().find(|line| line.key == key).and_then(|line| line.value.clone());
+    assert_eq!(of("mcp.max_restarts"), Some(serde_json::json!(3)));
+    assert_eq!(of("mcp.memory_max"), Some(serde_json::json!(1_000)));
+    assert_eq!(of("mcp.call_timeout"), Some(serde_json::json!("1m")));
+    assert_eq!(of("mcp.name"), Some(serde_json::json!("${HOME}")));
 }
 
 /// With `OUTLAST_BLESS` set the file is written, otherwise compared.
@@ -672,17 +786,20 @@ fn held_to(name: &str, wanted: &str) {
         fs::write(&path, wanted).unwrap();
     }
     let found = fs::read_to_string(&path).unwrap_or_default().replace("\r\n", "\n");
-    assert!(found == wanted, "docs/{name} is stale: OUTLAST_BLESS=1 cargo test -p outlast config::tests::the_book");
+    assert!(
+        found == wanted,
+        "docs/{name} is stale: OUTLAST_BLESS=1 cargo test -p outlast config::tests::the_reference_page"
+    );
 }
 
 #[test]
-fn the_book_says_what_the_keys_are() {
+fn the_reference_page_is_up_to_date() {
     held_to("configuration.md", &pages::page());
     held_to("outlast.schema.json", &format!("{:#}\n", schema::schema()));
 }
 
 #[test]
-fn the_example_of_the_book_is_right() {
+fn the_example_of_the_book_is_valid() {
     let page = pages::page();
     let example = page.split("```toml\n").nth(1).and_then(|rest| rest.split("```").next()).unwrap();
     let world =
@@ -700,14 +817,14 @@ fn the_sandboxes_of_the_book_can_be_read() {
         world.environment.insert("HOME", "/home/ann");
         let config = world.around(|around| Config::load(&[], Want::Everything, around));
         let config = config.unwrap_or_else(|mistakes| panic!("{}", Report::from(mistakes)));
-        assert!(config.table("mcp").set("sandbox").is_some(), "{example}");
+        assert!(config.root.mcp.sandbox.is_set, "{example}");
         count += 1;
     }
     assert_eq!(count, 3);
 }
 
 #[test]
-fn what_the_book_says_of_guards_is_right() {
+fn the_metrics_and_guards_of_the_book_are_valid() {
     let page = include_str!("../../../../docs/guards.md");
     let examples = page.split("```toml\n").skip(1).filter_map(|rest| rest.split("```").next());
     let mut count = 0;
@@ -719,7 +836,7 @@ fn what_the_book_says_of_guards_is_right() {
     }
     assert_eq!(count, 2);
     let row = |name: &str| page.lines().any(|line| line.starts_with(&format!("| `{name}`")));
-    // What was never counted is not told.
+    // A counter without an event is not printed.
     let mut metrics = crate::gateway::metrics::Metrics::new();
     for outcome in [Outcome::Answered, Outcome::RateLimited] {
         let (backend, tool) = (Some("one".into()), Some("one__echo".into()));
@@ -729,7 +846,7 @@ fn what_the_book_says_of_guards_is_right() {
     }
     let metrics = metrics.text(&serde_json::json!({ "backends": [{ "name": "one" }] }));
     let names: Vec<&str> = metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-    assert_eq!(names.len(), 7);
+    assert_eq!(names.len(), 9);
     for name in names {
         assert!(row(name) || row(&format!("{name}_total")), "{name} is not in the book");
     }

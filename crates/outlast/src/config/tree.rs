@@ -1,35 +1,40 @@
-//! A configuration file as a tree in which everything knows its place, be it TOML or JSON with comments.
+//! A configuration file, TOML or JSON with comments, as a tree in which every value has its position. It does not know
+//! the keys.
 
-use std::{fmt, path::PathBuf, rc::Rc};
+use std::{fmt, ops::Range, path::PathBuf, rc::Rc};
 
 use jsonc_parser::{CollectOptions, ParseOptions, ast, common::Ranged, errors::ParseErrorKind, parse_to_ast};
-use toml_edit::{Document, Item, Value as Toml};
+use serde_json::{Value as Json, json};
+use toml_edit::{Document, Item, TableLike, Value as Toml};
 
-use super::mistake::Mistake;
+use super::{
+    mistake::Mistake,
+    nesting::{NESTING_MAX, too_deep},
+};
 
 /// One file of a configuration.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct File {
     /// Absolute.
     pub path: PathBuf,
-    /// As people know it.
+    /// The path as it is shown.
     pub shown: String,
 }
 
-/// Where something stands. Lines and columns count from 1.
+/// The position of a value. Lines and columns count from 1.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Place {
+pub struct Position {
     pub file: Rc<File>,
-    /// 0: it stands in no file, but on the command line.
+    /// 0 for a value of the command line.
     pub line: usize,
     pub column: usize,
 }
 
-impl Place {
-    /// Of what was said on the command line.
-    pub fn option(name: &str) -> Place {
+impl Position {
+    /// Of a value of the command line.
+    pub fn option(name: &str) -> Position {
         let file = File { path: PathBuf::new(), shown: format!("--{}", name.replace('_', "-")) };
-        Place { file: file.into(), line: 0, column: 0 }
+        Position { file: file.into(), line: 0, column: 0 }
     }
 
     pub fn is_option(&self) -> bool {
@@ -37,7 +42,7 @@ impl Place {
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Position {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.line {
             0 => f.write_str(&self.file.shown),
@@ -47,43 +52,68 @@ impl fmt::Display for Place {
 }
 
 #[derive(Debug, Clone)]
-pub struct Node {
-    pub at: Place,
+pub(crate) struct Node {
+    pub at: Position,
     pub value: Value,
 }
 
 #[derive(Debug, Clone)]
-pub enum Value {
+pub(crate) enum Value {
     Text(String),
     Whole(i64),
     Fraction(f64),
     Truth(bool),
     List(Vec<Node>),
     Table(Vec<Entry>),
-    /// What no key wants: a date, or null.
+    /// A value that no key accepts: a date, or null.
     Other(&'static str),
 }
 
 #[derive(Debug, Clone)]
-pub struct Entry {
+pub(crate) struct Entry {
     pub name: String,
-    pub at: Place,
+    pub at: Position,
     pub node: Node,
 }
 
 impl Node {
-    /// The entry of that name, if this is a table and has one.
-    pub fn get(&self, name: &str) -> Option<&Entry> {
+    /// The entry of that name, if this is a table that has one.
+    pub(crate) fn get(&self, name: &str) -> Option<&Entry> {
         match &self.value {
             Value::Table(entries) => entries.iter().find(|entry| entry.name == name),
             _ => None,
         }
     }
+
+    /// The name of the table at an index of a list: its own, if it has a readable one, or else the number.
+    pub(crate) fn name(&self, index: usize) -> String {
+        let name = self.get("name").and_then(|entry| entry.node.text());
+        name.map_or_else(|| (index + 1).to_string(), str::to_owned)
+    }
+
+    pub(crate) fn text(&self) -> Option<&str> {
+        match &self.value {
+            Value::Text(text) => Some(text),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn json(&self) -> Json {
+        match &self.value {
+            Value::Text(text) => json!(text),
+            Value::Whole(number) => json!(number),
+            Value::Fraction(number) => json!(number),
+            Value::Truth(truth) => json!(truth),
+            Value::List(nodes) => nodes.iter().map(Node::json).collect(),
+            Value::Table(entries) => entries.iter().map(|entry| (entry.name.clone(), entry.node.json())).collect(),
+            Value::Other(what) => json!(what),
+        }
+    }
 }
 
 impl Value {
-    /// What it is, for a sentence.
-    pub fn what(&self) -> &'static str {
+    /// Its kind, for a sentence.
+    pub(crate) fn what(&self) -> &'static str {
         match self {
             Value::Text(_) => "a text",
             Value::Whole(_) | Value::Fraction(_) => "a number",
@@ -93,13 +123,23 @@ impl Value {
             Value::Other(what) => what,
         }
     }
+
+    /// The value itself if it is short, or else its kind.
+    pub(crate) fn quoted(&self) -> String {
+        match self {
+            Value::Text(text) => format!("`{text}`"),
+            Value::Whole(number) => format!("`{number}`"),
+            Value::Fraction(number) => format!("`{number}`"),
+            value => value.what().to_owned(),
+        }
+    }
 }
 
-/// The text of a file, for turning offsets into places.
+/// The text of a file, for converting offsets to positions.
 struct Source<'a> {
     file: Rc<File>,
     text: &'a str,
-    /// Where each line begins.
+    /// The start of each line.
     lines: Vec<usize>,
 }
 
@@ -109,58 +149,70 @@ impl<'a> Source<'a> {
         Source { file: file.clone(), text, lines: std::iter::once(0).chain(ends).collect() }
     }
 
-    fn place(&self, offset: usize) -> Place {
+    fn place(&self, offset: usize) -> Position {
         let line = self.lines.partition_point(|start| *start <= offset).max(1);
         let column = self.text.get(self.lines[line - 1]..offset).map_or(0, |before| before.chars().count()) + 1;
-        Place { file: self.file.clone(), line, column }
+        Position { file: self.file.clone(), line, column }
     }
 }
 
-/// Some editors on Windows begin a file with this.
+/// A byte order mark, which some editors on Windows write.
 const BYTE_ORDER_MARK: char = '\u{feff}';
 
-pub fn toml(file: &Rc<File>, text: &str) -> Result<Node, Mistake> {
+pub(crate) fn toml(file: &Rc<File>, text: &str) -> Result<Node, Mistake> {
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
     let source = Source::new(file, text);
+    if let Some(offset) = too_deep(text) {
+        let sentence = format!("this is nested more than {NESTING_MAX} levels deep");
+        return Err(Mistake::new(source.place(offset), "", sentence));
+    }
     let document = Document::parse(text).map_err(|error| {
         let at = source.place(error.span().map_or(0, |span| span.start));
         let words = error.message().trim().replace('\n', ", ");
         Mistake::new(at, "", format!("this is not TOML: {words}"))
     })?;
     let start = source.place(0);
-    Ok(source.table(document.as_table(), start))
+    Ok(Node { value: source.table(document.as_table(), &start), at: start })
+}
+
+/// The default of a key, as it is written there.
+pub(crate) fn default(text: &str) -> Node {
+    let file = Rc::new(File { path: PathBuf::new(), shown: "the list of keys".to_owned() });
+    let Value::Table(mut entries) = toml(&file, &format!("x = {text}")).expect("a default is TOML").value else {
+        unreachable!("a document is a table");
+    };
+    entries.remove(0).node
 }
 
 impl Source<'_> {
-    fn item(&self, item: &Item, otherwise: &Place) -> Node {
-        let at = item.span().map_or_else(|| otherwise.clone(), |span| self.place(span.start));
-        match item {
-            Item::None => Node { at, value: Value::Other("nothing") },
-            Item::Value(value) => self.value(value, otherwise),
-            Item::Table(table) => self.table(table, at),
+    fn start(&self, span: Option<Range<usize>>, otherwise: &Position) -> Position {
+        span.map_or_else(|| otherwise.clone(), |span| self.place(span.start))
+    }
+
+    fn item(&self, item: &Item, otherwise: &Position) -> Node {
+        let at = self.start(item.span(), otherwise);
+        let value = match item {
+            Item::None => Value::Other("nothing"),
+            Item::Value(value) => return self.value(value, otherwise),
+            Item::Table(table) => self.table(table, &at),
             Item::ArrayOfTables(tables) => {
-                let tables = tables.iter().map(|table| {
-                    let at = table.span().map_or_else(|| at.clone(), |span| self.place(span.start));
-                    self.table(table, at)
-                });
-                Node { value: Value::List(tables.collect()), at }
+                let node = |at: Position, table| Node { value: self.table(table, &at), at };
+                Value::List(tables.iter().map(|table| node(self.start(table.span(), &at), table)).collect())
             }
-        }
+        };
+        Node { at, value }
     }
 
-    fn table(&self, table: &toml_edit::Table, at: Place) -> Node {
-        let entries = table.iter().map(|(name, item)| self.entry(name, table.key(name), item, &at));
-        Node { value: Value::Table(entries.collect()), at }
+    fn table(&self, table: &dyn TableLike, at: &Position) -> Value {
+        let entries = table.iter().map(|(name, item)| {
+            let at = self.start(table.key(name).and_then(toml_edit::Key::span), at);
+            Entry { name: name.to_owned(), node: self.item(item, &at), at }
+        });
+        Value::Table(entries.collect())
     }
 
-    fn entry(&self, name: &str, key: Option<&toml_edit::Key>, item: &Item, otherwise: &Place) -> Entry {
-        let span = key.and_then(toml_edit::Key::span);
-        let at = span.map_or_else(|| otherwise.clone(), |span| self.place(span.start));
-        Entry { name: name.to_owned(), node: self.item(item, &at), at }
-    }
-
-    fn value(&self, value: &Toml, otherwise: &Place) -> Node {
-        let at = value.span().map_or_else(|| otherwise.clone(), |span| self.place(span.start));
+    fn value(&self, value: &Toml, otherwise: &Position) -> Node {
+        let at = self.start(value.span(), otherwise);
         let value = match value {
             Toml::String(text) => Value::Text(text.value().clone()),
             Toml::Integer(number) => Value::Whole(*number.value()),
@@ -168,14 +220,7 @@ impl Source<'_> {
             Toml::Boolean(truth) => Value::Truth(*truth.value()),
             Toml::Datetime(_) => Value::Other("a date"),
             Toml::Array(list) => Value::List(list.iter().map(|value| self.value(value, &at)).collect()),
-            Toml::InlineTable(table) => {
-                let entries = table.iter().map(|(name, value)| {
-                    let span = table.key(name).and_then(toml_edit::Key::span);
-                    let at = span.map_or_else(|| at.clone(), |span| self.place(span.start));
-                    Entry { name: name.to_owned(), node: self.value(value, &at), at }
-                });
-                Value::Table(entries.collect())
-            }
+            Toml::InlineTable(table) => self.table(table, &at),
         };
         Node { at, value }
     }
@@ -187,7 +232,7 @@ impl Source<'_> {
             ast::Value::NumberLit(number) => match (number.value.parse(), number.value.parse()) {
                 (Ok(whole), _) => Value::Whole(whole),
                 (_, Ok(fraction)) => Value::Fraction(fraction),
-                _ => Value::Other("a number beyond all bounds"),
+                _ => Value::Other("a number out of range"),
             },
             ast::Value::BooleanLit(truth) => Value::Truth(truth.value),
             ast::Value::NullKeyword(_) => Value::Other("null"),
@@ -205,8 +250,8 @@ impl Source<'_> {
     }
 }
 
-/// Comments and trailing commas are let pass, as the clients do whose files these are.
-pub fn json(file: &Rc<File>, text: &str) -> Result<Node, Mistake> {
+/// Comments and trailing commas are accepted, as the clients of these files do.
+pub(crate) fn json(file: &Rc<File>, text: &str) -> Result<Node, Mistake> {
     let text = text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text);
     let source = Source::new(file, text);
     let options = ParseOptions {
@@ -226,13 +271,13 @@ pub fn json(file: &Rc<File>, text: &str) -> Result<Node, Mistake> {
             ParseErrorKind::ExpectedComma => "a comma is missing before this".to_owned(),
             ParseErrorKind::UnterminatedObject => "the `}` for this is missing".to_owned(),
             ParseErrorKind::UnterminatedArray => "the `]` for this is missing".to_owned(),
-            kind => crate::report::plain(&kind.to_string()),
+            kind => crate::cli::report::plain(&kind.to_string()),
         };
         Mistake::new(source.place(error.range().start), "", format!("this is not JSON: {words}"))
     })?;
     match parsed.value {
         Some(value) => Ok(source.json(&value)),
-        None => Err(Mistake::new(source.place(0), "", "the file is empty").hint("an object is wanted: {}")),
+        None => Err(Mistake::new(source.place(0), "", "the file is empty").hint("expected an object: {}")),
     }
 }
 
@@ -267,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_in_toml_knows_its_place() {
+    fn every_value_in_toml_has_its_position() {
         let text =
             "\u{feff}a = 1\r\n\r\n[[b]]\r\nc = [\"x\",\r\n  \"ü\", 2.5]\r\n[d.e]\r\nf = { g = true }\r\nh.i = 3\r\n";
         let node = toml(&file("x.toml"), text).unwrap();
@@ -291,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn everything_in_json_knows_its_place() {
+    fn every_value_in_json_has_its_position() {
         let text = "\u{feff}{ // a comment\r\n  \"a\": [1, 2.5,],\r\n  /* another */ \"b\": { \"c\": null, \"d\": \"\\u00fc\" },\r\n}\r\n";
         let node = json(&file("x.json"), text).unwrap();
         insta::assert_snapshot!(shown(&node).join("\n"), @r#"
@@ -307,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_toml_or_json_is_said_with_its_place() {
+    fn a_syntax_error_is_reported_with_its_position() {
         let mut words = String::new();
         for text in ["a = ", "[a\nb = 1", "a = 1\na = 2", "x"] {
             words.push_str(&format!("{}\n", toml(&file("x.toml"), text).unwrap_err()));

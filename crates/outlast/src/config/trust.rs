@@ -7,34 +7,41 @@ use std::{
 };
 
 use outlast_core::redact;
+use outlast_os as os;
 use serde_json::{Value as Json, json};
 use sha2::{Digest, Sha256};
 
 use super::{
-    keys::{Guard, Key, ROOT, Shape},
-    tree::{Entry, Node, Place, Value},
+    keys::Root,
+    table::{Guard, Key, Shape, join},
+    tree::{Node, Position, Value},
 };
-use crate::{home, os};
+use crate::state::home;
 
-/// A longer record is not one of ours.
+/// A longer record was not written by outlast.
 const RECORD_MAX: u64 = 64 << 10;
 const VERSION: u64 = 1;
-/// Stands in front of everything that is hashed: another list of guarded keys or another layout has another name.
+/// A prefix of everything that is hashed: another list of guarded keys or another layout gives other names.
 const LAYOUT: &str = "outlast trust 1";
 
 /// A value that a file may set only if the user trusts it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Guarded {
-    /// With all that leads to it, such as `mcp.build` or `backend.github.command`.
+pub(crate) struct Guarded {
+    /// The full path of the key, such as `mcp.build` or `backend.github.command`.
     pub key: String,
-    pub at: Place,
-    /// As it stands in the file: references are not resolved.
+    pub at: Position,
+    /// As it is in the file: references are not resolved.
     pub value: Json,
 }
 
 impl Guarded {
-    /// For people: what looks like a secret in it is hidden.
-    pub fn shown(&self) -> Json {
+    /// The table of the file that it is in.
+    pub(crate) fn table(&self) -> &str {
+        self.key.split('.').next().unwrap_or_default()
+    }
+
+    /// For people: parts that look like a secret are hidden.
+    pub(crate) fn shown(&self) -> Json {
         fn hide(name: &str, value: &Json) -> Json {
             match value {
                 Json::String(text) if redact::tells(name) && !text.contains("${") => json!(redact::HIDDEN),
@@ -55,66 +62,42 @@ impl Guarded {
     }
 }
 
-/// Takes the guarded values out of the tree of an `outlast.toml`. Paths count from `dir`.
-pub fn split(node: Node, dir: &Path) -> (Node, Vec<Guarded>) {
+/// Removes the guarded values from the tree of an `outlast.toml`. Paths are relative to `dir`.
+pub(crate) fn split(mut node: Node, dir: &Path) -> (Node, Vec<Guarded>) {
     let mut found = Vec::new();
-    let node = section(ROOT, "", node, dir, &mut found);
+    strip(Root::KEYS, "", &mut node, dir, &mut found);
     (node, found)
 }
 
-fn section(keys: &'static [Key], path: &str, node: Node, dir: &Path, found: &mut Vec<Guarded>) -> Node {
-    let Node { at, value } = node;
-    let Value::Table(entries) = value else { return Node { at, value } };
-    let mut kept = Vec::with_capacity(entries.len());
-    for entry in entries {
-        let full = if path.is_empty() { entry.name.clone() } else { format!("{path}.{}", entry.name) };
-        let Some(key) = keys.iter().find(|key| key.name == entry.name) else {
-            // The reader reports it, and resolves nothing in it.
-            kept.push(entry);
-            continue;
-        };
+fn strip(keys: &'static [Key], path: &str, node: &mut Node, dir: &Path, found: &mut Vec<Guarded>) {
+    let Value::Table(entries) = &mut node.value else { return };
+    entries.retain_mut(|entry| {
+        let path = join(path, &entry.name);
+        // The reader reports an unknown key, and resolves nothing in it.
+        let Some(key) = keys.iter().find(|key| key.name == entry.name) else { return true };
         let is_guarded = match key.guard {
             Guard::Always => true,
             Guard::Outside => refers(&entry.node) || !is_inside(&entry.node, dir),
-            Guard::Never => key.shape.inner().is_none() && refers(&entry.node),
+            Guard::Never => key.shape.is_leaf() && refers(&entry.node),
         };
         if is_guarded {
-            found.push(Guarded { key: full, at: entry.at, value: as_json(&entry.node) });
-            continue;
+            found.push(Guarded { key: path, at: entry.at.clone(), value: entry.node.json() });
+            return false;
         }
-        let Entry { name, at, node } = entry;
-        let node = match key.shape {
-            Shape::Table(keys) => section(keys, &full, node, dir, found),
-            Shape::Named(keys) => named(keys, &full, node, dir, found),
-            Shape::Many(keys) => many(keys, &full, node, dir, found),
-            _ => node,
-        };
-        kept.push(Entry { name, at, node });
-    }
-    Node { at, value: Value::Table(kept) }
-}
-
-fn named(keys: &'static [Key], path: &str, node: Node, dir: &Path, found: &mut Vec<Guarded>) -> Node {
-    let Node { at, value } = node;
-    let Value::Table(entries) = value else { return Node { at, value } };
-    let entries = entries.into_iter().map(|Entry { name, at, node }| {
-        let node = section(keys, &format!("{path}.{name}"), node, dir, found);
-        Entry { name, at, node }
+        match (key.shape, &mut entry.node.value) {
+            (Shape::Table(keys), _) => strip(keys, &path, &mut entry.node, dir, found),
+            (Shape::Named(keys), Value::Table(tables)) => {
+                tables.iter_mut().for_each(|table| strip(keys, &join(&path, &table.name), &mut table.node, dir, found));
+            }
+            (Shape::Many(keys), Value::List(tables)) => {
+                for (n, table) in tables.iter_mut().enumerate() {
+                    strip(keys, &join(&path, &table.name(n)), table, dir, found);
+                }
+            }
+            _ => {}
+        }
+        true
     });
-    Node { at, value: Value::Table(entries.collect()) }
-}
-
-fn many(keys: &'static [Key], path: &str, node: Node, dir: &Path, found: &mut Vec<Guarded>) -> Node {
-    let Node { at, value } = node;
-    let Value::List(nodes) = value else { return Node { at, value } };
-    let nodes = nodes.into_iter().enumerate().map(|(n, node)| {
-        let name = node.get("name").and_then(|entry| match &entry.node.value {
-            Value::Text(name) => Some(name.clone()),
-            _ => None,
-        });
-        section(keys, &format!("{path}.{}", name.unwrap_or_else(|| (n + 1).to_string())), node, dir, found)
-    });
-    Node { at, value: Value::List(nodes.collect()) }
 }
 
 /// Whether a text in it refers to the environment. `$${` stands for `${`.
@@ -127,7 +110,7 @@ fn refers(node: &Node) -> bool {
     }
 }
 
-/// Whether all paths in it stay in a directory, also by their symbolic links.
+/// Whether all paths in it stay in a directory, after resolving symbolic links.
 fn is_inside(node: &Node, dir: &Path) -> bool {
     match &node.value {
         Value::Text(text) => leads_inside(dir, &dir.join(text)),
@@ -139,11 +122,11 @@ fn is_inside(node: &Node, dir: &Path) -> bool {
 
 fn leads_inside(dir: &Path, path: &Path) -> bool {
     let Ok(real_dir) = fs::canonicalize(dir) else { return false };
-    // What is not there yet counts from the nearest directory that is.
+    // A path that does not exist yet is resolved from its nearest existing directory.
     for at in path.ancestors() {
         match fs::canonicalize(at) {
             Ok(real) => return real.starts_with(&real_dir),
-            // A symbolic link whose target is missing may lead anywhere once it is there.
+            // A symbolic link without a target may point anywhere once the target exists.
             Err(_) if fs::symlink_metadata(at).is_ok() => return false,
             Err(_) if at.ends_with("..") => return false,
             Err(_) => {}
@@ -152,24 +135,10 @@ fn leads_inside(dir: &Path, path: &Path) -> bool {
     false
 }
 
-fn as_json(node: &Node) -> Json {
-    match &node.value {
-        Value::Text(text) => json!(text),
-        Value::Whole(number) => json!(number),
-        Value::Fraction(number) => json!(number),
-        Value::Truth(truth) => json!(truth),
-        Value::List(nodes) => nodes.iter().map(as_json).collect(),
-        Value::Table(entries) => {
-            Json::Object(entries.iter().map(|entry| (entry.name.clone(), as_json(&entry.node))).collect())
-        }
-        Value::Other(what) => json!(what),
-    }
-}
-
-/// What is recorded about a file.
+/// The record of a file.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
-    /// It has these guarded values by the user's consent, or has none.
+pub(crate) enum Verdict {
+    /// The user has agreed to these guarded values, or there are none.
     Trusted,
     Unknown,
     /// It was trusted with other values.
@@ -180,14 +149,14 @@ pub enum Verdict {
 
 /// The user's records of trust, one file for each trusted file, in the user's state directory.
 #[derive(Debug, Clone)]
-pub struct Store(PathBuf);
+pub(crate) struct Store(PathBuf);
 
 impl Store {
-    pub fn of(home: &Path) -> Store {
+    pub(crate) fn of(home: &Path) -> Store {
         Store(home::state_dir(home).join("trusted"))
     }
 
-    pub fn verdict(&self, file: &Path, guarded: &[Guarded]) -> Verdict {
+    pub(crate) fn verdict(&self, file: &Path, guarded: &[Guarded]) -> Verdict {
         if guarded.is_empty() {
             return Verdict::Trusted;
         }
@@ -216,7 +185,7 @@ impl Store {
     }
 
     /// Records that the user trusts these values of a file.
-    pub fn grant(&self, file: &Path, guarded: &[Guarded]) -> io::Result<()> {
+    pub(crate) fn grant(&self, file: &Path, guarded: &[Guarded]) -> io::Result<()> {
         let file = identity(file)?;
         home::make_private(&self.0)?;
         os::close_own_dir(&self.0)?;
@@ -225,8 +194,8 @@ impl Store {
     }
 
     /// True if there was a record.
-    pub fn revoke(&self, file: &Path) -> io::Result<bool> {
-        // The record of a file that is gone is found by the name it had.
+    pub(crate) fn revoke(&self, file: &Path) -> io::Result<bool> {
+        // The record of a removed file is found by its former path.
         let file = identity(file).unwrap_or_else(|_| file.to_owned());
         match os::check_own_dir(&self.0).and_then(|()| fs::remove_file(self.path(&file))) {
             Ok(()) => Ok(true),
@@ -240,14 +209,14 @@ impl Store {
     }
 }
 
-/// The file as it is found: a symbolic link in another directory is another file, as its paths and commands count from
-/// there.
+/// The file by the path where it was found: a symbolic link in another directory is another file, as its paths and
+/// commands are relative to that directory.
 fn identity(file: &Path) -> io::Result<PathBuf> {
     let name = file.file_name().ok_or(io::ErrorKind::InvalidInput)?;
     Ok(os::real_path(file.parent().unwrap_or(Path::new("/")))?.join(name))
 }
 
-/// Of the file's path and of all guarded values, in an order of their own: other edits of the file change nothing.
+/// A hash of the file's path and of all guarded values, sorted: other edits of the file change nothing.
 fn digest(file: &Path, guarded: &[Guarded]) -> String {
     let mut hash = Sha256::new();
     let mut add = |part: &[u8]| {
@@ -256,7 +225,7 @@ fn digest(file: &Path, guarded: &[Guarded]) -> String {
     };
     add(LAYOUT.as_bytes());
     add(file.as_os_str().as_encoded_bytes());
-    // The members of an object are in the order of their names.
+    // The members of an object are sorted by name.
     let mut values: Vec<(&str, String)> =
         guarded.iter().map(|value| (value.key.as_str(), value.value.to_string())).collect();
     values.sort();
@@ -271,10 +240,7 @@ fn digest(file: &Path, guarded: &[Guarded]) -> String {
 mod tests {
     use std::rc::Rc;
 
-    use super::{
-        super::{keys, tree},
-        *,
-    };
+    use super::{super::tree, *};
 
     fn parse(dir: &Path, text: &str) -> (Node, Vec<Guarded>) {
         let file = Rc::new(tree::File { path: dir.join("outlast.toml"), shown: "outlast.toml".to_owned() });
@@ -286,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn values_that_run_pass_on_reach_out_or_listen_are_guarded() {
+    fn values_that_run_pass_connect_or_listen_are_guarded() {
         let dir = tempfile::tempdir().unwrap();
         fs::create_dir(dir.path().join("src")).unwrap();
         #[cfg(unix)]
@@ -307,6 +273,7 @@ mod tests {
             ("[mcp]\nsandbox = { read = \"src\", tcp_connect = \"any\" }",      &[]),
             ("[mcp]\nsandbox = { read = [\"src\", \"/etc\"], write = \"..\" }", &["mcp.sandbox.read", "mcp.sandbox.write"]),
             ("[run]\nenv_pass = [\"AWS*\"]\nenv = \"all\"\nnotify = \"x\"",    &["run.env_pass", "run.env", "run.notify"]),
+            ("[run]\non_resume = \"x\"\non_limit = \"wait\"",                   &["run.on_resume"]),
             ("[run]\ndetach = true\nhang_timeout = 5",                         &[]),
             ("[agent.python]\nfresh = [\"-c\", \"x\"]\nprompt = \">\"",        &["agent.python.fresh"]),
             ("[agent.python]\nbusy = \"${X}\"\nsubmit = \"y\"",                &["agent.python.busy", "agent.python.submit"]),
@@ -336,17 +303,17 @@ mod tests {
         fn check(keys: &'static [Key], path: &str, is_guarded: bool) {
             for key in keys {
                 let is_guarded = is_guarded || key.guard != Guard::Never;
-                if matches!(key.shape, Shape::Path | Shape::Paths | Shape::Address | Shape::Pairs) {
+                if ["path", "paths", "address", "table of texts"].contains(&(key.kind)().0.as_str()) {
                     assert!(is_guarded, "{path}.{}", key.name);
                 }
-                check(key.shape.inner().unwrap_or(&[]), &format!("{path}.{}", key.name), is_guarded);
+                check(key.shape.keys(), &format!("{path}.{}", key.name), is_guarded);
             }
         }
-        check(keys::ROOT, "", false);
+        check(Root::KEYS, "", false);
     }
 
     #[test]
-    fn trust_is_of_the_values_and_of_the_file() {
+    fn trust_covers_the_values_and_the_file() {
         let (home, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let store = Store::of(home.path());
         let file = dir.path().join("outlast.toml");
@@ -371,7 +338,7 @@ mod tests {
             let link = other.path().join("outlast.toml");
             std::os::unix::fs::symlink(&file, &link).unwrap();
             assert_eq!(store.verdict(&link, &make), Verdict::Unknown);
-            // A link to its directory is the same place.
+            // A link to its directory is the same file.
             std::os::unix::fs::symlink(dir.path(), other.path().join("dir")).unwrap();
             assert_eq!(store.verdict(&other.path().join("dir/outlast.toml"), &make), Verdict::Trusted);
         }
@@ -382,7 +349,7 @@ mod tests {
 
     #[cfg(unix)]
     #[test]
-    fn a_record_that_others_could_have_made_is_not_used() {
+    fn a_record_that_others_can_write_is_not_used() {
         use std::os::unix::fs::{PermissionsExt, symlink};
         let (home, dir) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let store = Store::of(home.path());

@@ -7,38 +7,38 @@ use std::{
     rc::Rc,
 };
 
+use outlast_os as os;
 use serde_json::json;
 
 use super::{
     NAME, find, text_of,
-    tree::{self, File, Place},
+    tree::{self, File, Position},
     trust::{self, Guarded, Store, Verdict},
 };
 use crate::{
-    cli,
-    instances::{print, print_json},
-    os,
-    report::{self, Report, shell_quote},
-    table::{Column, Yield, lines, room},
-    wrap::{
+    adopt::{
         self,
         servers::{How, Server},
     },
+    cli::{
+        self,
+        report::{self, Report, shell_quote},
+        table::{Column, Yield, lines, room},
+    },
+    operator::instances::{print, print_json},
 };
 
-pub fn run(arguments: &cli::Trust) -> Result<ExitCode, Report> {
-    let home = env::home_dir().filter(|home| home.is_absolute()).ok_or_else(|| {
-        Report::new(report::FAILURE, "there is no home directory, so there is no place for records of trust")
-            .hint("set HOME")
-    })?;
-    let cwd = env::current_dir()
-        .map_err(|error| Report::new(report::FAILURE, "the working directory is gone").because(error))?;
+pub(crate) fn run(arguments: &cli::Trust) -> Result<ExitCode, Report> {
+    let home = env::home_dir()
+        .filter(|home| home.is_absolute())
+        .ok_or_else(|| Report::new(report::FAILURE, "there is no home directory to store trust in").hint("set HOME"))?;
+    let cwd = report::cwd()?;
     let store = Store::of(&home);
     let file = file(arguments.path.as_deref(), &cwd)?;
     let cannot = |error: std::io::Error| {
-        Report::new(report::FAILURE, "cannot write the record of trust")
+        Report::new(report::FAILURE, "cannot write the trust record")
             .because(error)
-            .hint("`outlast doctor` looks at the state directory")
+            .hint("`outlast doctor` checks the state directory")
     };
     if arguments.remove {
         let removed = store.revoke(&file).map_err(cannot)?;
@@ -67,7 +67,7 @@ fn file(named: Option<&Path>, cwd: &Path) -> Result<PathBuf, Report> {
             let mut untrusted = Vec::new();
             find(cwd, &mut untrusted).ok_or_else(|| match untrusted.into_iter().next() {
                 Some(file) => Report::new(report::FAILURE, file.why).hint(file.hint),
-                None => Report::new(report::FAILURE, format!("there is no {NAME} here or above"))
+                None => Report::new(report::FAILURE, format!("no {NAME} in this directory or above"))
                     .hint("name a file or a directory: `outlast trust FILE`"),
             })
         }
@@ -75,20 +75,20 @@ fn file(named: Option<&Path>, cwd: &Path) -> Result<PathBuf, Report> {
 }
 
 /// The values of a file that need trust: of an `outlast.toml` the guarded keys, of a client's file its servers.
-pub fn guarded(path: &Path, cwd: &Path) -> Result<Vec<Guarded>, Report> {
+pub(crate) fn guarded(path: &Path, cwd: &Path) -> Result<Vec<Guarded>, Report> {
     let shown = path.strip_prefix(cwd).unwrap_or(path).display().to_string();
     if let Ok(about) = fs::metadata(path)
         && !os::is_trusted(&about)
     {
-        return Err(Report::new(report::FAILURE, format!("`{shown}` belongs to another user, who can change it"))
-            .hint("copy it, or name it by `--config`"));
+        return Err(Report::new(report::FAILURE, format!("`{shown}` belongs to another user"))
+            .hint("copy it, or name it with `--config`"));
     }
     if path.file_name().is_some_and(|name| name == NAME) {
         let file = Rc::new(File { path: path.to_owned(), shown });
         let node = text_of(&file).and_then(|text| tree::toml(&file, &text)).map_err(super::mistake::Mistakes::from)?;
         return Ok(trust::split(node, path.parent().unwrap_or(Path::new("/"))).1);
     }
-    let config = wrap::Config::read(wrap::clients::Place::named(path))?;
+    let config = adopt::Config::read(adopt::clients::ConfigFile::named(path))?;
     let file = Rc::new(File { path: path.to_owned(), shown });
     Ok(config.servers.iter().filter_map(|server| of_server(server, &file)).collect())
 }
@@ -96,14 +96,14 @@ pub fn guarded(path: &Path, cwd: &Path) -> Result<Vec<Guarded>, Report> {
 /// What a client's file starts under this name.
 fn of_server(server: &Server, file: &Rc<File>) -> Option<Guarded> {
     let How::Starts(_) = server.how else { return None };
-    let command = wrap::edit::command_of(server)?;
+    let command = adopt::edit::command_of(server)?;
     let env: serde_json::Map<_, _> = server.env.iter().map(|(name, value)| (name.clone(), json!(value))).collect();
     let value = json!({"command": command, "env": env, "cwd": server.cwd});
     let key = match &server.project {
         Some(project) => format!("server.{} of {project}", server.name),
         None => format!("server.{}", server.name),
     };
-    Some(Guarded { key, at: Place { file: file.clone(), line: 0, column: 0 }, value })
+    Some(Guarded { key, at: Position { file: file.clone(), line: 0, column: 0 }, value })
 }
 
 fn in_json(file: &Path, guarded: &[Guarded], verdict: &Verdict) -> serde_json::Value {
@@ -131,7 +131,7 @@ fn in_words(file: &Path, guarded: &[Guarded], verdict: &Verdict) -> String {
     let rows: Vec<Vec<String>> = guarded.iter().map(row).collect();
     let mut words: String = lines(&columns, &rows, room()).into_iter().map(|line| line + "\n").collect();
     let quoted = shell_quote([file.to_string_lossy().as_ref()]);
-    let hint = format!("`outlast trust {quoted}` allows these values");
+    let hint = format!("`outlast trust {quoted}` trusts these values");
     words.push_str(&match verdict {
         Verdict::Trusted => format!("Trusted: {}\n", file.display()),
         Verdict::Unknown => format!("Not trusted: {hint}\n"),

@@ -1,4 +1,4 @@
-//! The story as a picture on a terminal, or as plain lines.
+//! Draws the story on a terminal, or prints it as plain lines.
 
 use std::{
     fmt::Write as _,
@@ -6,127 +6,90 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::story::{Call, Fate, Mood, Outcome, Story, millis};
-use crate::wrap::on_path;
+use ratatui::{
+    Terminal,
+    backend::{CrosstermBackend, IntoCrossterm},
+    crossterm::{
+        queue,
+        style::{Print, PrintStyledContent},
+    },
+    style::{Color, Modifier, Style},
+    text::{Line, Span},
+    widgets::Paragraph,
+};
 
-/// Narrower than this the three boxes have no room.
+use super::story::{Call, Fate, Mood, Outcome, Story, millis};
+use crate::{adopt::on_path, cli::full_screen::FullScreen};
+
+/// On a narrower terminal the three boxes do not fit.
 const WIDE: usize = 72;
-/// The width of the table's columns; where they have no room, it is a list.
+/// The width of the table's columns; on a narrower terminal it is a list.
 const TABLE: usize = 79;
-/// A line is hard to read when it is longer.
+/// Longer lines are hard to read.
 const WIDTH_MAX: usize = 96;
 const WIDTH_MIN: usize = 24;
-/// From here on a call's dot is bigger, and bigger still.
+/// From these durations on, a call's dot is larger.
 const SHORT: Duration = Duration::from_millis(5);
 const NOTICED: Duration = Duration::from_millis(20);
-/// The longest note on the picture; plain lines have it whole.
+/// The longest note on the screen; plain lines have it whole.
 const NOTE_LINES_MAX: usize = 3;
 
 const TITLE: &str = "outlast demo";
 
-/// How a piece of text looks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Style {
-    Plain,
-    Bold,
-    Dim,
-    Good,
-    Warn,
-    Bad,
-    /// The colour of the server with this place in the order of lives.
-    Server(usize),
+const PLAIN: Style = Style::new();
+const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
+const DIM: Style = Style::new().add_modifier(Modifier::DIM);
+const GOOD: Style = Style::new().fg(Color::Green);
+const WARN: Style = Style::new().fg(Color::Yellow);
+const BAD: Style = Style::new().fg(Color::Red).add_modifier(Modifier::BOLD);
+
+/// The colour of the server with this index.
+fn server_style(place: usize) -> Style {
+    const SERVERS: [Color; 4] = [Color::Cyan, Color::Green, Color::Yellow, Color::Magenta];
+    Style::new().fg(SERVERS[place % SERVERS.len()])
 }
 
-impl Style {
-    fn code(self) -> &'static str {
-        const SERVERS: [&str; 4] = ["36", "32", "33", "35"];
-        match self {
-            Style::Plain => "",
-            Style::Bold => "1",
-            Style::Dim => "2",
-            Style::Good => "32",
-            Style::Warn => "33",
-            Style::Bad => "1;31",
-            Style::Server(place) => SERVERS[place % SERVERS.len()],
-        }
-    }
+fn span(style: Style, text: impl Into<String>) -> Span<'static> {
+    Span::styled(text.into(), style)
 }
 
-/// One line of the picture. Every character of it is one column wide.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Line(Vec<(Style, String)>);
-
-impl Line {
-    fn of(style: Style, text: impl Into<String>) -> Line {
-        Line::default().and(style, text)
-    }
-
-    fn and(mut self, style: Style, text: impl Into<String>) -> Line {
-        self.0.push((style, text.into()));
-        self
-    }
-
-    fn width(&self) -> usize {
-        self.0.iter().map(|(_, text)| text.chars().count()).sum()
-    }
-
-    /// Blanks up to a column.
-    fn to(self, column: usize) -> Line {
-        let blanks = column.saturating_sub(self.width());
-        self.and(Style::Plain, " ".repeat(blanks))
-    }
-
-    fn paint(&self, width: usize, colour: bool) -> String {
-        let mut painted = String::new();
-        let mut room = width;
-        for (style, text) in &self.0 {
-            let text: String = text.chars().take(room).collect();
-            room -= text.chars().count();
-            match style.code() {
-                "" => painted.push_str(&text),
-                code if colour => {
-                    let _ = write!(painted, "\x1b[{code}m{text}\x1b[0m");
-                }
-                _ => painted.push_str(&text),
-            }
-        }
-        painted
-    }
+/// Spaces up to a column.
+fn pad(line: Line<'static>, column: usize) -> Line<'static> {
+    let blanks = column.saturating_sub(line.width());
+    line + Span::raw(" ".repeat(blanks))
 }
 
-/// A terminal on which a picture is redrawn in place. Dropping it gives the cursor back.
-pub struct Screen {
-    out: io::Stdout,
+/// The alternate screen of a terminal, on which each frame replaces the last one.
+pub(super) struct Screen {
+    full_screen: FullScreen,
+    terminal: Terminal<CrosstermBackend<io::Stdout>>,
     colour: bool,
-    /// The lines of the picture that stands there; the cursor is below them.
-    drawn: usize,
 }
 
 impl Screen {
-    pub fn begin(colour: bool) -> io::Result<Screen> {
-        let mut screen = Screen { out: io::stdout(), colour, drawn: 0 };
-        screen.put("\x1b[?25l")?;
-        Ok(screen)
+    pub(super) fn begin(colour: bool) -> io::Result<Screen> {
+        let terminal = Terminal::new(CrosstermBackend::new(io::stdout()))?;
+        Ok(Screen { full_screen: FullScreen::enter(false)?, terminal, colour })
     }
 
-    /// The picture as it is now, as far as the terminal has room: old notes make way first.
-    pub fn draw(&mut self, story: &Story, now: Instant, (columns, rows): (usize, usize)) -> io::Result<()> {
-        // The cursor stands on a line of its own.
-        let room = rows.saturating_sub(1);
+    /// Draws the current frame, as far as the terminal has room: old notes are dropped first.
+    pub(super) fn draw(&mut self, story: &Story, now: Instant, (columns, rows): (usize, usize)) -> io::Result<()> {
         let mut airy = true;
         let mut quiet = 0;
         let mut lines = picture(story, now, columns, airy, quiet);
-        while room < lines.len() && quiet < story.scenes.len() {
+        while rows < lines.len() && quiet < story.scenes.len() {
             quiet += usize::from(!airy);
             airy = false;
             lines = picture(story, now, columns, airy, quiet);
         }
-        let from = lines.len().saturating_sub(room);
-        self.replace(&lines[from..], columns)
+        lines.drain(..lines.len().saturating_sub(rows));
+        let frame = Paragraph::new(with_colours(lines, self.colour));
+        self.terminal.draw(|screen| screen.render_widget(frame, screen.area()))?;
+        Ok(())
     }
 
-    /// The whole picture and the sums, to stay.
-    pub fn finish(&mut self, story: &Story, now: Instant, (columns, rows): (usize, usize)) -> io::Result<()> {
+    /// The whole frame and the sums on the normal screen, where they stay.
+    pub(super) fn finish(&self, story: &Story, now: Instant, (columns, rows): (usize, usize)) -> io::Result<()> {
         let table = table(story, columns, on_path("outlast").is_some());
         let mut lines = picture(story, now, columns, true, 0);
         if rows < lines.len() + table.len() + 2 {
@@ -134,49 +97,44 @@ impl Screen {
         }
         lines.push(Line::default());
         lines.extend(table);
-        self.replace(&lines, columns)
+        self.leave()?;
+        print(&with_colours(lines, self.colour))
     }
 
-    /// One write, each line over its predecessor: nothing is ever blank that was not and will not be.
-    fn replace(&mut self, lines: &[Line], columns: usize) -> io::Result<()> {
-        let mut bytes = String::from("\x1b[?2026h");
-        if self.drawn > 0 {
-            let _ = write!(bytes, "\x1b[{}A", self.drawn);
-        }
-        bytes.push('\r');
-        for line in lines {
-            bytes.push_str(&line.paint(columns, self.colour));
-            bytes.push_str("\x1b[K\n");
-        }
-        bytes.push_str("\x1b[J\x1b[?2026l");
-        self.drawn = lines.len();
-        self.put(&bytes)
-    }
-
-    fn put(&mut self, bytes: &str) -> io::Result<()> {
-        let mut out = self.out.lock();
-        out.write_all(bytes.as_bytes())?;
-        out.flush()
+    pub(super) fn leave(&self) -> io::Result<()> {
+        self.full_screen.hide()
     }
 }
 
-impl Drop for Screen {
-    fn drop(&mut self) {
-        // If nobody is there to see it, nobody misses the cursor.
-        let _ = self.put("\x1b[?25h");
-    }
+fn with_colours(lines: Vec<Line<'static>>, colour: bool) -> Vec<Line<'static>> {
+    let plain = |line: Line<'static>| Line::raw(line.to_string());
+    if colour { lines } else { lines.into_iter().map(plain).collect() }
 }
 
-/// The story as lines that are written once and stay.
+fn print(lines: &[Line<'_>]) -> io::Result<()> {
+    let mut out = io::stdout().lock();
+    for line in lines {
+        for span in &line.spans {
+            match span.style == PLAIN {
+                true => queue!(out, Print(&span.content))?,
+                false => queue!(out, PrintStyledContent(span.style.into_crossterm().apply(&span.content)))?,
+            }
+        }
+        queue!(out, Print("\n"))?;
+    }
+    out.flush()
+}
+
+/// The story as lines that are printed once.
 #[derive(Debug, Default)]
-pub struct Lines {
+pub(super) struct Lines {
     scenes: usize,
     notes: usize,
 }
 
 impl Lines {
-    /// What happened since the last time.
-    pub fn next(&mut self, story: &Story) -> String {
+    /// What happened since the last call.
+    pub(super) fn next(&mut self, story: &Story) -> String {
         let mut text = String::new();
         loop {
             if let Some(scene) = self.scenes.checked_sub(1).and_then(|at| story.scenes.get(at)) {
@@ -193,34 +151,35 @@ impl Lines {
     }
 
     /// The sums, without a style.
-    pub fn finish(&mut self, story: &Story) -> String {
+    pub(super) fn finish(&mut self, story: &Story) -> String {
         let lines = table(story, WIDTH_MAX, on_path("outlast").is_some());
-        lines.iter().map(|line| line.paint(usize::MAX, false) + "\n").collect()
+        lines.iter().map(|line| format!("{line}\n")).collect()
     }
 }
 
-/// The ends and what lies between them, and each scene with its calls. An airy one has blank lines; the first
-/// `quiet` scenes are without notes.
-fn picture(story: &Story, now: Instant, columns: usize, airy: bool, quiet: usize) -> Vec<Line> {
+/// The client, outlast and the server, and each scene with its calls. With `airy` there are blank lines; the first
+/// `quiet` scenes have no notes.
+fn picture(story: &Story, now: Instant, columns: usize, airy: bool, quiet: usize) -> Vec<Line<'static>> {
     let width = columns.clamp(WIDTH_MIN, WIDTH_MAX);
     let time = format!("{:.1} s", story.elapsed(now).as_secs_f64());
     let mut lines = vec![
-        Line::of(Style::Plain, " ")
-            .and(Style::Bold, TITLE)
-            .and(Style::Dim, if width < WIDE { "" } else { "  the connection outlasts the process" })
-            .to(width - 1 - time.len())
-            .and(Style::Dim, time),
+        pad(
+            Line::raw(" ")
+                + span(BOLD, TITLE)
+                + span(DIM, if width < WIDE { "" } else { "  the connection outlasts the process" }),
+            width - 1 - time.len(),
+        ) + span(DIM, time),
     ];
     lines.extend(if width < WIDE { ends_in_a_line(story) } else { ends(story, now, width) });
     lines.push(lives(story, width));
     for (at, scene) in story.scenes.iter().enumerate() {
         let is_last = at + 1 == story.scenes.len();
         let (mark, style) = match is_last && !story.is_over() {
-            true => ("▶ ", Style::Bold),
-            false if scene.sum().waiting > 0 && story.is_over() => ("✗ ", Style::Bad),
-            false => ("✓ ", Style::Good),
+            true => ("▶ ", BOLD),
+            false if scene.sum().waiting > 0 && story.is_over() => ("✗ ", BAD),
+            false => ("✓ ", GOOD),
         };
-        let title = Line::of(Style::Plain, " ").and(style, mark).and(Style::Bold, scene.title);
+        let title = Line::raw(" ") + span(style, mark) + span(BOLD, scene.title);
         let sum = scene.sum();
         let mut count = format!("{} answered", sum.answered);
         for (number, what) in [(sum.failed, "failed"), (sum.waiting, if story.is_over() { "lost" } else { "waiting" })]
@@ -233,26 +192,26 @@ fn picture(story: &Story, now: Instant, columns: usize, airy: bool, quiet: usize
             lines.push(Line::default());
         }
         lines.push(match title.width() + 2 + count.len() < width {
-            true => title.to(width - 1 - count.len()).and(Style::Dim, count),
+            true => pad(title, width - 1 - count.len()) + span(DIM, count),
             false => title,
         });
         let mut dots: Vec<_> = scene.calls.iter().map(|call| dot(call, story)).collect();
         if let Some(mark) = scene.mark {
-            dots.insert(mark, (Style::Bold, "│"));
+            dots.insert(mark, (BOLD, "│"));
         }
         for row in dots.chunks(width - 4) {
-            let line = Line::of(Style::Plain, "   ");
-            lines.push(row.iter().fold(line, |line, (style, dot)| line.and(*style, *dot)));
+            let line = Line::raw("   ");
+            lines.push(row.iter().fold(line, |line, (style, dot)| line + span(*style, *dot)));
         }
         for note in scene.notes.iter().filter(|_| quiet <= at) {
             let style = match note.mood {
-                Mood::Plain => Style::Dim,
-                Mood::Good => Style::Plain,
-                Mood::Quote => Style::Warn,
-                Mood::Bad => Style::Bad,
+                Mood::Plain => DIM,
+                Mood::Good => PLAIN,
+                Mood::Quote => WARN,
+                Mood::Bad => BAD,
             };
             let rows = wrap(&note.text, width - 4, NOTE_LINES_MAX);
-            lines.extend(rows.into_iter().map(|row| Line::of(Style::Plain, "   ").and(style, row)));
+            lines.extend(rows.into_iter().map(|row| Line::raw("   ") + span(style, row)));
         }
     }
     if airy {
@@ -263,24 +222,24 @@ fn picture(story: &Story, now: Instant, columns: usize, airy: bool, quiet: usize
     } else {
         "· a call, • ● it waited, ○ it waits, ◆ a long one, ✗ failed, │ an event"
     };
-    lines.push(Line::of(Style::Dim, format!(" {legend}")));
+    lines.push(Line::from(span(DIM, format!(" {legend}"))));
     lines
 }
 
-/// One call. Its colour is the server that answered.
+/// One call, in the colour of the server that answered.
 fn dot(call: &Call, story: &Story) -> (Style, &'static str) {
     match call.outcome {
-        Outcome::Waiting if story.is_over() => (Style::Bad, "?"),
-        Outcome::Waiting => (Style::Dim, "○"),
-        Outcome::Answered { pid, .. } if call.is_long => (Style::Server(story.place(pid)), "◆"),
-        Outcome::Answered { pid, wait } if wait < SHORT => (Style::Server(story.place(pid)), "·"),
-        Outcome::Answered { pid, wait } if wait < NOTICED => (Style::Server(story.place(pid)), "•"),
-        Outcome::Answered { pid, .. } => (Style::Server(story.place(pid)), "●"),
-        Outcome::Failed { .. } => (Style::Bad, "✗"),
+        Outcome::Waiting if story.is_over() => (BAD, "?"),
+        Outcome::Waiting => (DIM, "○"),
+        Outcome::Answered { pid, .. } if call.is_long => (server_style(story.place(pid)), "◆"),
+        Outcome::Answered { pid, wait } if wait < SHORT => (server_style(story.place(pid)), "·"),
+        Outcome::Answered { pid, wait } if wait < NOTICED => (server_style(story.place(pid)), "•"),
+        Outcome::Answered { pid, .. } => (server_style(story.place(pid)), "●"),
+        Outcome::Failed { .. } => (BAD, "✗"),
     }
 }
 
-fn ends(story: &Story, now: Instant, width: usize) -> Vec<Line> {
+fn ends(story: &Story, now: Instant, width: usize) -> Vec<Line<'static>> {
     const LINK: usize = 9;
     let inside = (width - 2 - 2 * LINK) / 3 - 2;
     let sum = story.sum();
@@ -291,37 +250,37 @@ fn ends(story: &Story, now: Instant, width: usize) -> Vec<Line> {
             let generation = server.generation.map_or("new".to_owned(), |generation| format!("gen {generation}"));
             let up = now.saturating_duration_since(server.since).as_secs_f64();
             let pid = server.pid.unwrap_or_default();
-            ([format!("pid {pid}"), format!("{generation}, up {up:.1} s")], Style::Server(story.place(pid)))
+            ([format!("pid {pid}"), format!("{generation}, up {up:.1} s")], server_style(story.place(pid)))
         }
-        None => (["none".to_owned(), "coming".to_owned()], Style::Bad),
+        None => (["none".to_owned(), "coming".to_owned()], BAD),
     };
-    let boxes = [("client", client, Style::Plain), ("outlast", outlast, Style::Bold), ("server", server, place)];
+    let boxes = [("client", client, PLAIN), ("outlast", outlast, BOLD), ("server", server, place)];
 
     let link = |row: usize, at: usize| match (row, at) {
-        (1, 0) => (Style::Plain, " ◀─────▶ "),
+        (1, 0) => (PLAIN, " ◀─────▶ "),
         (1, 1) if story.serving().is_some() => (place, " ◀─────▶ "),
-        (1, 1) => (Style::Bad, " ◀─ ✗ ─▶ "),
-        _ => (Style::Plain, "         "),
+        (1, 1) => (BAD, " ◀─ ✗ ─▶ "),
+        _ => (PLAIN, "         "),
     };
     (0..4)
         .map(|row| {
-            let mut line = Line::of(Style::Plain, " ");
+            let mut line = Line::raw(" ");
             for (at, (name, texts, style)) in boxes.iter().enumerate() {
                 line = match row {
                     0 => {
                         let rest = "─".repeat(inside.saturating_sub(name.len() + 3));
-                        line.and(*style, format!("╭─ {name} {rest}╮"))
+                        line + span(*style, format!("╭─ {name} {rest}╮"))
                     }
-                    3 => line.and(*style, format!("╰{}╯", "─".repeat(inside))),
+                    3 => line + span(*style, format!("╰{}╯", "─".repeat(inside))),
                     row => {
                         let room = inside - 2;
                         let text: String = texts[row - 1].chars().take(room).collect();
-                        line.and(*style, "│ ").and(Style::Plain, format!("{text:<room$}")).and(*style, " │")
+                        line + span(*style, "│ ") + span(PLAIN, format!("{text:<room$}")) + span(*style, " │")
                     }
                 };
                 if at < 2 {
                     let (style, text) = link(row, at);
-                    line = line.and(style, text);
+                    line += span(style, text);
                 }
             }
             line
@@ -329,51 +288,51 @@ fn ends(story: &Story, now: Instant, width: usize) -> Vec<Line> {
         .collect()
 }
 
-fn ends_in_a_line(story: &Story) -> Vec<Line> {
-    let line = Line::of(Style::Plain, " client ⇄ ").and(Style::Bold, "outlast");
+fn ends_in_a_line(story: &Story) -> Vec<Line<'static>> {
+    let line = Line::raw(" client ⇄ ") + span(BOLD, "outlast");
     let line = match story.serving() {
         Some(server) => {
             let pid = server.pid.unwrap_or_default();
-            line.and(Style::Plain, " ⇄ ").and(Style::Server(story.place(pid)), format!("server, pid {pid}"))
+            line + span(PLAIN, " ⇄ ") + span(server_style(story.place(pid)), format!("server, pid {pid}"))
         }
-        None => line.and(Style::Bad, " ✗ no server"),
+        None => line + span(BAD, " ✗ no server"),
     };
     vec![line]
 }
 
-/// Every server there was, and where there is room what became of it.
-fn lives(story: &Story, width: usize) -> Line {
-    let mut line = Line::of(Style::Plain, " ");
+/// Every server so far, and if there is room how it ended.
+fn lives(story: &Story, width: usize) -> Line<'static> {
+    let mut line = Line::raw(" ");
     for (at, server) in story.servers.iter().enumerate() {
         if at > 0 {
-            line = line.and(Style::Dim, " → ");
+            line += span(DIM, " → ");
         }
         let name = server.pid.map_or("broken".to_owned(), |pid| pid.to_string());
         let (style, fate) = match server.fate {
-            Fate::Serving => (Style::Server(at), "serves"),
-            Fate::Replaced => (Style::Dim, "replaced"),
-            Fate::NeverCameUp => (Style::Dim, "refused"),
-            Fate::Killed => (Style::Dim, "killed"),
+            Fate::Serving => (server_style(at), "serves"),
+            Fate::Replaced => (DIM, "replaced"),
+            Fate::NeverCameUp => (DIM, "refused"),
+            Fate::Killed => (DIM, "killed"),
         };
-        line = line.and(style, if width < WIDE { name } else { format!("{name} {fate}") });
+        line += span(style, if width < WIDE { name } else { format!("{name} {fate}") });
     }
     line
 }
 
-/// The sums: what each scene cost, and all of them.
-pub fn table(story: &Story, columns: usize, is_installed: bool) -> Vec<Line> {
+/// The sums: the cost of each scene, and of all of them.
+pub(super) fn table(story: &Story, columns: usize, is_installed: bool) -> Vec<Line<'static>> {
     let width = columns.clamp(WIDTH_MIN, WIDTH_MAX);
     let mut lines = Vec::new();
     let rows = story.scenes.iter().map(|scene| (scene.title, scene.sum())).chain([("all", story.sum())]);
     if width < TABLE {
         for (title, sum) in rows {
-            lines.push(Line::of(Style::Plain, " ").and(Style::Bold, title));
+            lines.push(Line::raw(" ") + span(BOLD, title));
             let calls =
                 format!("{} calls: {} answered, {} failed, {} lost", sum.made, sum.answered, sum.failed, sum.waiting);
             let cost = format!("{}, longest pause {}", restarts(sum.restarts), millis(sum.pause));
             for words in [calls, cost] {
                 let rows = wrap(&words, width - 4, usize::MAX);
-                lines.extend(rows.into_iter().map(|row| Line::of(Style::Plain, "   ").and(Style::Plain, row)));
+                lines.extend(rows.into_iter().map(|row| Line::raw("   ") + span(PLAIN, row)));
             }
         }
     } else {
@@ -381,41 +340,40 @@ pub fn table(story: &Story, columns: usize, is_installed: bool) -> Vec<Line> {
             " {:<23}{:>6}{:>10}{:>8}{:>6}{:>10}{:>15}",
             "what happened", "calls", "answered", "failed", "lost", "restarts", "longest pause"
         );
-        lines.push(Line::of(Style::Dim, head));
+        lines.push(Line::from(span(DIM, head)));
         for (title, sum) in rows {
-            let style = if title == "all" { Style::Bold } else { Style::Plain };
+            let style = if title == "all" { BOLD } else { PLAIN };
             if title == "all" {
-                lines.push(Line::of(Style::Dim, format!(" {}", "─".repeat(TABLE - 1))));
+                lines.push(Line::from(span(DIM, format!(" {}", "─".repeat(TABLE - 1)))));
             }
             let mark = |count: usize, bad: Style| if count == 0 { style } else { bad };
             lines.push(
-                Line::of(style, format!(" {title:<23}{:>6}{:>10}", sum.made, sum.answered))
-                    .and(mark(sum.failed, Style::Warn), format!("{:>8}", sum.failed))
-                    .and(mark(sum.waiting, Style::Bad), format!("{:>6}", sum.waiting))
-                    .and(style, format!("{:>10}{:>15}", sum.restarts, millis(sum.pause))),
+                Line::from(span(style, format!(" {title:<23}{:>6}{:>10}", sum.made, sum.answered)))
+                    + span(mark(sum.failed, WARN), format!("{:>8}", sum.failed))
+                    + span(mark(sum.waiting, BAD), format!("{:>6}", sum.waiting))
+                    + span(style, format!("{:>10}{:>15}", sum.restarts, millis(sum.pause))),
             );
         }
     }
     lines.push(Line::default());
     let (style, words) = verdict(story);
     let rows = wrap(&words, width - 2, usize::MAX);
-    lines.extend(rows.into_iter().map(|row| Line::of(Style::Plain, " ").and(style, row)));
+    lines.extend(rows.into_iter().map(|row| Line::raw(" ") + span(style, row)));
     lines.push(Line::default());
     let rows = wrap(next_step(is_installed), width - 2, usize::MAX);
-    lines.extend(rows.into_iter().map(|row| Line::of(Style::Plain, " ").and(Style::Plain, row)));
+    lines.extend(rows.into_iter().map(|row| Line::raw(" ") + span(PLAIN, row)));
     lines
 }
 
-/// What a person does after the demo.
+/// The next steps for a person after the demo.
 fn next_step(is_installed: bool) -> &'static str {
     match is_installed {
         true => {
-            "Next: `outlast wrap` puts outlast in front of the servers that your clients have. It shows a diff and asks \
-             first."
+            "Next: `outlast wrap` puts outlast in front of your clients' MCP servers. It shows a diff and asks first."
         }
         false => {
             "Next: install outlast (in a clone: `cargo install --path crates/outlast`). Then `outlast wrap` puts it in \
-             front of the servers that your clients have. It shows a diff and asks first."
+             front of your clients' MCP servers. It shows a diff and asks first."
         }
     }
 }
@@ -426,20 +384,20 @@ fn restarts(count: u64) -> String {
 
 fn verdict(story: &Story) -> (Style, String) {
     if !story.complaints.is_empty() {
-        return (Style::Bad, "Not everything went as it should.".to_owned());
+        return (BAD, "The demo did not run as expected.".to_owned());
     }
     let sum = story.sum();
     let restarts = restarts(story.restarts.unwrap_or_default());
     let told = match sum.failed {
         0 => String::new(),
-        1 => ", one of them with the news that its server had died and its outcome is unknown".to_owned(),
-        failed => format!(", {failed} of them with the news that their server had died and the outcome is unknown"),
+        1 => ", one of them with the error that its server had crashed and its outcome is unknown".to_owned(),
+        failed => format!(", {failed} of them with the error that their server had crashed and the outcome is unknown"),
     };
     let words = format!("{restarts}, one connection, {} calls, and every one was answered{told}.", sum.made);
-    (Style::Good, words)
+    (GOOD, words)
 }
 
-/// Words in lines of at most `width`; what goes beyond `max` lines is cut, visibly.
+/// Wraps words at `width`; text beyond `max` lines is cut, visibly.
 fn wrap(text: &str, width: usize, max: usize) -> Vec<String> {
     let mut rows: Vec<String> = Vec::new();
     let mut row = String::new();
@@ -470,8 +428,8 @@ mod tests {
         *,
     };
 
-    fn text(lines: &[Line]) -> String {
-        lines.iter().map(|line| line.paint(usize::MAX, false).trim_end().to_owned() + "\n").collect()
+    fn text(lines: &[Line<'_>]) -> String {
+        lines.iter().map(|line| line.to_string().trim_end().to_owned() + "\n").collect()
     }
 
     fn screen(flaw: Flaw, columns: usize) -> String {
@@ -481,7 +439,7 @@ mod tests {
 
     #[test]
     fn a_wide_picture() {
-        insta::assert_snapshot!(screen(Flaw::None, 80), @r#"
+        insta::assert_snapshot!(screen(Flaw::None, 80), @"
         outlast demo  the connection outlasts the process                        9.9 s
         ╭─ client ─────────╮         ╭─ outlast ────────╮         ╭─ server ─────────╮
         │ 250 calls        │ ◀─────▶ │ pid 100          │ ◀─────▶ │ pid 104          │
@@ -494,27 +452,27 @@ mod tests {
         ✓ reload, a tool changed                                           69 answered
           ◆········│····························································
           `restart_server`: pid 101 → 102 in 5 ms, discount added, price changed
-          told that the list changed, the client asked: price, discount, report
+          the client got list_changed and listed the tools: price, discount, report
           the long call from before was answered by the old server, pid 101
         ✓ reload, broken code                                              63 answered
           │·······························································
           “The restart failed: the new server ended before it was ready (exit code 1).
           The old server (pid 102) keeps serving.”
-          its stderr came with it: error: expected `,` or `}` (server.json:4:22)
-          the code is mended before the next start needs it
+          the error quotes its stderr: error: expected `,` or `}` (server.json:4:22)
+          the code is fixed before the next start
         ✓ kill -9                                                67 answered, 1 failed
           ✗·······│····························································
-          pid 102 was killed without a warning
-          the long call in flight was told: “The server ended (signal 9 (SIGKILL))
-          while `report` was running; it may or may not have taken effect.”
-          7.0 ms after the death of 102, the next call was answered by pid 104
+          pid 102 was killed with SIGKILL
+          the long call in flight got the answer “The server ended (signal 9
+          (SIGKILL)) while `report` was running; it may or may not have taken effect.”
+          7.0 ms after the kill of 102, the next call was answered by pid 104
         · a call, • ● it waited, ○ it waits, ◆ a long one, ✗ failed, │ an event
-        "#);
+        ");
     }
 
     #[test]
     fn a_narrow_picture() {
-        insta::assert_snapshot!(screen(Flaw::None, 50), @r#"
+        insta::assert_snapshot!(screen(Flaw::None, 50), @"
         outlast demo                               9.9 s
         client ⇄ outlast ⇄ server, pid 104
         101 → 102 → broken → 104
@@ -528,8 +486,8 @@ mod tests {
           ························
           `restart_server`: pid 101 → 102 in 5 ms,
           discount added, price changed
-          told that the list changed, the client asked:
-          price, discount, report
+          the client got list_changed and listed the
+          tools: price, discount, report
           the long call from before was answered by the
           old server, pid 101
         ✓ reload, broken code                63 answered
@@ -538,21 +496,20 @@ mod tests {
           “The restart failed: the new server ended
           before it was ready (exit code 1). The old
           server (pid 102) keeps serving.”
-          its stderr came with it: error: expected `,`
-          or `}` (server.json:4:22)
-          the code is mended before the next start needs
-          it
+          the error quotes its stderr: error: expected
+          `,` or `}` (server.json:4:22)
+          the code is fixed before the next start
         ✓ kill -9                  67 answered, 1 failed
           ✗·······│·····································
           ·······················
-          pid 102 was killed without a warning
-          the long call in flight was told: “The server
-          ended (signal 9 (SIGKILL)) while `report` was
-          running; it may or may not have taken effect.”
-          7.0 ms after the death of 102, the next call
+          pid 102 was killed with SIGKILL
+          the long call in flight got the answer “The
+          server ended (signal 9 (SIGKILL)) while
+          `report` was running; it may or may not have …
+          7.0 ms after the kill of 102, the next call
           was answered by pid 104
         · call ○ waits ◆ long ✗ failed │ event
-        "#);
+        ");
     }
 
     #[test]
@@ -567,10 +524,10 @@ mod tests {
         all                       250       249       1     0         2         7.0 ms
 
         2 restarts, one connection, 250 calls, and every one was answered, one of them
-        with the news that its server had died and its outcome is unknown.
+        with the error that its server had crashed and its outcome is unknown.
 
-        Next: `outlast wrap` puts outlast in front of the servers that your clients
-        have. It shows a diff and asks first.
+        Next: `outlast wrap` puts outlast in front of your clients' MCP servers. It
+        shows a diff and asks first.
         ");
     }
 
@@ -594,13 +551,14 @@ mod tests {
           2 restarts, longest pause 7.0 ms
 
         2 restarts, one connection, 250 calls, and every
-        one was answered, one of them with the news that
-        its server had died and its outcome is unknown.
+        one was answered, one of them with the error
+        that its server had crashed and its outcome is
+        unknown.
 
         Next: install outlast (in a clone: `cargo
         install --path crates/outlast`). Then `outlast
-        wrap` puts it in front of the servers that your
-        clients have. It shows a diff and asks first.
+        wrap` puts it in front of your clients' MCP
+        servers. It shows a diff and asks first.
         ");
     }
 
@@ -615,56 +573,53 @@ mod tests {
         ──────────────────────────────────────────────────────────────────────────────
         all                       255       253       1     1         2         7.0 ms
 
-        Not everything went as it should.
+        The demo did not run as expected.
 
-        Next: `outlast wrap` puts outlast in front of the servers that your clients
-        have. It shows a diff and asks first.
+        Next: `outlast wrap` puts outlast in front of your clients' MCP servers. It
+        shows a diff and asks first.
         ");
     }
 
     #[test]
     fn plain_lines() {
         let (story, _) = play(Flaw::None);
-        insta::assert_snapshot!(Lines::default().next(&story), @r#"
+        insta::assert_snapshot!(Lines::default().next(&story), @"
         0.00 s  calls flow
         0.00 s    a call every 40 ms, through outlast, to a server with pid 101
         2.00 s  reload, a tool changed
         2.31 s    `restart_server`: pid 101 → 102 in 5 ms, discount added, price changed
-        2.31 s    told that the list changed, the client asked: price, discount, report
+        2.31 s    the client got list_changed and listed the tools: price, discount, report
         2.90 s    the long call from before was answered by the old server, pid 101
         4.71 s  reload, broken code
         4.71 s    “The restart failed: the new server ended before it was ready (exit code 1). The old server (pid 102) keeps serving.”
-        4.71 s    its stderr came with it: error: expected `,` or `}` (server.json:4:22)
-        4.71 s    the code is mended before the next start needs it
+        4.71 s    the error quotes its stderr: error: expected `,` or `}` (server.json:4:22)
+        4.71 s    the code is fixed before the next start
         7.21 s  kill -9
-        7.51 s    pid 102 was killed without a warning
-        7.51 s    the long call in flight was told: “The server ended (signal 9 (SIGKILL)) while `report` was running; it may or may not have taken effect.”
-        7.51 s    7.0 ms after the death of 102, the next call was answered by pid 104
-        "#);
+        7.51 s    pid 102 was killed with SIGKILL
+        7.51 s    the long call in flight got the answer “The server ended (signal 9 (SIGKILL)) while `report` was running; it may or may not have taken effect.”
+        7.51 s    7.0 ms after the kill of 102, the next call was answered by pid 104
+        ");
     }
 
     #[test]
     fn no_line_is_wider_than_the_terminal() {
         let (story, end) = play(Flaw::None);
-        for columns in WIDTH_MIN..130 {
+        // On a narrower terminal the title, the list of servers and the legend are cut.
+        for columns in 44..130 {
             for line in picture(&story, end, columns, true, 0).into_iter().chain(table(&story, columns, false)) {
-                let painted = line.paint(columns, false);
-                assert!(painted.chars().count() <= columns, "{columns}: {painted}");
-                // On less than this the title, the lives and the legend lose their ends.
-                if 44 <= columns {
-                    assert!(line.width() <= columns, "{columns}: {painted}");
-                }
+                assert!(line.width() <= columns, "{columns}: {line}");
             }
         }
     }
 
     #[test]
-    fn without_colour_there_is_no_escape() {
+    fn each_server_has_its_colour_and_without_colours_there_is_none() {
         let (story, end) = play(Flaw::None);
-        let painted = |colour| -> String {
-            picture(&story, end, 80, true, 0).iter().map(|line| line.paint(80, colour)).collect()
+        let styled = |colour| {
+            let lines = with_colours(picture(&story, end, 80, true, 0), colour);
+            lines.into_iter().flat_map(|line| line.spans).filter(|span| span.style != PLAIN).collect::<Vec<_>>()
         };
-        assert!(!painted(false).contains('\x1b'));
-        assert!(painted(true).contains("\x1b[36m·"));
+        assert_eq!(styled(false), []);
+        assert!(styled(true).contains(&span(server_style(0), "·")));
     }
 }

@@ -1,7 +1,6 @@
-//! The demo's server: strict, of the handshake era, and only as good as the file it reads at its start.
+//! The demo's server: strict, of the handshake era, and configured by the file that it reads at its start.
 //!
-//! The file stands for a server's code: to change it and restart is a reload, and one that cannot be read is a
-//! syntax error.
+//! The file stands for a server's code: to change it and restart is a reload, and an invalid file is a syntax error.
 
 use std::{
     fs,
@@ -17,7 +16,7 @@ use serde_json::{Value, json};
 
 const PROTOCOL: &str = "2025-06-18";
 
-/// What the server is made of, as its file has it.
+/// The content of the server's file.
 #[derive(Debug, Clone, Deserialize)]
 struct Code {
     version: u32,
@@ -28,13 +27,13 @@ struct Code {
 struct Tool {
     name: String,
     description: String,
-    /// How long a call takes; calls of the same tool run beside each other.
+    /// How long a call takes; calls of the same tool run in parallel.
     #[serde(default)]
     takes_ms: u64,
 }
 
 /// Serves on stdin and stdout until stdin ends.
-pub fn serve(file: &Path) -> ExitCode {
+pub(crate) fn serve(file: &Path) -> ExitCode {
     let code = match load(file) {
         Ok(code) => code,
         Err(trace) => {
@@ -45,7 +44,7 @@ pub fn serve(file: &Path) -> ExitCode {
     let mut server = Server { code, phase: Phase::New };
     for line in io::stdin().lock().lines() {
         let Ok(line) = line else { break };
-        // A line that is no JSON is nobody's request, so there is nobody to answer.
+        // A line that is not JSON has no id that could be answered.
         if let Ok(message) = serde_json::from_str(&line) {
             server.hear(&message);
         }
@@ -109,7 +108,7 @@ impl Server {
             }
             Some("tools/call") => self.call(id, &message["params"]),
             Some(_) => refuse(id, -32601, "Method not found"),
-            // A response: this server never asks.
+            // A response: this server sends no requests.
             None => {}
         }
     }
@@ -125,7 +124,7 @@ impl Server {
             return answer(id, &result);
         }
         let (id, time) = (id.clone(), Duration::from_millis(tool.takes_ms));
-        // The work of a slow tool is to take its time. Its thread ends with the process if nobody waits for it.
+        // A slow tool only sleeps. Its thread ends with the process.
         let slow = {
             let (id, result) = (id.clone(), result.clone());
             thread::Builder::new().spawn(move || {
@@ -158,6 +157,6 @@ fn refuse(id: &Value, code: i32, message: &str) {
 }
 
 fn say(message: &Value) {
-    // One write under one lock; who no longer listens will close stdin too.
+    // One write under one lock; a client that no longer reads will close stdin too.
     let _ = io::stdout().lock().write_all(format!("{message}\n").as_bytes());
 }

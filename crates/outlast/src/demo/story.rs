@@ -12,24 +12,24 @@ const RHYTHM: Duration = Duration::from_millis(40);
 /// How long each scene is shown.
 const CALM: Duration = Duration::from_millis(2000);
 const SCENE: Duration = Duration::from_millis(2400);
-/// The time between a long call's start and the event that meets it.
+/// The time between the start of a long call and the event during it.
 const LEAD: Duration = Duration::from_millis(300);
-/// A server that was ready this long comes back at once (5 s is the rule; the rest is for what we cannot see of it).
+/// A server that was ready this long is restarted at once (the rule is 5 s; the rest is a margin).
 const PROVEN: Duration = Duration::from_millis(5200);
-/// The first call after the kill: late enough for outlast to know of the death, so that it runs into the pause.
+/// The first call after the kill: late enough for outlast to know of the exit, so that the call waits for the restart.
 const PROBE: Duration = Duration::from_millis(3);
 /// How long the kill waits for a moment between two calls.
 const CLEAR_MAX: Duration = Duration::from_millis(200);
-/// How long answers may take at the end; a call without one then is lost.
+/// How long answers may take at the end; then a call without one is lost.
 const SETTLE_MAX: Duration = Duration::from_secs(5);
-/// The whole story. Whatever is not reached by then has failed.
+/// The whole story. Scenes that were not reached by then have failed.
 const STORY_MAX: Duration = Duration::from_secs(40);
 
-/// The tools that outlast adds to a server's.
+/// The tools that outlast adds to those of the server.
 const OURS: [&str; 3] = ["restart_server", "verify_server_restarted", "server_status"];
 
 /// The server's code at first.
-pub const FIRST: &str = r#"{
+pub(super) const FIRST: &str = r#"{
   "version": 1,
   "tools": [
     {"name": "price", "description": "A price"},
@@ -38,8 +38,8 @@ pub const FIRST: &str = r#"{
 }
 "#;
 
-/// With a tool more, and one that says more about itself.
-pub const CHANGED: &str = r#"{
+/// With one more tool, and a longer description.
+pub(super) const CHANGED: &str = r#"{
   "version": 2,
   "tools": [
     {"name": "price", "description": "A price in euros"},
@@ -49,8 +49,8 @@ pub const CHANGED: &str = r#"{
 }
 "#;
 
-/// As one saves it in the middle of a thought.
-pub const BROKEN: &str = r#"{
+/// With a syntax error, as saved in the middle of an edit.
+pub(super) const BROKEN: &str = r#"{
   "version": 3,
   "tools": [
     {"name": "price" "description": "A price in euros"}
@@ -59,7 +59,7 @@ pub const BROKEN: &str = r#"{
 "#;
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Event {
+pub(super) enum Event {
     /// A line from outlast, and when it was read.
     Heard {
         line: String,
@@ -67,34 +67,34 @@ pub enum Event {
     },
     /// Outlast's stdout ended.
     Ended,
-    /// The server could not be killed, or its file not be written.
+    /// The server could not be killed, or its file could not be written.
     CouldNot(String),
     TimePassed,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Action {
+pub(super) enum Action {
     /// To outlast, as one line.
     Say(String),
-    /// Make this the server's code.
+    /// Replace the server's code.
     Load(&'static str),
-    /// End this process without a warning.
+    /// Kill this process.
     Kill(u32),
 }
 
 /// One client's story, from its handshake to its last call.
 #[derive(Debug)]
-pub struct Story {
+pub(super) struct Story {
     began: Instant,
-    /// Outlast's own.
+    /// The process id of outlast.
     pub pid: u32,
     step: Step,
     actions: Vec<Action>,
     next_id: u64,
     next_call: Option<Instant>,
-    /// Requests that are no calls of the server's tools, until they are answered.
+    /// Open requests that are not calls of the server's tools.
     asked: BTreeMap<u64, Ask>,
-    /// The calls without an answer: in which scene, and the how manieth there.
+    /// Open calls: the index of the scene, and the index of the call in it.
     open: BTreeMap<u64, (usize, usize)>,
     relist_heard: bool,
     ready_at: Instant,
@@ -102,45 +102,45 @@ pub struct Story {
     killed: Option<(u32, Instant)>,
 
     pub scenes: Vec<Scene>,
-    /// Every server the client knows of, in the order of their lives.
+    /// Every server that the client knows of, in order.
     pub servers: Vec<Server>,
-    /// As outlast counts them, at the end.
+    /// From outlast's status, at the end.
     pub restarts: Option<u64>,
-    /// What went otherwise than promised.
+    /// Promises that were broken.
     pub complaints: Vec<String>,
 }
 
-/// An event and the calls that were begun from its start to the next one's.
+/// An event, and the calls from its start to the start of the next one.
 #[derive(Debug)]
-pub struct Scene {
+pub(super) struct Scene {
     pub title: &'static str,
     pub at: Duration,
     pub calls: Vec<Call>,
-    /// How many of its calls were begun before the event.
+    /// How many of its calls were started before the event.
     pub mark: Option<usize>,
-    /// From the server's death to the next answer.
+    /// From the server's exit to the next answer.
     pub outage: Option<Duration>,
-    /// New servers that came to serve.
+    /// New servers that took over.
     pub restarts: u64,
     pub notes: Vec<Note>,
 }
 
 #[derive(Debug, Clone)]
-pub struct Call {
+pub(super) struct Call {
     pub asked: Instant,
-    /// It takes its time by design, so its wait is no pause.
+    /// It is slow by design, so its wait is not a pause.
     pub is_long: bool,
     pub outcome: Outcome,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Outcome {
+pub(super) enum Outcome {
     Waiting,
     Answered {
         wait: Duration,
         pid: u32,
     },
-    /// An answer that says what went wrong.
+    /// An answer with an error.
     Failed {
         wait: Duration,
         words: String,
@@ -148,23 +148,23 @@ pub enum Outcome {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Note {
+pub(super) struct Note {
     pub mood: Mood,
     pub text: String,
     pub at: Duration,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Mood {
+pub(super) enum Mood {
     Plain,
     Good,
-    /// Words the client was given about something that failed, as it should.
+    /// The text of an expected failure.
     Quote,
     Bad,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Server {
+pub(super) struct Server {
     /// Outlast names it only once it is ready.
     pub generation: Option<u64>,
     pub pid: Option<u32>,
@@ -173,7 +173,7 @@ pub struct Server {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
+pub(super) enum Fate {
     Serving,
     Replaced,
     NeverCameUp,
@@ -182,18 +182,18 @@ pub enum Fate {
 
 /// A scene, or the whole story, in numbers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Sum {
+pub(super) struct Sum {
     pub made: usize,
     pub answered: usize,
     pub failed: usize,
     pub waiting: usize,
-    /// New servers that came to serve.
+    /// New servers that took over.
     pub restarts: u64,
-    /// The longest that a call had to wait, long calls aside, or that nobody could have been answered.
+    /// The longest wait of a call, without long calls, or the longest time in which no call could be answered.
     pub pause: Duration,
 }
 
-/// A request that is no call of the server's tools.
+/// A request that is not a call of the server's tools.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Ask {
     Handshake,
@@ -219,7 +219,7 @@ enum Step {
     Broken {
         until: Instant,
     },
-    /// Once the pid is known, the next moment without a short call in flight is the server's last.
+    /// Once the pid is known, the server is killed at the next moment without a short call in flight.
     BeforeKill {
         until: Instant,
         pid: Option<u32>,
@@ -235,8 +235,8 @@ enum Step {
 }
 
 impl Story {
-    /// With outlast's process, for words only.
-    pub fn new(pid: u32, now: Instant) -> Story {
+    /// With the process id of outlast, for the texts.
+    pub(super) fn new(pid: u32, now: Instant) -> Story {
         let mut story = Story {
             began: now,
             pid,
@@ -264,12 +264,12 @@ impl Story {
         story
     }
 
-    /// What is to be done before anything happened.
-    pub fn begin(&mut self) -> Vec<Action> {
+    /// The actions at the start.
+    pub(super) fn begin(&mut self) -> Vec<Action> {
         std::mem::take(&mut self.actions)
     }
 
-    pub fn handle(&mut self, event: Event, now: Instant) -> Vec<Action> {
+    pub(super) fn handle(&mut self, event: Event, now: Instant) -> Vec<Action> {
         match event {
             _ if self.is_over() => {}
             Event::Heard { line, at } => self.heard(&line, at),
@@ -281,8 +281,8 @@ impl Story {
         std::mem::take(&mut self.actions)
     }
 
-    /// When it next wants to hear that time passed.
-    pub fn deadline(&self) -> Option<Instant> {
+    /// When to call with the time next.
+    pub(super) fn deadline(&self) -> Option<Instant> {
         let step = match self.step {
             Step::Over => return None,
             Step::Calm { until }
@@ -297,15 +297,15 @@ impl Story {
         [step, self.next_call].into_iter().flatten().chain([self.began + STORY_MAX]).min()
     }
 
-    pub fn is_over(&self) -> bool {
+    pub(super) fn is_over(&self) -> bool {
         self.step == Step::Over
     }
 
-    pub fn elapsed(&self, now: Instant) -> Duration {
+    pub(super) fn elapsed(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.began)
     }
 
-    pub fn sum(&self) -> Sum {
+    pub(super) fn sum(&self) -> Sum {
         self.scenes.iter().map(Scene::sum).fold(Sum::default(), |all, one| Sum {
             made: all.made + one.made,
             answered: all.answered + one.answered,
@@ -316,13 +316,13 @@ impl Story {
         })
     }
 
-    /// The server that serves, as far as the client knows.
-    pub fn serving(&self) -> Option<&Server> {
+    /// The current server, as far as the client knows.
+    pub(super) fn serving(&self) -> Option<&Server> {
         self.servers.iter().rev().find(|server| server.fate == Fate::Serving)
     }
 
-    /// The place of a server in the order of their lives.
-    pub fn place(&self, pid: u32) -> usize {
+    /// The index of a server.
+    pub(super) fn place(&self, pid: u32) -> usize {
         self.servers.iter().position(|server| server.pid == Some(pid)).unwrap_or_default()
     }
 
@@ -352,7 +352,7 @@ impl Story {
                 self.scene("reload, broken code", now);
                 self.mark();
                 self.actions.push(Action::Load(BROKEN));
-                self.ask_tool(Ask::Restart, "restart_server", &json!({"reason": "a thought half written"}));
+                self.ask_tool(Ask::Restart, "restart_server", &json!({"reason": "unfinished code"}));
                 self.step = Step::Breaking;
             }
             Step::Broken { until } if until <= now => {
@@ -366,7 +366,7 @@ impl Story {
                 self.actions.push(Action::Kill(pid));
                 self.killed = Some((pid, now));
                 self.end_life(pid, Fate::Killed);
-                self.note(Mood::Plain, format!("pid {pid} was killed without a warning"), now);
+                self.note(Mood::Plain, format!("pid {pid} was killed with SIGKILL"), now);
                 self.next_call = Some(now + PROBE);
                 self.step = Step::Killed { until: now + SCENE };
             }
@@ -390,10 +390,11 @@ impl Story {
 
     fn heard(&mut self, line: &str, at: Instant) {
         let Ok(message) = serde_json::from_str::<Value>(line) else {
-            return self.fail(format!("outlast said what is no JSON: {line}"), at);
+            return self.fail(format!("outlast sent a line that is not JSON: {line}"), at);
         };
         if message["method"] == "notifications/tools/list_changed" {
-            // Also told when the first list is known to differ from what was served before; only ours is of interest.
+            // Outlast also announces this when the first list differs from the one it served before; only the demo's
+            // change matters.
             if matches!(self.step, Step::Reloading | Step::Reloaded { .. }) && !self.relist_heard {
                 self.relist_heard = true;
                 self.ask(Ask::Tools, "tools/list", &json!({}));
@@ -405,7 +406,7 @@ impl Story {
             return self.call_answered(id, scene, call, &message, at);
         }
         let Some(ask) = self.asked.remove(&id) else {
-            return self.fail(format!("an answer came twice, or to a question nobody asked: {line}"), at);
+            return self.fail(format!("an answer came twice, or without a request: {line}"), at);
         };
         let result = &message["result"];
         match ask {
@@ -425,7 +426,7 @@ impl Story {
                     result["tools"].as_array().into_iter().flatten().filter_map(|t| t["name"].as_str()).collect();
                 let own = names.iter().filter(|name| !OURS.contains(name)).copied();
                 let own = own.collect::<Vec<_>>().join(", ");
-                self.note(Mood::Good, format!("told that the list changed, the client asked: {own}"), at);
+                self.note(Mood::Good, format!("the client got list_changed and listed the tools: {own}"), at);
             }
             Ask::Status => self.status_known(&result["structuredContent"], at),
             Ask::Restart => self.restart_answered(&message, at),
@@ -493,19 +494,19 @@ impl Story {
                 let words = match stderr.lines().next() {
                     Some(first) => {
                         let place = stderr.lines().nth(1).unwrap_or_default().trim().trim_start_matches("--> ");
-                        format!("its stderr came with it: {first} ({place})")
+                        format!("the error quotes its stderr: {first} ({place})")
                     }
-                    None => "its stderr did not come with it".to_owned(),
+                    None => "the error does not quote its stderr".to_owned(),
                 };
                 self.note(Mood::Quote, words, at);
                 let serving = pid_in(&report["serving_pid"]);
                 if serving.is_none() || serving != self.serving().and_then(|server| server.pid) {
-                    self.complain("the old server should keep serving, and does not".into(), at);
+                    self.complain("the old server does not keep serving".into(), at);
                 }
-                // Else the next crash would find it.
+                // Otherwise the next crash would load it.
                 self.actions.push(Action::Load(CHANGED));
-                self.note(Mood::Plain, "the code is mended before the next start needs it".into(), at);
-                // Long enough to read, and for the server that serves to have proven itself.
+                self.note(Mood::Plain, "the code is fixed before the next start".into(), at);
+                // Long enough to read, and for the current server to count as stable.
                 self.step = Step::Broken { until: (at + SCENE).max(self.ready_at + PROVEN - LEAD) };
             }
             Step::Breaking => self.fail(format!("broken code was reloaded: {report}"), at),
@@ -534,7 +535,7 @@ impl Story {
                     let outage = at.saturating_duration_since(when);
                     self.scenes[scene].outage = Some(outage);
                     let pause = millis(outage);
-                    let words = format!("{pause} after the death of {killed}, the next call was answered by pid {pid}");
+                    let words = format!("{pause} after the kill of {killed}, the next call was answered by pid {pid}");
                     self.note(Mood::Good, words, at);
                     // The generation of the new server.
                     self.ask_tool(Ask::Status, "server_status", &json!({}));
@@ -550,7 +551,7 @@ impl Story {
                 let first = words.lines().next().unwrap_or_default().to_owned();
                 if is_honest {
                     let which = if is_long { "the long call in flight" } else { "a call in flight" };
-                    self.note(Mood::Quote, format!("{which} was told: “{first}”"), at);
+                    self.note(Mood::Quote, format!("{which} got the answer “{first}”"), at);
                 } else {
                     self.complain(format!("a call failed: {first}"), at);
                 }
@@ -561,7 +562,7 @@ impl Story {
 
     fn check_reload(&mut self, now: Instant) {
         if !self.relist_heard {
-            self.complain("the tools changed and the client was not told".into(), now);
+            self.complain("the tools changed and the client got no list_changed".into(), now);
         }
         if self.long_call.is_some_and(|id| self.open.contains_key(&id)) {
             self.complain("the long call from before the reload is not answered yet".into(), now);
@@ -599,7 +600,7 @@ impl Story {
         });
     }
 
-    /// The event of this scene is now.
+    /// The event of this scene happens now.
     fn mark(&mut self) {
         if let Some(scene) = self.scenes.last_mut() {
             scene.mark = Some(scene.calls.len());
@@ -618,7 +619,7 @@ impl Story {
         self.complaints.push(what);
     }
 
-    /// There is no sense in going on.
+    /// The story cannot continue.
     fn fail(&mut self, what: String, now: Instant) {
         self.complain(what, now);
         let waiting = self.sum().waiting;
@@ -647,8 +648,8 @@ impl Story {
         }
     }
 
-    /// The server dies between two short calls, so that the long one alone is in flight; a call that is not
-    /// answered puts it off only so long.
+    /// The server is killed between two short calls, so that only the long one is in flight; a call without an answer
+    /// delays this only up to a limit.
     fn kill_at(&self, earliest: Instant) -> Instant {
         let is_short = |&(scene, call): &(usize, usize)| !self.scenes[scene].calls[call].is_long;
         if self.open.values().any(is_short) { earliest + CLEAR_MAX } else { earliest }
@@ -686,7 +687,7 @@ impl Story {
 }
 
 impl Scene {
-    pub fn sum(&self) -> Sum {
+    pub(super) fn sum(&self) -> Sum {
         let pause = self.outage.unwrap_or_default();
         let mut sum = Sum { made: self.calls.len(), restarts: self.restarts, pause, ..Sum::default() };
         for call in &self.calls {
@@ -723,8 +724,8 @@ impl Ask {
     }
 }
 
-/// A time as people compare it: with a decimal only where that says something.
-pub fn millis(time: Duration) -> String {
+/// A time for comparison, with a decimal only for small values.
+pub(super) fn millis(time: Duration) -> String {
     let millis = time.as_secs_f64() * 1000.0;
     if millis < 10.0 { format!("{millis:.1} ms") } else { format!("{millis:.0} ms") }
 }
@@ -733,7 +734,7 @@ fn never_answered(calls: usize) -> String {
     if calls == 1 { "1 call was never answered".to_owned() } else { format!("{calls} calls were never answered") }
 }
 
-/// The words of an answer that is not what was asked for.
+/// The text of an unexpected answer.
 fn words_of(message: &Value) -> String {
     let text = &message["result"]["content"][0]["text"];
     let words = text.as_str().or_else(|| message["error"]["message"].as_str());
@@ -745,27 +746,27 @@ fn pid_in(value: &Value) -> Option<u32> {
 }
 
 #[cfg(test)]
-pub mod rehearsal {
-    //! The story before a stand-in for outlast, in a time of its own.
+pub(super) mod rehearsal {
+    //! The story with a stand-in for outlast, and with simulated time.
 
     use super::*;
 
-    /// What the stand-in does otherwise than outlast.
+    /// How the stand-in differs from outlast.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-    pub enum Flaw {
+    pub(crate) enum Flaw {
         None,
         /// The tenth call is never answered.
         LosesACall,
         /// A reload is not announced.
         KeepsTheListToItself,
-        /// It ends when broken code is loaded.
+        /// It exits when broken code is loaded.
         Ends,
-        /// After the kill nothing comes back.
+        /// After the kill no server is started.
         StaysDown,
     }
 
-    /// The story as it went, and the moment it was over.
-    pub fn play(flaw: Flaw) -> (Story, Instant) {
+    /// The finished story, and the time of its end.
+    pub(crate) fn play(flaw: Flaw) -> (Story, Instant) {
         let mut now = Instant::now();
         let mut story = Story::new(100, now);
         let mut actions = story.begin();
@@ -801,7 +802,7 @@ pub mod rehearsal {
         due: Vec<Due>,
     }
 
-    /// What is heard when; a call also has its id and the process it runs on.
+    /// Lines and their times; a call also has its id and its process.
     type Due = (Instant, Event, Option<(u64, u32)>);
 
     impl StandIn {
@@ -900,7 +901,7 @@ mod tests {
     };
 
     #[test]
-    fn all_goes_well() {
+    fn a_run_without_faults() {
         let (story, end) = play(Flaw::None);
         assert_eq!(story.complaints, Vec::<String>::new());
         let sum = story.sum();
@@ -913,17 +914,17 @@ mod tests {
     }
 
     #[test]
-    fn the_server_is_killed_only_when_it_has_proven_itself() {
+    fn the_server_is_killed_only_when_it_counts_as_stable() {
         let (story, _) = play(Flaw::None);
         let (_, killed) = story.killed.expect("there is a kill");
         assert!(PROVEN <= killed.duration_since(story.ready_at));
     }
 
     #[test]
-    fn what_goes_wrong_is_said() {
+    fn broken_promises_are_reported() {
         let table = [
             (Flaw::LosesACall, vec!["1 call was never answered"]),
-            (Flaw::KeepsTheListToItself, vec!["the tools changed and the client was not told"]),
+            (Flaw::KeepsTheListToItself, vec!["the tools changed and the client got no list_changed"]),
             (Flaw::Ends, vec!["outlast ended the connection"]),
             (Flaw::StaysDown, vec!["60 calls were never answered", "no call was answered after the kill"]),
         ];

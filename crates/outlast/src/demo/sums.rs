@@ -1,4 +1,4 @@
-//! The demo in numbers, for programs.
+//! The result of the demo as JSON, for programs.
 
 use std::time::{Duration, Instant};
 
@@ -6,8 +6,8 @@ use serde_json::{Value, json};
 
 use super::story::{Story, Sum};
 
-/// What stands in the table at the end, and what went otherwise than promised.
-pub fn in_json(story: &Story, now: Instant) -> Value {
+/// The table at the end, and the promises that were broken.
+pub(super) fn in_json(story: &Story, now: Instant) -> Value {
     let scenes = story.scenes.iter().map(|scene| {
         let mut row = row(&scene.sum());
         row["title"] = scene.title.into();
@@ -34,7 +34,7 @@ fn row(sum: &Sum) -> Value {
     })
 }
 
-/// As exact as it was measured.
+/// As precise as it was measured.
 fn millis(time: Duration) -> f64 {
     (time.as_secs_f64() * 1_000_000.0).round() / 1000.0
 }

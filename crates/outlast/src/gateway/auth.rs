@@ -1,12 +1,12 @@
-//! Who a client is: signed tokens and API keys.
+//! Authenticates clients by signed tokens and API keys.
 //!
-//! What a token is checked by is decided by us and never by the token: an algorithm that was not configured is refused
-//! before anything else is looked at, a secret is only ever used for HS256, and a public key only for the one algorithm that
-//! its own type stands for. Addresses of keys in a token are not followed.
+//! The configuration decides how a token is checked, never the token: an algorithm that was not configured is refused
+//! first, a secret is used only for HS256, and a public key only for the one algorithm of its type. Key addresses in a
+//! token are not followed.
 
 use std::{
     cell::RefCell,
-    fs,
+    io,
     path::Path,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
@@ -18,30 +18,30 @@ use jsonwebtoken::{
     jwk::{AlgorithmParameters, EllipticCurve, Jwk, JwkSet, KeyAlgorithm, PublicKeyUse},
 };
 use outlast_core::gateway::Who;
+use outlast_os as os;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
 use crate::{
+    cli::report::plain,
     config::gateway::{ApiKey, AuthSettings, JwtSettings},
     gateway::listen::Identity,
-    report::plain,
 };
 
-/// A longer token is refused unread.
+/// A longer token is refused without being read.
 const TOKEN_MAX: usize = 16 * 1024;
-/// Tokens that were good lately, so that a signature is checked once and not for each call. At the bound all are
-/// forgotten, and checked again as they come.
+/// Cache of valid tokens, so that a signature is checked once and not for each call. At the limit the cache is cleared.
 const KNOWN_MAX: usize = 1_024;
 /// The largest key set.
 const JWKS_MAX: u64 = 1 << 20;
 const KEYS_MAX: usize = 100;
-/// An RSA key that is shorter is no longer good enough to sign with.
+/// A shorter RSA key is too weak.
 const RSA_BITS_MIN: usize = 2_048;
-/// The longest name, in bytes. A token with a longer one is refused: two clients must not become one.
+/// The longest name, in bytes. A token with a longer one is refused: a cut name could be that of another client.
 const NAME_MAX: usize = 255;
 
-/// Decides who is there.
-pub struct Auth {
+/// Checks the credentials of clients.
+pub(crate) struct Auth {
     jwt: Option<Jwt>,
     keys: Vec<ApiKey>,
     settings: AuthSettings,
@@ -55,8 +55,8 @@ struct Jwt {
     algorithms: Vec<Algorithm>,
 }
 
-/// One key of a set, for the one algorithm that it is good for.
-pub struct PublicKey {
+/// One key of a set, for the one algorithm of its type.
+pub(crate) struct PublicKey {
     id: Option<String>,
     algorithm: Algorithm,
     key: DecodingKey,
@@ -64,7 +64,7 @@ pub struct PublicKey {
 
 struct Known {
     who: Who,
-    /// In seconds since 1970; with the leeway in it.
+    /// In seconds since 1970, including the leeway.
     until: u64,
 }
 
@@ -75,24 +75,24 @@ impl Known {
     }
 }
 
-/// Nobody we know. The words are for the client, and tell it nothing that a stranger should not know.
+/// The credentials were refused. The text is for the client and contains no secret.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Unauthorized {
-    /// It did not say who it is.
+pub(crate) enum Unauthorized {
+    /// There are no credentials.
     Missing,
     Invalid(&'static str),
 }
 
 impl Unauthorized {
-    pub fn words(&self) -> &'static str {
+    pub(crate) fn words(&self) -> &'static str {
         match self {
-            Unauthorized::Missing => "a token or an API key is wanted",
+            Unauthorized::Missing => "a token or an API key is required",
             Unauthorized::Invalid(why) => why,
         }
     }
 
     /// For the header `WWW-Authenticate` of the answer 401.
-    pub fn challenge(&self) -> String {
+    pub(crate) fn challenge(&self) -> String {
         match self {
             Unauthorized::Missing => "Bearer".to_owned(),
             Unauthorized::Invalid(why) => format!("Bearer error=\"invalid_token\", error_description=\"{why}\""),
@@ -102,26 +102,22 @@ impl Unauthorized {
 
 impl Auth {
     /// Reads the key set. The error is a sentence.
-    pub fn load(settings: AuthSettings) -> Result<Auth, String> {
+    pub(crate) fn load(settings: AuthSettings) -> Result<Auth, String> {
         let jwt = settings.jwt.clone().map(Jwt::load).transpose()?;
         if jwt.is_none() && settings.keys.is_empty() {
-            return Err("there is neither a way to check tokens nor an API key, so nobody could connect".to_owned());
+            return Err("there is neither a key to verify tokens nor an API key, so no client could connect".to_owned());
         }
         Ok(Auth { jwt, keys: settings.keys.clone(), settings, known: RefCell::default() })
     }
 
-    pub fn who(&self, headers: &HeaderMap) -> Result<Who, Unauthorized> {
-        Ok(self.identify(headers)?.who)
-    }
-
-    pub fn identify(&self, headers: &HeaderMap) -> Result<Identity, Unauthorized> {
+    pub(crate) fn identify(&self, headers: &HeaderMap) -> Result<Identity, Unauthorized> {
         let token = token(headers)?;
         let hash: [u8; 32] = Sha256::digest(token.as_bytes()).into();
         if let Some(key) = self.key(&hash) {
             let role = self.role(key.role.clone());
             return Ok(Who { name: key.name.clone(), role, profile: key.profile.clone() }.into());
         }
-        let Some(jwt) = &self.jwt else { return Err(Unauthorized::Invalid("the API key is not known")) };
+        let Some(jwt) = &self.jwt else { return Err(Unauthorized::Invalid("the API key is unknown")) };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let mut known = self.known.borrow_mut();
         match known.get(&hash) {
@@ -142,7 +138,7 @@ impl Auth {
         Ok(identity)
     }
 
-    /// Every key is looked at to the end, so that time tells nothing about how near a guess was.
+    /// Compares with every key to the end, so that the time reveals nothing about a guess.
     fn key(&self, hash: &[u8; 32]) -> Option<&ApiKey> {
         let mut found = None;
         for key in &self.keys {
@@ -154,7 +150,7 @@ impl Auth {
         found
     }
 
-    /// Where there are roles, nobody is without one: no name is the role that may do nothing.
+    /// If roles are configured, a client without one gets the empty name, a role without rights.
     fn role(&self, said: Option<String>) -> Option<String> {
         let role = said.or_else(|| self.settings.default_role.clone());
         role.or_else(|| self.settings.wants_role.then(String::new))
@@ -163,7 +159,7 @@ impl Auth {
     fn of_claims(&self, jwt: &Jwt, claims: &Value) -> Result<(Who, u64), Unauthorized> {
         let settings = &jwt.settings;
         let name = claim(claims, &settings.name_claim).and_then(Value::as_str).filter(|name| !name.is_empty());
-        let Some(name) = name else { return Err(Unauthorized::Invalid("the token does not say whose it is")) };
+        let Some(name) = name else { return Err(Unauthorized::Invalid("the token has no client name")) };
         if name.len() > NAME_MAX {
             return Err(Unauthorized::Invalid("the name in the token is too long"));
         }
@@ -172,7 +168,7 @@ impl Auth {
             Some(Value::Array(roles)) => {
                 let mut roles = roles.iter().filter_map(Value::as_str);
                 let is_known = |role: &&str| self.settings.roles.contains(*role);
-                // A list of roles none of which we know is not the same as no role at all.
+                // A list of roles that are all unknown is not the same as no role.
                 roles.clone().find(is_known).or_else(|| roles.next()).map(str::to_owned)
             }
             _ => None,
@@ -182,7 +178,7 @@ impl Auth {
             Some(Value::String(profile)) if self.settings.profiles.contains(profile) => Some(profile.clone()),
             Some(_) => return Err(Unauthorized::Invalid("the token names a profile that does not exist")),
         };
-        // Checked to be there by the signature's check.
+        // The signature check requires it.
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "a fraction of a second")]
         let expires = claims["exp"].as_u64().or_else(|| claims["exp"].as_f64().map(|exp| exp as u64)).unwrap_or(0);
         let until = expires.saturating_add(settings.leeway.as_secs());
@@ -218,7 +214,7 @@ fn token(headers: &HeaderMap) -> Result<&str, Unauthorized> {
     }
 }
 
-/// A claim by its name; where there is none of that name, `a.b` is `b` within `a`.
+/// A claim by its name; without such a claim, `a.b` is `b` within `a`.
 fn claim<'a>(claims: &'a Value, name: &str) -> Option<&'a Value> {
     claims.get(name).or_else(|| name.split('.').try_fold(claims, |claims, part| claims.get(part)))
 }
@@ -245,22 +241,21 @@ impl Jwt {
         Ok(Jwt { algorithms: algorithms.collect(), secret, keys, settings })
     }
 
-    /// The claims of a token that is good.
+    /// The claims of a valid token.
     fn check(&self, token: &str) -> Result<Value, Unauthorized> {
-        // `none`, and whatever else we do not know, is no algorithm to the reader of headers.
-        let header =
-            decode_header(token).map_err(|_| Unauthorized::Invalid("the token is not one that is accepted"))?;
+        // The header parser refuses `none` and unknown algorithms.
+        let header = decode_header(token).map_err(|_| Unauthorized::Invalid("the token is not accepted"))?;
         if !self.algorithms.contains(&header.alg) {
             return Err(Unauthorized::Invalid("the token is signed by an algorithm that is not accepted"));
         }
         if header.crit.is_some() {
-            return Err(Unauthorized::Invalid("the token wants something that is not supported"));
+            return Err(Unauthorized::Invalid("the token needs an extension that is not supported"));
         }
         let key = match header.alg {
             Algorithm::HS256 => self.secret.as_ref(),
             algorithm => self.public_key(algorithm, header.kid.as_deref()),
         };
-        let key = key.ok_or(Unauthorized::Invalid("the token is signed by a key that is not known"))?;
+        let key = key.ok_or(Unauthorized::Invalid("the token is signed by an unknown key"))?;
         let mut validation = Validation::new(header.alg);
         validation.leeway = self.settings.leeway.as_secs();
         validation.validate_exp = true;
@@ -279,24 +274,24 @@ impl Jwt {
         let data = decode::<Value>(token, key, &validation).map_err(|error| {
             Unauthorized::Invalid(match error.kind() {
                 ErrorKind::ExpiredSignature => "the token has expired",
-                ErrorKind::ImmatureSignature => "the token is not good yet",
-                ErrorKind::InvalidIssuer => "the token is by another issuer",
-                ErrorKind::InvalidAudience => "the token is meant for somebody else",
+                ErrorKind::ImmatureSignature => "the token is not valid yet",
+                ErrorKind::InvalidIssuer => "the token is from another issuer",
+                ErrorKind::InvalidAudience => "the token is for another audience",
                 ErrorKind::InvalidSignature => "the token's signature is wrong",
-                ErrorKind::MissingRequiredClaim(claim) if claim == "exp" => "the token never expires",
-                ErrorKind::MissingRequiredClaim(claim) if claim == "iss" => "the token is by another issuer",
-                ErrorKind::MissingRequiredClaim(claim) if claim == "aud" => "the token is meant for somebody else",
+                ErrorKind::MissingRequiredClaim(claim) if claim == "exp" => "the token has no expiry time",
+                ErrorKind::MissingRequiredClaim(claim) if claim == "iss" => "the token is from another issuer",
+                ErrorKind::MissingRequiredClaim(claim) if claim == "aud" => "the token is for another audience",
                 _ => "the token cannot be read",
             })
         })?;
         // The library accepts a list of issuers if one of them fits; a token has one issuer.
         if data.claims.get("iss").is_some_and(|issuer| !issuer.is_string()) {
-            return Err(Unauthorized::Invalid("the token is by another issuer"));
+            return Err(Unauthorized::Invalid("the token is from another issuer"));
         }
         Ok(data.claims)
     }
 
-    /// By its id. A token without one is tried by the only key there is for its algorithm.
+    /// By its id. A token without an id is checked with the only key for its algorithm.
     fn public_key(&self, algorithm: Algorithm, id: Option<&str>) -> Option<&DecodingKey> {
         let mut fitting = self.keys.iter().filter(|key| key.algorithm == algorithm);
         match id {
@@ -309,14 +304,13 @@ impl Jwt {
     }
 }
 
-/// The keys of a set that are good for RS256 or ES256; others are passed over. The error is the cause, in a few words.
-pub fn read_keys(path: &Path) -> Result<Vec<PublicKey>, String> {
-    let about = fs::metadata(path).map_err(|error| plain(&error.to_string()))?;
-    if about.len() > JWKS_MAX {
-        return Err(format!("it is larger than {} MiB", JWKS_MAX >> 20));
-    }
-    let text = fs::read(path).map_err(|error| plain(&error.to_string()))?;
-    let set: JwkSet = serde_json::from_slice(&text).map_err(|error| format!("it is no JWK set ({error})"))?;
+/// The keys of a set for RS256 or ES256; others are skipped. The error is the cause, in a few words.
+pub(crate) fn read_keys(path: &Path) -> Result<Vec<PublicKey>, String> {
+    let text = os::read_named(path, JWKS_MAX).map_err(|error| match error.kind() {
+        io::ErrorKind::FileTooLarge => format!("it is larger than {} MiB", JWKS_MAX >> 20),
+        _ => plain(&error.to_string()),
+    })?;
+    let set: JwkSet = serde_json::from_slice(&text).map_err(|error| format!("it is not a JWK set ({error})"))?;
     if set.keys.len() > KEYS_MAX {
         return Err(format!("it has more than {KEYS_MAX} keys"));
     }
@@ -333,7 +327,7 @@ pub fn read_keys(path: &Path) -> Result<Vec<PublicKey>, String> {
         if keys.iter().any(|known| known.id.is_some() && known.id == id) {
             return Err(format!("it has two keys with the id `{name}`"));
         }
-        let key = DecodingKey::from_jwk(jwk).map_err(|error| format!("its key `{name}` is none ({error})"))?;
+        let key = DecodingKey::from_jwk(jwk).map_err(|error| format!("its key `{name}` is not valid ({error})"))?;
         keys.push(PublicKey { id, algorithm, key });
     }
     if keys.is_empty() {
@@ -342,7 +336,7 @@ pub fn read_keys(path: &Path) -> Result<Vec<PublicKey>, String> {
     Ok(keys)
 }
 
-/// What a key is good for, by its own type; none if it is for something else.
+/// The algorithm of a key, by its type; `None` if it is for another use.
 fn algorithm_of(jwk: &Jwk) -> Option<Algorithm> {
     if matches!(&jwk.common.public_key_use, Some(purpose) if *purpose != PublicKeyUse::Signature) {
         return None;

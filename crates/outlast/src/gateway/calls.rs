@@ -1,25 +1,26 @@
-//! The records of calls on their way to the audit log: many at once, and never later than a moment after.
+//! The records of calls that are not written to the audit log yet. They are written together, at most a short time
+//! later.
 
 use std::time::{Duration, Instant};
 
 use outlast_core::gateway::Called;
 
-use crate::journal::{Journal, Origin};
+use crate::state::journal::{Journal, Origin};
 
-/// What waits is written before more comes than this.
+/// Records are written when the buffer exceeds this.
 const BATCH_MAX: usize = 64 << 10;
-/// What waits is written after this.
+/// Records are written after this time.
 const WAIT_MAX: Duration = Duration::from_millis(250);
 
 #[derive(Debug, Default)]
-pub struct Calls {
+pub(super) struct Calls {
     lines: String,
     due: Option<Instant>,
 }
 
 impl Calls {
-    /// Its line, for those who listen.
-    pub fn add(&mut self, called: &Called, origin: &Origin, journal: &mut Journal, now: Instant) -> &str {
+    /// Adds a record and returns its line, for subscribers.
+    pub(super) fn add(&mut self, called: &Called, origin: &Origin, journal: &mut Journal, now: Instant) -> &str {
         if self.lines.len() >= BATCH_MAX {
             self.write(journal);
         }
@@ -29,19 +30,19 @@ impl Calls {
         &self.lines[from..]
     }
 
-    /// When to say that time passed.
-    pub fn deadline(&self) -> Option<Instant> {
+    /// When to call `time_passed`.
+    pub(super) fn deadline(&self) -> Option<Instant> {
         self.due
     }
 
-    pub fn time_passed(&mut self, journal: &mut Journal, now: Instant) {
+    pub(super) fn time_passed(&mut self, journal: &mut Journal, now: Instant) {
         if self.due.is_some_and(|due| due <= now) {
             self.write(journal);
         }
     }
 
-    /// All that waits: something comes that is to stand after it.
-    pub fn write(&mut self, journal: &mut Journal) {
+    /// Writes all records, before another record that must follow them.
+    pub(super) fn write(&mut self, journal: &mut Journal) {
         self.due = None;
         if !self.lines.is_empty() {
             journal.write_many(&self.lines);

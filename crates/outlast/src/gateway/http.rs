@@ -5,23 +5,24 @@
 //!                                 └ it breaks ─ again if that is safe ─► else Lost
 //! ```
 //!
-//! Each message travels in a task of its own and reports here; the link alone knows the session, who waits for an answer
-//! and when it is over. Every request that was sent ends in its answer, in [`Heard::Refused`] or in [`Heard::Lost`], before
-//! [`Heard::Down`] if the link ends. A link that can take no more requests says so first ([`Heard::Failing`]), so that what
-//! did not reach the server is not sent on it again.
+//! Each message is posted by a task of its own, which reports here. Only the link knows the session, the requests
+//! without an answer, and when it ends. Every request ends in its answer, in [`Heard::Refused`] or in [`Heard::Lost`],
+//! and before [`Heard::Down`] if the link ends. A link that accepts no more requests first reports [`Heard::Failing`],
+//! so that requests that did not reach the server are not sent on it again.
 
 mod client;
 mod events;
 mod exchange;
 mod headers;
-mod names;
+mod proxy;
 mod refusal;
+mod resolver;
 mod stream;
 #[cfg(not(any(windows, target_os = "macos")))]
 mod trust;
-mod way;
 
 pub use client::HttpClient;
+pub(crate) use client::post;
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
@@ -48,42 +49,43 @@ use exchange::Exchange;
 use headers::ToolHeaders;
 use stream::Stream;
 
-/// What may wait to be heard; a server that says more is read more slowly.
+/// Reports of tasks in the queue. When it is full, the server is read more slowly.
 const NEWS_MAX: usize = 64;
 
-/// Where it is and what it wants to be told.
+/// The address of a server and its settings.
 #[derive(Debug, Clone)]
 pub struct HttpSettings {
     pub url: String,
-    /// Credentials among them: they go to the origin of the url and nowhere else, and into no log.
+    /// They include credentials: they are sent only to the origin of the URL, and are not logged.
     pub headers: BTreeMap<String, String>,
-    /// The old transport: one stream, and another address to post to.
+    /// The old transport: one stream, and a separate address for POST requests.
     pub is_sse: bool,
-    pub patience: Patience,
+    pub limits: WaitLimits,
 }
 
-/// Bounds of every wait but that for a call, which is limited by whoever calls.
+/// Limits of every wait except that for a call, which the caller limits.
 #[derive(Debug, Clone)]
-pub struct Patience {
-    /// For the first word of an answer to what is quick by nature. Then it is lost.
+pub struct WaitLimits {
+    /// For the first byte of the answer to a quick request. Then the request is lost.
     pub first_byte: Duration,
-    /// How often the same is tried again where that is safe. Then it is lost, and with nobody there the link is down.
+    /// How often a request is repeated where that is safe. Then it is lost; if the server is unreachable, the link
+    /// ends.
     pub tries: u32,
-    /// Pauses between tries, doubled each time; a server that asks for more than the longest is taken at its no.
+    /// Pauses between attempts, doubled each time. A server that asks for more than the longest pause has refused.
     pub retry_first: Duration,
     pub retry_longest: Duration,
     /// Pauses before a stream that ended is opened again.
     pub reconnect_first: Duration,
     pub reconnect_longest: Duration,
-    /// How long a stream may stay open after the answer it was opened for, and a call after it was cancelled.
+    /// How long a stream may stay open after its answer, and a call after it was cancelled.
     pub linger: Duration,
-    /// For the goodbye to a session.
-    pub goodbye: Duration,
+    /// For the DELETE request that ends a session.
+    pub session_end: Duration,
 }
 
-impl Default for Patience {
-    fn default() -> Patience {
-        Patience {
+impl Default for WaitLimits {
+    fn default() -> WaitLimits {
+        WaitLimits {
             first_byte: Duration::from_secs(30),
             tries: 3,
             retry_first: Duration::from_millis(100),
@@ -91,38 +93,46 @@ impl Default for Patience {
             reconnect_first: Duration::from_secs(1),
             reconnect_longest: Duration::from_secs(60),
             linger: Duration::from_secs(2),
-            goodbye: Duration::from_secs(2),
+            session_end: Duration::from_secs(2),
         }
     }
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub enum Heard {
-    /// One message, with whatever white space the server puts in.
+    /// One message, with the white space that the server put in.
     Said(Bytes),
-    /// The same, in the stream of a request's answer: it was said for that request.
+    /// The same, in the response stream of a request: it belongs to that request.
     SaidFor { id: Id, message: Bytes },
-    /// This request will never be answered.
+    /// This request will not be answered.
     Lost {
         id: Id,
-        /// Whether any of it may have reached the server.
+        /// Whether a part of it may have reached the server.
         was_sent: bool,
         why: String,
     },
-    /// This request was answered with a status that says no.
+    /// This request was refused with an HTTP status.
     Refused { id: Id, refused: Box<Refused> },
     /// For the log.
     Note(String),
-    /// The server answered 401 or 403 where no request waits for an answer.
+    /// The server answered 401 or 403 outside of a request.
     Denied(Box<Refused>),
-    /// No further request is sent. What is open may still be answered.
+    /// No further request is sent. Open requests may still be answered.
     Failing(How),
-    /// The link is over: nothing is heard after it.
+    /// The link has ended; this is its last report.
     Down {
         why: String,
-        /// The server is there, only our session is not: nothing speaks against a new one at once.
+        /// The server is reachable and only the session is lost, so a new session can be opened at once.
         is_forgotten: bool,
     },
+}
+
+/// A session at an HTTP backend as saved state.
+#[cfg(unix)]
+#[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+pub(crate) struct SavedHttp {
+    session: Option<String>,
+    version: Option<String>,
 }
 
 /// What tasks report.
@@ -136,7 +146,7 @@ enum News {
     Said {
         message: Bytes,
         answers: Option<Id>,
-        /// In whose stream, if it is not its answer.
+        /// The request in whose stream it arrived, if it is not its answer.
         within: Option<Id>,
     },
     Note(String),
@@ -145,52 +155,52 @@ enum News {
         key: u64,
         end: End,
     },
-    /// A call that was cancelled has had its time.
+    /// The time limit of a cancelled call has passed.
     Overdue(Id),
     Denied(Box<Refused>),
     Forgotten,
     Unreachable(String),
-    SaidGoodbye,
+    SessionEnded,
 }
 
 /// How one exchange ended.
 #[derive(Debug)]
 enum End {
     Answered,
-    /// Without an answer in it: all there is to say to a notification.
+    /// Accepted without an answer, as for a notification.
     Taken,
     Lost {
         was_sent: bool,
         why: String,
     },
-    /// A status that says no.
+    /// An HTTP status that is not a success.
     Refused(Box<Refused>),
-    /// The server does not know our session any more. A request that it refused for that was not acted on; one whose
-    /// answer was to be gone on with may have been.
+    /// The server does not know the session any more. It did not act on a request that it refused for that reason; it
+    /// may have acted on one whose stream was to be resumed.
     Forgotten {
         was_sent: bool,
         why: String,
     },
-    /// There is no server.
+    /// The server cannot be reached.
     Unreachable(String),
 }
 
 #[derive(Debug)]
 struct Flight {
-    /// Nothing: it waits for no answer, or has it.
+    /// `None` if it needs no answer or has its answer.
     waits: Option<Id>,
     is_stateless: bool,
     is_tools_list: bool,
-    /// Its exchange is over; of the old transport, whose answers come apart.
+    /// The POST is complete. Only for the old transport, whose answers arrive on another stream.
     is_posted: bool,
     task: AbortHandle,
 }
 
 #[derive(Debug)]
 enum Post {
-    /// To where the backend is.
+    /// At the address of the backend.
     Here,
-    /// The old transport has not said where yet; what is sent waits.
+    /// The old transport has not sent its address yet; messages wait.
     Unknown,
     To(Uri),
 }
@@ -198,18 +208,19 @@ enum Post {
 #[derive(Debug, PartialEq, Eq)]
 enum State {
     Open,
-    /// `notifications/initialized` is on its way. On another connection a request could overtake it, and would be refused.
+    /// `notifications/initialized` is being sent. A request on another connection could overtake it and would be
+    /// refused.
     Settling(u64),
-    /// The session is gone, or the server is: what is open may still be answered, and nothing more is sent.
+    /// The session or the server is lost: open requests may still be answered, and nothing more is sent.
     Failing,
     Closing,
     Down,
 }
 
-/// One backend over HTTP. To be made and polled inside a tokio runtime.
+/// One backend over HTTP. It must be created and polled inside a tokio runtime.
 pub struct HttpLink {
     target: Option<Arc<Target>>,
-    patience: Patience,
+    limits: WaitLimits,
     post: Post,
     state: State,
     session: Option<HeaderValue>,
@@ -217,28 +228,28 @@ pub struct HttpLink {
     tools: ToolHeaders,
     flights: HashMap<u64, Flight>,
     next_key: u64,
-    /// Sent while it could not be posted yet.
+    /// Messages that cannot be posted yet.
     held: VecDeque<Bytes>,
     news: Receiver<News>,
     tell: Sender<News>,
-    /// Known and not told yet.
+    /// Reports that are not returned yet.
     ready: VecDeque<Heard>,
-    /// The end, told after everything else.
+    /// The end of the link, reported last.
     down: Option<Heard>,
-    /// Why nothing more is sent, and whether only the session is gone.
+    /// Why nothing more is sent, and whether only the session is lost.
     failed: Option<(String, bool)>,
     stream: Option<AbortHandle>,
     waker: Option<Waker>,
 }
 
 impl HttpLink {
-    /// Nothing is said before something is sent; only the old transport opens its stream. An address that is none is told
-    /// like a server that is not there.
+    /// Sends nothing before the first message, except that the old transport opens its stream. An invalid address is
+    /// reported like an unreachable server.
     pub fn connect(client: &HttpClient, settings: &HttpSettings) -> HttpLink {
         let (tell, news) = channel(NEWS_MAX);
         let mut link = HttpLink {
             target: None,
-            patience: settings.patience.clone(),
+            limits: settings.limits.clone(),
             post: if settings.is_sse { Post::Unknown } else { Post::Here },
             state: State::Open,
             session: None,
@@ -269,7 +280,41 @@ impl HttpLink {
         link
     }
 
-    /// One message. It is JSON: whoever sends has seen to that.
+    /// A message is under way, other than requests that the gateway knows of.
+    #[cfg(unix)]
+    pub(crate) fn is_busy(&self) -> bool {
+        self.state != State::Open
+            || !self.held.is_empty()
+            || !self.ready.is_empty()
+            || self.flights.values().any(|flight| flight.waits.is_none())
+    }
+
+    /// The session, for the next program. None with the old transport, whose stream is its session.
+    #[cfg(unix)]
+    pub(crate) fn save(&self) -> Option<SavedHttp> {
+        let text = |value: &HeaderValue| value.to_str().ok().map(str::to_owned);
+        matches!(self.post, Post::Here).then(|| SavedHttp {
+            session: self.session.as_ref().and_then(text),
+            version: self.version.as_ref().and_then(text),
+        })
+    }
+
+    /// Goes on with a session that the last program of this process has opened. `tools` are those that the server lists.
+    #[cfg(unix)]
+    pub(crate) fn resume(client: &HttpClient, settings: &HttpSettings, saved: &SavedHttp, tools: &[Bytes]) -> HttpLink {
+        let mut link = HttpLink::connect(client, settings);
+        let value = |text: &String| HeaderValue::from_str(text).ok();
+        link.session = saved.session.as_ref().and_then(value);
+        link.version = saved.version.as_ref().and_then(value);
+        let answer = [b"{\"result\":{\"tools\":[" as &[u8], &tools.join(&b","[..]), b"]}}"].concat();
+        link.tools.learn(&answer);
+        if link.session.is_some() || link.version.is_some() {
+            link.listen();
+        }
+        link
+    }
+
+    /// Sends one message. The caller has checked that it is JSON.
     pub fn send(&mut self, line: Bytes) {
         match self.state {
             State::Open if !matches!(self.post, Post::Unknown) => self.dispatch(line),
@@ -278,7 +323,7 @@ impl HttpLink {
         }
     }
 
-    /// The next thing heard. `Pending` wakes when there is more.
+    /// The next report. `Pending` wakes when there is one.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
         loop {
             if let Some(heard) = self.ready.pop_front().or_else(|| self.down.take()) {
@@ -295,7 +340,7 @@ impl HttpLink {
         }
     }
 
-    /// Politely: the server is told that the session is over. Either way what waits for an answer is lost, and
+    /// Gracefully: the server is told that the session has ended. In both cases open requests are lost, and
     /// [`Heard::Down`] follows.
     pub fn close(&mut self, at_once: bool) {
         if matches!(self.state, State::Closing | State::Down) && !at_once {
@@ -304,15 +349,16 @@ impl HttpLink {
         match (&self.session, &self.target) {
             (Some(_), Some(target)) if !at_once && self.state != State::Failing => {
                 let (target, headers) = (target.clone(), self.session_headers());
-                let (tell, goodbye) = (self.tell.clone(), self.patience.goodbye);
+                let (tell, session_end) = (self.tell.clone(), self.limits.session_end);
                 self.lose_all("the link was closed");
                 self.state = State::Closing;
                 self.stream = Some(
                     tokio::spawn(async move {
-                        // A server that keeps a session longer than it needs to is none of our troubles.
+                        // A server that keeps a session longer than needed is no error of ours.
                         let nothing = Bytes::new();
-                        let _ = timeout(goodbye, target.ask(&Method::DELETE, &target.url, &headers, &nothing)).await;
-                        let _ = tell.send(News::SaidGoodbye).await;
+                        let _ =
+                            timeout(session_end, target.ask(&Method::DELETE, &target.url, &headers, &nothing)).await;
+                        let _ = tell.send(News::SessionEnded).await;
                     })
                     .abort_handle(),
                 );
@@ -329,7 +375,7 @@ impl HttpLink {
                 self.version = version;
             }
             News::Said { message, answers, within } => {
-                // An answer that nobody waits for any more was given up before it came.
+                // The request was given up before this answer arrived.
                 if answers.is_none_or(|id| self.note_answer(&id, &message)) {
                     self.ready.push_back(match within {
                         Some(id) => Heard::SaidFor { id, message },
@@ -350,17 +396,17 @@ impl HttpLink {
                 self.fail(How::Forgot(self.forgotten()));
                 self.end_if_done();
             }
-            // Without its stream the old transport hears no answers.
+            // Without its stream the old transport receives no answers.
             News::Unreachable(why) if !matches!(self.post, Post::Here) => self.go_down(why),
             News::Unreachable(why) => {
                 self.fail(How::Lost(why));
                 self.end_if_done();
             }
-            News::SaidGoodbye => self.go_down("the link was closed".into()),
+            News::SessionEnded => self.go_down("the link was closed".into()),
         }
     }
 
-    /// Nothing more is sent; what is open goes on.
+    /// Nothing more is sent; open requests continue.
     fn fail(&mut self, how: How) {
         if matches!(self.state, State::Failing | State::Closing | State::Down) {
             return;
@@ -381,7 +427,7 @@ impl HttpLink {
         self.wake();
     }
 
-    /// A link that failed is over when nothing is open any more.
+    /// A link that failed ends when no request is open.
     fn end_if_done(&mut self) {
         if self.state == State::Failing && self.flights.values().all(|flight| flight.waits.is_none()) {
             self.go_down("the link was closed".into());
@@ -390,10 +436,10 @@ impl HttpLink {
 
     fn forgotten(&self) -> String {
         let name = self.target.as_ref().map_or_else(String::new, |target| target.name());
-        format!("{name} has forgotten our session")
+        format!("{name} does not know our session any more")
     }
 
-    /// The answer may come on any stream. False: nobody waits for it.
+    /// The answer may arrive on any stream. False if no request waits for it.
     fn note_answer(&mut self, id: &Id, message: &[u8]) -> bool {
         let found = self.flights.iter_mut().find(|(_, flight)| flight.waits.as_ref() == Some(id));
         let Some((key, flight)) = found else { return false };
@@ -401,7 +447,7 @@ impl HttpLink {
         if flight.is_tools_list {
             self.tools.learn(message);
         }
-        // The old transport posts and hears apart: its POST may be long over.
+        // The old transport has separate streams: its POST may have ended long before.
         let key = *key;
         if flight.is_posted {
             self.flights.remove(&key);
@@ -422,13 +468,13 @@ impl HttpLink {
         let waits = flight.waits.take();
         self.flights.remove(&key);
         let lost = match end {
-            End::Answered | End::Taken => Some((true, "it was taken without an answer".to_owned())),
+            End::Answered | End::Taken => Some((true, "it was accepted without an answer".to_owned())),
             End::Lost { was_sent, why } => Some((was_sent, why)),
             End::Refused(refused) => {
                 self.ready.extend(waits.clone().map(|id| Heard::Refused { id, refused }));
                 None
             }
-            // First that the link failed, so that this request is sent on another one.
+            // First that the link failed, so that this request is repeated on another one.
             End::Forgotten { was_sent, why } => {
                 self.fail(How::Forgot(self.forgotten()));
                 Some((was_sent, why))
@@ -448,7 +494,7 @@ impl HttpLink {
         self.end_if_done();
     }
 
-    /// Opens the stream of a session for what the server says unasked.
+    /// Opens the GET stream of a session, for messages that belong to no request.
     fn listen(&mut self) {
         let Some(target) = &self.target else { return };
         if matches!(self.post, Post::Here) && self.stream.is_none() {
@@ -458,7 +504,7 @@ impl HttpLink {
     }
 
     fn stream_of(&self, target: Arc<Target>, headers: HeaderMap) -> Stream {
-        Stream { target, headers, patience: self.patience.clone(), news: self.tell.clone() }
+        Stream { target, headers, limits: self.limits.clone(), news: self.tell.clone() }
     }
 
     fn release(&mut self) {
@@ -496,7 +542,7 @@ impl HttpLink {
         if let Some(id) = &cancels
             && self.flights.values().any(|flight| flight.is_stateless && flight.waits.as_ref() == Some(id))
         {
-            // To close its stream is how a stateless request is cancelled.
+            // A stateless request is cancelled by closing its stream.
             return self.abort(id, "it was cancelled");
         }
         if !is_stateless {
@@ -522,14 +568,14 @@ impl HttpLink {
             is_safe,
             is_apart: !matches!(self.post, Post::Here),
             is_resumable: !is_stateless && matches!(self.post, Post::Here),
-            patience: self.patience.clone(),
+            limits: self.limits.clone(),
             news: self.tell.clone(),
         };
         let task = match cancels {
             None => tokio::spawn(exchange.run()),
             Some(id) => {
-                // A server that heeds it does not answer any more, so somebody must stop waiting.
-                let (tell, linger) = (self.tell.clone(), self.patience.linger);
+                // A server that obeys the cancellation does not answer, so the wait needs a limit.
+                let (tell, linger) = (self.tell.clone(), self.limits.linger);
                 tokio::spawn(async move {
                     exchange.run().await;
                     sleep(linger).await;
@@ -546,7 +592,7 @@ impl HttpLink {
         );
     }
 
-    /// What every request of a session carries.
+    /// The headers of every request of a session.
     fn session_headers(&self) -> HeaderMap {
         let mut headers = HeaderMap::new();
         if let Some(session) = &self.session {
@@ -571,12 +617,12 @@ impl HttpLink {
         }
     }
 
-    /// A line that is not sent any more: a request is lost, a cancellation still ends the wait for an answer.
+    /// A message that is not sent any more: a request is lost, a cancellation still ends the wait for an answer.
     fn refuse(&mut self, line: &[u8]) {
         match message::parse(line) {
             Ok(Message::Request { id, .. }) => {
                 if let Some(id) = id.parse() {
-                    let why = self.failed.as_ref().map_or_else(|| "the link is over".into(), |(why, _)| why.clone());
+                    let why = self.failed.as_ref().map_or_else(|| "the link was closed".into(), |(why, _)| why.clone());
                     self.ready.push_back(Heard::Lost { id, was_sent: false, why });
                     self.wake();
                 }
@@ -627,7 +673,7 @@ impl HttpLink {
     }
 }
 
-/// Nobody else would end the tasks of a link that is dropped.
+/// The tasks of a dropped link must be aborted here.
 impl Drop for HttpLink {
     fn drop(&mut self) {
         for flight in self.flights.values() {
@@ -639,7 +685,7 @@ impl Drop for HttpLink {
     }
 }
 
-/// Questions that change nothing, and settings that are the same the second time.
+/// Requests that change nothing, and settings that are idempotent.
 fn is_safe_to_repeat(method: &str) -> bool {
     matches!(
         method,

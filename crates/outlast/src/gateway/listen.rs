@@ -1,7 +1,7 @@
-//! The HTTP front: one endpoint for clients of both eras, and a few pages for people and their instruments.
+//! The HTTP front: one endpoint for clients of both eras, and pages for operators and monitoring.
 //!
-//! One owner polls it for what was heard and tells it what to say. Each connection is a task of the same thread; a
-//! client that is slow, silent or gone is nobody's business but its own.
+//! Its owner polls it for events and tells it what to send. Each connection is a task on the same thread; a slow,
+//! silent or lost client does not affect the others.
 
 use std::{
     cell::RefCell,
@@ -18,6 +18,7 @@ use std::{
 use bytes::Bytes;
 use hyper::{HeaderMap, Method, StatusCode, server::conn::http1, service::service_fn};
 use outlast_core::{
+    front,
     gateway::{Client, Front, Said, Ticket, Who},
     message::{self, Id, Outline},
 };
@@ -30,42 +31,55 @@ use tokio::{
 pub mod address;
 mod agree;
 mod cors;
+mod driver;
+mod forward;
 mod headers;
-mod house;
 mod pages;
 mod request;
-mod session;
 mod socket;
 mod stream;
 mod tls;
 mod words;
 
 pub use agree::{Mirror, Mirrors, mirrors_of};
+use driver::{FrontDriver, Shared};
 pub use headers::Names;
-use house::{House, Shared};
-use socket::{Ends, Line, Socket, Wish};
+use outlast_os as os;
+use socket::{Connection, Ends, Socket, Wish};
 pub use tls::Certificate;
 use tls::Transport;
 
-use crate::{journal::Origin, os};
+#[cfg(unix)]
+use driver::SavedFront;
+#[cfg(unix)]
+use outlast_os::handover::{Handover, Received};
+#[cfg(unix)]
+use serde::{Deserialize, Serialize};
 
-/// Let in at one turn of the loop; further ones at the next.
+use super::session_store::SessionStore;
+use crate::{
+    cluster::replica::{ClusterStore, SharedReplica},
+    state::journal::Origin,
+};
+
+/// Connections accepted in one turn of the loop; further ones are accepted in the next turn.
 const ACCEPTS_MAX: usize = 8;
-/// How long we wait for a descriptor if the system has none left.
+/// How long accepting pauses if the system has no descriptor left.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
-/// How often time is looked at, at most.
+/// The shortest time between two checks of the deadlines.
 const SWEEP_MIN: Duration = Duration::from_millis(20);
-/// Descriptors that connections leave to backends and files: however many come, a backend can be started again.
+/// Descriptors that are reserved for backends and files: with all connections in use, a backend can still be
+/// restarted.
 const RESERVED: usize = 256;
-/// Told that they are turned away at a time; further ones are just closed.
+/// Refused connections that get an answer at the same time; further ones are closed without one.
 const TURNED_AWAY_MAX: usize = 64;
-/// How long we listen to one that is turned away.
+/// How long a refused connection is read from.
 const TURN_AWAY_MAX: Duration = Duration::from_secs(1);
 /// A longer head of a request is refused.
 const HEAD_MAX: usize = 32 << 10;
-/// Connections that wait to be let in.
+/// Connections that wait to be accepted.
 const BACKLOG: i32 = 1024;
-/// Something that came in.
+/// An event of the front.
 #[derive(Debug)]
 pub enum Heard {
     Came {
@@ -73,22 +87,30 @@ pub enum Heard {
         front: Front,
         who: Who,
     },
-    /// One JSON-RPC message. A batch comes as its members.
+    /// A session that an earlier gateway opened, with the messages that its client sent there.
+    Restored {
+        client: Client,
+        who: Who,
+        state: Box<front::record::SessionState>,
+    },
+    /// For the log and for people.
+    Note(String),
+    /// One JSON-RPC message. The members of a batch are separate events.
     Said {
         client: Client,
         message: Bytes,
     },
-    /// The same for one request, with what was read of it.
-    Asked {
+    /// The same for one request, with its parsed outline.
+    Requested {
         client: Client,
         message: Bytes,
         outline: Outline,
     },
-    /// By itself, or because its session was over. Never told of a client that the owner dropped.
+    /// The client left, or its session expired. Not reported for a client that the owner dropped.
     Left {
         client: Client,
     },
-    /// When the credentials of a client end. Told when that changes.
+    /// When the credentials of a client expire. Reported when that changes.
     Allowed {
         client: Client,
         until: Option<Instant>,
@@ -97,24 +119,24 @@ pub enum Heard {
     Refused(Box<Refused>),
 }
 
-/// A request that was refused before it was heard, for audit and metrics.
+/// A request that was refused before it was forwarded, for audit and metrics.
 #[derive(Debug)]
 pub struct Refused {
-    /// One of a few names in the program.
+    /// One of a fixed set of names.
     pub kind: &'static str,
-    /// As the client was told, with a JSON-RPC error in it.
+    /// The body of the answer, which contains a JSON-RPC error.
     pub told: Bytes,
     pub method: Method,
-    /// Its beginning.
+    /// The start of its path.
     pub path: String,
     pub peer: Rc<str>,
-    /// If that was found out.
+    /// If the client was identified.
     pub who: Option<Rc<Who>>,
     /// The first digits of the session id that it named.
     pub session: Option<u32>,
 }
 
-/// `/health`, `/ready`, `/metrics` or something below `/api/`. Each ticket wants one answer.
+/// A request for `/health`, `/ready`, `/metrics` or a path below `/api/`. Each ticket must be answered once.
 #[derive(Debug)]
 pub struct Page {
     pub peer: Rc<str>,
@@ -124,7 +146,7 @@ pub struct Page {
     pub path: String,
     pub query: String,
     pub body: Bytes,
-    /// Of `/health` and `/ready` nobody is asked who they are.
+    /// `/health` and `/ready` need no authentication.
     pub who: Who,
 }
 
@@ -141,19 +163,22 @@ pub struct PageAnswer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Counts {
     pub connections: usize,
-    /// Of the handshake era.
+    /// Sessions of the handshake era.
     pub sessions: usize,
-    /// Of the stateless era, not yet answered; subscriptions among them.
+    /// Stored sessions whose clients have not come back since the start.
+    pub sessions_stored: usize,
+    /// Sessions that a restart would end, because their records could not be written.
+    pub sessions_unrecorded: usize,
+    /// Unanswered requests of the stateless era, including subscriptions.
     pub requests: usize,
-    /// Clients of the stateless era that sent a request in the last five minutes, or wait for one: see
-    /// [`house::STATELESS_FOR`].
+    /// Clients of the stateless era that sent a request in the last five minutes.
     pub stateless: usize,
 }
 
-/// Finds out who sends a request, by its `Authorization` and `X-API-Key`.
+/// Identifies the client of a request by `Authorization` and `X-API-Key`.
 pub type Auth = Box<dyn Fn(&HeaderMap) -> Result<Identity, Unauthorized>>;
 
-/// A client that proved who it is.
+/// A client that has authenticated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Identity {
     pub who: Who,
@@ -175,61 +200,79 @@ pub struct Unauthorized {
     pub why: String,
 }
 
-/// What is decided before the first connection, and may be decided anew later.
+/// The settings of the front. They can be changed while it runs.
 pub struct Options {
     pub address: SocketAddr,
-    /// Further hosts that we answer to, without a port.
+    /// Further host names under which the front answers, without a port.
     pub hosts: Vec<String>,
-    /// Further origins whose pages may use us.
+    /// Further origins whose pages may use the front.
     pub origins: Vec<String>,
     pub auth: Option<Auth>,
-    /// Without it the front speaks plain HTTP.
+    /// Without it the front uses plain HTTP.
     pub tls: Option<Certificate>,
     /// The profiles that a client may choose by its path or by a header.
     pub profiles: Vec<String>,
     pub limits: Limits,
 }
 
-/// Bounds of the front, and what happens at each.
+/// Limits of the front, and what happens at each.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Limits {
     /// A larger body is refused (413) before it is read.
     pub body_max: usize,
-    /// Bodies that are being read, all together; one that would go beyond is refused (503).
+    /// The size of all bodies that are being read; a body that would exceed it is refused (503).
     pub bodies_max: usize,
-    /// A connection more is told so (503) and closed. There are fewer where the system allows fewer descriptors.
+    /// Further connections get an error (503) and are closed. The limit is lower if the system allows fewer
+    /// descriptors.
     pub connections_max: usize,
-    /// Connections of one address that are between two requests; with one more the one that was idle longest is closed.
+    /// Idle connections of one address; beyond it the one that was idle longest is closed.
     pub idle_of_address_max: usize,
-    /// With a session more, the one of the same client that was idle longest ends; if it has none that is idle, the new one is
-    /// refused (503).
+    /// Beyond it the session of the same client that was idle longest is closed; if the client has no idle session,
+    /// the new one is refused (503).
     pub sessions_max: usize,
-    /// The same for the sessions of one client, where clients prove who they are.
+    /// The same for the sessions of one client, if clients authenticate.
     pub sessions_of_client_max: usize,
-    /// A session that nobody is connected to and that was not heard of for so long ends.
+    /// A session without a connection and without a request for this long expires.
     pub session_ttl: Duration,
-    /// A request whose head is not whole after this is closed.
+    /// A connection whose request head is incomplete after this is closed.
     pub head_timeout: Duration,
-    /// A body that is not whole after this, and a second for each 64 KiB that came, is refused (408).
+    /// A body that is incomplete after this, and a second for each 64 KiB received, is refused (408).
     pub body_timeout: Duration,
-    /// A connection between two requests is closed after this.
+    /// A connection that is idle for this long is closed.
     pub idle_timeout: Duration,
-    /// A connection that takes nothing of what we have to say for so long is closed.
+    /// A connection that reads none of the data sent to it for this long is closed.
     pub write_timeout: Duration,
-    /// A stream that was silent for so long gets a sign of life.
+    /// A stream that was silent for this long gets a keep-alive.
     pub ping: Duration,
-    /// A request without an answer for so long is answered by a stream: it can then be taken up again.
+    /// A request without an answer for this long is answered by a stream, which the client can resume. At most a second
+    /// in revisions that can resume each stream.
     pub quiet: Duration,
-    /// A reader that lets more wait is cut off, and may take its stream up again.
+    /// A reader with more unsent bytes is disconnected, and may resume its stream.
     pub stream_bytes_max: usize,
-    /// Bytes of responses that all connections together have not taken yet. Beyond it the slow connection with the most is
-    /// closed, and the next one, until the rest fits.
+    /// Unsent bytes of responses, of all connections together. Beyond it the slow connection with the most unsent
+    /// bytes is closed, then the next, until the rest fits.
     pub responses_max: usize,
-    /// Events that a session keeps for those who come back; older ones are forgotten.
+    /// Events that a session keeps for resumption; older ones are dropped.
     pub events_max: usize,
     pub events_bytes_max: usize,
-    /// Of all sessions together; whoever keeps the most forgets first.
+    /// Of all sessions together; the session that keeps the most drops events first.
     pub events_total_max: usize,
+}
+
+impl Limits {
+    /// The limits that the state machine of the front applies.
+    fn of_sessions(&self) -> front::Limits {
+        front::Limits {
+            sessions_max: self.sessions_max,
+            sessions_of_client_max: self.sessions_of_client_max,
+            session_ttl: self.session_ttl,
+            ping: self.ping,
+            quiet: self.quiet,
+            events_max: self.events_max,
+            events_bytes_max: self.events_bytes_max,
+            events_total_max: self.events_total_max,
+        }
+    }
 }
 
 impl Default for Limits {
@@ -259,7 +302,7 @@ impl Default for Limits {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    #[error("will not listen on {address}: whoever reaches it could use every backend")]
+    #[error("refusing to listen on {address} without authentication")]
     Unguarded { address: SocketAddr },
     #[error("cannot listen on {address}")]
     Os { address: SocketAddr, source: io::Error },
@@ -277,11 +320,11 @@ impl ListenError {
             )),
             ListenError::Os { source, .. } => match source.kind() {
                 io::ErrorKind::AddrInUse => {
-                    Some("something else listens there: choose another port, or 0 for any that is free".into())
+                    Some("another program listens there: choose another port, or 0 for any free port".into())
                 }
-                io::ErrorKind::AddrNotAvailable => Some("no network of this machine has that address".into()),
+                io::ErrorKind::AddrNotAvailable => Some("no network interface of this machine has this address".into()),
                 io::ErrorKind::PermissionDenied => {
-                    Some("ports below 1024 need a privilege: choose a higher one".into())
+                    Some("ports below 1024 need privileges: choose a higher port".into())
                 }
                 _ => None,
             },
@@ -298,12 +341,12 @@ impl Options {
     }
 
     fn names(&self) -> Names {
-        // Where everybody proves who they are, and no names were configured, any name will do.
+        // If all clients authenticate and no names are configured, every host name is accepted.
         let any_host = self.auth.is_some() && self.hosts.is_empty() && !self.address.ip().is_loopback();
         Names { hosts: self.hosts.clone(), origins: self.origins.clone(), any_host }
     }
 
-    /// Not more connections than the system has descriptors for.
+    /// Limits the connections to the number of available descriptors.
     fn limits(&self) -> Limits {
         let wanted = self.limits.connections_max;
         let room = os::room_for_descriptors((wanted + RESERVED) as u64);
@@ -312,60 +355,69 @@ impl Options {
     }
 }
 
-/// What every connection needs to know.
+/// Shared by all connections.
 struct Door {
-    house: Shared,
+    driver: Shared,
     names: RefCell<Names>,
     auth: RefCell<Option<Auth>>,
     profiles: RefCell<Vec<String>>,
     mirrors: RefCell<Mirrors>,
-    /// Who everybody is where nobody is asked.
-    nobody: Rc<Who>,
-    /// Only a page of our own can have read it: see [`pages`].
+    /// The identity of all clients if there is no authentication.
+    anonymous: Rc<Who>,
+    /// Only the gateway's own page can have read it: see [`pages`].
     token: String,
+    /// The cluster that this gateway is part of.
+    cluster: RefCell<Option<SharedReplica>>,
 }
 
-/// The front. Must be polled within a `LocalSet`, or whatever else lets tasks stay on their thread.
+/// The front. Must be polled within a `LocalSet`, or another executor that keeps tasks on their thread.
 pub struct Listen {
     listener: Option<TcpListener>,
     address: SocketAddr,
-    /// The same as it was asked for, where the system was to choose a port.
+    /// The configured address; its port may be 0, so that the system chooses one.
     asked: SocketAddr,
     door: Rc<Door>,
     http: http1::Builder,
     sweep: Pin<Box<Sleep>>,
     sweep_at: Option<Instant>,
     swept: Instant,
-    /// When those who are being answered were last asked whether they still may be.
+    /// When the credentials of requests in progress were last checked.
     checked: Instant,
     turned_away: Rc<()>,
     pause: Option<Pin<Box<Sleep>>>,
-    /// For connections that come from here on.
+    /// For new connections.
     tls: Option<Certificate>,
 }
 
 impl Listen {
-    /// Needs a runtime.
+    /// Must be called within a runtime.
     pub fn bind(options: Options) -> Result<Listen, ListenError> {
         let asked = options.address;
         options.check()?;
         let (listener, address) = bind(asked)?;
+        let token = format!("{:032x}", driver::random_id());
+        Ok(Listen::over(listener, address, options, token))
+    }
+
+    fn over(listener: TcpListener, address: SocketAddr, options: Options, token: String) -> Listen {
+        let asked = options.address;
         let mut http = http1::Builder::new();
-        // Time is looked at in one place for all connections, not by a timer for each.
+        // One sweep checks the deadlines of all connections, instead of one timer for each.
         http.header_read_timeout(None).max_header_size(HEAD_MAX).half_close(false);
         let now = Instant::now();
-        Ok(Listen {
+        Listen {
             listener: Some(listener),
             address,
             asked,
             door: Rc::new(Door {
-                house: Rc::new(RefCell::new(House::new(options.limits()))),
+                driver: Rc::new(RefCell::new(FrontDriver::new(options.limits()))),
                 names: RefCell::new(options.names()),
                 auth: RefCell::new(options.auth),
                 profiles: RefCell::new(options.profiles),
                 mirrors: RefCell::new(HashMap::new()),
-                nobody: Rc::new(Who { name: "local".into(), role: None, profile: None }),
-                token: format!("{:032x}", house::mint()),
+                anonymous: Rc::new(Who { name: "local".into(), role: None, profile: None }),
+                token,
+                cluster: RefCell::new(None),
             }),
             http,
             sweep: Box::pin(sleep_until(now.into())),
@@ -375,20 +427,25 @@ impl Listen {
             turned_away: Rc::new(()),
             pause: None,
             tls: options.tls,
-        })
+        }
     }
 
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where clients connect, without a path.
+    /// Stores sessions in `store`, and serves those that it holds already. To be called before the first connection.
+    pub fn keep_sessions(&mut self, store: Box<dyn SessionStore>) {
+        self.door.driver.borrow_mut().keep_sessions(store);
+    }
+
+    /// The URL for clients, without a path.
     pub fn url(&self) -> String {
         let scheme = if self.tls.is_some() { "https" } else { "http" };
         format!("{scheme}://{}", self.address)
     }
 
-    /// Where a browser on this machine finds the status page.
+    /// The URL of the status page for a browser on this machine.
     pub fn status_page(&self) -> String {
         let ip = match self.address.ip() {
             IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(std::net::Ipv4Addr::LOCALHOST),
@@ -399,7 +456,7 @@ impl Listen {
         format!("{scheme}://{}/", SocketAddr::new(ip, self.address.port()))
     }
 
-    /// True if other machines can reach it and read all that is said.
+    /// True if other machines can reach it and the traffic is not encrypted.
     pub fn is_readable(&self) -> bool {
         self.tls.is_none() && !self.address.ip().is_loopback()
     }
@@ -408,92 +465,89 @@ impl Listen {
         self.asked
     }
 
-    /// The next thing that was heard.
+    /// The next event.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
-        if let Some(heard) = self.door.house.borrow_mut().next_heard() {
+        if let Some(heard) = self.door.driver.borrow_mut().next_heard() {
             return Poll::Ready(heard);
         }
         self.accept(cx);
         self.look_at_time(cx);
-        self.door.house.borrow_mut().poll_heard(cx)
+        let mut driver = self.door.driver.borrow_mut();
+        driver.poll_store(cx);
+        driver.poll_heard(cx)
     }
 
-    /// Without the request that it is about, a message goes to the general stream of a session.
-    pub fn tell(&mut self, client: Client, message: Bytes, about: Option<&Id>, said: Said) {
-        self.door.house.borrow_mut().tell(client, message, about, said, Instant::now());
+    /// Without `about`, the message goes to the general stream of a session.
+    pub fn tell(&mut self, client: Client, message: Bytes, about: Option<Id>, said: Said) {
+        self.door.driver.borrow_mut().tell(client, message, about, said, Instant::now());
     }
 
-    /// The conversation is over: a session is forgotten, a request ended.
+    /// Ends the conversation: a session is removed, a request ended.
     pub fn drop_client(&mut self, client: Client) {
-        self.door.house.borrow_mut().drop_client(client);
+        self.door.driver.borrow_mut().drop_client(client, Instant::now());
     }
 
     pub fn answer_page(&mut self, ticket: Ticket, answer: PageAnswer) {
-        self.door.house.borrow_mut().answer_page(ticket, answer);
+        self.door.driver.borrow_mut().answer_page(ticket, answer);
     }
 
-    /// Answers with events: whatever is published from now on.
+    /// Answers with a stream of all events that are published from now on.
     pub fn watch(&mut self, ticket: Ticket) {
-        self.door.house.borrow_mut().watch(ticket, Instant::now());
+        self.door.driver.borrow_mut().watch(ticket, Instant::now());
     }
 
-    /// Whether anybody would hear what is published.
+    /// Whether a watcher would receive a published event.
     pub fn has_watchers(&self) -> bool {
-        self.door.house.borrow().has_watchers()
+        self.door.driver.borrow().has_watchers()
     }
 
-    /// For whoever watches; with a ticket, only for that one. The data is JSON.
+    /// Sends an event to all watchers, or to the one with this ticket. The data is JSON.
     pub fn publish(&mut self, ticket: Option<Ticket>, name: &str, data: &str) {
-        self.door.house.borrow_mut().publish(ticket, name, data, Instant::now());
+        self.door.driver.borrow_mut().publish(ticket, name, data, Instant::now());
     }
 
-    /// Where a client is, and its session.
+    /// The address of a client, and its session.
     pub fn origin(&self, client: Client) -> Origin {
-        self.door.house.borrow().origin(client)
+        self.door.driver.borrow().origin(client)
     }
 
-    /// The address of the status page for those that the system cannot tell to be the user that runs the gateway.
+    /// The URL of the status page for users that the system cannot identify as the user that runs the gateway.
     pub fn page_with_token(&self) -> String {
         format!("{}#token={}", self.status_page(), self.door.token)
     }
 
-    /// Who is there right now.
+    /// The current numbers of clients.
     pub fn counts(&self) -> Counts {
-        self.door.house.borrow().counts(Instant::now())
+        self.door.driver.borrow().counts(Instant::now())
     }
 
-    /// Which arguments clients of the stateless era mirror in headers, by tool as they see it.
+    /// The arguments that clients of the stateless era mirror in headers, by the tool name that they see.
     pub fn set_mirrors(&mut self, mirrors: Mirrors) {
         *self.door.mirrors.borrow_mut() = mirrors;
     }
 
-    /// For a configuration that changed. Whoever is connected stays, wherever those who come next are to come. It is taken
-    /// whole or not at all; true if we listen elsewhere from here on.
+    /// Applies a changed configuration, all of it or nothing. Existing connections stay, even if the address changes.
+    /// True if the front now listens on another address.
     pub fn configure(&mut self, options: Options) -> Result<bool, ListenError> {
         options.check()?;
-        // Without a listener a move has failed, and the way back, too.
+        // Without a listener, an earlier move has failed, and so has its rollback.
         let is_elsewhere = options.address != self.asked || self.listener.is_none();
-        let moves = is_elsewhere && !self.door.house.borrow().is_closing();
+        let moves = is_elsewhere && !self.door.driver.borrow().is_closing();
         if moves {
             self.move_to(options.address)?;
         }
         self.door.names.replace(options.names());
         self.door.profiles.replace(options.profiles.clone());
         self.tls = options.tls.clone();
-        {
-            let mut house = self.door.house.borrow_mut();
-            house.limits = options.limits();
-            // Some may have been idle for too long by now.
-            house.want(Instant::now());
-        }
+        self.door.driver.borrow_mut().set_limits(options.limits(), Instant::now());
         self.set_auth(options.auth)?;
         Ok(moves)
     }
 
-    /// If that fails, we listen where we did.
+    /// If it fails, the front listens on the old address again.
     fn move_to(&mut self, asked: SocketAddr) -> Result<(), ListenError> {
         let bound = match bind(asked) {
-            // All addresses at our port, or one where it was all: then it is we who are in the way.
+            // The old listener blocks the new one: the same port, for all addresses instead of one, or the reverse.
             Err(ListenError::Os { source, .. })
                 if source.kind() == io::ErrorKind::AddrInUse && asked.port() == self.address.port() =>
             {
@@ -507,7 +561,7 @@ impl Listen {
         Ok(())
     }
 
-    /// Who may come from here on, and stay. An address beyond loopback stays guarded.
+    /// Sets the authentication for new and existing clients. It is required on addresses other than loopback.
     pub fn set_auth(&mut self, auth: Option<Auth>) -> Result<(), ListenError> {
         if auth.is_none() && !self.address.ip().is_loopback() {
             return Err(ListenError::Unguarded { address: self.address });
@@ -516,38 +570,89 @@ impl Listen {
         let had_some = self.door.auth.replace(auth).is_some();
         self.check_passes();
         if let Some(auth) = &*self.door.auth.borrow() {
-            self.door.house.borrow_mut().check_passes(auth, Instant::now());
+            self.door.driver.borrow_mut().check_passes(auth, Instant::now());
         }
-        let house = self.door.house.borrow();
+        let driver = self.door.driver.borrow();
         match (had_some, has_some) {
-            (false, true) => house.lines().for_each(|line| line.ask_for_pass()),
-            // We may have listened elsewhere before, and who came to us there was let in because somebody asked.
-            (true, false) => house.lines().for_each(|line| line.ask_for_home()),
+            (false, true) => driver.connections().for_each(|connection| connection.ask_for_pass()),
+            // The front may have listened on another address before, where connections were accepted because they
+            // authenticated.
+            (true, false) => driver.connections().for_each(|connection| connection.ask_for_home()),
             _ => {}
         }
         Ok(())
     }
 
-    /// Whoever is being answered and may not be any more is cut off: an answer may take hours, and a token less.
+    /// Closes connections whose credentials are no longer valid: an answer may take hours, longer than a token is
+    /// valid.
     fn check_passes(&mut self) {
         if let Some(auth) = &*self.door.auth.borrow() {
-            self.door.house.borrow().lines().for_each(|line| line.check_pass(auth));
+            self.door.driver.borrow().connections().for_each(|connection| connection.check_pass(auth));
         }
         self.checked = Instant::now();
     }
 
-    /// From here on nobody new is let in. Streams end, and connections close with the answer they are at.
-    pub fn close(&mut self) {
-        self.listener = None;
-        self.door.house.borrow_mut().close();
+    /// Sessions are those of a cluster: their records are in NATS, and any replica accepts their requests.
+    pub(crate) fn join(&mut self, replica: SharedReplica) {
+        self.keep_sessions(Box::new(ClusterStore(replica.clone())));
+        self.door.cluster.replace(Some(replica));
     }
 
-    /// After [`Listen::close`]: whether the last word is out.
+    /// A request of a session that another replica forwards.
+    pub(crate) fn serve_forwarded(&self, stream: u64, request: Bytes) {
+        if let Some(replica) = self.door.cluster.borrow().clone() {
+            tokio::task::spawn_local(forward::serve(self.door.clone(), replica, stream, request));
+        }
+    }
+
+    /// Another replica is the home of this session now.
+    pub(crate) fn session_moved(&mut self, key: front::record::RecordKey) {
+        self.door.driver.borrow_mut().session_moved(key, Instant::now());
+    }
+
+    /// While requests are held, those that arrive wait in the buffers of the system.
+    pub fn hold_requests(&mut self, wanted: bool) {
+        self.door.driver.borrow_mut().hold_requests(wanted);
+    }
+
+    /// Why another program cannot take over now.
+    pub fn busy(&self) -> Option<String> {
+        self.door.driver.borrow().busy()
+    }
+
+    /// Ends all streams, and waits for the sockets of connections.
+    pub fn begin_handover(&mut self) {
+        self.door.driver.borrow_mut().begin_handover(Instant::now());
+    }
+
+    /// Ready when all connections were closed or can be handed over.
+    pub fn poll_handed_over(&mut self, cx: &Context<'_>) -> Poll<()> {
+        self.door.driver.borrow_mut().poll_handed_over(cx)
+    }
+
+    /// Closes the connections that were not handed over in time. Their clients resume their streams.
+    pub fn cut_connections(&mut self) {
+        self.door.driver.borrow().connections().for_each(|connection| connection.cut());
+    }
+
+    /// The connections stay here.
+    pub fn end_handover(&mut self) {
+        let sockets = self.door.driver.borrow_mut().end_handover();
+        sockets.into_iter().for_each(|(tcp, unread)| self.welcome(tcp, unread));
+    }
+
+    /// Accepts no more connections. Streams end, and each connection closes after its current answer.
+    pub fn close(&mut self) {
+        self.listener = None;
+        self.door.driver.borrow_mut().close(Instant::now());
+    }
+
+    /// After [`Listen::close`]: ready when everything is sent.
     pub fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.look_at_time(cx);
-        let mut house = self.door.house.borrow_mut();
-        while house.poll_heard(cx).is_ready() {}
-        if house.is_over() { Poll::Ready(()) } else { Poll::Pending }
+        let mut driver = self.door.driver.borrow_mut();
+        while driver.poll_heard(cx).is_ready() {}
+        if driver.is_over() { Poll::Ready(()) } else { Poll::Pending }
     }
 
     fn accept(&mut self, cx: &mut Context<'_>) {
@@ -557,12 +662,16 @@ impl Listen {
             }
             self.pause = None;
         }
+        if self.door.driver.borrow().holds_requests() {
+            return;
+        }
         let Some(listener) = &self.listener else { return };
         for _ in 0..ACCEPTS_MAX {
             match listener.poll_accept(cx) {
                 Poll::Pending => return,
-                Poll::Ready(Ok((tcp, _))) => self.welcome(tcp),
-                // One who knocked and left, or our own lack of descriptors, which asking again at once does not mend.
+                Poll::Ready(Ok((tcp, _))) => self.welcome(tcp, Bytes::new()),
+                // The client has disconnected already, or no descriptor is left, which an immediate retry does not
+                // fix.
                 Poll::Ready(Err(error)) if is_passing(&error) => {}
                 Poll::Ready(Err(_)) => {
                     let mut pause = Box::pin(tokio::time::sleep(ACCEPT_AGAIN));
@@ -575,43 +684,46 @@ impl Listen {
         cx.waker().wake_by_ref();
     }
 
-    fn welcome(&self, tcp: TcpStream) {
-        let house = &self.door.house;
-        let Some((key, line)) = house.borrow_mut().line_came(Ends::of(&tcp), Instant::now()) else {
-            // The count of those who hold it is theirs and ours. With TLS the client could not read what it is told.
+    /// `unread` was read already, by the last program of this process.
+    fn welcome(&self, tcp: TcpStream, unread: Bytes) {
+        let driver = &self.door.driver;
+        let Some((key, connection)) = driver.borrow_mut().connection_came(Ends::of(&tcp), Instant::now()) else {
+            // The count includes the one of this front. With TLS the client could not read the answer.
             if self.tls.is_none() && Rc::strong_count(&self.turned_away) <= TURNED_AWAY_MAX {
                 tokio::task::spawn_local(turn_away(tcp, self.turned_away.clone()));
             }
             return;
         };
-        let guard = Leaving { house: house.clone(), key };
-        socket::set_options(&tcp, &house.borrow().limits);
-        let (door, service_line) = (self.door.clone(), line.clone());
-        let service = service_fn(move |request| request::serve(door.clone(), service_line.clone(), request));
+        let guard = Leaving { driver: driver.clone(), key };
+        socket::set_options(&tcp, driver.borrow().limits());
+        let (door, service_connection) = (self.door.clone(), connection.clone());
+        let service = service_fn(move |request| request::serve(door.clone(), service_connection.clone(), request));
         let Some(tls) = self.tls.clone() else {
-            let socket = Socket::new(Transport::Plain(tcp), line.clone(), house.clone());
-            let connection = self.http.serve_connection(socket, service);
+            let socket = Socket::new(Transport::Plain(tcp), unread, connection.clone(), driver.clone());
+            let (http, driver) = (self.http.serve_connection(socket, service), driver.clone());
             tokio::task::spawn_local(async move {
                 let _guard = guard;
-                attend(&line, connection).await;
+                if let Some(socket) = attend(&connection, http, true).await {
+                    driver.borrow_mut().handed_over(socket);
+                }
             });
             return;
         };
-        let (http, house, handshake_max) = (self.http.clone(), house.clone(), house.borrow().limits.head_timeout);
+        let (http, driver, handshake_max) = (self.http.clone(), driver.clone(), driver.borrow().limits().head_timeout);
         tokio::task::spawn_local(async move {
             let _guard = guard;
             let handshake = tokio::time::timeout(handshake_max, tls.accept(tcp));
-            if let Some(Ok(Some(transport))) = unless_closed(&line, handshake).await {
-                let socket = Socket::new(transport, line.clone(), house);
-                attend(&line, http.serve_connection(socket, service)).await;
+            if let Some(Ok(Some(transport))) = unless_closed(&connection, handshake).await {
+                let socket = Socket::new(transport, Bytes::new(), connection.clone(), driver);
+                attend(&connection, http.serve_connection(socket, service), false).await;
             }
         });
     }
 
     fn look_at_time(&mut self, cx: &mut Context<'_>) {
         loop {
-            let Some(due) = self.door.house.borrow().due() else { return };
-            // Not too often, however many deadlines there are.
+            let Some(due) = self.door.driver.borrow().due() else { return };
+            // Limits how often the sweep runs.
             let due = due.max(self.swept + SWEEP_MIN);
             if self.sweep_at != Some(due) {
                 self.sweep_at = Some(due);
@@ -622,8 +734,8 @@ impl Listen {
             }
             self.swept = Instant::now();
             self.sweep_at = None;
-            self.door.house.borrow_mut().sweep(self.swept);
-            let ping = self.door.house.borrow().limits.ping;
+            self.door.driver.borrow_mut().time_passed(self.swept);
+            let ping = self.door.driver.borrow().limits().ping;
             if self.checked + ping <= self.swept {
                 self.check_passes();
             }
@@ -631,53 +743,121 @@ impl Listen {
     }
 }
 
-/// The outcome, unless the connection is told to close before.
-async fn unless_closed<T>(line: &Line, work: impl Future<Output = T>) -> Option<T> {
+/// The front as saved state.
+#[cfg(unix)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub(crate) struct SavedListen {
+    /// None if an earlier move to another address has failed, and so has its rollback.
+    listener: Option<i32>,
+    pub(crate) asked: SocketAddr,
+    address: SocketAddr,
+    /// The status page in a browser has it.
+    token: String,
+    front: SavedFront,
+}
+
+#[cfg(unix)]
+impl Listen {
+    pub(crate) fn save(&self, handover: &mut Handover) -> SavedListen {
+        SavedListen {
+            listener: self.listener.as_ref().map(|listener| handover.keep_tcp(listener)),
+            asked: self.asked,
+            address: self.address,
+            token: self.door.token.clone(),
+            front: self.door.driver.borrow().save(handover, Instant::now()),
+        }
+    }
+
+    /// Takes over the listener of the last program of this process; its sessions and connections follow with
+    /// [`Listen::go_on`]. Must be called within a runtime.
+    pub(crate) fn restore(options: Options, saved: &SavedListen, received: &mut Received) -> io::Result<Listen> {
+        options.check().map_err(io::Error::other)?;
+        let number = saved.listener.ok_or_else(|| io::Error::other("the gateway had no listener"))?;
+        let listener = TcpListener::from_std(received.take_listener(number)?)?;
+        Ok(Listen::over(listener, saved.address, options, saved.token.clone()))
+    }
+
+    /// Sessions and connections go on. After [`Listen::keep_sessions`].
+    pub(crate) fn go_on(&mut self, saved: SavedListen, received: &mut Received) -> io::Result<()> {
+        let connections = saved.front.connections.clone();
+        self.door.driver.borrow_mut().go_on(saved.front, Instant::now());
+        for (number, unread) in connections {
+            let tcp = TcpStream::from_std(received.take_connection(number)?)?;
+            self.welcome(tcp, unread.bytes());
+        }
+        Ok(())
+    }
+
+    /// Whether this program could go on with the sessions.
+    pub(crate) fn check(limits: &Limits, saved: SavedListen) {
+        FrontDriver::new(limits.clone()).go_on(saved.front, Instant::now());
+    }
+}
+
+/// The result, unless the connection is told to close first.
+async fn unless_closed<T>(connection: &Connection, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
-    std::future::poll_fn(|cx| match line.poll_wish(cx) {
+    std::future::poll_fn(|cx| match connection.poll_wish(cx) {
         Wish::Stay => work.as_mut().poll(cx).map(Some),
-        Wish::Close | Wish::Cut => Poll::Ready(None),
+        Wish::Close | Wish::HandOver | Wish::Cut => Poll::Ready(None),
     })
     .await
 }
 
-/// A connection, until it is over or is told to go.
-async fn attend<F>(line: &Line, connection: http1::Connection<Socket, F>)
+/// Serves a connection until it ends or is told to close. Returns its socket if another program is to go on with it; a
+/// connection with TLS closes instead, as its keys cannot be handed over.
+async fn attend<F>(
+    connection: &Connection,
+    mut http: http1::Connection<Socket, F>,
+    is_plain: bool,
+) -> Option<(TcpStream, Bytes)>
 where
     F: hyper::service::HttpService<hyper::body::Incoming, ResBody = stream::Body>,
     F::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let mut connection = pin!(connection);
     let mut is_closing = false;
-    std::future::poll_fn(|cx| {
-        match line.poll_wish(cx) {
+    let is_handed_over = std::future::poll_fn(|cx| {
+        let wish = connection.poll_wish(cx);
+        match wish {
             Wish::Stay => {}
-            Wish::Close if is_closing => {}
-            Wish::Close => {
+            Wish::HandOver if is_plain => {}
+            Wish::Close | Wish::HandOver if is_closing => {}
+            Wish::Close | Wish::HandOver => {
                 is_closing = true;
-                connection.as_mut().graceful_shutdown();
+                Pin::new(&mut http).graceful_shutdown();
             }
-            Wish::Cut => return Poll::Ready(()),
+            Wish::Cut => return Poll::Ready(false),
         }
-        // How it ended matters to nobody: whoever waited for something of it is told by its own end.
-        connection.as_mut().poll(cx).map(drop)
+        // The result is ignored: requests that wait on the connection are notified by their own drop.
+        if Pin::new(&mut http).poll(cx).is_ready() {
+            return Poll::Ready(false);
+        }
+        match wish == Wish::HandOver && is_plain && connection.can_be_handed_over() {
+            true => Poll::Ready(true),
+            false => Poll::Pending,
+        }
     })
     .await;
+    if !is_handed_over {
+        return None;
+    }
+    let parts = http.into_parts();
+    parts.io.into_plain(&parts.read_buf)
 }
 
-/// The connection is over, whichever way.
+/// Removes the connection from the driver on drop.
 struct Leaving {
-    house: Shared,
+    driver: Shared,
     key: u64,
 }
 
 impl Drop for Leaving {
     fn drop(&mut self) {
-        self.house.borrow_mut().line_left(self.key);
+        self.driver.borrow_mut().connection_left(self.key);
     }
 }
 
-/// Whoever comes when too many are there is told so, and nothing else.
+/// Answers a connection beyond the limit with an error.
 async fn turn_away(mut tcp: TcpStream, _counted: Rc<()>) {
     let body = message::error_line("null", words::INVALID_REQUEST, "too many connections are open: try later", None);
     let head = format!(
@@ -689,7 +869,7 @@ async fn turn_away(mut tcp: TcpStream, _counted: Rc<()>) {
         tcp.write_all(head.as_bytes()).await?;
         tcp.write_all(&body).await?;
         tcp.shutdown().await?;
-        // Closed with something unread, the connection would be torn down and our words with it.
+        // If unread data were left, the close would reset the connection and discard the answer.
         tokio::io::copy(&mut tcp, &mut tokio::io::sink()).await
     })
     .await;
@@ -700,7 +880,7 @@ fn is_passing(error: &io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset | Interrupted)
 }
 
-/// With the address that it came to be.
+/// Also returns the actual address.
 fn bind(address: SocketAddr) -> Result<(TcpListener, SocketAddr), ListenError> {
     let listener = bind_socket(address).map_err(|source| ListenError::Os { address, source })?;
     let bound = listener.local_addr().map_err(|source| ListenError::Os { address, source })?;
@@ -713,7 +893,7 @@ fn bind_socket(address: SocketAddr) -> io::Result<TcpListener> {
         socket2::Type::STREAM,
         Some(socket2::Protocol::TCP),
     )?;
-    // On Windows the option means something else: that somebody may take our port from us.
+    // On Windows this option would allow another process to take over the port.
     #[cfg(unix)]
     socket.set_reuse_address(true)?;
     socket.set_nonblocking(true)?;

@@ -1,30 +1,31 @@
-//! What a gateway counts, for Prometheus.
+//! The counters of a gateway, in the format of Prometheus.
 //!
-//! Labels are names that the configuration or a backend gave, never a client: a client could make as many as it likes.
+//! Labels are names from the configuration or from a backend, never from a client: a client could create any number of
+//! them.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeSet, HashMap},
     rc::Rc,
     sync::atomic::{AtomicU64, Ordering},
 };
 
+use outlast_control::cluster::ClusterState;
 use outlast_core::gateway::{Called, Outcome};
 use prometheus_client::{
     encoding::{EncodeLabelSet, text},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
-use rustc_hash::FxHashMap;
 use serde_json::Value;
 
-/// Tools that are told apart; those that come later are counted together as `other`.
+/// Tools with a label of their own; later ones are counted together as `other`.
 const TOOLS_MAX: usize = 1_000;
-/// Kinds of answered calls whose counters are at hand; those that come later are looked up each time.
+/// Kinds of answered calls whose counters are cached; the counters of later kinds are looked up each time.
 const AT_HAND_MAX: usize = 2_000;
-/// In seconds: from a call that is answered at once to one that takes as long as any may by default.
+/// In seconds: from a call that is answered at once to the default time limit of a call.
 const BUCKETS: [f64; 13] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 300.0];
-/// What the text is, for the answer's header.
-pub const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+/// The content type of the text.
+pub(crate) const KIND: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OfCall {
@@ -50,19 +51,120 @@ struct OfBackend {
     backend: String,
 }
 
-/// What calls of one kind are counted by: finding it among the families costs more than counting.
+/// The figures of this replica in its cluster.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct ClusterFigures {
+    /// Registered replicas, this one included.
+    pub(crate) replicas: u64,
+    pub(crate) is_connected: bool,
+    /// Backends with `placement = "one"` whose lease it holds.
+    pub(crate) owned: u64,
+    pub(crate) audit_backlog: u64,
+    pub(crate) streams: u64,
+    pub(crate) sessions_local: u64,
+    pub(crate) late_messages: u64,
+    pub(crate) resent: u64,
+    pub(crate) share_parts: u32,
+}
+
+impl ClusterFigures {
+    pub(crate) fn of(state: &ClusterState) -> ClusterFigures {
+        let own = state.own().cloned().unwrap_or_default();
+        let is_ours = |owner: &Option<String>| owner.as_deref() == Some(&state.replica);
+        ClusterFigures {
+            replicas: state.replicas.iter().filter(|replica| replica.is_alive).count() as u64,
+            is_connected: state.nats.connected,
+            owned: state.backends.iter().filter(|backend| is_ours(&backend.owner)).count() as u64,
+            audit_backlog: own.audit_backlog.unwrap_or_default(),
+            streams: own.streams.unwrap_or_default(),
+            sessions_local: own.sessions_local_only.unwrap_or_default(),
+            late_messages: state.counters.late_messages,
+            resent: state.counters.resent,
+            share_parts: own.share_parts.unwrap_or_default(),
+        }
+    }
+}
+
+/// The series of a gateway in a cluster. Others do not print them.
+struct ClusterMetrics {
+    registry: Registry,
+    replicas: Gauge,
+    connected: Gauge,
+    owned: Gauge,
+    audit_backlog: Gauge,
+    streams: Gauge,
+    sessions_local: Gauge,
+    late_messages: Counter<u64, AtomicU64>,
+    resent: Counter<u64, AtomicU64>,
+    share_parts: Gauge,
+}
+
+impl ClusterMetrics {
+    fn new() -> ClusterMetrics {
+        let mut registry = Registry::with_prefix("outlast_cluster");
+        let mut gauge = |name: &str, help: &str| {
+            let gauge = Gauge::default();
+            registry.register(name, help, gauge.clone());
+            gauge
+        };
+        let replicas = gauge("replicas", "Replicas that are registered, this one included");
+        let connected = gauge("connected", "1 if this replica is connected to NATS");
+        let owned = gauge("owned", "Backends whose lease this replica holds");
+        let audit_backlog = gauge("audit_backlog", "Audit records that are not published yet");
+        let streams = gauge("streams", "Open streams between this replica and others");
+        let sessions_local = gauge("sessions_local", "Sessions that only this replica knows");
+        let share_parts = gauge("share_parts", "The share of all rate budgets, in millionths");
+        let mut counter = |name: &str, help: &str| {
+            let counter = Counter::<u64, AtomicU64>::default();
+            registry.register(name, help, counter.clone());
+            counter
+        };
+        let late_messages = counter("late_messages", "Messages for calls and streams that had ended");
+        let resent = counter("resent", "Packets that were sent to another replica again");
+        ClusterMetrics {
+            registry,
+            replicas,
+            connected,
+            owned,
+            audit_backlog,
+            streams,
+            sessions_local,
+            late_messages,
+            resent,
+            share_parts,
+        }
+    }
+
+    fn set(&self, figures: &ClusterFigures) {
+        let gauge = |gauge: &Gauge, value: u64| {
+            gauge.set(i64::try_from(value).unwrap_or(i64::MAX));
+        };
+        gauge(&self.replicas, figures.replicas);
+        gauge(&self.connected, figures.is_connected.into());
+        gauge(&self.owned, figures.owned);
+        gauge(&self.audit_backlog, figures.audit_backlog);
+        gauge(&self.streams, figures.streams);
+        gauge(&self.sessions_local, figures.sessions_local);
+        gauge(&self.share_parts, figures.share_parts.into());
+        self.late_messages.inner().store(figures.late_messages, Ordering::Relaxed);
+        self.resent.inner().store(figures.resent, Ordering::Relaxed);
+    }
+}
+
+/// The counters of one kind of call, cached because the lookup costs more than the count.
 struct AtHand {
     calls: Counter,
     took: Histogram,
 }
 
-/// A backend, a tool, a method and how it ended.
+/// Backend, tool, method and outcome.
 type Kind = (Rc<str>, Rc<str>, &'static str, Outcome);
 
-pub struct Metrics {
+pub(crate) struct Metrics {
     registry: Registry,
     tools: BTreeSet<(String, String)>,
-    at_hand: FxHashMap<Kind, AtHand>,
+    /// With a keyed hash, because backends choose the names of tools.
+    at_hand: HashMap<Kind, AtHand>,
     calls: Family<OfCall, Counter>,
     took: Family<OfBackend, Histogram, fn() -> Histogram>,
     rate_limited: Family<OfTool, Counter>,
@@ -71,6 +173,10 @@ pub struct Metrics {
     restarts: Family<OfBackend, Counter<u64, AtomicU64>>,
     in_flight: Family<OfBackend, Gauge>,
     clients: Gauge,
+    sessions_stored: Gauge,
+    sessions_unrecorded: Gauge,
+    /// `None` outside of a cluster.
+    cluster: Option<ClusterMetrics>,
 }
 
 impl Default for Metrics {
@@ -80,31 +186,65 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    pub fn new() -> Metrics {
+    pub(crate) fn new() -> Metrics {
         let mut registry = Registry::with_prefix("outlast");
         let calls = Family::default();
         let took: Family<OfBackend, Histogram, fn() -> Histogram> =
             Family::new_with_constructor(|| Histogram::new(BUCKETS));
         let (rate_limited, up, restarts, in_flight, clients) =
             (Family::default(), Family::default(), Family::default(), Family::default(), Gauge::default());
-        registry.register("calls", "Requests of clients that ended, by how they did", calls.clone());
-        registry.register("call_duration_seconds", "How long calls took that reached a backend", took.clone());
-        registry.register("rate_limited", "Calls that were refused for coming too often", rate_limited.clone());
-        registry.register("backend_up", "1 if the backend is ready to be called", up.clone());
-        registry.register("backend_restarts", "How often the backend was started again", restarts.clone());
-        registry.register("calls_in_flight", "Calls that wait for the backend's answer", in_flight.clone());
+        registry.register("calls", "Finished requests of clients, by outcome", calls.clone());
+        registry.register("call_duration_seconds", "Duration of calls that reached a backend", took.clone());
+        registry.register("rate_limited", "Calls that were refused by the rate limit", rate_limited.clone());
+        registry.register("backend_up", "1 if the backend is ready", up.clone());
+        registry.register("backend_restarts", "Restarts of the backend", restarts.clone());
+        registry.register("calls_in_flight", "Calls that the backend has not answered yet", in_flight.clone());
         registry.register("clients", "Clients that are connected", clients.clone());
+        let (sessions_stored, sessions_unrecorded) = (Gauge::default(), Gauge::default());
+        registry.register(
+            "sessions_stored",
+            "Sessions of an earlier gateway whose clients have not come back",
+            sessions_stored.clone(),
+        );
+        registry.register(
+            "sessions_unrecorded",
+            "Sessions that a restart of the gateway would end, as their records could not be written",
+            sessions_unrecorded.clone(),
+        );
         let refused = Family::default();
         registry.register(
             "requests_refused",
             "Requests and notifications that were refused before any guard of calls",
             refused.clone(),
         );
-        let (tools, at_hand) = (BTreeSet::new(), FxHashMap::default());
-        Metrics { registry, tools, at_hand, calls, took, rate_limited, refused, up, restarts, in_flight, clients }
+        let (tools, at_hand) = (BTreeSet::new(), HashMap::new());
+        Metrics {
+            registry,
+            tools,
+            at_hand,
+            calls,
+            took,
+            rate_limited,
+            refused,
+            up,
+            restarts,
+            in_flight,
+            clients,
+            sessions_stored,
+            sessions_unrecorded,
+            cluster: None,
+        }
     }
 
-    pub fn called(&mut self, called: &Called) {
+    /// The figures of the cluster for the next text. `None` if the gateway is in none.
+    pub(crate) fn set_cluster(&mut self, figures: Option<&ClusterFigures>) {
+        match figures {
+            Some(figures) => self.cluster.get_or_insert_with(ClusterMetrics::new).set(figures),
+            None => self.cluster = None,
+        }
+    }
+
+    pub(crate) fn called(&mut self, called: &Called) {
         let (Outcome::Answered | Outcome::Failed, Some(backend), Some(tool)) =
             (called.outcome, &called.backend, &called.tool)
         else {
@@ -126,8 +266,8 @@ impl Metrics {
         }
     }
 
-    /// A request that the HTTP front refused; the reason is one of a few names in the program.
-    pub fn refused(&mut self, reason: &'static str) {
+    /// A request that the HTTP front refused; the reason is one of a few fixed names.
+    pub(crate) fn refused(&mut self, reason: &'static str) {
         self.refused.get_or_create(&OfRefusal { reason }).inc();
     }
 
@@ -145,7 +285,7 @@ impl Metrics {
         self.calls.get_or_create(&OfCall { backend, tool, method: method(&called.method), outcome }).inc();
     }
 
-    /// A name that no backend is known to offer has no label: a client may have made it up.
+    /// A name that no known backend offers gets no label: the client may have invented it.
     fn tool(&mut self, called: &Called) -> String {
         let (Some(tool), Some(backend)) = (&called.tool, &called.backend) else { return String::new() };
         if !called.is_known || called.outcome == Outcome::Unknown {
@@ -162,9 +302,9 @@ impl Metrics {
         pair.1
     }
 
-    /// All of it as text, with how the gateway is just now, as [`outlast_core::gateway::Gateway::status`] says it.
-    pub fn text(&mut self, status: &Value) -> String {
-        // A backend that is no longer configured is no longer told of.
+    /// All counters as text, with the current state of the gateway, from [`outlast_core::gateway::Gateway::status`].
+    pub(crate) fn text(&mut self, status: &Value) -> String {
+        // A backend that was removed from the configuration has no series.
         self.up.clear();
         self.restarts.clear();
         self.in_flight.clear();
@@ -177,14 +317,20 @@ impl Metrics {
             self.in_flight.get_or_create(&label).set(backend["in_flight"].as_i64().unwrap_or_default());
         }
         self.clients.set(status["clients"].as_i64().unwrap_or_default());
+        self.sessions_stored.set(status["sessions"]["stored"].as_i64().unwrap_or_default());
+        self.sessions_unrecorded.set(status["sessions"]["unrecorded"].as_i64().unwrap_or_default());
         let mut text = String::new();
-        // A `String` takes everything.
-        let _ = text::encode(&mut text, &self.registry);
+        // Writing to a `String` does not fail.
+        let registries = [Some(&self.registry), self.cluster.as_ref().map(|cluster| &cluster.registry)];
+        for registry in registries.into_iter().flatten() {
+            let _ = text::encode_registry(&mut text, registry);
+        }
+        let _ = text::encode_eof(&mut text);
         text
     }
 }
 
-/// Methods that MCP has; what a client made up is not told apart from another.
+/// The methods of MCP; all other methods share one label.
 fn method(method: &str) -> &'static str {
     const KNOWN: [&str; 17] = [
         "tools/call",
@@ -241,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_it_is_told_in_the_format_of_prometheus() {
+    fn every_counter_is_printed_in_the_format_of_prometheus() {
         let mut metrics = Metrics::new();
         metrics.called(&called(Some("files"), "files__read", Outcome::Answered));
         metrics.called(&called(Some("files"), "files__read", Outcome::RateLimited));
@@ -250,13 +396,13 @@ mod tests {
         metrics.refused("unauthenticated");
         let mut lines: Vec<String> = metrics.text(&status()).lines().map(str::to_owned).collect();
         assert_eq!(lines.pop().as_deref(), Some("# EOF"));
-        // Families have no order of their own.
+        // Families have no fixed order.
         lines.sort();
         insta::assert_snapshot!(lines.join("\n"));
     }
 
     #[test]
-    fn clients_cannot_make_it_grow() {
+    fn the_number_of_labels_is_bounded() {
         let mut metrics = Metrics::new();
         for n in 0..5_000 {
             metrics.called(&called(None, &format!("made-up-{n}"), Outcome::Unknown));
@@ -270,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tool_that_is_switched_off_has_its_labels_and_a_made_up_one_has_none() {
+    fn a_switched_off_tool_has_labels_and_an_unknown_tool_has_none() {
         let mut metrics = Metrics::new();
         metrics.called(&called(Some("files"), "files__read", Outcome::SwitchedOff));
         metrics.called(&Called { is_known: false, ..called(Some("files"), "files__made_up", Outcome::SwitchedOff) });
@@ -286,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn calls_of_one_kind_are_counted_together_whether_their_counters_are_at_hand_or_not() {
+    fn calls_of_one_kind_share_counters_with_or_without_the_cache() {
         let mut metrics = Metrics::new();
         for n in 0..AT_HAND_MAX + 500 {
             for outcome in [Outcome::Answered, Outcome::Failed, Outcome::Answered, Outcome::TimedOut] {
@@ -307,7 +453,50 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_that_is_gone_is_no_longer_told_of() {
+    fn only_a_gateway_in_a_cluster_has_its_series() {
+        use outlast_control::cluster::{Counters, Nats, PlacedBackend, Replica};
+        let replica = |name: &str, is_self: bool, is_alive: bool| Replica {
+            name: name.into(),
+            is_self,
+            is_alive,
+            streams: Some(4),
+            sessions_local_only: Some(2),
+            audit_backlog: Some(9),
+            share_parts: Some(500_000),
+            ..Replica::default()
+        };
+        let owned = |owner: Option<&str>| PlacedBackend { owner: owner.map(Into::into), ..PlacedBackend::default() };
+        let state = ClusterState {
+            replica: "a".into(),
+            nats: Nats { connected: true, ..Nats::default() },
+            replicas: vec![replica("a", true, true), replica("b", false, true), replica("c", false, false)],
+            backends: vec![owned(Some("a")), owned(Some("b")), owned(None)],
+            counters: Counters { late_messages: 3, resent: 7, ..Counters::default() },
+            ..ClusterState::default()
+        };
+        let mut metrics = Metrics::new();
+        assert!(!metrics.text(&status()).contains("cluster"));
+        metrics.set_cluster(Some(&ClusterFigures::of(&state)));
+        let text = metrics.text(&status());
+        assert!(text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1, "{text}");
+        let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("outlast_cluster")).collect();
+        insta::assert_snapshot!(lines.join("\n"), @"
+        outlast_cluster_replicas 2
+        outlast_cluster_connected 1
+        outlast_cluster_owned 1
+        outlast_cluster_audit_backlog 9
+        outlast_cluster_streams 4
+        outlast_cluster_sessions_local 2
+        outlast_cluster_share_parts 500000
+        outlast_cluster_late_messages_total 3
+        outlast_cluster_resent_total 7
+        ");
+        metrics.set_cluster(None);
+        assert!(!metrics.text(&status()).contains("cluster"));
+    }
+
+    #[test]
+    fn a_removed_backend_has_no_series() {
         let mut metrics = Metrics::new();
         assert!(metrics.text(&status()).contains(r#"outlast_backend_up{backend="docs"} 0"#));
         let text = metrics.text(&json!({ "backends": [], "clients": 0 }));

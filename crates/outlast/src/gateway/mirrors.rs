@@ -1,4 +1,5 @@
-//! Which arguments of which tools clients of the stateless era mirror in headers, as the backends' lists say.
+//! Which arguments of which tools clients of the stateless era repeat in headers, from the backends' lists. It does not
+//! check the headers.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,13 +10,13 @@ use outlast_core::{
 
 use super::listen::{Mirror, Mirrors, mirrors_of};
 
-/// By backend and by the backend's own name for the tool. Nearly always there are none.
+/// By backend and by the backend's own name of the tool. Usually empty.
 #[derive(Debug, Default)]
-pub struct MirrorsByBackend(BTreeMap<String, BTreeMap<String, Vec<Mirror>>>);
+pub(crate) struct MirrorsByBackend(BTreeMap<String, BTreeMap<String, Vec<Mirror>>>);
 
 impl MirrorsByBackend {
-    /// As the catalogue on disk has them.
-    pub fn of(kept: &BTreeMap<String, Offer>, backends: &[Backend]) -> MirrorsByBackend {
+    /// From the cached catalogues.
+    pub(crate) fn of(kept: &BTreeMap<String, Offer>, backends: &[Backend]) -> MirrorsByBackend {
         let mut all = MirrorsByBackend::default();
         for (name, offer) in kept.iter().filter(|(name, _)| backends.iter().any(|backend| backend.name == **name)) {
             all.learn(name, offer);
@@ -23,8 +24,8 @@ impl MirrorsByBackend {
         all
     }
 
-    /// What a backend offers is now this. True if that changes anything here.
-    pub fn learn(&mut self, backend: &str, offer: &Offer) -> bool {
+    /// Takes the new list of a backend. True if a mirrored argument changed.
+    pub(crate) fn learn(&mut self, backend: &str, offer: &Offer) -> bool {
         let named = |tool: &[u8]| {
             let text = std::str::from_utf8(tool).ok()?;
             message::pick_text(Raw::parse(text)?, "name")
@@ -43,12 +44,12 @@ impl MirrorsByBackend {
         true
     }
 
-    pub fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.0.values().all(BTreeMap::is_empty)
     }
 
     /// By the names that clients see.
-    pub fn shown(&self, gateway: &Gateway) -> Mirrors {
+    pub(crate) fn shown(&self, gateway: &Gateway) -> Mirrors {
         let mut shown = HashMap::new();
         if self.is_empty() {
             return shown;

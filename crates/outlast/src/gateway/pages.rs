@@ -1,19 +1,20 @@
-//! The pages of a gateway's HTTP front: whether it is well, what it counts, and the status page's questions.
+//! The pages of a gateway's HTTP front: health, metrics, and the requests of the status page.
 
 use bytes::Bytes;
 use hyper::StatusCode;
+use outlast_control::wire::Refusal;
 use serde_json::{Value, json};
 
 use super::{
     Driver, Operator, Stopping,
     listen::{Page, PageAnswer},
-    metrics,
+    metrics::{self, ClusterFigures},
+    operator::cluster::ClusterRequest,
 };
-use crate::control::wire::Refusal;
 
 /// Marks the tickets of pages among those of the control socket.
 const PAGE: u64 = 1 << 63;
-/// What may be asked for by a page, and is to be answered.
+/// The methods that a page may call.
 const ORDERS: [&str; 4] = ["restart", "resume", "switch", "reload"];
 
 impl Driver {
@@ -23,16 +24,21 @@ impl Driver {
             ("GET", "/health") => self.health(),
             ("GET", "/ready") => self.readiness(),
             ("GET", "/metrics") => {
-                let mut status = self.gateway.status(self.now);
+                let mut status = self.gateway.status(self.now).to_json();
                 self.put_clients(&mut status);
+                self.metrics.set_cluster(self.cluster_state().as_ref().map(ClusterFigures::of).as_ref());
                 let body = Bytes::from(self.metrics.text(&status));
                 PageAnswer { status: StatusCode::OK, kind: metrics::KIND, headers: Vec::new(), body }
             }
-            // Errors and last words of backends are not for everybody who may call one of their tools.
+            // Errors and stderr of backends are not shown to every client that may call a tool.
             (_, path) if path.starts_with("/api/") && !self.gateway.is_operator(&page.who) => {
-                refuse(StatusCode::FORBIDDEN, "only a role that may call every tool may see and steer the gateway")
+                refuse(StatusCode::FORBIDDEN, "only a role that may call every tool may see and control the gateway")
             }
             ("GET", "/api/state") => json_page(StatusCode::OK, &self.state(None)),
+            ("GET", "/api/cluster") => match self.ask_cluster(ticket | PAGE, ClusterRequest::State) {
+                Some(answer) => answer_page(&answer),
+                None => return,
+            },
             ("GET", "/api/events") => {
                 if let Some(listen) = &mut self.listen {
                     listen.watch(ticket);
@@ -49,7 +55,7 @@ impl Driver {
         self.show(ticket, answer);
     }
 
-    /// Nothing: it is answered later.
+    /// `None` if the request is answered later.
     fn order(&mut self, page: &Page, path: &str) -> Option<PageAnswer> {
         let method = path.strip_prefix("/api/").filter(|method| ORDERS.contains(method));
         let Some(method) = method else { return Some(refuse(StatusCode::NOT_FOUND, "there is no such page")) };
@@ -57,16 +63,17 @@ impl Driver {
             b"" => json!({}),
             body => match serde_json::from_slice(body) {
                 Ok(params @ Value::Object(_)) => params,
-                _ => return Some(refuse(StatusCode::BAD_REQUEST, "a JSON object is wanted")),
+                _ => return Some(refuse(StatusCode::BAD_REQUEST, "expected a JSON object")),
             },
         };
         let operator = Operator { who: page.who.name.clone(), peer: Some(page.peer.to_string()) };
         self.asked_by(operator, page.ticket | PAGE, method, &params).map(|answer| answer_page(&answer))
     }
 
-    /// Answers whoever asked, over the socket or by a page.
+    /// Answers a request of the control socket or of a page.
     pub(super) fn answer_asked(&mut self, ticket: u64, answer: &Result<Value, Refusal>) {
-        if ticket & PAGE == 0 {
+        if self.answer_replica(ticket, answer) {
+        } else if ticket & PAGE == 0 {
             self.control.answer(ticket, answer);
         } else {
             self.show(ticket & !PAGE, answer_page(answer));
@@ -79,24 +86,30 @@ impl Driver {
         }
     }
 
-    /// We answer, so we are well.
+    /// The process answers, so it is alive.
     fn health(&self) -> PageAnswer {
         json_page(StatusCode::OK, &json!({"status": "ok", "version": env!("CARGO_PKG_VERSION")}))
     }
 
-    /// Ready to be called: every backend has come up once or is known to be in trouble, and we are not about to end.
+    /// Ready for calls: every backend has started once or has failed, and the gateway is not stopping.
     fn readiness(&self) -> PageAnswer {
         let state = self.state(None);
         let mut backends = serde_json::Map::new();
         let mut is_ready = self.stopping == Stopping::No;
         for backend in state["backends"].as_array().into_iter().flatten() {
             let name = backend["name"].as_str().unwrap_or_default();
-            is_ready &= backend["state"] != "starting" || backend["restarts"] != 0;
+            // A backend that another replica may run does not keep this one from serving.
+            is_ready &= backend["state"] != "starting" || backend["restarts"] != 0 || backend["placement"] == "one";
             let of_backend = json!({"state": backend["state"], "next_try_s": backend["next_try_s"]});
             backends.insert(name.to_owned(), of_backend);
         }
         let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-        json_page(status, &json!({"ready": is_ready, "backends": backends}))
+        let mut page = json!({"ready": is_ready, "backends": backends});
+        // Without NATS the gateway still serves what it can alone.
+        if let Some(cluster) = self.cluster_state() {
+            page["cluster"] = json!({"name": cluster.name, "connected": cluster.nats.connected});
+        }
+        json_page(status, &page)
     }
 }
 

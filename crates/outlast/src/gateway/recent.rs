@@ -1,26 +1,26 @@
-//! Events of the last hour, for a status page that is opened now. Calls are not among them: the audit log has those.
+//! Events of the last hour, for a status page that is opened now. Calls are not included: the audit log has them.
 
 use std::{
     collections::VecDeque,
     time::{Duration, Instant},
 };
 
-/// Older events are forgotten.
+/// Older events are dropped.
 const AGE_MAX: Duration = Duration::from_secs(3600);
-/// With one more the oldest is forgotten.
+/// Above this number the oldest event is dropped.
 const EVENTS_MAX: usize = 200;
-/// All together; with more the oldest are forgotten.
+/// Bytes of all events; above this the oldest are dropped.
 const BYTES_MAX: usize = 1 << 20;
 
 /// Each event as one line of JSON.
 #[derive(Debug, Default)]
-pub struct Recent {
+pub(super) struct Recent {
     events: VecDeque<(Instant, Box<str>)>,
     bytes: usize,
 }
 
 impl Recent {
-    pub fn add(&mut self, line: &str, now: Instant) {
+    pub(super) fn add(&mut self, line: &str, now: Instant) {
         let line = line.trim_end();
         self.bytes += line.len();
         self.events.push_back((now, line.into()));
@@ -34,8 +34,8 @@ impl Recent {
         }
     }
 
-    /// An array, oldest first.
-    pub fn json(&self, now: Instant) -> String {
+    /// A JSON array, oldest first.
+    pub(super) fn json(&self, now: Instant) -> String {
         let recent = self.events.iter().filter(|(at, _)| now.saturating_duration_since(*at) <= AGE_MAX);
         let lines: Vec<&str> = recent.map(|(_, line)| &**line).collect();
         format!("[{}]", lines.join(","))
@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_are_kept_for_an_hour_and_within_bounds() {
+    fn events_are_kept_for_an_hour_and_within_limits() {
         let begin = Instant::now();
         let mut recent = Recent::default();
         recent.add("1\n", begin);

@@ -1,122 +1,117 @@
-//! Whether arguments fit a tool's schema.
+//! Checks arguments against a tool's schema.
 //!
-//! The schemas come from backends: no reference is followed out of them, and one that cannot be understood checks nothing.
-//! The validator cannot be interrupted, and a thread that runs it cannot be ended, so what compiling and evaluating may cost
-//! is bounded before ([`cost`]): a schema above the bound leaves its tool unchecked, and arguments above it are refused. The
-//! backend itself has the last word anyway; this is to spare it calls that cannot be meant, and to tell a model quickly what
-//! to mend.
+//! Schemas come from backends and arguments from clients, so both may be made to be expensive. A schema of plain types
+//! is checked at once, in linear time, and so is a small schema that has only keywords of linear cost, such as SDKs generate
+//! for typed parameters, if the steps that the arguments need are few. All others are compiled and evaluated in a separate
+//! process ([`checker`](super::checker)), which can be killed. The backend still checks the arguments itself: this check saves
+//! calls that must fail, and tells a model quickly what to correct.
 
-use jsonschema::{
-    PatternOptions, Validator,
-    error::{ValidationError, ValidationErrorKind},
-};
+use std::collections::HashMap;
+
 use outlast_core::{
     gateway::{self, Fit},
     json::Raw,
 };
-use rustc_hash::FxHashMap;
 use serde_json::{Map, Value};
 
 mod cost;
+pub(crate) mod validator;
 
-use cost::Cost;
+use validator::Validator;
 
-/// Compiled schemas that are kept. At the bound all are forgotten, and compiled again as they are needed.
+/// Schemas in the cache. At the limit all are dropped, and read again when they are needed.
 const KEPT_MAX: usize = 1_024;
 /// The same, in bytes of schemas.
 const KEPT_BYTES_MAX: usize = 8 << 20;
-/// A larger schema checks nothing.
+/// A larger schema is not used.
 const SCHEMA_MAX: usize = 256 << 10;
-/// Larger arguments are not checked: reading them twice would cost more than it spares.
+/// Larger arguments are not checked: reading them twice would cost more than it saves.
 const ARGUMENTS_MAX: usize = gateway::ARGUMENTS_READ_MAX;
-/// Steps that a regular expression may take back. Arguments that need more are refused.
-const BACKTRACK_MAX: usize = 10_000;
-/// Bytes that one compiled regular expression may hold, and its cache when it is used.
-const PATTERN_SIZE_MAX: usize = 1 << 20;
-/// The longest sentence.
-const WORDS_MAX: usize = 400;
+/// A larger schema, unless it is plain, is compiled in the checker process.
+const SIMPLE_SCHEMA_MAX: usize = 32 << 10;
+/// Larger arguments, unless the schema is plain, are checked in the checker process.
+const SIMPLE_ARGUMENTS_MAX: usize = 64 << 10;
 
-/// Compiled schemas, by their bytes.
+/// The cache of schemas, by their bytes.
 #[derive(Default)]
-pub struct Schemas {
-    /// An error is why it checks nothing.
-    kept: FxHashMap<Box<[u8]>, Result<Schema, String>>,
+pub(crate) struct Schemas {
+    /// With a keyed hash, because backends choose the schemas.
+    kept: HashMap<Box<[u8]>, Kind>,
     bytes: usize,
 }
 
-struct Schema {
-    validator: Validator,
-    cost: Cost,
-    /// If all that it asks for can be seen at a glance.
-    plain: Option<Plain>,
+enum Kind {
+    /// Of plain types: checked at once.
+    Plain(Box<(Plain, Validator)>),
+    /// Its keywords are evaluated in linear time: small arguments are checked at once.
+    Simple(Box<Validator>),
+    /// Checked by the checker process.
+    Other,
+    /// Why the schema is not used.
+    Unusable(String),
 }
 
 impl Schemas {
-    pub fn new() -> Schemas {
+    pub(crate) fn new() -> Schemas {
         Schemas::default()
     }
 
-    fn compiled(&mut self, schema: &[u8]) -> Result<&Schema, String> {
-        if schema.len() > SCHEMA_MAX {
-            return Err(format!("it is larger than {} KiB", SCHEMA_MAX >> 10));
+    fn kind(&mut self, schema: &[u8]) -> &Kind {
+        if !self.kept.contains_key(schema)
+            && (self.kept.len() >= KEPT_MAX || self.bytes + schema.len() > KEPT_BYTES_MAX)
+        {
+            self.kept.clear();
+            self.bytes = 0;
         }
         if !self.kept.contains_key(schema) {
-            if self.kept.len() >= KEPT_MAX || self.bytes + schema.len() > KEPT_BYTES_MAX {
-                self.kept.clear();
-                self.bytes = 0;
-            }
             self.bytes += schema.len();
-            self.kept.insert(schema.into(), compile(schema));
+            self.kept.insert(schema.into(), Kind::of(schema));
         }
-        self.kept[schema].as_ref().map_err(Clone::clone)
+        &self.kept[schema]
     }
 }
 
-fn compile(schema: &[u8]) -> Result<Schema, String> {
-    // It does not read JSON that is nested deeper than 127 levels.
-    let schema: Value = serde_json::from_slice(schema).map_err(|error| shortened(error.to_string()))?;
-    let cost = Cost::of(&schema)?;
-    let patterns = PatternOptions::fancy_regex()
-        .backtrack_limit(BACKTRACK_MAX)
-        .size_limit(PATTERN_SIZE_MAX)
-        .dfa_size_limit(PATTERN_SIZE_MAX);
-    let validator = jsonschema::options().offline().with_pattern_options(patterns).build(&schema);
-    let validator = validator.map_err(|error| shortened(error.masked().to_string()))?;
-    Ok(Schema { validator, cost, plain: Plain::of(&schema) })
+impl Kind {
+    fn of(schema: &[u8]) -> Kind {
+        Kind::read(schema).unwrap_or_else(Kind::Unusable)
+    }
+
+    fn read(text: &[u8]) -> Result<Kind, String> {
+        let schema = validator::parse(text)?;
+        if let Some(plain) = Plain::of(&schema) {
+            return Ok(Kind::Plain(Box::new((plain, Validator::compile(&schema)?))));
+        }
+        match (text.len() <= SIMPLE_SCHEMA_MAX).then(|| Validator::compile_simple(&schema)).flatten() {
+            Some(validator) => Ok(Kind::Simple(Box::new(validator?))),
+            None => Ok(Kind::Other),
+        }
+    }
 }
 
 impl gateway::Schemas for Schemas {
-    fn check(&mut self, schema: &[u8], arguments: Raw<'_>) -> Fit {
-        let Schema { validator, cost, plain } = match self.compiled(schema) {
-            Ok(schema) => schema,
-            Err(why) => return Fit::Unchecked(why),
-        };
-        if plain.as_ref().is_some_and(|plain| plain.fits(arguments)) || arguments.get().len() > ARGUMENTS_MAX {
-            return Fit::Fits;
+    fn check(&mut self, schema: &[u8], arguments: Raw<'_>) -> Option<Fit> {
+        if schema.len() > SCHEMA_MAX {
+            return Some(Fit::Unchecked(format!("it is larger than {} KiB", SCHEMA_MAX >> 10)));
         }
-        let Ok(arguments) = serde_json::from_str::<Value>(arguments.get()) else {
-            return Fit::Misfit("the arguments are no JSON object".to_owned());
-        };
-        if !cost.is_affordable(&arguments) {
-            return Fit::TooCostly;
-        }
-        // The first error alone: all of them could be as many as there are steps.
-        match validator.validate(&arguments) {
-            Ok(()) => Fit::Fits,
-            Err(error) => match error.kind() {
-                ValidationErrorKind::BacktrackLimitExceeded { .. } => Fit::TooCostly,
-                _ => Fit::Misfit(sentence(&error)),
-            },
+        match self.kind(schema) {
+            Kind::Unusable(why) => Some(Fit::Unchecked(why.clone())),
+            _ if arguments.get().len() > ARGUMENTS_MAX => Some(Fit::Fits),
+            Kind::Plain(plain) if plain.0.fits(arguments) => Some(Fit::Fits),
+            Kind::Plain(plain) => Some(plain.1.check(arguments.get())),
+            Kind::Simple(validator) if arguments.get().len() <= SIMPLE_ARGUMENTS_MAX => {
+                validator.check_if_small(arguments.get())
+            }
+            Kind::Simple(_) | Kind::Other => None,
         }
     }
 }
 
-/// A schema that asks for members by their types and for nothing more, as those of most tools do. What it finds to fit does;
-/// of all else the validator is asked, which needs the arguments as values and takes several times as long.
+/// A schema that only constrains the types of members, as those of most tools do. Arguments that fit here are valid;
+/// all others go to the validator, which needs them as values and takes several times as long.
 struct Plain {
     /// At most 64.
     members: Vec<(Box<str>, Type)>,
-    /// A bit for each member.
+    /// One bit for each member.
     required: u64,
     is_closed: bool,
 }
@@ -132,7 +127,7 @@ enum Type {
     Array,
 }
 
-/// What a schema may say without asking for anything.
+/// Keywords that constrain nothing.
 const REMARKS: [&str; 9] =
     ["title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly", "$comment", "$schema"];
 
@@ -167,7 +162,7 @@ impl Plain {
     fn fits(&self, arguments: Raw<'_>) -> bool {
         let (mut seen, mut fits) = (0_u64, true);
         let is_object = arguments.for_each_member(|name, value| {
-            // A name that stands twice, or is not written plainly, is for the validator to judge.
+            // A name that occurs twice or has escapes is left to the validator.
             fits &= match name.plain().map(|name| self.place(name)) {
                 Some(Some(place)) => {
                     let is_first = seen & 1 << place == 0;
@@ -213,52 +208,13 @@ impl Type {
             | (Type::Boolean, [b't' | b'f', ..])
             | (Type::Object, [b'{', ..])
             | (Type::Array, [b'[', ..]) => true,
-            // Whether 1.0 is one too is for the validator to say.
+            // Whether 1.0 is an integer is left to the validator.
             (Type::Integer, [first, rest @ ..]) => {
                 (first.is_ascii_digit() || *first == b'-') && rest.iter().all(u8::is_ascii_digit)
             }
             _ => false,
         }
     }
-}
-
-/// What is wrong and where, without the value: it may be long, and it may be secret.
-fn sentence(error: &ValidationError<'_>) -> String {
-    let place = place(error.instance_path().as_str());
-    let words = error.masked().to_string();
-    let mut words = match place.is_empty() {
-        true => format!("the arguments do not fit: {words}"),
-        false => format!("the argument `{place}` does not fit: {words}"),
-    };
-    shorten(&mut words);
-    words
-}
-
-fn shortened(mut words: String) -> String {
-    shorten(&mut words);
-    words
-}
-
-fn shorten(words: &mut String) {
-    if let Some((end, _)) = words.char_indices().nth(WORDS_MAX) {
-        words.truncate(end);
-        words.push('…');
-    }
-}
-
-/// `/items/0/name` as people write it: `items[0].name`.
-fn place(pointer: &str) -> String {
-    let mut place = String::new();
-    for part in pointer.split('/').skip(1) {
-        let part = part.replace("~1", "/").replace("~0", "~");
-        if !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit()) {
-            place.push_str(&format!("[{part}]"));
-        } else {
-            place.push_str(if place.is_empty() { "" } else { "." });
-            place.push_str(&part);
-        }
-    }
-    place
 }
 
 #[cfg(test)]
@@ -284,8 +240,17 @@ mod tests {
         Raw::parse(text).unwrap()
     }
 
+    /// At once, or as the checker process does.
     fn check(schema: &str, arguments: &str) -> Fit {
-        Schemas::new().check(schema.as_bytes(), raw(arguments))
+        let beside = || match compile(schema) {
+            Ok(validator) => validator.check(arguments),
+            Err(why) => Fit::Unchecked(why),
+        };
+        Schemas::new().check(schema.as_bytes(), raw(arguments)).unwrap_or_else(beside)
+    }
+
+    fn compile(schema: &str) -> Result<Validator, String> {
+        validator::parse(schema.as_bytes()).and_then(|schema| Validator::compile(&schema))
     }
 
     fn is_misfit(schema: &str, arguments: &str) -> bool {
@@ -293,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_fit_is_named_with_its_place_and_without_its_value() {
+    fn an_error_names_the_place_and_not_the_value() {
         let mut words = String::new();
         for arguments in [
             r#"{"path": "a", "mode": "read", "items": [{"n": 5}]}"#,
@@ -319,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn a_schema_that_cannot_be_understood_checks_nothing() {
+    fn an_invalid_schema_is_not_used() {
         for schema in [
             "not JSON",
             r#"{"type": "nonsense"}"#,
@@ -338,9 +303,9 @@ mod tests {
         assert_eq!(check(SCHEMA, &large), Fit::Fits);
     }
 
-    /// What fits at a glance fits; and what most tools ask for is seen at a glance.
+    /// Arguments that the quick check accepts are valid, and it accepts those of most tools.
     #[test]
-    fn a_glance_and_the_validator_agree() {
+    fn the_quick_check_and_the_validator_agree() {
         let values = [r#""a""#, r#""""#, "1", "-1", "1.0", "1e2", "-0.5", "true", "false", "null", "{}", "[]", "[1]"];
         let types = ["string", "number", "integer", "boolean", "object", "array"];
         let member = |kind: &str| format!(r#"{{"type": "{kind}", "description": "x", "default": 1}}"#);
@@ -348,8 +313,8 @@ mod tests {
         for kind in types.iter().map(|kind| member(kind)).chain(["true".into(), "{}".into()]) {
             for rest in ["", r#", "required": ["a"]"#, r#", "additionalProperties": false, "title": "t""#] {
                 let text = format!(r#"{{"type": "object", "properties": {{"a": {kind}, "b": {kind}}}{rest}}}"#);
-                let schema = compile(text.as_bytes()).unwrap();
-                let plain = schema.plain.expect("it is plain");
+                let Kind::Plain(plain) = Kind::of(text.as_bytes()) else { panic!("it is plain: {text}") };
+                let (plain, validator) = *plain;
                 for value in values {
                     for arguments in [
                         format!(r#"{{"a": {value}}}"#),
@@ -363,7 +328,7 @@ mod tests {
                     ] {
                         let fits = plain.fits(raw(&arguments));
                         glances += usize::from(fits);
-                        let is_valid = schema.validator.is_valid(&serde_json::from_str(&arguments).unwrap());
+                        let is_valid = validator.check(&arguments) == Fit::Fits;
                         assert!(!fits || is_valid, "{text} {arguments}");
                     }
                 }
@@ -372,38 +337,169 @@ mod tests {
         assert!(glances > 500, "{glances}");
     }
 
+    /// As the SDKs for Python (pydantic) and TypeScript (zod) write them.
     #[test]
-    fn what_cannot_be_seen_at_a_glance_is_left_to_the_validator() {
-        let wide: Vec<String> = (0..65).map(|number| format!(r#""m{number}": {{}}"#)).collect();
-        for schema in [
-            SCHEMA,
+    fn schemas_that_sdks_generate_are_checked_at_once_with_the_verdict_of_the_checker() {
+        let values = [
+            r#""a""#,
+            r#""read""#,
+            r#""""#,
+            r#""0123456789012345678901234567890123456789""#,
+            "0",
+            "1",
+            "5",
+            "-1",
+            "1.0",
+            "1.5",
+            "1e400",
+            "123456789012345678901234567890",
             "true",
-            r#"{"properties": {}}"#,
-            r#"{"type": ["object", "null"]}"#,
-            r#"{"type": "object", "minProperties": 1}"#,
-            r#"{"type": "object", "required": ["a"]}"#,
-            r#"{"type": "object", "additionalProperties": {"type": "string"}}"#,
-            r#"{"type": "object", "properties": {"a": {"type": "string", "minLength": 1}}}"#,
-            r#"{"type": "object", "properties": {"a": {"type": ["string", "null"]}}}"#,
-            r#"{"type": "object", "properties": {"a": {"enum": [1]}}}"#,
-            r#"{"type": "object", "properties": {"a": false}}"#,
-            r##"{"type": "object", "properties": {"a": {"$ref": "#"}}}"##,
-            &format!(r#"{{"type": "object", "properties": {{{}}}}}"#, wide.join(",")),
-        ] {
-            assert!(compile(schema.as_bytes()).unwrap().plain.is_none(), "{schema}");
+            "null",
+            "{}",
+            r#"{"n": 1}"#,
+            r#"{"n": 6}"#,
+            r#"{"n": null}"#,
+            r#"{"n": 1, "x": 2}"#,
+            r#"{"kind": "a", "n": 1}"#,
+            r#"{"n": "s", "n": 1}"#,
+            "[]",
+            "[1]",
+            r#"["read", "a"]"#,
+            "[1, 2, 3, 4]",
+            r#"[{"n": 1}, {"n": "s"}]"#,
+        ];
+        let members = [
+            r#"{"anyOf": [{"type": "string"}, {"type": "null"}], "default": null, "title": "A"}"#,
+            r#"{"anyOf": [{"type": "array", "items": {"type": "string"}}, {"type": "null"}]}"#,
+            r#"{"type": ["string", "null"]}"#,
+            r#"{"enum": ["read", "write"], "type": "string"}"#,
+            r#"{"const": 1}"#,
+            r#"{"const": {"n": 1}}"#,
+            r#"{"type": "integer", "minimum": 1, "maximum": 5, "default": 1}"#,
+            r#"{"type": "integer", "exclusiveMinimum": 0, "maximum": 9007199254740991}"#,
+            r#"{"type": "number", "exclusiveMinimum": 1, "exclusiveMaximum": 5}"#,
+            r#"{"type": "string", "minLength": 1, "maxLength": 10}"#,
+            r#"{"type": "array", "items": {"type": "integer"}, "minItems": 1, "maxItems": 3}"#,
+            r#"{"type": "array", "prefixItems": [{"type": "string"}, {"type": "string"}], "maxItems": 2}"#,
+            r#"{"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false}"#,
+            r#"{"type": "object", "additionalProperties": {"type": "integer"}, "propertyNames": {"type": "string"}}"#,
+            r#"{"type": "object", "minProperties": 1, "maxProperties": 1}"#,
+            r##"{"$ref": "#/$defs/item"}"##,
+            r##"{"type": "array", "items": {"$ref": "#/$defs/item"}}"##,
+            r##"{"oneOf": [{"$ref": "#/$defs/item"}, {"type": "integer"}], "discriminator": {"propertyName": "kind"}}"##,
+            r##"{"allOf": [{"$ref": "#/$defs/item"}], "description": "x"}"##,
+            r##"{"$ref": "#/properties/b"}"##,
+            r#"{"not": {}}"#,
+            "false",
+        ];
+        let item = r#"{"type": "object", "properties": {"n": {"type": "integer", "maximum": 5}, "kind": {"const": "a"}}, "required": ["n"]}"#;
+        for member in members {
+            for rest in ["", r#", "required": ["a"]"#, r#", "$schema": "http://json-schema.org/draft-07/schema#""#] {
+                let text = format!(
+                    r#"{{"type": "object", "properties": {{"a": {member}, "b": {{"type": "string", "maxLength": 3}}}},
+                        "additionalProperties": false, "$defs": {{"item": {item}}}{rest}}}"#
+                );
+                let validator = compile(&text).unwrap_or_else(|why| panic!("{why}: {text}"));
+                let mut schemas = Schemas::new();
+                let (mut fits, mut misfits) = (0, 0);
+                for value in values {
+                    for arguments in [
+                        format!(r#"{{"a": {value}}}"#),
+                        format!(r#"{{"b": {value}, "a": "x"}}"#),
+                        format!(r#"{{"c": {value}}}"#),
+                        value.to_owned(),
+                    ] {
+                        let at_once = schemas.check(text.as_bytes(), raw(&arguments));
+                        let at_once = at_once.unwrap_or_else(|| panic!("not at once: {text} {arguments}"));
+                        assert_eq!(at_once, validator.check(&arguments), "{text} {arguments}");
+                        let is_of_member = arguments.starts_with(r#"{"a""#);
+                        fits += usize::from(is_of_member && at_once == Fit::Fits);
+                        misfits += usize::from(is_of_member && at_once != Fit::Fits);
+                    }
+                }
+                let is_possible = !["false", r#"{"not": {}}"#].contains(&member);
+                assert!((fits > 0) == is_possible && misfits > 0, "{fits} {misfits}: {text}");
+            }
         }
     }
 
     #[test]
-    fn the_revisions_of_json_schema_are_told_apart() {
+    fn other_schemas_go_to_the_checker_process() {
+        let in_member = |member: &str| format!(r#"{{"type": "object", "properties": {{"a": {member}}}}}"#);
+        let many: Vec<String> = (0..600).map(|number| format!(r#""m{number}": {{"minLength": 1}}"#)).collect();
+        let long = format!(r#"{{"enum": ["{}"]}}"#, "x".repeat(SIMPLE_SCHEMA_MAX));
+        let nested = format!("{}true{}", r#"{"not": "#.repeat(25), "}".repeat(25));
+        for schema in [
+            SCHEMA.to_owned(),
+            in_member(r#"{"type": "string", "pattern": "a"}"#),
+            in_member(r#"{"type": "string", "format": "email"}"#),
+            in_member(r#"{"type": "array", "uniqueItems": true}"#),
+            in_member(r#"{"type": "number", "multipleOf": 0.1}"#),
+            in_member(r#"{"patternProperties": {"a": true}}"#),
+            in_member(r#"{"if": {"type": "string"}, "then": {"minLength": 1}}"#),
+            in_member(r#"{"unevaluatedProperties": false}"#),
+            in_member(r##"{"$ref": "#"}"##),
+            in_member(r##"{"$ref": "#name"}"##),
+            in_member(r##"{"items": {"$ref": "#/properties/a"}}"##),
+            in_member(r#"{"$ref": "https://example.com/x"}"#),
+            // A reference may lead to what is not a subschema where it stands.
+            in_member(r##"{"default": {"x": {"pattern": "a"}}, "anyOf": [{"$ref": "#/properties/a/default/x"}]}"##),
+            r#"{"type": "object", "minLength": 1, "$defs": {"x": {"$id": "item"}}}"#.to_owned(),
+            in_member(&nested),
+            in_member(&long),
+            format!(r#"{{"type": "object", "properties": {{{}}}}}"#, many.join(",")),
+        ] {
+            assert!(matches!(Kind::of(schema.as_bytes()), Kind::Other), "{schema}");
+            assert_eq!(Schemas::new().check(schema.as_bytes(), raw("{}")), None, "{schema}");
+        }
+    }
+
+    /// The steps of a schema multiply with the values that they are applied to.
+    #[test]
+    fn arguments_that_need_many_steps_go_to_the_checker_process() {
+        let branches: Vec<String> = (0..200).map(|number| format!(r#"{{"const": {number}}}"#)).collect();
+        let schema = format!(
+            r#"{{"type": "object", "properties": {{"a": {{"type": "array", "items": {{"anyOf": [{}]}}}}, "b": {{"minLength": 1}}}}}}"#,
+            branches.join(",")
+        );
+        let mut schemas = Schemas::new();
+        let mut check = |arguments: &str| schemas.check(schema.as_bytes(), raw(arguments));
+        let numbers = |count: usize| format!(r#"{{"a": [{}]}}"#, vec!["199"; count].join(","));
+        assert_eq!(check(&numbers(10)), Some(Fit::Fits));
+        assert_eq!(check(&numbers(1_000)), None);
+        let schema = schema.replace("\"const\"", "\"minimum\"");
+        let mut check = |arguments: &str| schemas.check(schema.as_bytes(), raw(arguments));
+        assert_eq!(check(r#"{"a": [[1]]}"#), Some(Fit::Fits));
+        assert_eq!(check(&format!(r#"{{"a": [[{}]]}}"#, vec!["1"; 9_000].join(","))), None, "each error has a copy");
+        let text = |length: usize| format!(r#"{{"b": "{}"}}"#, "x".repeat(length));
+        assert_eq!(check(&text(SIMPLE_ARGUMENTS_MAX - 100)), Some(Fit::Fits), "a long text is one value");
+        assert_eq!(check(&text(SIMPLE_ARGUMENTS_MAX)), None);
+    }
+
+    #[test]
+    fn each_revision_of_json_schema_has_its_own_rules() {
         let old = r#"{"$schema": "http://json-schema.org/draft-07/schema#", "items": [{"type": "string"}]}"#;
         let new = r#"{"prefixItems": [{"type": "string"}]}"#;
         assert!(is_misfit(old, "[5]") && is_misfit(new, "[5]"));
         assert_eq!(check(r#"{"items": {"type": "integer"}}"#, "[5]"), Fit::Fits);
     }
 
+    /// The target of a dynamic reference is known only during the evaluation.
     #[test]
-    fn no_pattern_tries_for_long() {
+    fn dynamic_references_and_nested_ids_are_followed() {
+        let tree = r##"{"$id": "https://example.com/tree", "$dynamicAnchor": "node", "type": "object",
+            "properties": {"children": {"type": "array", "items": {"$dynamicRef": "#node"}}}}"##;
+        assert_eq!(check(tree, r#"{"children": [{"children": []}]}"#), Fit::Fits);
+        assert!(is_misfit(tree, r#"{"children": [{"children": 5}]}"#));
+        let nested = r#"{"$ref": "item", "$defs": {"x": {"$id": "item", "required": ["a"]}}}"#;
+        assert_eq!(check(nested, r#"{"a": 1}"#), Fit::Fits);
+        assert!(is_misfit(nested, "{}"));
+        let outside = r#"{"$ref": "https://example.com/x", "$defs": {"x": {"$id": "item"}}}"#;
+        assert!(matches!(check(outside, "{}"), Fit::Unchecked(_)), "nothing is fetched");
+    }
+
+    #[test]
+    fn a_regular_expression_has_a_step_limit() {
         let schema = r#"{"properties": {"x": {"type": "string", "pattern": "^(a|aa)+\\1c$"}}}"#;
         let arguments = format!(r#"{{"x": "{}!"}}"#, "a".repeat(200));
         assert_eq!(check(schema, &arguments), Fit::TooCostly);
@@ -421,7 +517,7 @@ mod tests {
         };
         for keyword in ["allOf", "anyOf", "oneOf"] {
             assert!(matches!(check(&definitions(24, keyword), "{}"), Fit::Unchecked(_)), "{keyword}");
-            // What is just affordable is checked.
+            // A schema just below the limit is checked.
             assert!(is_misfit(&definitions(10, keyword), "{}"), "{keyword}");
         }
         let twice = r##"{"properties": {"a": {"allOf": [{"$ref": "#"}, {"$ref": "#"}]}}}"##;
@@ -431,18 +527,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_is_bounded() {
+    fn the_cache_is_bounded() {
         let mut schemas = Schemas::new();
         for n in 0..3_000 {
-            let schema = format!(r#"{{"properties": {{"a{n}": {{"type": "string"}}}}}}"#);
+            let schema = format!(r#"{{"type": "object", "properties": {{"a{n}": {{"type": "string"}}}}}}"#);
             let fit = schemas.check(schema.as_bytes(), raw(&format!(r#"{{"a{n}": 5}}"#)));
-            assert!(matches!(fit, Fit::Misfit(_)), "{fit:?}");
+            assert!(matches!(fit, Some(Fit::Misfit(_))), "{fit:?}");
             assert!(schemas.kept.len() <= KEPT_MAX);
         }
         let mut schemas = Schemas::new();
         for n in 0..100 {
-            let schema = format!(r#"{{"description": "{n}{}"}}"#, "x".repeat(SCHEMA_MAX - 100));
-            assert_eq!(schemas.check(schema.as_bytes(), raw("{}")), Fit::Fits);
+            let schema = format!(r#"{{"type": "object", "description": "{n}{}"}}"#, "x".repeat(SCHEMA_MAX - 100));
+            assert_eq!(schemas.check(schema.as_bytes(), raw("{}")), Some(Fit::Fits));
             assert!(schemas.bytes <= KEPT_BYTES_MAX && schemas.bytes >= schema.len());
         }
     }

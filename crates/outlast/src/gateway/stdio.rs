@@ -1,143 +1,126 @@
-//! The stdio front: one client, over our own stdin and stdout.
+//! The stdio front: one client, over outlast's own stdin and stdout. Only JSON passes.
 
-use std::{
-    io,
-    task::{Context, Poll},
-};
+use std::task::Context;
 
 use bytes::Bytes;
 use outlast_core::{
-    gateway::Client,
-    message::{self, Id},
+    gateway::Event,
+    message::{self, Id, Message},
 };
 
-use crate::{
-    lines::{LINE_MAX, Line, Lines},
-    os::{self, Hangups, Sink, Source},
-    outbox::{BYTES_HIGH, Outbox},
-};
+use super::{Driver, STDIO_CLIENT, Stopping};
+use crate::child::{lines::LINE_MAX, own_streams::ClientEvent};
 
-/// A client beside others that lets more than this wait is let go, so that nobody waits for it.
+/// Above this, a client beside others is disconnected, so that no other client waits for it.
 const OUTBOX_MAX: usize = 64 << 20;
-/// Reads in one turn of the loop.
-const READS_MAX: usize = 4;
 
-#[derive(Debug)]
-pub struct StdioFront {
-    /// Its number among the clients.
-    pub client: Client,
-    stdin: Option<Source>,
-    from_client: Lines,
-    stdout: Option<Sink>,
-    to_client: Outbox,
-    hangups: Hangups,
+/// How many bytes of held lines there may be; then stdin is not read.
+const HELD_MAX: usize = 1 << 20;
+
+/// Lines of the client that wait until another program goes on, or does not.
+#[derive(Debug, Default)]
+pub(super) struct HeldLines {
+    is_holding: bool,
+    pub(super) lines: Vec<Bytes>,
 }
 
-/// What a look at stdin and stdout came to.
-#[derive(Debug)]
-pub enum Heard {
-    Said(Bytes),
-    /// It says no more, and may still listen.
-    Ended,
-    /// Nobody listens any more.
-    Broken,
-}
-
-impl StdioFront {
-    pub fn begin(client: Client) -> io::Result<StdioFront> {
-        Ok(StdioFront {
-            client,
-            stdin: Some(os::stdin()?),
-            from_client: Lines::default(),
-            stdout: Some(os::stdout()?),
-            to_client: Outbox::default(),
-            hangups: Hangups::begin()?,
-        })
-    }
-
-    /// Nothing waits to be said.
-    pub fn is_quiet(&self) -> bool {
-        self.to_client.is_empty()
-    }
-
-    /// There is room for more; otherwise those who fill it are not to be listened to.
-    pub fn is_low(&self) -> bool {
-        self.to_client.is_below(BYTES_HIGH)
-    }
-
-    /// False if it has let too much wait.
-    pub fn tell(&mut self, line: Bytes) -> bool {
-        if self.stdout.is_some() {
-            let is_line = line.ends_with(b"\n");
-            self.to_client.put(line, None);
-            if !is_line {
-                self.to_client.put(Bytes::from_static(b"\n"), None);
-            }
+impl HeldLines {
+    /// Returns a line that does not wait: answers to backends, without which requests stay open.
+    fn pass(&mut self, line: Bytes) -> Option<Bytes> {
+        let is_held = self.is_holding && !matches!(message::parse(&line), Ok(Message::Response { .. }));
+        if is_held {
+            self.lines.push(line);
+            return None;
         }
-        self.to_client.is_below(OUTBOX_MAX)
+        Some(line)
     }
 
-    /// Nothing more is heard of it.
-    pub fn stop_hearing(&mut self) {
-        self.stdin = None;
+    fn has_room(&self) -> bool {
+        self.lines.iter().map(Bytes::len).sum::<usize>() < HELD_MAX
+    }
+}
+
+impl Driver {
+    /// While requests are held, those of all clients wait. Held lines are heard when that ends.
+    pub(super) fn hold_requests(&mut self, wanted: bool) {
+        self.held_lines.is_holding = wanted;
+        self.listen.as_mut().into_iter().for_each(|listen| listen.hold_requests(wanted));
+        if !wanted {
+            std::mem::take(&mut self.held_lines.lines).into_iter().for_each(|line| self.heard_line(line));
+        }
     }
 
-    pub fn close(&mut self) {
-        self.stdin = None;
-        self.stdout = None;
-        self.to_client.clear();
+    pub(super) fn poll_stdio(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(stdio) = &mut self.stdio else { return false };
+        stdio.poll_input(self.held_lines.has_room(), cx) | self.hear_stdio()
     }
 
-    /// True: there may be more at once.
-    pub fn hear(&mut self, cx: &mut Context<'_>, heard: &mut Vec<Heard>) -> bool {
-        // Of a client that has gone no more comes than a pipe holds, and behind it stands the end.
-        let is_heard = self.is_low() || self.hangups.poll_stdin(cx).is_ready();
-        for _ in 0..READS_MAX {
-            let Some(stdin) = self.stdin.as_mut().filter(|_| is_heard) else { return false };
-            let Poll::Ready(read) = stdin.poll_read(cx, self.from_client.room()) else { return false };
-            if matches!(read, Ok(length) if length > 0) {
-                while let Some(line) = self.from_client.next_line() {
-                    self.judge(line, heard);
+    fn hear_stdio(&mut self) -> bool {
+        let mut moved = false;
+        while let Some(event) = self.stdio.as_mut().and_then(|stdio| stdio.next_event()) {
+            self.heard_stdio(event);
+            moved = true;
+        }
+        moved
+    }
+
+    fn heard_stdio(&mut self, event: ClientEvent) {
+        match event {
+            ClientEvent::Said(message) => {
+                if let Some(message) = self.held_lines.pass(message) {
+                    self.heard_line(message);
                 }
-                continue;
             }
-            self.stdin = None;
-            if let Some(line) = self.from_client.rest() {
-                self.judge(line, heard);
-            }
-            heard.push(Heard::Ended);
-            return false;
-        }
-        true
-    }
-
-    /// Only JSON passes.
-    fn judge(&mut self, line: Line, heard: &mut Vec<Heard>) {
-        match line {
-            Line::Whole(line) if line.trim_ascii().is_empty() => {}
-            Line::Whole(line) => match message::parse(&line) {
-                Ok(_) => heard.push(Heard::Said(line)),
-                Err(unreadable) => self.to_client.put(unreadable.refusal(), None),
-            },
-            Line::TooLong(start) => {
+            ClientEvent::SaidTooMuch(start) => {
                 let id = message::id_at_start(&start).map_or("null".to_owned(), |id: Id| id.to_string());
                 let why = format!("Request too long: the limit is {} MiB", LINE_MAX >> 20);
-                self.to_client.put(message::error_line(&id, -32600, &why, None), None);
+                self.tell_stdio(message::error_line(&id, -32600, &why, None));
+            }
+            ClientEvent::Ended => {
+                self.hold_requests(false);
+                // A client that sends everything at once and closes stdin still gets its answers.
+                if self.stopping == Stopping::No {
+                    let grace = self.plan.grace;
+                    self.stopping = Stopping::Draining { until: self.now + grace.after_stdin + grace.after_term };
+                }
+            }
+            ClientEvent::Broken => {
+                self.tell(Event::ClientLeft { client: STDIO_CLIENT });
+                if !matches!(self.stopping, Stopping::Asked { .. } | Stopping::Over { .. }) {
+                    self.stop(true);
+                }
             }
         }
     }
 
-    /// Hands over what the pipe takes. True if something changed for others: room was made, or nobody listens.
-    pub fn flush(&mut self, cx: &mut Context<'_>, heard: &mut Vec<Heard>) -> bool {
-        let Some(stdout) = &mut self.stdout else { return false };
-        let was_low = self.to_client.is_below(BYTES_HIGH);
-        let is_refused =
-            !self.to_client.is_empty() && matches!(self.to_client.poll_flush(stdout, cx), Poll::Ready(Err(_)));
-        if is_refused || self.hangups.poll_stdout(cx).is_ready() {
-            self.close();
-            heard.push(Heard::Broken);
-            return true;
+    pub(super) fn heard_line(&mut self, message: Bytes) {
+        match message::parse(&message) {
+            Ok(_) => self.tell(Event::ClientSaid { client: STDIO_CLIENT, message }),
+            Err(unreadable) => self.tell_stdio(unreadable.refusal()),
         }
-        !was_low && self.is_low()
+    }
+
+    pub(super) fn tell_stdio(&mut self, message: Bytes) {
+        let Some(stdio) = &mut self.stdio else { return };
+        let is_line = message.ends_with(b"\n");
+        stdio.put(message);
+        if !is_line {
+            stdio.put(Bytes::from_static(b"\n"));
+        }
+        if stdio.queued() >= OUTBOX_MAX && self.listen.is_some() {
+            self.journal.note("the client does not read stdout and is disconnected");
+            stdio.close();
+            self.tell(Event::ClientLeft { client: STDIO_CLIENT });
+        }
+    }
+
+    pub(super) fn flush_stdio(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(stdio) = &mut self.stdio else { return false };
+        let has_room = stdio.flush(cx);
+        if has_room {
+            // Links that were not read because the client's queue was full.
+            self.links.values().for_each(|wire| wire.waker.wake());
+        }
+        self.hear_stdio() | has_room
     }
 }

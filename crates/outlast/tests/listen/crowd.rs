@@ -1,5 +1,5 @@
-//! Many clients at once that come, ask, break off and leave as dice will have it: each gets its own answers, and nothing of
-//! them is left.
+//! Many clients at once that connect, send, break off and leave at random: each gets its own answers, and no state of
+//! them remains.
 
 use std::{
     net::SocketAddr,
@@ -31,7 +31,7 @@ fn stateless(method: &str, id: &str, mut params: Value) -> (Vec<(&'static str, S
     (headers, request(id, method, params))
 }
 
-/// The answer to a POST, whichever way it came.
+/// The answer to a POST, as a body or as events.
 fn answer(wire: &mut Wire) -> Value {
     let answer = wire.answer();
     assert_eq!(answer.status, 200, "{answer:?}");
@@ -57,7 +57,7 @@ fn client(address: SocketAddr, number: u64) {
                     assert_eq!(wire.ask("DELETE /mcp", &[("mcp-session-id", &id)]).status, 200);
                 }
             }
-            // Something that is left in the middle.
+            // A request whose connection is closed before the answer.
             2 => {
                 let method = if dice.roll(2) == 0 { "hold" } else { "hold after a word" };
                 match &session {
@@ -70,7 +70,7 @@ fn client(address: SocketAddr, number: u64) {
                 }
                 wire = Wire::connect(address);
             }
-            // Half of something.
+            // An incomplete request.
             3 => {
                 wire.send("POST /mcp HTTP/1.1\r\nhost: localhost\r\ncontent-length: 100\r\n\r\n{");
                 wire = Wire::connect(address);
@@ -102,7 +102,7 @@ fn client(address: SocketAddr, number: u64) {
 }
 
 #[test]
-fn nothing_is_left_of_a_crowd() {
+fn no_state_remains_of_many_clients() {
     let front = Front::new();
     std::thread::scope(|scope| {
         for number in 0..CLIENTS {
@@ -110,7 +110,7 @@ fn nothing_is_left_of_a_crowd() {
             scope.spawn(move || client(address, number));
         }
     });
-    // Whoever asks is the one connection that is left.
+    // The connection of this request is the only one left.
     let deadline = Instant::now() + PATIENCE;
     let mut wire = front.connect();
     loop {

@@ -1,4 +1,4 @@
-//! The era of sessions: who may speak, by which id, in which revision.
+//! The handshake era: which requests belong to a session, by its id and revision.
 
 use serde_json::json;
 
@@ -11,7 +11,7 @@ fn with(session: &str) -> [(&'static str, &str); 1] {
 }
 
 #[test]
-fn a_session_begins_with_the_answer_to_initialize() {
+fn a_session_opens_with_the_answer_to_initialize() {
     let front = Front::new();
     let mut wire = front.connect();
     let answer = wire.post(&[], &initialize(NEWEST));
@@ -33,7 +33,7 @@ fn a_session_begins_with_the_answer_to_initialize() {
 }
 
 #[test]
-fn no_session_begins_with_an_error() {
+fn no_session_opens_with_an_error() {
     let front = Front::new();
     let answer = front.connect().post(&[], &initialize("refuse"));
     assert_eq!((answer.status, answer.code()), (200, Some(-32602)));
@@ -42,7 +42,7 @@ fn no_session_begins_with_an_error() {
 }
 
 #[test]
-fn what_belongs_to_no_session_is_refused() {
+fn a_request_without_a_session_is_refused() {
     let front = Front::new();
     let (mut wire, id) = front.session(NEWEST);
     let ping = request(1, "echo", json!({}));
@@ -65,15 +65,15 @@ fn what_belongs_to_no_session_is_refused() {
             assert!(answer.json()["error"]["message"].is_string(), "{answer:?}");
         }
     }
-    // An initialize with the id of a session that is gone begins nothing.
+    // An initialize with the id of an ended session opens nothing.
     assert_eq!(wire.post(&with(&unknown), &initialize(NEWEST)).status, 404);
-    // A client whose session is gone must hear of that first, whatever else is wrong.
+    // A client whose session has ended must learn that first, whatever else is wrong.
     assert_eq!(wire.post(&with(&unknown), r#"{"jsonrpc":"2.0","id":1.5,"method":"echo"}"#).status, 404);
     assert_eq!(wire.post(&with(&id), r#"{"jsonrpc":"2.0","id":1.5,"method":"echo"}"#).status, 400);
 }
 
 #[test]
-fn what_needs_no_answer_gets_none() {
+fn notifications_and_responses_get_no_answer() {
     let front = Front::new();
     let (mut wire, id) = front.session(NEWEST);
     for body in [
@@ -114,7 +114,7 @@ fn a_body_must_be_one_json_rpc_message() {
 }
 
 #[test]
-fn what_a_client_sends_and_accepts_is_checked() {
+fn content_type_and_accept_are_checked() {
     let front = Front::new();
     let (mut wire, id) = front.session(NEWEST);
     let session = ("mcp-session-id", id.as_str());
@@ -163,7 +163,7 @@ fn batches_belong_to_one_revision() {
         assert_eq!(wire.post(&with(&id), &body).code(), Some(-32600), "{why}");
     }
 
-    // What comes before the last answer makes a stream of it.
+    // A message before the last answer makes a stream of it.
     wire.send_post(&with(&id), &format!("[{},{}]", ask(3, "echo"), request(4, "words", json!({"arguments": [1, 1]}))));
     let head = wire.head();
     assert_eq!(head.header("content-type"), Some("text/event-stream"));
@@ -174,7 +174,7 @@ fn batches_belong_to_one_revision() {
 }
 
 #[test]
-fn an_id_in_flight_is_not_used_again() {
+fn an_id_in_flight_cannot_be_used_again() {
     let front = Front::new();
     let (mut wire, id) = front.session(NEWEST);
     let mut other = front.connect();
@@ -186,6 +186,20 @@ fn an_id_in_flight_is_not_used_again() {
     wire.post(&with(&id), r#"{"jsonrpc":"2.0","method":"release"}"#);
     assert_eq!(other.answer().json()["result"], "released");
     assert_eq!(wire.post(&with(&id), &request(5, "echo", json!({}))).status, 200, "it is free again");
+}
+
+#[test]
+fn a_long_id_is_refused_before_it_is_compared_with_others() {
+    let front = Front::new();
+    let (mut wire, id) = front.session("2025-03-26");
+    let (longest, longer) = ("i".repeat(1 << 10), "i".repeat((1 << 10) + 1));
+    let answer = wire.post(&with(&id), &request(&*longer, "echo", json!({"arguments": 1})));
+    assert_eq!((answer.status, answer.code()), (400, Some(-32600)));
+    assert_eq!(answer.json()["id"], longer);
+    let batch = format!("[{},{}]", request(1, "echo", json!({})), request(&*longer, "echo", json!({})));
+    assert_eq!(wire.post(&with(&id), &batch).code(), Some(-32600));
+    let answer = wire.post(&with(&id), &request(&*longest, "echo", json!({"arguments": 1})));
+    assert_eq!((answer.status, &answer.json()["id"]), (200, &json!(longest)));
 }
 
 #[test]
@@ -209,19 +223,19 @@ fn a_session_ends_by_delete() {
 }
 
 #[test]
-fn the_machine_may_end_a_session() {
+fn the_machine_can_end_a_session() {
     let front = Front::new();
     let (mut wire, id) = front.session(NEWEST);
     wire.post(&with(&id), r#"{"jsonrpc":"2.0","method":"drop me"}"#);
     front.wait_for("said 1 drop me");
-    // The machine hears one thing after the other, so by the next answer it is done.
+    // The machine handles events in order, so by the next answer the session has ended.
     let (_, _) = front.session(NEWEST);
     assert_eq!(wire.post(&with(&id), &request(1, "echo", json!({}))).status, 404);
     assert!(front.heard().iter().all(|heard| heard != "left 1"), "who was dropped does not leave");
 }
 
 #[test]
-fn a_session_is_its_owners_alone() {
+fn a_session_belongs_to_its_client() {
     let front = Front::with(limits(), || Some(two_people()));
     let anna = ("authorization", "Bearer anna");
     let bert = ("authorization", "Bearer bert");
@@ -244,7 +258,7 @@ fn a_session_is_its_owners_alone() {
 }
 
 #[test]
-fn strangers_pages_are_kept_out() {
+fn pages_of_other_origins_are_refused() {
     let front = Front::new();
     let table: &[(&[(&str, &str)], u16)] = &[
         (&[("host", "localhost:1")], 200),
@@ -262,6 +276,6 @@ fn strangers_pages_are_kept_out() {
         assert_eq!(wire.post(headers, &initialize(NEWEST)).status, *status, "{headers:?}");
         assert_eq!(wire.ask("GET /health", headers).status, *status, "pages too: {headers:?}");
     }
-    // A whole address in the request line is what counts.
+    // An absolute address in the request line takes precedence.
     assert_eq!(front.connect().ask("GET http://rebound.example/health", &[]).status, 403);
 }

@@ -1,4 +1,4 @@
-//! Bounds: of bodies, heads, times, connections and sessions; and who is slow hurts nobody else.
+//! Limits of bodies, heads, times, connections and sessions. A slow client does not delay the others.
 
 use std::{
     io::Write,
@@ -17,20 +17,20 @@ const SHORT: Duration = Duration::from_millis(100);
 fn a_body_that_is_too_large_is_refused_before_it_is_read() {
     let front = Front::with(Limits { body_max: 2000, ..limits() }, || None);
     let post = [("host", "localhost"), ("content-type", "application/json")];
-    // By what it announces: not a byte of it was sent.
+    // By the announced length: no byte of it was sent.
     let mut wire = front.connect();
     wire.send_head("POST /mcp", &[post[0], post[1], ("content-length", "2001")]);
     let answer = wire.answer();
     assert_eq!((answer.status, answer.header("connection")), (413, Some("close")));
     assert!(answer.json()["error"]["message"].as_str().unwrap().contains("2000 bytes"));
-    // By what comes, if nothing was announced.
+    // By the received bytes, if no length was announced.
     let mut wire = front.connect();
     wire.send_head("POST /mcp", &[post[0], post[1], ("transfer-encoding", "chunked")]);
     for _ in 0..3 {
         wire.send(&format!("{:x}\r\n{}\r\n", 1000, "x".repeat(1000)));
     }
     assert_eq!(wire.answer().status, 413);
-    // A body of just that size is fine, in one piece or in many.
+    // A body of exactly the limit is accepted, in one chunk or in many.
     let mut wire = front.connect();
     let body = initialize(NEWEST);
     let body = format!("{body}{}", " ".repeat(2000 - body.len()));
@@ -52,7 +52,7 @@ fn all_bodies_together_are_bounded() {
     first.send_head("POST /mcp", &head);
     let piece = |text: &str| format!("{:x}\r\n{text}\r\n", text.len());
     first.send(&piece(&" ".repeat(2000)));
-    // Until the first piece is counted another one of its size has room.
+    // Until the first chunk is counted, another body of its size has room.
     let status = loop {
         let mut second = front.connect();
         second.send_head("POST /mcp", &head);
@@ -76,7 +76,7 @@ fn all_bodies_together_are_bounded() {
 fn responses_that_wait_for_slow_readers_are_bounded_together() {
     const MIB: usize = 1 << 20;
     let front = Front::with(Limits { responses_max: 72 * MIB, ..limits() }, || None);
-    // The largest is asked for first, so that it has been slow for as long as any.
+    // The largest is requested first, so that it has been slow for the longest time.
     let mut slow: Vec<_> = [48, 32, 32]
         .into_iter()
         .map(|size| {
@@ -96,25 +96,25 @@ fn responses_that_wait_for_slow_readers_are_bounded_together() {
     for (mut wire, size) in slow {
         assert!(wire.answer().body.len() > size * MIB, "the others get what they asked for");
     }
-    // What was given back can be used again.
+    // Freed memory can be used again.
     let (mut wire, id) = front.session(NEWEST);
     let answer = wire.post(&[("mcp-session-id", &id)], &request(1, "big", json!({"arguments": 48 * MIB})));
     assert!(answer.body.len() > 48 * MIB);
 }
 
 #[test]
-fn a_head_that_does_not_end_is_cut_off() {
+fn a_head_that_does_not_end_is_disconnected() {
     let front = Front::with(Limits { head_timeout: SHORT, ..limits() }, || None);
     let (mut other, id) = front.session(NEWEST);
     let mut wire = front.connect();
     wire.send("POST /mcp HTTP/1.1\r\nhost: localhost\r\n");
-    // A letter now and then does not help.
+    // A byte now and then does not extend the deadline.
     while wire.tcp.write_all(b"x").is_ok() && wire.tcp.peek(&mut [0]).is_err() {
         std::thread::yield_now();
     }
     assert!(wire.is_closed());
     let answer = other.post(&[("mcp-session-id", &id)], &request(1, "echo", json!({})));
-    assert_eq!(answer.status, 200, "nobody else noticed");
+    assert_eq!(answer.status, 200, "other clients are served");
 }
 
 #[test]
@@ -137,14 +137,14 @@ fn a_body_that_does_not_end_is_refused() {
 }
 
 #[test]
-fn a_silent_connection_is_closed() {
-    // Long enough for a busy machine to ask something in between.
+fn an_idle_connection_is_closed() {
+    // Long enough for a busy machine to send a request in between.
     let front = Front::with(Limits { idle_timeout: 15 * SHORT, ..limits() }, || None);
     assert!(front.connect().is_closed(), "before the first request");
     let (mut wire, _) = front.session(NEWEST);
     assert!(wire.is_closed(), "between two");
-    // While we owe it an answer it may be as silent as it likes.
-    let (mut wire, id) = front.session(NEWEST);
+    // While an answer is outstanding, the connection may be idle.
+    let (mut wire, id) = front.session("2025-06-18");
     let session = [("mcp-session-id", id.as_str())];
     wire.send_post(&session, &request(1, "hold", json!({})));
     front.wait_for("said 2 hold");
@@ -169,7 +169,7 @@ fn a_head_that_is_too_large_is_refused() {
 }
 
 #[test]
-fn whoever_comes_when_the_house_is_full_is_told_so() {
+fn a_connection_above_the_limit_is_refused() {
     let front = Front::with(Limits { connections_max: 2, ..limits() }, || None);
     let (first, _) = front.session(NEWEST);
     let (_second, _) = front.session(NEWEST);
@@ -178,12 +178,12 @@ fn whoever_comes_when_the_house_is_full_is_told_so() {
     let answer = third.answer();
     assert_eq!((answer.status, answer.header("retry-after")), (503, Some("5")));
     drop(first);
-    // As soon as it is known to be gone there is room.
+    // There is room as soon as the connection is closed.
     while front.connect().post(&[], &initialize(NEWEST)).status != 200 {}
 }
 
 #[test]
-fn sessions_are_bounded_and_the_idlest_makes_room() {
+fn sessions_are_bounded_and_the_longest_idle_is_evicted() {
     let front = Front::with(Limits { sessions_max: 2, ..limits() }, || None);
     let (mut wire, first) = front.session(NEWEST);
     let (_, second) = front.session(NEWEST);
@@ -195,7 +195,7 @@ fn sessions_are_bounded_and_the_idlest_makes_room() {
     front.wait_for("left 2");
     assert_eq!((ask(&mut wire, &first), ask(&mut wire, &second), ask(&mut wire, &third)), (200, 404, 200));
 
-    // Whoever is in use stays, and the newcomer has to wait.
+    // A session in use stays, and the new client has to wait.
     let mut open = Vec::new();
     for session in [&first, &third] {
         let mut stream = front.connect();
@@ -226,11 +226,11 @@ fn no_client_ends_the_session_of_another() {
     let (_, first) = open(anna);
     let berts: Vec<(u16, String)> = (0..4).map(|_| open(bert)).collect();
     assert!(berts.iter().all(|(status, _)| *status == 200), "{berts:?}");
-    // Only his own made room: two are left to him, and hers is there.
+    // Only a session of the same client was ended: it has two left, and the other client has its own.
     assert_eq!(ask(anna, &first), 200);
     let left: Vec<u16> = berts.iter().map(|(_, id)| ask(bert, id)).collect();
     assert_eq!(left, [404, 404, 200, 200]);
-    // All places are taken, and she may only end her own.
+    // All places are taken: a new session evicts one of the same client.
     assert_eq!(open(anna).0, 200);
     assert_eq!((ask(anna, &first), ask(bert, &berts[3].1)), (404, 200));
 }
@@ -249,14 +249,14 @@ fn an_address_with_many_idle_connections_loses_the_oldest() {
 }
 
 #[test]
-fn a_forgotten_session_ends() {
+fn an_unused_session_expires() {
     let front = Front::with(Limits { session_ttl: SHORT, ..limits() }, || None);
     let (mut wire, id) = front.session(NEWEST);
     front.wait_for("left 1");
     let session = [("mcp-session-id", id.as_str())];
     assert_eq!(wire.post(&session, &request(1, "echo", json!({}))).status, 404);
 
-    // One with an open stream does not, however long nothing happens.
+    // A session with an open stream stays, however long it is idle.
     let (client, id, stream) = loop {
         let (_, id) = front.session(NEWEST);
         let client = front.wait_for("came").split(' ').nth(1).unwrap().to_owned();
@@ -278,11 +278,11 @@ fn a_forgotten_session_ends() {
 }
 
 #[test]
-fn a_reader_that_is_too_slow_is_cut_off_and_nobody_waits() {
+fn a_slow_reader_is_disconnected_and_delays_no_other() {
     let front = Front::with(Limits { stream_bytes_max: 1 << 20, ..limits() }, || None);
     let (mut wire, id) = front.session("2025-06-18");
     let session = [("mcp-session-id", id.as_str())];
-    // 64 MB in words of 64 kB each, and it reads none of them.
+    // 64 MB in messages of 64 kB each, and it reads none of them.
     let mut slow = front.connect();
     slow.send_post(&session, &request(1, "words", json!({"arguments": [1000, 65536]})));
     front.wait_for("said 1 words");
@@ -298,14 +298,14 @@ fn a_reader_that_is_too_slow_is_cut_off_and_nobody_waits() {
 }
 
 #[test]
-fn an_answer_nobody_reads_does_not_stay_for_ever() {
+fn an_unread_answer_is_dropped() {
     let front = Front::with(Limits { write_timeout: SHORT, ..limits() }, || None);
     let (mut wire, id) = front.session(NEWEST);
     let session = [("mcp-session-id", id.as_str())];
     let mut slow = front.connect();
     slow.send_post(&session, &request(1, "big", json!({"arguments": 64 << 20})));
     front.wait_for("said 1 big");
-    // It is cut off while it does not read: of two connections one is left.
+    // It is disconnected while it does not read: of two connections one is left.
     let deadline = Instant::now() + PATIENCE;
     while wire.ask("GET /api/counts", &[]).json() != json!([1, 1, 0]) {
         assert!(Instant::now() < deadline, "it is still there");

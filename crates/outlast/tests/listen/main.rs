@@ -1,4 +1,4 @@
-//! The HTTP front over real sockets, with a small machine behind it that answers as told.
+//! The HTTP front over real sockets, with a small scripted machine behind it.
 
 mod crowd;
 mod handshake;

@@ -1,4 +1,4 @@
-//! Pages for people and their instruments: the front checks, the owner answers.
+//! Pages for people and for monitoring: the front checks the request, the owner answers.
 
 use crate::support::{Front, limits, two_people};
 
@@ -19,7 +19,7 @@ fn pages_are_answered_by_the_owner() {
 }
 
 #[test]
-fn the_status_page_is_for_everybody_and_holds_nothing() {
+fn the_status_page_is_public_and_contains_no_data() {
     let front = Front::with(limits(), || Some(two_people()));
     let mut wire = front.connect();
     let answer = wire.ask("GET /", &[]);
@@ -30,11 +30,11 @@ fn the_status_page_is_for_everybody_and_holds_nothing() {
     assert_eq!(answer.header("x-content-type-options"), Some("nosniff"));
     assert!(answer.body.contains("<title>outlast gateway</title>"));
     assert_eq!(wire.ask("HEAD /", &[]).status, 200);
-    assert!(front.heard().is_empty(), "nobody was asked");
+    assert!(front.heard().is_empty(), "no request reached the owner");
 }
 
 #[test]
-fn an_order_needs_the_token_that_only_our_own_page_can_read() {
+fn an_operator_request_needs_the_token_of_the_page() {
     let front = Front::new();
     let mut wire = front.connect();
     let answer = wire.ask("GET /api/token", &[]);
@@ -62,7 +62,7 @@ fn an_order_needs_the_token_that_only_our_own_page_can_read() {
 }
 
 #[test]
-fn only_health_is_for_strangers() {
+fn only_health_is_public() {
     let front = Front::with(limits(), || Some(two_people()));
     let mut wire = front.connect();
     for (path, status) in
@@ -75,7 +75,7 @@ fn only_health_is_for_strangers() {
 }
 
 #[test]
-fn whoever_watches_hears_what_is_published() {
+fn a_watching_page_gets_published_events() {
     let front = Front::new();
     let mut wire = front.connect();
     wire.send_head("GET /api/events", &[("host", "localhost")]);
@@ -85,12 +85,12 @@ fn whoever_watches_hears_what_is_published() {
 }
 
 #[test]
-fn one_who_leaves_before_the_answer_is_forgotten() {
+fn a_page_that_disconnects_before_the_answer_is_dropped() {
     let front = Front::new();
     let mut wire = front.connect();
     wire.send_head("GET /api/never", &[("host", "localhost")]);
     front.wait_for("page GET /api/never");
     drop(wire);
-    // The owner never answers, and the front still ends when it is told to: see the support.
+    // The owner never answers, and the front still stops when it is told to: see the support module.
     assert_eq!(front.connect().ask("GET /health", &[]).status, 200);
 }

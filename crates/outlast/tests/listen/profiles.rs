@@ -10,7 +10,7 @@ const VERSION: &str = "2025-11-25";
 #[test]
 fn a_profile_is_chosen_by_the_path_or_by_a_header() {
     let front = Front::new();
-    // path, headers, status, who came
+    // path, headers, status, client
     type Case = (&'static str, &'static [(&'static str, &'static str)], u16, &'static str);
     const SMALL: (&str, &str) = ("x-outlast-profile", "small");
     const SPACE: (&str, &str) = ("x-outlast-profile", "with space");
@@ -53,7 +53,7 @@ fn a_session_stays_with_its_profile() {
 }
 
 #[test]
-fn credentials_with_a_profile_have_no_choice_and_others_stay_connected() {
+fn credentials_fix_the_profile_and_others_stay_connected() {
     let front = Front::with(limits(), || {
         let two = two_people();
         Some(Box::new(move |headers| {
@@ -67,5 +67,5 @@ fn credentials_with_a_profile_have_no_choice_and_others_stay_connected() {
     assert_eq!(status("/mcp/with%20space", anna), 200);
     assert_eq!(status("/mcp/small", bert), 200);
     assert_eq!(status("/mcp/with%20space", bert), 403);
-    assert_eq!(status("/mcp/none", ("authorization", "Bearer nobody")), 401, "names are told to nobody");
+    assert_eq!(status("/mcp/none", ("authorization", "Bearer unknown")), 401, "a refusal contains no names");
 }

@@ -1,4 +1,4 @@
-//! Rights that end while something is being answered by them.
+//! Credentials that expire or are removed while a request is being answered.
 
 use std::{
     sync::atomic::{AtomicBool, Ordering},
@@ -22,7 +22,7 @@ fn listen(front: &Front, path: &str, headers: &[(&str, &str)]) -> Wire {
 }
 
 #[test]
-fn whoever_may_not_any_more_is_cut_off() {
+fn a_client_without_valid_credentials_is_disconnected() {
     let front = Front::with(limits(), || Some(two_people()));
     let (anna, bert) = (("authorization", "Bearer anna"), ("authorization", "Bearer bert"));
     let (mut annas, annas_id) = front.session_as(VERSION, &[anna]);
@@ -48,7 +48,7 @@ fn whoever_may_not_any_more_is_cut_off() {
 }
 
 #[test]
-fn whoever_was_never_asked_is_asked_now() {
+fn a_client_without_credentials_is_disconnected_when_auth_is_added() {
     let front = Front::new();
     let (mut wire, id) = front.session(VERSION);
     let mut stream = listen(&front, "/mcp", &[("mcp-session-id", &id)]);
@@ -57,7 +57,7 @@ fn whoever_was_never_asked_is_asked_now() {
 }
 
 #[test]
-fn an_answer_lasts_no_longer_than_its_token() {
+fn a_response_ends_with_its_token() {
     static HAS_ENDED: AtomicBool = AtomicBool::new(false);
     let front = Front::with(Limits { ping: Duration::from_millis(50), ..limits() }, || {
         let (before, after) = (two_people(), only_bert());

@@ -1,4 +1,4 @@
-//! The era without sessions: each POST stands for itself.
+//! The stateless era: each POST is independent.
 
 use serde_json::{Value, json};
 
@@ -24,7 +24,7 @@ fn post(wire: &mut Wire, method: &str, params: Value) -> Answer {
 }
 
 #[test]
-fn a_request_is_answered_and_its_client_leaves() {
+fn a_request_is_answered_and_its_client_is_dropped() {
     let front = Front::new();
     let mut wire = front.connect();
     let answer = wire.post(&headers("echo"), &ask("a", "echo", json!({"arguments": 5})));
@@ -32,7 +32,7 @@ fn a_request_is_answered_and_its_client_leaves() {
     assert_eq!(answer.json(), json!({"jsonrpc": "2.0", "id": "a", "result": 5}));
     assert_eq!(front.wait_for("came"), "came 1 Request local");
     front.wait_for("left 1");
-    // The same id, at once: each stands for itself.
+    // The same id again, at once: the requests are independent.
     assert_eq!(wire.post(&headers("echo"), &ask("a", "echo", json!({"arguments": 6}))).json()["result"], 6);
     front.wait_for("left 2");
 }
@@ -72,7 +72,7 @@ fn headers_and_body_must_agree() {
 }
 
 #[test]
-fn the_envelope_must_be_whole_and_of_a_known_revision() {
+fn the_meta_must_be_complete_and_of_a_known_revision() {
     let front = Front::new();
     let mut wire = front.connect();
     let answer = wire.post(&headers("echo"), &request(1, "echo", json!({})));
@@ -91,7 +91,7 @@ fn the_envelope_must_be_whole_and_of_a_known_revision() {
 }
 
 #[test]
-fn an_errors_code_chooses_the_status() {
+fn the_error_code_sets_the_status() {
     let front = Front::new();
     let mut wire = front.connect();
     for (code, status) in [(-32601, 404), (-32021, 400), (-32022, 400), (-32602, 200), (-32603, 200), (17, 200)] {
@@ -121,7 +121,7 @@ fn there_are_no_sessions() {
 }
 
 #[test]
-fn words_before_the_answer_make_a_stream() {
+fn a_message_before_the_answer_starts_a_stream() {
     let front = Front::new();
     let mut wire = front.connect();
     wire.send_post(&headers("words"), &ask(1, "words", json!({"arguments": [2, 3]})));
@@ -139,22 +139,22 @@ fn words_before_the_answer_make_a_stream() {
 }
 
 #[test]
-fn to_leave_is_to_cancel() {
+fn a_disconnect_cancels_the_request() {
     let front = Front::new();
-    // Before a word was said.
+    // Before the first message.
     let mut wire = front.connect();
     wire.send_post(&headers("hold"), &ask(1, "hold", json!({})));
     front.wait_for("said 1 hold");
     drop(wire);
     front.wait_for("left 1");
-    // In the middle of a stream.
+    // During a stream.
     let mut wire = front.connect();
     wire.send_post(&headers("hold after a word"), &ask(1, "hold after a word", json!({})));
     wire.head();
     wire.event().unwrap();
     drop(wire);
     front.wait_for("left 2");
-    // One that only stops speaking has hung up too: nothing tells it from one that is gone.
+    // A client that only closes its sending side has cancelled too: it looks the same as one that is gone.
     let mut wire = front.connect();
     wire.send_post(&headers("hold"), &ask(1, "hold", json!({})));
     front.wait_for("said 3 hold");
@@ -177,7 +177,7 @@ fn a_subscription_is_a_long_stream() {
 }
 
 #[test]
-fn clients_of_this_era_are_counted_by_who_they_are_and_not_by_their_requests() {
+fn stateless_clients_are_counted_by_identity() {
     let front = Front::new();
     let named = |wire: &mut Wire, name: &str| {
         let mut params = json!({"arguments": 1, "_meta": meta(VERSION)});

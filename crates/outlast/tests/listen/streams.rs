@@ -1,4 +1,4 @@
-//! Streams of the handshake era: what comes before an answer, what belongs to no request, and what was missed.
+//! Streams of the handshake era: messages before an answer, messages of no request, and resumption.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ fn release(wire: &mut Wire, session: &str) {
 }
 
 #[test]
-fn words_about_a_request_come_before_its_answer() {
+fn messages_of_a_request_precede_its_answer() {
     let front = Front::new();
     for (version, is_primed) in [(NEWEST, true), (BEFORE, false)] {
         let (mut wire, id) = front.session(version);
@@ -53,7 +53,7 @@ fn words_about_a_request_come_before_its_answer() {
 }
 
 #[test]
-fn a_request_to_the_client_travels_on_the_stream_it_is_about() {
+fn a_server_request_uses_the_stream_of_its_request() {
     let front = Front::new();
     let (mut wire, id) = front.session(BEFORE);
     let session = [("mcp-session-id", id.as_str())];
@@ -69,39 +69,39 @@ fn a_request_to_the_client_travels_on_the_stream_it_is_about() {
 }
 
 #[test]
-fn what_belongs_to_no_request_waits_for_a_general_stream() {
+fn messages_of_no_request_wait_for_the_get_stream() {
     let front = Front::new();
     let (mut wire, id) = front.session(BEFORE);
     let session = [("mcp-session-id", id.as_str())];
     let say = |wire: &mut Wire, text: &str| {
         assert_eq!(wire.post(&session, &request(1, "say to all", json!({"arguments": text}))).status, 200);
     };
-    say(&mut wire, "before anybody listened");
+    say(&mut wire, "before a stream was open");
     let mut first = listen(&front, &id, None);
     assert_eq!(first.head().header("content-type"), Some("text/event-stream"));
-    assert_eq!(first.event().unwrap().1["params"]["data"], "\"before anybody listened\"");
+    assert_eq!(first.event().unwrap().1["params"]["data"], "\"before a stream was open\"");
     say(&mut wire, "live");
     let (seen, event) = first.event().unwrap();
     assert_eq!(event["params"]["data"], "\"live\"");
 
-    // A second one takes over, and nothing is said twice.
+    // A second stream takes over, and no message is sent twice.
     let mut second = listen(&front, &id, None);
     second.head();
     say(&mut wire, "to the newest");
     assert_eq!(second.event().unwrap().1["params"]["data"], "\"to the newest\"");
 
-    // Gone without having read the last: it is told again to whoever asks for it.
+    // It disconnected without reading the last message, which is sent again on resumption.
     drop(second);
     drop(first);
-    say(&mut wire, "while nobody listened");
+    say(&mut wire, "while no stream was open");
     let mut third = listen(&front, &id, Some(&seen));
     third.head();
     assert_eq!(third.event().unwrap().1["params"]["data"], "\"to the newest\"");
-    assert_eq!(third.event().unwrap().1["params"]["data"], "\"while nobody listened\"");
+    assert_eq!(third.event().unwrap().1["params"]["data"], "\"while no stream was open\"");
 }
 
 #[test]
-fn a_broken_stream_is_taken_up_where_it_ended() {
+fn a_broken_stream_is_resumed_where_it_ended() {
     let front = Front::new();
     let (mut wire, id) = front.session(NEWEST);
     let session = [("mcp-session-id", id.as_str())];
@@ -112,7 +112,7 @@ fn a_broken_stream_is_taken_up_where_it_ended() {
     let (first, _) = call.event().unwrap();
     drop(call);
 
-    // To leave is not to cancel: the machine goes on, and its answer waits.
+    // A disconnect does not cancel: the machine continues, and its answer is kept.
     let mut again = listen(&front, &id, Some(&primed));
     again.head();
     assert_eq!(again.event().unwrap().0, first, "what was missed comes again");
@@ -124,7 +124,7 @@ fn a_broken_stream_is_taken_up_where_it_ended() {
     assert_eq!(again.event(), None, "and that is its end");
     assert!(front.heard().iter().all(|heard| !heard.starts_with("left")));
 
-    // A stream taken up while it is open goes on live, and the one who held it is let go.
+    // A stream that is resumed while it is open continues there, and the old connection is closed.
     let mut call = front.connect();
     call.send_post(&session, &request(2, "hold after a word", json!({})));
     call.head();
@@ -144,7 +144,7 @@ fn a_broken_stream_is_taken_up_where_it_ended() {
 }
 
 #[test]
-fn a_session_keeps_only_so_much() {
+fn events_kept_for_a_session_are_bounded() {
     let front = Front::with(outlast::gateway::listen::Limits { events_max: 3, ..limits() }, || None);
     let (mut wire, id) = front.session(BEFORE);
     for text in ["a", "b", "c", "d", "e"] {
@@ -159,7 +159,7 @@ fn a_session_keeps_only_so_much() {
 }
 
 #[test]
-fn all_sessions_together_keep_only_so_much() {
+fn events_kept_for_all_sessions_are_bounded() {
     let limits = outlast::gateway::listen::Limits { events_total_max: 3000, ..limits() };
     let front = Front::with(limits, || None);
     let (mut wire, small) = front.session(BEFORE);
@@ -182,7 +182,7 @@ fn all_sessions_together_keep_only_so_much() {
 }
 
 #[test]
-fn a_request_that_takes_long_becomes_a_stream() {
+fn a_long_request_becomes_a_stream() {
     let limits = outlast::gateway::listen::Limits {
         quiet: Duration::from_millis(50),
         ping: Duration::from_millis(50),
@@ -201,7 +201,7 @@ fn a_request_that_takes_long_becomes_a_stream() {
     let mut again = listen(&front, &id, Some(&primed));
     again.head();
     assert_eq!(again.event().unwrap().1["result"], "released", "nothing is lost");
-    // The other era has streams too, but nothing to come back to.
+    // The stateless era has streams too, but no resumption.
     let mut wire = front.connect();
     let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28",
                       "io.modelcontextprotocol/clientCapabilities": {}});
@@ -212,29 +212,29 @@ fn a_request_that_takes_long_becomes_a_stream() {
 }
 
 #[test]
-fn an_answer_nobody_waited_for_is_dropped() {
+fn an_answer_to_a_closed_connection_is_dropped() {
     let front = Front::new();
     let (mut wire, id) = front.session(NEWEST);
     let mut call = front.connect();
     call.send_post(&[("mcp-session-id", &id)], &request(1, "hold", json!({})));
     front.wait_for("said 1 hold");
     drop(call);
-    // Its connection is known to be over when another one can use its place.
+    // The connection has ended when another one can take its place.
     release(&mut wire, &id);
     let answer = wire.post(&[("mcp-session-id", &id)], &request(1, "echo", json!({"arguments": 1})));
     assert_eq!(answer.json()["result"], 1, "the id is free, and the session goes on");
 }
 
-/// Nobody answers a request that was cancelled, so nobody would ever end its POST.
+/// A cancelled request gets no answer, so the front must end its POST.
 #[test]
-fn a_request_that_was_cancelled_ends_without_an_answer() {
+fn a_cancelled_request_ends_without_an_answer() {
     let front = Front::new();
     let (mut wire, id) = front.session(NEWEST);
     let session = [("mcp-session-id", id.as_str())];
     let cancel =
         |id: &str| format!(r#"{{"jsonrpc":"2.0","method":"notifications/cancelled","params":{{"requestId":{id}}}}}"#);
 
-    // Nothing was said of it yet.
+    // No message was sent for it yet.
     let mut held = front.connect();
     held.send_post(&session, &request(5, "hold", json!({})));
     front.wait_for("said 1 hold");
@@ -247,7 +247,7 @@ fn a_request_that_was_cancelled_ends_without_an_answer() {
     assert_eq!(held.event(), None);
     assert_eq!(wire.post(&session, &request(5, "echo", json!({}))).status, 200, "the id is free again");
 
-    // It is a stream already: whoever came back to it would wait again and again.
+    // It is a stream already: a client that resumed it would wait for ever.
     let mut held = front.connect();
     held.send_post(&session, &request(6, "hold after a word", json!({})));
     assert_eq!(held.head().header("content-type"), Some("text/event-stream"));
@@ -257,13 +257,13 @@ fn a_request_that_was_cancelled_ends_without_an_answer() {
     assert_eq!(held.event(), None);
     assert_eq!(listen(&front, &id, Some(&first)).head().status, 400);
 
-    // The machine's answer comes too late, and is nobody's.
+    // The machine's answer is too late, and is dropped.
     release(&mut wire, &id);
     assert_eq!(wire.post(&session, &request(7, "echo", json!({"arguments": 1}))).json()["result"], 1);
 }
 
 #[test]
-fn of_a_batch_only_what_was_cancelled_has_no_answer() {
+fn only_the_cancelled_requests_of_a_batch_have_no_answer() {
     let front = Front::new();
     let (mut wire, id) = front.session("2025-03-26");
     let session = [("mcp-session-id", id.as_str())];

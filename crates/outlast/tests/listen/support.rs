@@ -1,4 +1,4 @@
-//! A front with a machine behind it, and a client that sends exactly the bytes it is told to.
+//! A front with a scripted machine behind it, and a client that sends exactly the given bytes.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -22,23 +22,23 @@ use outlast_core::{
 use serde_json::{Value, json};
 use tokio::sync::oneshot;
 
-/// Longer than anything here takes on a loaded machine.
-pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Longer than any step takes on a loaded machine.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What the machine behind the front heard, in words: `came 1 session local`, `said 1 echo`, `left 1`.
-pub struct Front {
+/// What the machine received, as text: `came 1 session local`, `said 1 echo`, `left 1`.
+pub(crate) struct Front {
     pub address: SocketAddr,
     heard: Receiver<String>,
     stop: Option<oneshot::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
-pub fn limits() -> Limits {
+pub(crate) fn limits() -> Limits {
     Limits::default()
 }
 
-/// Two people with a token each; the token of a stranger is refused.
-pub fn two_people() -> Auth {
+/// Two users with a token each; any other token is refused.
+pub(crate) fn two_people() -> Auth {
     Box::new(|headers: &HeaderMap| {
         let token = headers.get("authorization").and_then(|value| value.to_str().ok()).unwrap_or_default();
         let name = match token {
@@ -52,8 +52,8 @@ pub fn two_people() -> Auth {
     })
 }
 
-/// Everybody else's right has ended.
-pub fn only_bert() -> Auth {
+/// The credentials of all other users have expired.
+pub(crate) fn only_bert() -> Auth {
     let two = two_people();
     Box::new(move |headers: &HeaderMap| {
         let who = two(headers)?;
@@ -63,12 +63,12 @@ pub fn only_bert() -> Auth {
 }
 
 impl Front {
-    pub fn new() -> Front {
+    pub(crate) fn new() -> Front {
         Front::with(limits(), || None)
     }
 
-    /// The authentication is made on the front's own thread.
-    pub fn with(limits: Limits, auth: fn() -> Option<Auth>) -> Front {
+    /// The authentication is created on the front's own thread.
+    pub(crate) fn with(limits: Limits, auth: fn() -> Option<Auth>) -> Front {
         let (heard_by, heard) = mpsc::channel();
         let (stop, stopped) = oneshot::channel();
         let (ready, is_ready) = mpsc::channel();
@@ -95,13 +95,13 @@ impl Front {
         Front { address: is_ready.recv().unwrap(), heard, stop: Some(stop), thread: Some(thread.unwrap()) }
     }
 
-    pub fn connect(&self) -> Wire {
+    pub(crate) fn connect(&self) -> Wire {
         Wire::connect(self.address)
     }
 
-    /// Waits until the machine heard this; what else it heard before is skipped.
+    /// Waits until the machine received this; earlier entries are skipped.
     #[track_caller]
-    pub fn wait_for(&self, start: &str) -> String {
+    pub(crate) fn wait_for(&self, start: &str) -> String {
         let until = Instant::now() + PATIENCE;
         let mut others = Vec::new();
         while let Ok(heard) = self.heard.recv_timeout(until.saturating_duration_since(Instant::now())) {
@@ -113,17 +113,17 @@ impl Front {
         panic!("never heard {start:?}, but {others:?}");
     }
 
-    /// What was heard so far and not yet asked for.
-    pub fn heard(&self) -> Vec<String> {
+    /// What was received so far and not taken yet.
+    pub(crate) fn heard(&self) -> Vec<String> {
         self.heard.try_iter().collect()
     }
 
     /// An open session and its id.
-    pub fn session(&self, version: &str) -> (Wire, String) {
+    pub(crate) fn session(&self, version: &str) -> (Wire, String) {
         self.session_as(version, &[])
     }
 
-    pub fn session_as(&self, version: &str, headers: &[(&str, &str)]) -> (Wire, String) {
+    pub(crate) fn session_as(&self, version: &str, headers: &[(&str, &str)]) -> (Wire, String) {
         let mut wire = self.connect();
         let answer = wire.post(headers, &initialize(version));
         assert_eq!(answer.status, 200, "{answer:?}");
@@ -142,13 +142,13 @@ impl Drop for Front {
     }
 }
 
-pub fn initialize(version: &str) -> String {
+pub(crate) fn initialize(version: &str) -> String {
     json!({"jsonrpc": "2.0", "id": 0, "method": "initialize",
            "params": {"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "t", "version": "0"}}})
     .to_string()
 }
 
-pub fn request(id: impl Into<Value>, method: &str, params: Value) -> String {
+pub(crate) fn request(id: impl Into<Value>, method: &str, params: Value) -> String {
     json!({"jsonrpc": "2.0", "id": id.into(), "method": method, "params": params}).to_string()
 }
 
@@ -157,9 +157,9 @@ struct Machine {
     heard_by: Sender<String>,
     /// Requests that wait for a `release`.
     held: Vec<(u64, Id)>,
-    /// Requests of ours to the client, and whose request each is about.
+    /// Requests to the client, and the request that each belongs to.
     waiting: HashMap<Id, (u64, Id)>,
-    /// Said one by one, a turn of the loop for each.
+    /// Sent one by one, one in each turn of the loop.
     later: VecDeque<(u64, Bytes, Id)>,
 }
 
@@ -184,16 +184,21 @@ impl Machine {
                     let profile = who.profile.as_ref().map(|profile| format!(" as {profile}")).unwrap_or_default();
                     format!("came {client} {front:?} {}{profile}", who.name)
                 }
-                Heard::Said { client, message } | Heard::Asked { client, message, .. } => {
+                Heard::Said { client, message } | Heard::Requested { client, message, .. } => {
                     format!("said {client} {}", name_of(message))
                 }
                 Heard::Left { client } => format!("left {client}"),
                 Heard::Page(page) => format!("page {} {} {} {}", page.method, page.path, page.query, page.who.name),
-                // Refusals have a place of their own.
+                // Refusals have a list of their own.
                 Heard::Refused(_) | Heard::Allowed { .. } => continue,
+                Heard::Restored { client, who, .. } => format!("restored {client} {}", who.name),
+                Heard::Note(text) => format!("note {text}"),
             });
             match heard {
-                Heard::Said { client, message } | Heard::Asked { client, message, .. } => self.said(client, &message),
+                Heard::Restored { .. } | Heard::Note(_) => {}
+                Heard::Said { client, message } | Heard::Requested { client, message, .. } => {
+                    self.said(client, &message)
+                }
                 Heard::Page(page) if page.path == "/api/events" => {
                     self.listen.watch(page.ticket);
                     self.listen.publish(Some(page.ticket), "hello", "{}");
@@ -232,7 +237,7 @@ impl Machine {
             Ok(Message::Response { .. }) => Said::Result,
             _ => Said::Other,
         };
-        self.listen.tell(client, message, about, said);
+        self.listen.tell(client, message, about.cloned(), said);
     }
 
     fn said(&mut self, client: u64, message: &Bytes) {
@@ -271,7 +276,7 @@ impl Machine {
                 json!({"protocolVersion": version, "capabilities": {}}).to_string()
             }
             "echo" | "tools/call" | "tools/list" => arguments.to_owned(),
-            // Held until somebody says `release`.
+            // Held until a `release`.
             "hold" | "subscriptions/listen" => {
                 self.held.push((client, id.clone()));
                 if method == "subscriptions/listen" {
@@ -284,7 +289,7 @@ impl Machine {
                 self.held.push((client, id));
                 return;
             }
-            // So many words of so many bytes, then the answer.
+            // That many messages of that many bytes, then the answer.
             "words" => {
                 let [count, size] = serde_json::from_str(arguments).unwrap();
                 let words = (0..count).map(|number| note(&format!("{number} {}", "x".repeat(size))));
@@ -324,51 +329,51 @@ fn name_of(message: &[u8]) -> String {
 }
 
 /// One connection, byte by byte.
-pub struct Wire {
+pub(crate) struct Wire {
     pub tcp: TcpStream,
     buffer: Vec<u8>,
 }
 
 #[derive(Debug)]
-pub struct Answer {
+pub(crate) struct Answer {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: String,
 }
 
 impl Answer {
-    pub fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
     }
 
     #[track_caller]
-    pub fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         serde_json::from_str(&self.body).unwrap_or_else(|error| panic!("{error} in {self:?}"))
     }
 
-    pub fn code(&self) -> Option<i64> {
+    pub(crate) fn code(&self) -> Option<i64> {
         self.json()["error"]["code"].as_i64()
     }
 }
 
 impl Wire {
-    pub fn connect(address: SocketAddr) -> Wire {
+    pub(crate) fn connect(address: SocketAddr) -> Wire {
         let tcp = TcpStream::connect(address).unwrap();
         tcp.set_read_timeout(Some(PATIENCE)).unwrap();
         tcp.set_nodelay(true).unwrap();
         Wire { tcp, buffer: Vec::new() }
     }
 
-    pub fn send(&mut self, text: &str) {
+    pub(crate) fn send(&mut self, text: &str) {
         self.tcp.write_all(text.as_bytes()).unwrap();
     }
 
-    /// A POST to the endpoint; later headers take the place of the usual ones, and an empty one removes it.
-    pub fn send_post(&mut self, headers: &[(&str, &str)], body: &str) {
+    /// A POST to the endpoint; given headers replace the usual ones, and an empty one removes it.
+    pub(crate) fn send_post(&mut self, headers: &[(&str, &str)], body: &str) {
         self.send_post_to("/mcp", headers, body);
     }
 
-    pub fn send_post_to(&mut self, path: &str, headers: &[(&str, &str)], body: &str) {
+    pub(crate) fn send_post_to(&mut self, path: &str, headers: &[(&str, &str)], body: &str) {
         let mut all = vec![
             ("host", "127.0.0.1"),
             ("content-type", "application/json"),
@@ -382,12 +387,12 @@ impl Wire {
         self.send(body);
     }
 
-    pub fn post_to(&mut self, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
+    pub(crate) fn post_to(&mut self, path: &str, headers: &[(&str, &str)], body: &str) -> Answer {
         self.send_post_to(path, headers, body);
         self.answer()
     }
 
-    pub fn send_head(&mut self, start: &str, headers: &[(&str, &str)]) {
+    pub(crate) fn send_head(&mut self, start: &str, headers: &[(&str, &str)]) {
         let mut head = format!("{start} HTTP/1.1\r\n");
         for (name, value) in headers {
             head.push_str(&format!("{name}: {value}\r\n"));
@@ -395,13 +400,13 @@ impl Wire {
         self.send(&format!("{head}\r\n"));
     }
 
-    pub fn post(&mut self, headers: &[(&str, &str)], body: &str) -> Answer {
+    pub(crate) fn post(&mut self, headers: &[(&str, &str)], body: &str) -> Answer {
         self.send_post(headers, body);
         self.answer()
     }
 
     /// Any other request, without a body.
-    pub fn ask(&mut self, start: &str, headers: &[(&str, &str)]) -> Answer {
+    pub(crate) fn ask(&mut self, start: &str, headers: &[(&str, &str)]) -> Answer {
         let mut all = vec![("host", "127.0.0.1")];
         all.retain(|(name, _)| headers.iter().all(|(other, _)| other != name));
         all.extend(headers);
@@ -409,8 +414,8 @@ impl Wire {
         if start.starts_with("HEAD ") { self.head() } else { self.answer() }
     }
 
-    /// The head of an answer that is a stream.
-    pub fn head(&mut self) -> Answer {
+    /// The head of a response that is a stream.
+    pub(crate) fn head(&mut self) -> Answer {
         let end = loop {
             if let Some(at) = self.buffer.windows(4).position(|window| window == b"\r\n\r\n") {
                 break at;
@@ -427,7 +432,7 @@ impl Wire {
     }
 
     /// A whole answer.
-    pub fn answer(&mut self) -> Answer {
+    pub(crate) fn answer(&mut self) -> Answer {
         let mut answer = self.head();
         match answer.header("content-length").map(|length| length.parse::<usize>().unwrap()) {
             Some(length) => {
@@ -446,8 +451,8 @@ impl Wire {
         answer
     }
 
-    /// The next piece of a stream; nothing at its end.
-    pub fn chunk(&mut self) -> Option<String> {
+    /// The next chunk of a stream; `None` at its end.
+    pub(crate) fn chunk(&mut self) -> Option<String> {
         let at = loop {
             if let Some(at) = self.buffer.windows(2).position(|window| window == b"\r\n") {
                 break at;
@@ -467,8 +472,8 @@ impl Wire {
         (size > 0).then_some(chunk)
     }
 
-    /// The next event with data, and its id; pings are skipped. Nothing at the end of the stream.
-    pub fn event(&mut self) -> Option<(String, Value)> {
+    /// The next event with data, and its id; pings are skipped. `None` at the end of the stream.
+    pub(crate) fn event(&mut self) -> Option<(String, Value)> {
         loop {
             let chunk = self.chunk()?;
             let field = |name: &str| chunk.lines().find_map(|line| line.strip_prefix(name)).map(str::trim);
@@ -481,23 +486,23 @@ impl Wire {
         }
     }
 
-    /// Whether the other side has closed, once everything it sent was read.
-    pub fn is_closed(&mut self) -> bool {
+    /// Whether the other side has closed, after everything it sent was read.
+    pub(crate) fn is_closed(&mut self) -> bool {
         while self.fill() {}
         true
     }
 
-    /// Everything that still comes; how many bytes that is.
-    pub fn read_to_end(&mut self) -> usize {
+    /// Reads the rest, and returns its length in bytes.
+    pub(crate) fn read_to_end(&mut self) -> usize {
         while self.fill() {}
         self.buffer.len()
     }
 
-    pub fn half_close(&mut self) {
+    pub(crate) fn half_close(&mut self) {
         self.tcp.shutdown(Shutdown::Write).unwrap();
     }
 
-    /// False at the end. Silence for too long is a failure of the test.
+    /// False at the end. A timeout fails the test.
     fn fill(&mut self) -> bool {
         let mut piece = [0; 16 << 10];
         match self.tcp.read(&mut piece) {
@@ -512,7 +517,7 @@ impl Wire {
 }
 
 #[test]
-fn beyond_loopback_somebody_must_be_asked_who_they_are() {
+fn a_public_address_needs_authentication() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _inside = runtime.enter();
     let options = |auth| Options {
@@ -526,17 +531,17 @@ fn beyond_loopback_somebody_must_be_asked_who_they_are() {
     };
     let Err(error) = Listen::bind(options(None)) else { panic!("it listens") };
     assert!(matches!(error, ListenError::Unguarded { .. }));
-    assert_eq!(error.to_string(), "will not listen on 0.0.0.0:0: whoever reaches it could use every backend");
+    assert_eq!(error.to_string(), "refusing to listen on 0.0.0.0:0 without authentication");
     assert_eq!(error.hint().as_deref(), Some("configure authentication (`[auth]`), or listen on 127.0.0.1:0"));
     let mut listen = Listen::bind(options(Some(two_people()))).unwrap();
     assert!(matches!(listen.set_auth(None), Err(ListenError::Unguarded { .. })));
     assert!(listen.set_auth(Some(two_people())).is_ok());
 }
 
-/// Elsewhere there is but one address of loopback.
+/// Other systems have only one loopback address.
 #[cfg(target_os = "linux")]
 #[test]
-fn it_moves_as_a_whole_or_stays_where_it_is() {
+fn a_listener_moves_completely_or_not_at_all() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _inside = runtime.enter();
     let options = |address: SocketAddr, auth| Options {
@@ -554,7 +559,7 @@ fn it_moves_as_a_whole_or_stays_where_it_is() {
     assert!(!listen.configure(options(([127, 0, 0, 1], 0).into(), None)).unwrap(), "nothing is new");
     assert_eq!(listen.address(), first);
 
-    // Its own port at all addresses, and back: it is in nobody's way but its own.
+    // Its own port at all addresses, and back: it does not collide with itself.
     let everywhere = SocketAddr::from(([0, 0, 0, 0], first.port()));
     let refused = listen.configure(options(everywhere, None));
     assert!(matches!(refused, Err(ListenError::Unguarded { .. })));
@@ -563,7 +568,7 @@ fn it_moves_as_a_whole_or_stays_where_it_is() {
     assert!(listen.configure(options(first, None)).unwrap());
     assert!(is_open(first));
 
-    // Somebody else has it at another address.
+    // Another process has the port at another address.
     let other = std::net::TcpListener::bind(("127.0.0.2", first.port())).unwrap();
     let refused = listen.configure(options(everywhere, Some(two_people())));
     assert!(matches!(refused, Err(ListenError::Os { .. })));
@@ -575,7 +580,7 @@ fn it_moves_as_a_whole_or_stays_where_it_is() {
 }
 
 #[test]
-fn a_port_in_use_is_said_to_be_so() {
+fn a_port_in_use_is_reported() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let _inside = runtime.enter();
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();

@@ -12,7 +12,7 @@ fn patterns(texts: &[&str]) -> Vec<Pattern> {
 }
 
 #[test]
-fn a_star_stands_for_anything() {
+fn a_star_matches_any_text() {
     #[rustfmt::skip]
     let table = [
         // pattern          name               fits
@@ -43,7 +43,7 @@ fn a_star_stands_for_anything() {
 }
 
 #[test]
-fn lists_let_in_and_keep_out() {
+fn allow_and_deny_lists_are_applied() {
     #[rustfmt::skip]
     let table = [
         // allow       deny        name     a list  a role
@@ -63,7 +63,7 @@ fn lists_let_in_and_keep_out() {
 }
 
 #[test]
-fn a_right_that_nobody_gave_is_none() {
+fn an_empty_allow_of_a_role_allows_nothing() {
     let reader = Role { allow: patterns(&["*read*"]), deny: patterns(&["secrets__*"]) };
     let roles = Roles::new([("reader".to_owned(), reader)].into());
     #[rustfmt::skip]
@@ -78,11 +78,11 @@ fn a_right_that_nobody_gave_is_none() {
     for (role, tool, allowed) in table {
         assert_eq!(roles.allow(role, tool), allowed, "{role:?} {tool}");
     }
-    assert!(Roles::default().allow(Some("writer"), "fs__write"), "nobody configured a role");
+    assert!(Roles::default().allow(Some("writer"), "fs__write"), "no role is configured");
 }
 
 #[test]
-fn only_rights_without_end_let_somebody_steer() {
+fn only_unlimited_roles_may_send_operator_requests() {
     #[rustfmt::skip]
     let table: [(&[&str], &[&str], bool); 5] = [
         (&["*"],          &[],    true),
@@ -96,13 +96,13 @@ fn only_rights_without_end_let_somebody_steer() {
         let roles = Roles::new([("some".to_owned(), role)].into());
         assert_eq!(roles.has_all(Some("some")), expected, "{allow:?} {deny:?}");
         assert!(!roles.has_all(Some("other")));
-        assert!(roles.has_all(None), "nobody asked who it is");
+        assert!(roles.has_all(None), "without authentication");
     }
     assert!(Roles::default().has_all(Some("some")));
 }
 
 #[test]
-fn a_bucket_gives_its_burst_and_then_its_rate() {
+fn a_bucket_allows_its_burst_and_then_its_rate() {
     let rate = Rate { per_minute: 60, burst: 3 };
     let mut buckets = Buckets::new(Rates { default: Some(rate), tools: vec![] });
     let start = birth();
@@ -148,7 +148,7 @@ fn the_first_pattern_that_fits_sets_the_rate() {
 }
 
 #[test]
-fn at_the_bound_a_new_pair_waits_for_room() {
+fn at_the_limit_a_new_pair_waits_for_a_free_bucket() {
     let rates = Rates { default: Some(Rate { per_minute: 60, burst: 2 }), tools: vec![] };
     let mut buckets = Buckets::with_max(rates, 2);
     let start = birth();
@@ -163,7 +163,7 @@ fn at_the_bound_a_new_pair_waits_for_room() {
 }
 
 #[test]
-fn other_rates_forgive_nothing_and_ask_no_more_than_a_bucket() {
+fn changed_rates_keep_the_used_tokens() {
     let rates = |per_minute, burst| Rates { default: Some(Rate { per_minute, burst }), tools: vec![] };
     let mut buckets = Buckets::new(rates(1, 1));
     let start = birth();
@@ -223,7 +223,7 @@ fn a_circuit_with_no_limit_never_opens_and_a_reset_one_is_closed() {
 }
 
 #[test]
-fn an_operators_word_holds_until_the_configuration_says_something_new() {
+fn a_switch_of_an_operator_holds_until_the_configuration_changes_it() {
     let tool = |name: &str| Switch::Tool(name.to_owned());
     let backend = |name: &str| Switch::Backend(name.to_owned());
     let mut switches = Switches::new(&[tool("fs__write"), backend("git")]);
@@ -240,4 +240,32 @@ fn an_operators_word_holds_until_the_configuration_says_something_new() {
     switches.configure(&[tool("time__now")]);
     assert!(!switches.is_backend_off("git"), "what is no longer configured is on");
     assert_eq!(switches.all_off().collect::<Vec<_>>(), [tool("fs__read"), tool("time__now")]);
+}
+
+#[test]
+fn buckets_and_breakers_go_on_in_another_program() {
+    let now = birth();
+    let later = now + Duration::from_secs(2);
+    let rates = Rates { default: Some(Rate { per_minute: 6, burst: 2 }), tools: Vec::new() };
+    let mut buckets = Buckets::new(rates.clone());
+    assert!(buckets.take("ann", "echo", now).is_ok() && buckets.take("ann", "echo", now).is_ok());
+    let wait = buckets.take("ann", "echo", later).unwrap_err();
+    let mut next = Buckets::new(rates);
+    next.restore(buckets.save(later), later);
+    assert_eq!((next.len(), next.take("ann", "echo", later)), (1, Err(wait)));
+    assert_eq!(next.take("ben", "echo", later), Ok(()));
+    // Full ones are not kept.
+    assert!(buckets.save(now + Duration::from_secs(60)).is_empty());
+
+    let open_for = Duration::from_secs(10);
+    let mut breaker = Breaker::new(1, open_for);
+    let pass = breaker.ask(now).unwrap();
+    assert!(breaker.heard(pass, Health::Ill, now));
+    let mut next = Breaker::new(1, open_for);
+    next.restore(breaker.save(later), later);
+    assert_eq!(next.state(), breaker.state());
+    // A probe that was under way is over: the next call is one.
+    let _ = breaker.ask(now + open_for).unwrap();
+    next.restore(breaker.save(later), later);
+    assert!(next.ask(later).is_ok());
 }

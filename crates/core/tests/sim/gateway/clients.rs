@@ -3,30 +3,34 @@
 use super::*;
 use serde_json::json;
 
-pub struct Client {
+pub(super) struct Client {
     front: Front,
     /// Of the handshake era, and its handshake is done.
     handshake: bool,
-    /// What it asked and is owed an answer to, by its id as JSON.
+    /// Its open requests, by the id as JSON.
     pub open: BTreeMap<String, Request>,
-    /// Ids that were taken back: nothing may come for them.
+    /// Cancelled ids: no answer may follow.
     cancelled: BTreeSet<String>,
-    /// What it was asked and has not answered: the gateway's id, the question.
+    /// Unanswered server requests: the gateway's id, the request.
     asked: Vec<(Value, Value)>,
-    /// The tools it was shown, until it hears of a change.
+    /// The tools that it was shown, until it is told of a change.
     known: Option<Vec<String>>,
     listing: Vec<String>,
     /// Its profile hides a tool.
     is_restricted: bool,
     pub called: u64,
-    /// Requests that must be counted once each when they are over.
+    /// Requests that must be counted once each when they end.
     pub countable: u64,
     may_be_counted_more: bool,
     next_id: u64,
+    /// The server that all clients share has not answered its handshake.
+    is_opening: bool,
+    /// It finishes its requests here and goes to a server of its own.
+    is_separated: bool,
 }
 
 #[derive(Clone)]
-pub struct Request {
+pub(super) struct Request {
     pub number: u64,
     asked_at: Instant,
     method: String,
@@ -37,18 +41,22 @@ pub struct Request {
 }
 
 impl Client {
-    pub fn is_asked_by(&self, serial: u64) -> bool {
+    pub(super) fn is_asked_by(&self, serial: u64) -> bool {
         self.asked.iter().any(|(_, question)| question["by"] == serial)
     }
 
-    pub fn is_counted(&self) -> bool {
+    pub(super) fn is_counted(&self) -> bool {
         self.called == self.countable || self.may_be_counted_more
     }
 }
 
 impl World {
-    pub fn client_comes(&mut self) {
-        // In some worlds one client with many calls has all backends to itself, so that questions can be put to it.
+    pub(crate) fn client_comes(&mut self) {
+        if let Some(capabilities) = self.shared.clone() {
+            return self.sharing_client_comes(&capabilities);
+        }
+        // In some worlds a single client with many calls has all backends to itself, so that server requests can
+        // reach it.
         let is_single = self.seed.is_multiple_of(4);
         if is_single && !self.clients.is_empty() {
             return;
@@ -67,6 +75,61 @@ impl World {
         let profile = (self.settings.profiles.contains_key("p") && self.dice.one_in(2)).then(|| "p".to_owned());
         let is_restricted = profile.is_some();
         let who = Who { name: format!("who{}", client % 3), role: None, profile };
+        self.add_client(client, front, is_restricted);
+        self.handle(Event::ClientCame { client, front, who });
+        if handshake {
+            let capabilities =
+                if self.dice.one_in(3) { json!({}) } else { json!({"elicitation": {}, "sampling": {}, "roots": {}}) };
+            self.client_asks(client, "initialize", json!({"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": {"name": "c", "version": "1"}}));
+            self.clients.get_mut(&client).expect("made above").handshake = true;
+            self.client_says(client, &json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
+        } else if front == Front::Request {
+            self.client_acts_as(client);
+        }
+    }
+
+    /// A client of the server that all share. It is turned away once the server is for one client.
+    fn sharing_client_comes(&mut self, capabilities: &Value) {
+        let admitted = self.gateway.admit(&capabilities.to_string());
+        check!(self, admitted.is_ok() != self.is_exclusive(), "{admitted:?} with {} clients", self.clients.len());
+        if admitted.is_err() {
+            return;
+        }
+        let other = self.gateway.admit(r#"{"experimental":{}}"#);
+        check!(self, other.is_err_and(|apart| apart.with_equals), "clients with other capabilities share the server");
+        let client = self.next_client;
+        self.next_client += 1;
+        self.add_client(client, Front::Lines, false);
+        let who = Who { name: client.to_string(), role: None, profile: None };
+        self.handle(Event::ClientCame { client, front: Front::Lines, who });
+        if self.dice.one_in(3) {
+            return; // Of the stateless era.
+        }
+        self.clients.get_mut(&client).expect("made above").is_opening = true;
+        let version = self.dice.pick(&["2025-11-25", "2025-06-18"]);
+        self.client_asks(client, "initialize", json!({"protocolVersion": version, "capabilities": capabilities, "clientInfo": {"name": "c", "version": "1"}}));
+    }
+
+    fn is_exclusive(&self) -> bool {
+        self.gateway.exclusive().is_some()
+    }
+
+    /// The shared server is for one client: this one goes to a server of its own when its requests are answered.
+    pub(super) fn client_is_separated(&mut self, client: u64) {
+        check!(self, self.shared.is_some() && self.is_exclusive(), "client {client} may share the server");
+        check!(self, self.clients.contains_key(&client), "client {client} is gone and was separated");
+        let state = self.clients.get_mut(&client).expect("seen above");
+        let is_first = !std::mem::replace(&mut state.is_separated, true);
+        check!(self, is_first, "client {client} was separated twice");
+    }
+
+    /// At most one client stays with a server that asks what only one client can answer.
+    pub(super) fn check_separation(&self) {
+        let staying = self.clients.values().filter(|client| !client.is_separated).count();
+        check!(self, !self.is_exclusive() || staying <= 1, "{staying} clients stay with a server for one");
+    }
+
+    fn add_client(&mut self, client: u64, front: Front, is_restricted: bool) {
         self.clients.insert(
             client,
             Client {
@@ -82,18 +145,10 @@ impl World {
                 countable: 0,
                 may_be_counted_more: false,
                 next_id: 0,
+                is_opening: false,
+                is_separated: false,
             },
         );
-        self.handle(Event::ClientCame { client, front, who });
-        if handshake {
-            let capabilities =
-                if self.dice.one_in(3) { json!({}) } else { json!({"elicitation": {}, "sampling": {}, "roots": {}}) };
-            self.client_asks(client, "initialize", json!({"protocolVersion": "2025-11-25", "capabilities": capabilities, "clientInfo": {"name": "c", "version": "1"}}));
-            self.clients.get_mut(&client).expect("made above").handshake = true;
-            self.client_says(client, &json!({"jsonrpc": "2.0", "method": "notifications/initialized"}));
-        } else if front == Front::Request {
-            self.client_acts_as(client);
-        }
     }
 
     fn client_says(&mut self, client: u64, message: &Value) {
@@ -102,11 +157,11 @@ impl World {
             text = text.replacen(':', ": \n ", 1);
         }
         let message = Bytes::from(text);
-        // The fronts over HTTP have read it themselves.
+        // The HTTP fronts have parsed it themselves.
         let outline = message::parse(&message).ok().and_then(|request| Outline::of(&message, &request));
         self.handle(
             match outline.filter(|_| self.clients.get(&client).is_some_and(|state| state.front != Front::Lines)) {
-                Some(outline) => Event::ClientAsked { client, message, outline },
+                Some(outline) => Event::ClientRequested { client, message, outline },
                 None => Event::ClientSaid { client, message },
             },
         );
@@ -150,7 +205,7 @@ impl World {
         self.client_says(client, &json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}));
     }
 
-    pub fn client_acts(&mut self) {
+    pub(crate) fn client_acts(&mut self) {
         let known: Vec<u64> = self.clients.keys().copied().collect();
         if known.is_empty() {
             return self.client_comes();
@@ -162,8 +217,14 @@ impl World {
     fn client_acts_as(&mut self, client: u64) {
         let state = &self.clients[&client];
         let (front, handshake, busy) = (state.front, state.handshake, !state.open.is_empty());
+        if state.is_opening || state.is_separated {
+            if self.dice.one_in(if busy { 8 } else { 2 }) {
+                self.client_leaves(client);
+            }
+            return;
+        }
         if front == Front::Request && busy {
-            // A stateless POST only waits, or goes away.
+            // A stateless POST only waits, or disconnects.
             if self.dice.one_in(4) {
                 self.client_leaves(client);
             }
@@ -172,7 +233,8 @@ impl World {
         match self.dice.below(14) {
             0 if handshake => {
                 // Parallel calls are the normal case.
-                let tool = format!("b{}__t0", self.dice.below(3));
+                let prefix = if self.shared.is_some() { String::new() } else { format!("b{}__", self.dice.below(3)) };
+                let tool = format!("{prefix}t0");
                 for _ in 0..2 + self.dice.below(3) {
                     let number = self.number();
                     self.client_asks(client, "tools/call", json!({"name": tool, "arguments": {"n": number}}));
@@ -181,13 +243,14 @@ impl World {
             0..=4 => {
                 let number = self.number();
                 let tool = format!("b{}__t{}", self.dice.below(5), self.dice.below(4));
-                let tool = if self.dice.one_in(6) { tool[4..].to_owned() } else { tool };
+                let is_short = self.dice.one_in(6) || self.shared.is_some();
+                let tool = if is_short { tool[4..].to_owned() } else { tool };
                 let mut params = json!({"name": tool, "arguments": {"n": number}});
                 if self.dice.one_in(2) {
                     params["_meta"]["progressToken"] =
                         if self.dice.one_in(2) { json!(number % 3) } else { json!(format!("t{}", number % 3)) };
                 }
-                if self.dice.one_in(8) {
+                if self.dice.one_in(8) && self.shared.is_none() {
                     params = json!({"name": "call_tool", "arguments": {"n": number, "name": tool, "arguments": {"n": number}}});
                 }
                 self.client_asks(client, "tools/call", params);
@@ -210,7 +273,7 @@ impl World {
                 if !open.is_empty() {
                     let id = self.dice.pick(&open);
                     let state = self.clients.get_mut(&client).expect("picked above");
-                    // A next try is on its way, and cannot be taken back before it is there.
+                    // A retry is in transit, and cannot be cancelled before it arrives.
                     if state.open[&id].method != "initialize" && !state.open[&id].is_parked {
                         state.open.remove(&id);
                         state.cancelled.insert(id.clone());
@@ -221,7 +284,7 @@ impl World {
             }
             10..=11 => drop(self.client_answers(client)),
             12 => {
-                // Nobody may answer for another.
+                // A client may not answer for another client.
                 let others = self.clients.iter().filter(|(other, _)| **other != client);
                 let asked: Vec<Value> = others.flat_map(|(_, other)| &other.asked).map(|(id, _)| id.clone()).collect();
                 if !asked.is_empty() {
@@ -230,7 +293,7 @@ impl World {
                 }
             }
             _ if self.dice.one_in(3) => self.client_leaves(client),
-            // Nothing but notifications of MCP reaches a backend without an id.
+            // Without an id only notifications of MCP reach a backend.
             _ if handshake => {
                 let method = self.dice.pick(&["tools/call", "notifications/strange", "resources/read"]);
                 self.client_says(
@@ -242,7 +305,7 @@ impl World {
         }
     }
 
-    /// Answers one of the questions that a client was asked.
+    /// Answers one of the open server requests of a client.
     fn client_answers(&mut self, client: u64) -> bool {
         let Some(state) = self.clients.get_mut(&client) else { return false };
         let Some((id, question)) = state.asked.pop() else { return false };
@@ -254,12 +317,12 @@ impl World {
         true
     }
 
-    pub fn client_finishes(&mut self) -> bool {
+    pub(crate) fn client_finishes(&mut self) -> bool {
         let known: Vec<u64> = self.clients.keys().copied().collect();
         known.into_iter().any(|client| self.client_answers(client))
     }
 
-    pub fn client_leaves(&mut self, client: u64) {
+    pub(crate) fn client_leaves(&mut self, client: u64) {
         let Some(state) = self.clients.remove(&client) else { return };
         self.handle(Event::ClientLeft { client });
         for request in state.open.values().filter(|request| request.number > 0 && !request.is_parked) {
@@ -267,7 +330,7 @@ impl World {
         }
     }
 
-    pub fn client_hears(&mut self, client: u64, message: &[u8], about: Option<Id>, kind: Said) {
+    pub(crate) fn client_hears(&mut self, client: u64, message: &[u8], about: Option<Id>, kind: Said) {
         check!(
             self,
             message.ends_with(b"\n") && message.iter().filter(|byte| **byte == b'\n').count() == 1,
@@ -300,7 +363,7 @@ impl World {
         for number in numbers.into_iter().filter_map(Value::as_u64) {
             check!(self, number == request.number, "client {client} asked {} and heard {said}", request.number);
         }
-        // Only a crash fails a call at once: whatever is replaced has a minute to finish.
+        // Only a crash fails a call at once: a replaced server has a minute to finish.
         let failures = [&said["result"]["_meta"]["outlast/failure"], &said["error"]["data"]];
         if failures
             .into_iter()
@@ -316,7 +379,13 @@ impl World {
         let front = state.front;
         let state = self.clients.get_mut(&client).expect("seen above");
         state.open.remove(id);
-        if request.method == "tools/list" && said.get("result").is_some() {
+        if request.method == "initialize" && state.is_opening {
+            state.is_opening = false;
+            state.handshake = true;
+            check!(self, self.stopping || said.get("result").is_some(), "the handshake failed: {said}");
+            let message = json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string();
+            self.owed.push_front(Event::ClientSaid { client, message: message.into() });
+        } else if request.method == "tools/list" && said.get("result").is_some() {
             self.client_is_shown(client, &request, said);
         } else if said["result"]["resultType"] == "input_required" {
             check!(self, !handshake, "a handshake client was told {said}");
@@ -335,7 +404,7 @@ impl World {
         }
     }
 
-    /// A page of the list: what a client was shown stays true until it hears otherwise.
+    /// A page of the list: a list that a client was shown stays correct until it is told otherwise.
     fn client_is_shown(&mut self, client: u64, request: &Request, said: &Value) {
         let tools = said["result"]["tools"].as_array().cloned().unwrap_or_default();
         let names = tools.iter().filter_map(|tool| tool["name"].as_str()).map(str::to_owned);
@@ -347,7 +416,7 @@ impl World {
         let unique: BTreeSet<&String> = state.listing.iter().collect();
         let is_unique = unique.len() == state.listing.len();
         match said["result"].get("nextCursor") {
-            // Pages of different lists do not make one.
+            // Pages of different lists do not form a list.
             Some(_) => state.known = None,
             None if request.params.get("cursor").is_none() && state.handshake => {
                 let listing = state.listing.clone();
@@ -366,7 +435,7 @@ impl World {
     }
 
     fn client_tries_again(&mut self, client: u64, request: &Request, said: &Value) {
-        // A server asks for what it works on: on a link that is lent that is this call and no other.
+        // A server asks for a call that it works on: on a borrowed link only for this call.
         for question in said["result"]["inputRequests"].as_object().into_iter().flatten().map(|(_, asked)| asked) {
             let serial = question["params"]["by"].as_u64().unwrap_or(0);
             let numbers = self.works_on(serial);
@@ -391,7 +460,7 @@ impl World {
         let mut params = request.params.clone();
         params["inputResponses"] = Value::Object(responses);
         params["requestState"] = said["result"]["requestState"].clone();
-        // Two tries of one call may be counted as one or as two.
+        // Two attempts of one call may be counted as one or as two.
         let state = self.clients.get_mut(&client).expect("seen by the caller");
         state.may_be_counted_more = true;
         if !self.dice.one_in(3) {
@@ -401,7 +470,7 @@ impl World {
         }
     }
 
-    /// The next try may come as another POST of the same person.
+    /// The retry may come as another POST of the same user.
     fn client_retries(&mut self, client: u64, params: Value) {
         let state = self.clients.get_mut(&client).expect("seen by the caller");
         state.next_id += 1;
@@ -456,7 +525,8 @@ impl World {
         }
     }
 
-    /// A log message may reach a client only while the link works for it, and no other's tool that it may not see.
+    /// A log message may reach a client only while the link works for it, and not while a tool runs there that it may
+    /// not see.
     fn client_hears_log(&mut self, client: u64, said: &Value) {
         let serial = said["params"]["data"].as_u64().unwrap_or(0);
         let is_alone = self.clients.len() == 1 && self.clients[&client].front == Front::Lines;
@@ -478,7 +548,7 @@ impl World {
         check!(self, self.clients[&client].handshake, "a stateless client was asked {said}");
         let serial = said["params"]["by"].as_u64().unwrap_or(0);
         let works_for = self.works_for(serial);
-        // On a link of its own it may be asked at any time; on a shared one only about its own calls.
+        // On a link of its own it may be asked at any time; on a shared link only about its own calls.
         let own = self.is_per_session(serial);
         if let Some(number) = said["params"]["for"].as_u64() {
             let is_its_own = self.asked_by.get(&number) == Some(&client);

@@ -1,11 +1,11 @@
-//! What must hold, by the number of the invariant in the relay's reference.
+//! The invariants, by their number in the relay's reference.
 
 use std::collections::{BTreeMap, HashMap};
 
 use bytes::Bytes;
 use outlast_core::{
     exit::{Exit, How},
-    relay::{Action, Farewell, OnCleanExit, Reload, Retry},
+    relay::{Action, ClientEnd, OnCleanExit, Reload, Retry, State},
 };
 use serde_json::{Value, json, value::RawValue};
 
@@ -16,14 +16,14 @@ use super::{
     servers::{Line, SUBSCRIPTION_ID, Server, Word, line_number},
 };
 
-/// Reasons of failures of requests that a server holds which is not waited for any longer.
+/// Failure reasons of requests whose server is not waited for any longer.
 const CUT_SHORT: [&str; 4] = ["drain_over", "at_once", "server_hung", "call_timeout"];
 
 impl World {
     // ---- around an event ------------------------------------------------------------------------------
 
-    /// What has to be known before the actions are looked at.
-    pub fn before(&mut self, told: &Told, actions: &[Action]) {
+    /// Records the facts that the checks of the actions need.
+    pub(super) fn before(&mut self, told: &Told, actions: &[Action]) {
         self.ending = match told {
             Told::Down(generation, _) => Some(*generation),
             _ => None,
@@ -42,14 +42,14 @@ impl World {
             let opened = self.client.told.is_some() && !self.client.is_modern();
             let server = self.servers.get_mut(generation).expect("it was just started");
             server.replayed = opened;
-            // Without a handshake of ours the client's own is its opening, and everything passes.
+            // Without a handshake of the relay the client's own handshake opens it, and everything is forwarded.
             server.serves = !private && self.gone.is_none() && !self.left;
         }
     }
 
-    pub fn after(&mut self, told: &Told, any: bool) {
+    pub(super) fn after(&mut self, told: &Told, any: bool) {
         if self.finished_now {
-            check!(self, self.tickets_running.is_empty(), "12: some who asked for a restart were not told of its end");
+            check!(self, self.tickets_running.is_empty(), "12: a requested restart ended without an answer");
         }
         let retired = std::mem::take(&mut self.cancelled_for);
         for generation in retired {
@@ -61,11 +61,11 @@ impl World {
             );
         }
         let running = self.servers.values().filter(|server| server.alive && server.stop.is_none()).count();
-        let most = 2 + self.settings.limits.draining_max;
+        let most = 2 + self.settings.limits.draining.draining_max;
         check!(self, running <= most, "4: {running} servers at once");
         let draining = self.servers.values().filter(|s| s.alive && s.draining && s.stop.is_none()).count();
-        check!(self, draining <= self.settings.limits.draining_max, "4: {draining} servers drain at once");
-        let silent = self.gone == Some(Farewell::Broken);
+        check!(self, draining <= self.settings.limits.draining.draining_max, "4: {draining} servers drain at once");
+        let silent = self.gone == Some(ClientEnd::Broken);
         let retired =
             self.questions.values().any(|question| question.open && self.servers[&question.generation].retired);
         check!(self, silent || !retired, "x11: a question of one that is retired is still open");
@@ -79,8 +79,8 @@ impl World {
         }
         if any && self.dice.one_in(8) && !self.ended {
             let status = self.relay.status(self.now);
-            let held = status["held"].as_u64().unwrap_or(0) as usize;
-            check!(self, held <= self.settings.limits.held_max, "10: {held} are held");
+            let held = status.traffic.held;
+            check!(self, held <= self.settings.limits.holding.held_max, "10: {held} are held");
         }
     }
 
@@ -104,10 +104,10 @@ impl World {
             Kind::Request => {
                 let ask = &self.asks[&number];
                 let open = ask.modern || self.client.told.is_some();
-                let nobody = self.serving().is_none() && self.next_generation > 1;
+                let is_down = self.serving().is_none() && self.next_generation > 1;
                 let owed = match ask.class {
                     Class::Ours(2) => open,
-                    Class::Ping => open && nobody,
+                    Class::Ping => open && is_down,
                     _ => self.left,
                 };
                 let written = !sent.writes.is_empty();
@@ -119,14 +119,14 @@ impl World {
 
     fn after_server(&mut self, generation: u32, number: u64) {
         let server = &self.servers[&generation];
-        // While its handshake with the relay runs, it has nothing to say to the client.
+        // During its handshake with the relay, it sends nothing to the client.
         if server.stood_in && !server.ready {
             return;
         }
         if !server.serves || server.retired || server.stop.is_some() || self.gone.is_some() || self.left {
             return;
         }
-        // Where the old server is stopped first, the world cannot see from when on it only drains.
+        // If the old server is stopped first, the world cannot see when its drain begins.
         let drains = server.draining || (self.settings.reload == Reload::Replace && self.any_end);
         let modern = self.client.is_modern();
         let said = &self.said[&number];
@@ -134,7 +134,7 @@ impl World {
             Word::Answer(Some(to)) => {
                 let ask = &self.asks[to];
                 let holds = self.sent[to].writes.last().is_some_and(|(on, _)| *on == generation);
-                // What may be asked twice has been taken from a server that hung, and what was cancelled is forgotten.
+                // Requests that may be repeated were taken from a hung server, and cancelled ones are forgotten.
                 let moved = self.hung.contains(&generation) && (self.is_safe(ask) || ask.cancelled);
                 check!(
                     self,
@@ -147,7 +147,7 @@ impl World {
             Word::Log => true,
             Word::Updated | Word::Null => !drains,
             Word::ListChanged(family) => {
-                // Where we fetch ourselves, it only makes us fetch again.
+                // If the relay fetches the list itself, the notification only makes it fetch again.
                 let fetched = (0..4).any(|kind| FAMILY[kind] == *family && server.fetched_since[kind].is_some());
                 !modern
                     && !self.any_end
@@ -171,7 +171,7 @@ impl World {
     fn after_end(&mut self, generation: u32, how: &How) {
         if self.may_leave {
             self.may_leave = false;
-            self.left |= self.ended || self.relay.status(self.now)["state"] == "stopping";
+            self.left |= self.ended || self.relay.status(self.now).state == State::Stopping;
         }
         let open: Vec<&String> = self
             .questions
@@ -179,9 +179,9 @@ impl World {
             .filter(|(_, question)| question.generation == generation && question.open)
             .map(|(id, _)| id)
             .collect();
-        let silent = self.gone == Some(Farewell::Broken);
+        let silent = self.gone == Some(ClientEnd::Broken);
         check!(self, silent || open.is_empty(), "5: questions of generation {generation} are still open: {open:?}");
-        if self.gone == Some(Farewell::Broken) {
+        if self.gone == Some(ClientEnd::Broken) {
             return;
         }
         let mut lost = Vec::new();
@@ -197,7 +197,7 @@ impl World {
                 lost.extend((owed && over).then_some(ask.number));
             }
         }
-        // One call of its own restart tool may be what made it exit to be started again.
+        // One call of its own restart tool may have caused the exit.
         let was_unblocked = self.servers[&generation].stdin_closed;
         let forgiven = usize::from(how == &How::Exited(Exit::Code(42)) || was_unblocked);
         let calls = lost.iter().filter(|number| self.asks[number].is_restart()).count();
@@ -212,7 +212,7 @@ impl World {
             if last.is_some_and(|(on, _)| *on == generation) {
                 ask.first_end.get_or_insert(now);
                 if ask.answers == 0 && ask.is_restart() {
-                    // It may be what the server exited for, and waits for the next one from now on.
+                    // It may have caused the exit, and waits for the next server from now on.
                     ask.first_end = Some(now);
                 }
             }
@@ -229,13 +229,13 @@ impl World {
             let limits = &self.settings.limits;
             let most = match ask.class {
                 Class::Initialize | Class::Discover | Class::Listen { .. } | Class::Ours(1) => continue,
-                Class::Ours(0) => limits.restart_wait,
-                // It may be one of ours.
+                Class::Ours(0) => limits.restart.restart_wait,
+                // It may be a tool of outlast.
                 Class::Call { ref tool, .. } if self.clash && OURS.iter().any(|ours| tool.ends_with(ours)) => continue,
-                _ => limits.hold_max,
+                _ => limits.holding.hold_max,
             };
             let last = self.sent.get(&ask.number).and_then(|sent| sent.writes.last());
-            // One that a server holds is waited for; so is a batch, for its slowest member.
+            // A request that a server holds may wait; so may a batch, for its slowest member.
             if ask.batch.is_some() || self.has_twin(ask) || last.is_some_and(|(on, _)| self.servers[on].alive) {
                 continue;
             }
@@ -244,9 +244,15 @@ impl World {
         }
     }
 
-    // ---- what a server is told ------------------------------------------------------------------------
+    // ---- messages to a server -------------------------------------------------------------------------
 
-    pub fn server_is_told(&mut self, generation: u32, line: Bytes, mark: Option<u64>, last: &mut HashMap<u32, u64>) {
+    pub(super) fn server_is_told(
+        &mut self,
+        generation: u32,
+        line: Bytes,
+        mark: Option<u64>,
+        last: &mut HashMap<u32, u64>,
+    ) {
         let message: Value = serde_json::from_slice(&line).unwrap_or(Value::Null);
         let alive = self.servers.get(&generation).is_some_and(|server| server.alive);
         check!(self, alive, "4: generation {generation} is not there to be told: {message}");
@@ -260,7 +266,7 @@ impl World {
         if server.replayed && !is_ping {
             check!(self, is_handshake || server.told_initialize, "3: not `initialize` first: {message}");
             let initialized = method == Some("notifications/initialized");
-            // One that drains is not opened any further; the world does not see every drain begin.
+            // A draining server gets no more of the opening; the world does not see every drain begin.
             let drains = server.draining || (self.settings.reload == Reload::Replace && self.any_end);
             let early = self.client.initialized && !server.told_initialized && !drains;
             check!(self, is_handshake || initialized || !early, "3: before `initialized`: {message}");
@@ -287,7 +293,7 @@ impl World {
         server.inbox.push_back(Line { bytes: line, mark, number });
     }
 
-    /// A request of our own.
+    /// A request of the relay itself.
     fn told_by_us(&mut self, generation: u32, line: &Bytes, message: &Value, method: &str) {
         let now = self.now;
         let server = self.servers.get_mut(&generation).expect("it is alive");
@@ -328,7 +334,7 @@ impl World {
         let (serves, speaks) =
             (server.serves, server.serves && server.stop.is_none() || self.becoming == Some(generation));
         let newest = server.newest_told;
-        let Some(sent) = self.sent.get(&number) else { self.fail(&format!("6: nobody said {number}")) };
+        let Some(sent) = self.sent.get(&number) else { self.fail(&format!("6: message {number} was never sent")) };
         let kind = sent.kind.clone();
         if let Kind::Answer(id) = &kind {
             let Some(question) = self.questions.get(id) else { self.fail("5: an answer to no question was sent on") };
@@ -341,7 +347,7 @@ impl World {
             check!(self, *line == sent.line, "6: other bytes than the client's: {line:?}");
         }
         let first_time = sent.writes.is_empty();
-        // What an earlier pipe took, or may have.
+        // How many earlier pipes took it, or may have.
         let taken = sent.writes.iter().filter(|(_, fate)| *fate != Fate::Unsent).count();
         let ask = self.asks.get(&number);
         match &kind {
@@ -352,7 +358,7 @@ impl World {
                 check!(self, !ask.cancelled, "n2: {number} was cancelled and is sent");
                 check!(self, !matches!(ask.class, Class::Ours(_) | Class::TooMuch), "q8: {number} is ours to answer");
                 if !matches!(ask.class, Class::Listen { .. }) {
-                    let again = self.settings.limits.resend_max as usize;
+                    let again = self.settings.limits.holding.resend_max as usize;
                     check!(self, taken == 0 || self.is_safe(ask), "2: {number} is not safe and is asked twice");
                     check!(self, taken <= again, "2: {number} is asked too often");
                 }
@@ -369,7 +375,8 @@ impl World {
             Kind::Answer(_) => {}
         }
         let is_listen = ask.is_some_and(|ask| matches!(ask.class, Class::Listen { .. }));
-        // The cancellation of what such a server was asked before, or an answer to it, overtakes what is held for it.
+        // A cancellation of an earlier request of such a server, or an answer to it, is sent before the lines held
+        // for it.
         let server = &self.servers[&generation];
         let passes = matches!(kind, Kind::Note | Kind::Answer(_));
         let overtakes = passes && server.stood_in && !server.ready && self.becoming != Some(generation);
@@ -388,7 +395,7 @@ impl World {
         self.sent.get_mut(&number).expect("found above").writes.push((generation, Fate::Unknown));
     }
 
-    /// Whether it may be asked twice, by the tables of the reference.
+    /// Whether it may be repeated, by the tables of the reference.
     fn is_safe(&self, ask: &Ask) -> bool {
         match &ask.class {
             Class::Initialize | Class::Discover | Class::List(_) | Class::Page(..) | Class::Safe => true,
@@ -402,10 +409,10 @@ impl World {
         }
     }
 
-    // ---- what the client hears ------------------------------------------------------------------------
+    // ---- messages to the client -----------------------------------------------------------------------
 
-    pub fn client_hears(&mut self, line: &Bytes) {
-        if self.gone == Some(Farewell::Broken) {
+    pub(super) fn client_hears(&mut self, line: &Bytes) {
+        if self.gone == Some(ClientEnd::Broken) {
             return;
         }
         check!(self, line.ends_with(b"\n"), "a line without an end");
@@ -439,7 +446,7 @@ impl World {
         check!(self, !left, "x19: a batch left before its last answer");
     }
 
-    /// A server's word that reached the client: whether it may, and what was said.
+    /// A message of a server that reached the client: checks whether it may, and returns it.
     fn word(&mut self, number: u64, keeps_order: bool) -> (u32, Word, String) {
         let Some(said) = self.said.get_mut(&number) else { self.fail(&format!("6: no server said {number}")) };
         let twice = std::mem::replace(&mut said.delivered, true);
@@ -448,7 +455,7 @@ impl World {
         let server = &self.servers[&generation];
         check!(self, !twice, "6: {number} of generation {generation} is heard twice");
         check!(self, server.serves, "4: {number} of generation {generation}, which does not serve");
-        // What was said in time may have to wait for the rest of its batch.
+        // An answer that came in time may have to wait for the rest of its batch.
         let speaks = !server.retired && server.alive || !keeps_order;
         check!(self, speaks, "4: {number} of generation {generation}, which is retired");
         if keeps_order && !matches!(word, Word::Torn(_)) {
@@ -460,7 +467,8 @@ impl World {
 
     fn hears_question(&mut self, text: &str, message: &Value) {
         let Some(number) = number_of(text.as_bytes()) else { self.fail(&format!("6: a question of ours: {message}")) };
-        // One that was stood in for is heard when its handshake is done, after what it answered before.
+        // If the opening was answered without the server, its request is delivered after its handshake, after its
+        // earlier answers.
         let stood_in = self.said.get(&number).is_some_and(|said| self.servers[&said.generation].stood_in);
         let (generation, word, line) = self.word(number, !stood_in);
         let Word::Question { own, ping } = word else { self.fail("6: no question was asked") };
@@ -498,7 +506,7 @@ impl World {
                         exact(&line.replacen(&format!(r#""requestId":{own}"#), &format!(r#""requestId":{id}"#), 1));
                         self.questions.get_mut(&id).expect("found above").open = false;
                     }
-                    // Somebody answered already; the first generation's ids are the client's.
+                    // The client has already answered; the ids of the first generation are not rewritten.
                     None => {
                         exact(&line);
                         check!(self, generation == 1, "s12: {text}");
@@ -525,7 +533,7 @@ impl World {
                 let value = value as f64;
                 let ask = self.asks.get_mut(&to).expect("known");
                 let before = std::mem::replace(&mut ask.progress, value);
-                // A subscription that the client cancelled is forgotten, and so is how far it had come.
+                // A subscription that the client cancelled is forgotten with its progress.
                 let forgotten = ask.cancelled && matches!(ask.class, Class::Listen { .. });
                 check!(self, forgotten || before < value, "7: progress of {to} falls from {before} to {value}");
             }
@@ -605,7 +613,7 @@ impl World {
         check!(self, answers == 1, "1: listen {listen} ended twice");
     }
 
-    /// A change that we announce ourselves.
+    /// A change that the relay itself announces.
     fn announced(&mut self, family: usize, message: &Value) {
         if message["params"].is_null() {
             let again = std::mem::replace(&mut self.announced[family], true);
@@ -613,11 +621,11 @@ impl World {
         }
         // A list that waited in a batch may be announced once too often.
         if !self.clash && !self.batched[family] && self.gone.is_none() && !self.left {
-            let Some(serving) = self.serving() else { self.fail("8: a change of nobody's list") };
+            let Some(serving) = self.serving() else { self.fail("8: a list changed while no server ran") };
             let server = &self.servers[&serving];
             let differs = (0..4).filter(|kind| FAMILY[*kind] == family).any(|kind| {
-                let late =
-                    server.fetched_since[kind].is_some_and(|since| self.now >= since + self.settings.limits.list_max);
+                let late = server.fetched_since[kind]
+                    .is_some_and(|since| self.now >= since + self.settings.limits.lists.list_max);
                 late || server.fetch_refused[kind] || self.differs(kind, server)
             });
             check!(self, differs || server.changed[family], "8: nothing differs, and a change is announced");
@@ -645,7 +653,7 @@ impl World {
         }
     }
 
-    /// Whether the client holds another list than the server has.
+    /// Whether the client's list differs from the server's.
     fn differs(&self, kind: usize, server: &Server) -> bool {
         let Some(list) = &self.client.lists[kind] else { return self.client.told.is_none() || self.client.ever_local };
         let items: BTreeMap<String, Value> = by_key(kind, server.items(kind));
@@ -659,7 +667,7 @@ impl World {
 
     // ---- answers ----------------------------------------------------------------------------------------
 
-    /// The request that was answered.
+    /// Returns the request that was answered.
     fn hears_answer(&mut self, text: &str, message: &Value, in_batch: bool) -> Option<u64> {
         let id = message.get("id").cloned().unwrap_or(Value::Null);
         let number = number_of(text.as_bytes());
@@ -678,7 +686,7 @@ impl World {
             return None;
         }
         let id = id_text(&id);
-        // A discover result may be heard again, from memory.
+        // A discover result may be repeated from memory.
         let memory = self.discovered.as_ref().is_some_and(|last| dressed(last) == message["result"]);
         let ask = match number.filter(|_| !memory) {
             Some(number) => self.answered_by_server(number, &id, text, message, in_batch),
@@ -686,7 +694,7 @@ impl World {
         };
         let asked = self.asks.get_mut(&ask).expect("found above");
         asked.answers += 1;
-        // A cancelled one no longer belongs to its batch.
+        // A cancelled request no longer belongs to its batch.
         let (answers, batched) = (asked.answers, asked.batch.is_some() && (in_batch || !asked.cancelled));
         check!(self, answers == 1, "1: {ask} has {answers} answers");
         check!(self, batched == in_batch, "x19: {ask} is answered in another shape than it was asked");
@@ -704,7 +712,7 @@ impl World {
             let last = self.sent.get(&ask.number).and_then(|sent| sent.writes.last());
             ask.id == id && ask.answers == 0 && last.is_some_and(|(on, _)| *on == generation)
         };
-        // Under an id that owes two answers, the oldest request gets the first.
+        // If an id is used twice, the oldest request gets the first answer.
         let ask = self.asks.values().find(holds);
         let Some(ask) = ask else {
             self.fail(&format!("1: generation {generation} answers {to}, which it does not hold"))
@@ -750,7 +758,7 @@ impl World {
             let last = self.sent.get(&ask.number).and_then(|sent| sent.writes.last());
             last.is_some_and(|(on, fate)| self.servers[on].alive && *fate != Fate::Unsent)
         };
-        // Of two that wait under one id, one that came back just now found no room, or else the newer.
+        // Of two requests with one id, the hold was full for the one that came back just now, or else for the newer.
         let full = message.to_string().contains("hold_full");
         let came_back = |ask: &Ask| {
             let last = self.sent.get(&ask.number).and_then(|sent| sent.writes.last());
@@ -758,12 +766,12 @@ impl World {
         };
         let age = |ask: &Ask| if full { (!came_back(ask), u64::MAX - ask.number) } else { (false, ask.number) };
         let words = message.to_string();
-        // Only who is with a server can have been there for too long.
+        // Only a request that a server holds can time out there.
         let drained = CUT_SHORT.iter().any(|reason| words.contains(reason));
         let named = |ask: &Ask| words.contains(&format!("`{}`", ask.method));
         let Some(ask) = open.iter().min_by_key(|ask| (ask.cancelled, !named(ask), held(ask) != drained, age(ask)))
         else {
-            self.fail(&format!("1: nobody waits for {message}"))
+            self.fail(&format!("1: no open request for {message}"))
         };
         let edited = ask.class == Class::List(0);
         check!(
@@ -783,19 +791,19 @@ impl World {
         };
         let writes = self.sent.get(&number).map(|sent| sent.writes.as_slice()).unwrap_or_default();
         let reason = data["reason"].as_str();
-        // What came back from a server's queue was never with that server.
+        // A request that came back from a server's queue never reached that server.
         let last = writes.last().filter(|(_, fate)| *fate != Fate::Unsent);
         let holder = last.map(|(on, _)| &self.servers[on]).filter(|server| server.alive && server.stop.is_none());
-        // A server that is slow to open is stood in for.
+        // The opening of a slow server is answered without it.
         let opens = matches!(ask.class, Class::Initialize | Class::Discover | Class::List(_));
         let stood_in = holder
             .filter(|server| opens && !self.ever_ready && !server.ready && code.is_none_or(|code| code == -32601))
             .map(|server| server.generation);
         let holder = if stood_in.is_some() { None } else { holder };
-        // Only where a drain is over, or a probe is, do we speak for one that could.
+        // The relay answers for a running server only if a drain or a probe has timed out.
         let is_cut_short = reason.is_some_and(|reason| CUT_SHORT.contains(&reason));
-        // A call of the server's own restart tool is answered when a new server is ready, whether the old one is gone or
-        // not; no other call is answered as a success (x4).
+        // A call of the server's own restart tool is answered when a new server is ready, whether the old one is gone
+        // or not; no other call is answered as a success (x4).
         let is_success = matches!(ask.class, Class::Call { .. }) && message["result"]["isError"] == false;
         let is_ours = |tool: &str| self.clash && OURS.iter().any(|ours| tool.ends_with(ours));
         let is_ours = matches!(&ask.class, Class::Call { tool, .. } if is_ours(tool));
@@ -804,15 +812,15 @@ impl World {
         let speaks_for = is_cut_short
             || is_due
             || matches!(ask.class, Class::Discover | Class::Listen { .. } | Class::Ping | Class::List(0));
-        // A request that moves on when a drain is over may turn out to be ours to answer; its server stops at once.
+        // A request that moves after a drain timeout may have to be answered by the relay; its server stops at once.
         let moves = holder.filter(|_| !speaks_for && self.is_safe(ask));
         check!(self, holder.is_none() || speaks_for || moves.is_some(), "1: we answer {number}, which a server holds");
-        // One that hangs has other calls to finish.
+        // A hung server has other calls to finish.
         let leaves = moves.filter(|server| !self.hung.contains(&server.generation)).map(|server| server.generation);
         if data["limit"] == "queued_bytes_max" {
             let bytes = self.serving().and_then(|serving| self.queues.get(&serving)).copied().unwrap_or(0);
-            let max = self.settings.limits.queued_bytes_max;
-            // One that was refused in a batch is heard of with the rest of it.
+            let max = self.settings.limits.queue.queued_bytes_max;
+            // A refusal in a batch is sent with the rest of the batch.
             check!(
                 self,
                 bytes >= max || ask.batch.is_some(),
@@ -826,7 +834,7 @@ impl World {
                 check!(self, !took, "2: {number} was taken by a pipe, and we deny it");
             }
             Some("unknown") => {
-                // A drain that is over is told before its pipe can be asked.
+                // A drain timeout is reported before the state of the pipe is known.
                 let took = writes.iter().any(|(_, fate)| match reason {
                     Some(reason) if CUT_SHORT.contains(&reason) => true,
                     _ => *fate == Fate::Taken,
@@ -856,7 +864,7 @@ impl World {
         number
     }
 
-    /// What the client knows from an answer.
+    /// Updates what the client knows from an answer.
     fn learn(&mut self, ask: u64, message: &Value, local: bool) {
         let result = &message["result"];
         match self.asks[&ask].class.clone() {
@@ -890,7 +898,7 @@ impl World {
 
     fn learn_list(&mut self, ask: u64, kind: usize, result: &Value, local: bool) {
         let all = result[MEMBERS[kind]].as_array().cloned().unwrap_or_default();
-        // Every item of a server's has a variant, and none of ours has.
+        // Every item of a server has a variant, and no item of outlast has one.
         let (theirs, ours): (Vec<Value>, Vec<Value>) = all.into_iter().partition(|item| item.get("v").is_some());
         let items = by_key(kind, theirs);
         let next = result["nextCursor"].as_str().map(str::to_owned);
@@ -922,7 +930,7 @@ impl World {
         if local && !items.is_empty() {
             let same = last_good.as_ref() == Some(&items)
                 || self.cached[kind].clone().is_some_and(|cached| by_key(kind, cached) == items);
-            // One may still wait for the rest of its batch.
+            // A notification may still wait for the rest of its batch.
             check!(self, same || self.batched[FAMILY[kind]], "q3, q4: a list from memory that the client never had");
         }
         self.announced[FAMILY[kind]] = false;
@@ -932,13 +940,13 @@ impl World {
 
     // ---- at rest ----------------------------------------------------------------------------------------
 
-    pub fn check_rest(&mut self) {
+    pub(super) fn check_rest(&mut self) {
         let over = self.gone.is_some() || self.left;
         check!(self, over == self.ended, "12: over {over}, ended {}", self.ended);
         check!(self, self.nulls_due == 0, "1: nonsense without an answer");
         let waiting = self.tickets_waiting.len() + self.tickets_running.len();
-        check!(self, waiting == 0, "12: {waiting} who asked for a restart were never told");
-        if self.gone != Some(Farewell::Broken) {
+        check!(self, waiting == 0, "12: {waiting} requests for a restart were not answered");
+        if self.gone != Some(ClientEnd::Broken) {
             for ask in self.asks.values() {
                 let owed = !ask.cancelled && (over || !matches!(ask.class, Class::Listen { .. }));
                 check!(self, ask.answers == 1 || !owed, "1: {} ({:?}) was never answered", ask.number, ask.class);
@@ -949,7 +957,7 @@ impl World {
         if over {
             return;
         }
-        let status = self.relay.status(self.now);
+        let status = self.relay.status(self.now).to_json();
         check!(self, status["held"] == 0, "10: held at rest: {status}");
         let open = self.asks.values().filter(|ask| ask.answers == 0).count() as u64;
         check!(self, status["in_flight"].as_u64().unwrap_or(0) <= open, "10: in flight at rest: {status}");
@@ -987,14 +995,14 @@ impl World {
         }
     }
 
-    /// With no end and no restart everybody sees what they would see without us.
+    /// Without ends and restarts both sides see what they would see without outlast.
     fn check_peace(&self) {
         for (number, sent) in &self.sent {
             let local = match self.asks.get(number).map(|ask| &ask.class) {
                 Some(Class::Ours(_) | Class::TooMuch | Class::List(0) | Class::Page(0, _)) => true,
                 Some(Class::Call { .. }) if self.clash => true,
                 Some(_) => self.asks[number].cancelled,
-                // What we answer ourselves is cancelled with us.
+                // The cancellation of a request that the relay answered itself is not forwarded.
                 None => matches!(sent.kind, Kind::Answer(_)) || sent.line.windows(9).any(|part| part == b"cancelled"),
             };
             let local = local || self.refused.contains(number);
@@ -1007,12 +1015,12 @@ impl World {
                 Word::Question { .. } | Word::Cancelled { .. } => !self.client.is_modern(),
                 _ => false,
             };
-            // Answers are owed anyway, and lists have their own rules.
+            // Answers are checked elsewhere, and lists have their own rules.
             check!(self, !due || said.delivered, "6: {number} never reached the client");
         }
     }
 
-    pub fn may_leave_after(&self, server: &Server, how: &How) -> bool {
+    pub(super) fn may_leave_after(&self, server: &Server, how: &How) -> bool {
         let current = server.ready && !server.draining && server.stop.is_none();
         current
             && *how == How::Exited(Exit::Code(0))
@@ -1025,7 +1033,7 @@ fn by_key(kind: usize, items: Vec<Value>) -> BTreeMap<String, Value> {
     items.into_iter().map(|item| (item[KEYS[kind]].as_str().unwrap_or_default().to_owned(), item)).collect()
 }
 
-/// The names that ours have beside these.
+/// The names of outlast's tools beside these.
 fn our_names(names: &[&str]) -> [String; 3] {
     OURS.map(|tool| {
         let mut name = tool.to_owned();
@@ -1038,16 +1046,16 @@ fn our_names(names: &[&str]) -> [String; 3] {
     })
 }
 
-/// A request's bytes but for its id.
+/// The bytes of a request without its id.
 fn without_id(line: &[u8]) -> String {
     let text = String::from_utf8_lossy(line);
     let from = text.find(r#""id":"#).expect("a request has an id");
     let to = text.find(r#","method""#).expect("a request has a method");
-    // White space after the id stays with it.
+    // White space after the id is removed with it.
     format!("{}{}", &text[..from], &text[to..])
 }
 
-/// A discover result of a server's as we tell it again: for this once, and in our name.
+/// A discover result of a server as the relay repeats it: not cacheable, and under outlast's name.
 fn dressed(discovered: &Value) -> Value {
     let mut result = discovered.clone();
     result["ttlMs"] = json!(0);

@@ -1,4 +1,4 @@
-//! The client: of either era, polite or rude.
+//! The client: of either era, well behaved or not.
 
 use std::{collections::BTreeMap, time::Instant};
 
@@ -9,47 +9,47 @@ use serde_json::Value;
 use super::{Told, World, bytes, check, id_text};
 use crate::Dice;
 
-pub const METHODS: [&str; 4] = ["tools/list", "prompts/list", "resources/list", "resources/templates/list"];
-pub const MEMBERS: [&str; 4] = ["tools", "prompts", "resources", "resourceTemplates"];
-pub const KEYS: [&str; 4] = ["name", "name", "uri", "uriTemplate"];
+pub(super) const METHODS: [&str; 4] = ["tools/list", "prompts/list", "resources/list", "resources/templates/list"];
+pub(super) const MEMBERS: [&str; 4] = ["tools", "prompts", "resources", "resourceTemplates"];
+pub(super) const KEYS: [&str; 4] = ["name", "name", "uri", "uriTemplate"];
 /// Templates belong to the resources.
-pub const FAMILY: [usize; 4] = [0, 1, 2, 2];
-pub const FLAGS: [&str; 3] = ["toolsListChanged", "promptsListChanged", "resourcesListChanged"];
-pub const OURS: [&str; 3] = ["restart_server", "verify_server_restarted", "server_status"];
-pub const VERSION: &str = "2026-07-28";
+pub(super) const FAMILY: [usize; 4] = [0, 1, 2, 2];
+pub(super) const FLAGS: [&str; 3] = ["toolsListChanged", "promptsListChanged", "resourcesListChanged"];
+pub(super) const OURS: [&str; 3] = ["restart_server", "verify_server_restarted", "server_status"];
+pub(super) const VERSION: &str = "2026-07-28";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Era {
+pub(super) enum Era {
     Legacy,
     Modern,
-    /// It tries the stateless era first, and goes back to the handshake.
+    /// It tries the stateless era first, and falls back to the handshake.
     Probing,
 }
 
-pub struct Client {
+pub(super) struct Client {
     pub era: Era,
     pub rude: bool,
     version: String,
     next_id: u64,
-    /// It has asked for something, which shows its era.
+    /// It has sent a request, which shows its era.
     spoke: bool,
     pub probed: bool,
     pub asked: bool,
-    /// What it was told in its opening.
+    /// The answer to its opening.
     pub told: Option<Offer>,
-    /// It was told in our own words, as no server came up.
+    /// outlast answered the opening, because no server became ready.
     pub ever_local: bool,
     pub initialized: bool,
-    /// It has asked for another opening since, which has its own `initialized`.
+    /// It has sent another opening since, which has its own `initialized`.
     pub opens_anew: bool,
-    /// What it holds of each list.
+    /// Its copy of each list.
     pub lists: [Option<Holding>; 4],
     pub our_names: [String; 3],
 }
 
 /// What a server offers in its opening.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Offer {
+pub(super) struct Offer {
     pub version: String,
     pub families: [bool; 3],
     pub subscribe: bool,
@@ -57,39 +57,39 @@ pub struct Offer {
     pub completions: bool,
 }
 
-pub struct Holding {
+pub(super) struct Holding {
     pub items: BTreeMap<String, Value>,
     /// The last list that was complete, which may be this one.
     pub last_good: Option<BTreeMap<String, Value>>,
     pub next: Option<String>,
     pub ours: Vec<String>,
-    /// It has been told since that it is another one.
+    /// A later notification said that the list changed.
     pub changed: bool,
-    /// The listens that were open when it came.
+    /// The subscriptions that were open when it came.
     pub listens: Vec<u64>,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Class {
+pub(super) enum Class {
     Initialize,
     Discover,
     List(usize),
     Page(usize, String),
-    /// Anything else that may be asked twice.
+    /// Any other request that may be repeated.
     Safe,
     Ping,
-    /// `plain`: without a task, and without anything that is good for one use.
+    /// `plain`: without a task, and without anything that can be used only once.
     Call {
         tool: String,
         plain: bool,
     },
-    /// By its place in `OURS`.
+    /// By its index in `OURS`.
     Ours(usize),
     Listen {
         wants: [bool; 3],
     },
     Other,
-    /// It was too long, and only its start was seen.
+    /// The line was too long, and only its start was read.
     TooMuch,
 }
 
@@ -100,7 +100,7 @@ impl Class {
 }
 
 /// A request of the client's.
-pub struct Ask {
+pub(super) struct Ask {
     pub number: u64,
     pub id: String,
     pub method: String,
@@ -118,41 +118,41 @@ pub struct Ask {
 
 impl Ask {
     /// A call of the server's own restart tool that is answered with an ordinary result.
-    pub fn is_restart(&self) -> bool {
+    pub(super) fn is_restart(&self) -> bool {
         matches!(&self.class, Class::Call { tool, .. } if tool == super::RESTART_TOOL)
     }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Fate {
+pub(super) enum Fate {
     Unknown,
     Taken,
     Unsent,
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Kind {
+pub(super) enum Kind {
     Request,
-    /// `notifications/initialized`: every child hears it.
+    /// `notifications/initialized`: every child receives it.
     Initialized,
     Note,
-    /// An answer to the question that the client knows by this id.
+    /// An answer to the server request that the client knows by this id.
     Answer(String),
-    /// No message at all, or an array that nobody agreed on.
+    /// Not a message, or an array where no batches were agreed on.
     Raw,
 }
 
-/// A line of the client's, as it should reach a server.
-pub struct Sent {
+/// A line of the client, as it should reach a server.
+pub(super) struct Sent {
     pub line: Bytes,
     pub kind: Kind,
     pub writes: Vec<(u32, Fate)>,
-    /// Somebody served when it was said.
+    /// A server was ready when it was sent.
     pub while_serving: bool,
 }
 
 impl Sent {
-    pub fn note_fate(&mut self, generation: u32, taken: bool) {
+    pub(super) fn note_fate(&mut self, generation: u32, taken: bool) {
         for (to, fate) in &mut self.writes {
             if *to == generation && *fate == Fate::Unknown {
                 *fate = if taken { Fate::Taken } else { Fate::Unsent };
@@ -162,16 +162,16 @@ impl Sent {
 }
 
 /// A server's request, as the client knows it.
-pub struct Question {
+pub(super) struct Question {
     pub generation: u32,
     pub own: String,
     pub open: bool,
-    /// By us, as its server ended.
+    /// The relay cancelled it, because its server ended.
     pub cancelled: u32,
 }
 
 impl Client {
-    pub fn new(dice: &mut Dice) -> Client {
+    pub(super) fn new(dice: &mut Dice) -> Client {
         Client {
             era: dice.pick(&[Era::Legacy, Era::Legacy, Era::Legacy, Era::Modern, Era::Modern, Era::Probing]),
             rude: dice.one_in(3),
@@ -191,7 +191,7 @@ impl Client {
         }
     }
 
-    pub fn is_modern(&self) -> bool {
+    pub(super) fn is_modern(&self) -> bool {
         match self.era {
             Era::Legacy => false,
             Era::Modern => self.spoke,
@@ -201,7 +201,7 @@ impl Client {
 }
 
 impl World {
-    pub fn client_speaks(&mut self) {
+    pub(super) fn client_speaks(&mut self) {
         if self.gone.is_some() || self.ended || !self.relay.reads_client() {
             return;
         }
@@ -213,7 +213,7 @@ impl World {
             Era::Probing if !self.client.probed => return self.discovers(),
             Era::Modern if !self.client.probed && self.dice.one_in(2) => return self.discovers(),
             Era::Legacy | Era::Probing if !(self.client.asked || rude && self.dice.one_in(3)) => {
-                // A polite client waits for the answer to its probe.
+                // A well-behaved client waits for the answer to its probe.
                 let waits = self.asks.values().any(|ask| ask.class == Class::Discover && ask.answers == 0);
                 if waits && !(rude && self.dice.one_in(4)) {
                     return;
@@ -277,7 +277,7 @@ impl World {
         self.client.spoke = true;
         let modern = self.client.is_modern();
         if modern {
-            // From here on it was more than a probe.
+            // From here on it is more than a probe.
             self.client.era = Era::Modern;
         }
         match self.dice.below(30) {
@@ -344,14 +344,14 @@ impl World {
         self.ask("subscriptions/listen", &extra, Class::Listen { wants }, None)
     }
 
-    /// Writes a request and notes it. Whoever calls this sends it.
+    /// Writes a request and records it. The caller sends it.
     fn ask(&mut self, method: &str, extra: &str, class: Class, batch: Option<u64>) -> (u64, String) {
         let number = self.number();
         self.client.spoke = true;
         let modern = self.client.is_modern();
         let own = self.client.next_id;
         self.client.next_id += 1;
-        // Of two unlike requests under one id nobody could tell which of them an answer is for.
+        // If two different requests have one id, the request of an answer is unknown.
         let is_plain = class.is_plain() && batch.is_none();
         let open: Vec<String> = self
             .asks
@@ -413,7 +413,7 @@ impl World {
             .collect();
         let number = self.number();
         let id = if open.is_empty() || self.dice.one_in(8) {
-            r#""nobody""#.to_owned()
+            r#""unknown""#.to_owned()
         } else {
             let ask = self.dice.pick(&open);
             let ask = self.asks.get_mut(&ask).expect("listed above");
@@ -428,8 +428,8 @@ impl World {
         self.client_says(number, line, Kind::Note);
     }
 
-    /// Another request was made under the same id, so that nobody can tell which of them an answer is for.
-    pub fn has_twin(&self, ask: &Ask) -> bool {
+    /// Another request has the same id, so that the request of an answer is unknown.
+    pub(super) fn has_twin(&self, ask: &Ask) -> bool {
         self.asks.values().any(|other| other.number != ask.number && other.id == ask.id)
     }
 
@@ -464,9 +464,9 @@ impl World {
                 self.client_says(number, bytes(line), Kind::Note);
             }
             4 => {
-                // An answer to nobody.
-                let line = format!(r#"{{"jsonrpc":"2.0","id":"nobody","result":{{"n":{number}}}}}"#);
-                self.client_says(number, bytes(line), Kind::Answer("nobody".into()));
+                // An answer to no request.
+                let line = format!(r#"{{"jsonrpc":"2.0","id":"unknown","result":{{"n":{number}}}}}"#);
+                self.client_says(number, bytes(line), Kind::Answer("unknown".into()));
             }
             _ => {
                 let (number, text) = self.ask("x/long", "", Class::TooMuch, None);
@@ -530,7 +530,7 @@ impl World {
         self.happen(Event::ClientSaid(line), Told::Something);
     }
 
-    /// The client answers a server's question, perhaps one that is over.
+    /// The client answers a server request, perhaps one that has ended.
     fn client_answers(&mut self) {
         let rude = self.client.rude && self.dice.one_in(3);
         let mut known: Vec<String> =

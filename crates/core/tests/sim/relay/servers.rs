@@ -1,4 +1,4 @@
-//! The servers: one model for each generation, each with a temper.
+//! The servers: one model for each generation, each with its own behaviour.
 
 use std::{collections::VecDeque, time::Instant};
 
@@ -14,12 +14,12 @@ use super::{
 use crate::Dice;
 
 const PAGE: usize = 2;
-pub const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
+pub(super) const SUBSCRIPTION_ID: &str = "io.modelcontextprotocol/subscriptionId";
 
 /// Items by key and variant, for each of the four lists.
-pub type Lists = [Vec<(String, u64)>; 4];
+pub(super) type Lists = [Vec<(String, u64)>; 4];
 
-pub fn lists(dice: &mut Dice, clash: bool) -> Lists {
+pub(super) fn lists(dice: &mut Dice, clash: bool) -> Lists {
     let mut lists = [0, 1, 2, 3].map(|kind| {
         let some = dice.below(4);
         (1..=some).map(|index| (format!("{}{index}", &MEMBERS[kind][..1]), dice.below(2))).collect::<Vec<_>>()
@@ -36,7 +36,7 @@ pub fn lists(dice: &mut Dice, clash: bool) -> Lists {
     lists
 }
 
-pub fn item(kind: usize, key: &str, variant: u64) -> Value {
+pub(super) fn item(kind: usize, key: &str, variant: u64) -> Value {
     let mut item = json!({KEYS[kind]: key, "v": variant});
     if key == "read" {
         item["annotations"] = json!({"readOnlyHint": variant == 0});
@@ -48,7 +48,7 @@ pub fn item(kind: usize, key: &str, variant: u64) -> Value {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Handshake {
+pub(super) enum Handshake {
     Does,
     Refuses,
     Never,
@@ -56,7 +56,7 @@ pub enum Handshake {
 }
 
 /// A line on its way to a server.
-pub struct Line {
+pub(super) struct Line {
     pub bytes: Bytes,
     pub mark: Option<u64>,
     pub number: Option<u64>,
@@ -64,7 +64,7 @@ pub struct Line {
 
 /// A request that the server has read and not answered.
 #[derive(Clone)]
-pub struct Todo {
+pub(super) struct Todo {
     pub request: Value,
     pub number: Option<u64>,
     progress: u64,
@@ -77,18 +77,18 @@ impl Todo {
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Word {
-    /// To the client's request of that number, or to one of ours.
+pub(super) enum Word {
+    /// To the client's request of that number, or to one of the relay.
     Answer(Option<u64>),
     Question {
         own: String,
         ping: bool,
     },
-    /// Of its own question.
+    /// Cancels its own request.
     Cancelled {
         own: String,
     },
-    /// The end of a listen, by its number.
+    /// The end of a subscription, by its number.
     Torn(u64),
     Acknowledged(u64),
     Progress {
@@ -98,21 +98,21 @@ pub enum Word {
     ListChanged(usize),
     Updated,
     Log,
-    /// An answer to nobody.
+    /// An answer to no request.
     Stray,
     /// An error without an id.
     Null,
 }
 
-/// What a server said.
-pub struct Said {
+/// A message of a server.
+pub(super) struct Said {
     pub generation: u32,
     pub line: Bytes,
     pub word: Word,
     pub delivered: bool,
 }
 
-pub struct Server {
+pub(super) struct Server {
     pub generation: u32,
     pub handshake: Handshake,
     /// Requests are answered, sooner or later.
@@ -126,28 +126,28 @@ pub struct Server {
     pub todo: Vec<Todo>,
     next_question: u64,
     pub questions: Vec<String>,
-    /// Listens that it serves: number and id.
+    /// Open subscriptions: number and id.
     listens: Vec<(u64, Value)>,
     pub alive: bool,
-    /// As the relay asked.
+    /// The stop that the relay requested.
     pub stop: Option<How>,
     pub serves: bool,
     pub ready: bool,
     pub draining: bool,
-    /// Stopped while the client was there: it has nothing more to say.
+    /// Stopped while the client was connected: it can send nothing more.
     pub retired: bool,
-    /// It was to hear the client's handshake again, from us.
+    /// The relay repeats the client's handshake for it.
     pub replayed: bool,
     pub told_initialize: bool,
     pub told_initialized: bool,
-    /// The newest number of the client's that was first written to it.
+    /// The newest message of the client that was first written to it, by number.
     pub newest_told: u64,
-    /// The newest number of its own that reached the client.
+    /// The newest message of its own that reached the client, by number.
     pub newest_heard: u64,
     pub fetched_since: [Option<Instant>; 4],
     pub fetch_refused: [bool; 4],
     pub changed: [bool; 3],
-    /// The version that it said in a handshake of ours.
+    /// The version that it answered in a handshake of the relay.
     pub replied_version: Option<String>,
     pub early: usize,
     /// Its opening was answered without it; its handshake is with the relay.
@@ -158,15 +158,15 @@ pub struct Server {
 
 impl Server {
     /// It will never answer an opening.
-    pub fn is_mute(&self) -> bool {
+    pub(super) fn is_mute(&self) -> bool {
         self.handshake == Handshake::Never && !self.ready
     }
 
-    pub fn can_progress(&self) -> bool {
+    pub(super) fn can_progress(&self) -> bool {
         self.alive && self.todo.iter().any(Todo::has_token)
     }
 
-    pub fn items(&self, kind: usize) -> Vec<Value> {
+    pub(super) fn items(&self, kind: usize) -> Vec<Value> {
         if !self.offer.families[FAMILY[kind]] {
             return Vec::new();
         }
@@ -175,7 +175,7 @@ impl Server {
 }
 
 impl World {
-    pub fn new_server(&mut self, generation: u32) -> Server {
+    pub(super) fn new_server(&mut self, generation: u32) -> Server {
         let calm = self.calm || self.peaceful;
         let dice = &mut self.dice;
         let handshake = match dice.below(14) {
@@ -234,7 +234,7 @@ impl World {
 
     // ---- hearing ------------------------------------------------------------------------------------
 
-    pub fn server_reads(&mut self) {
+    pub(super) fn server_reads(&mut self) {
         let Some(generation) = self.any_server(|server| server.alive && !server.inbox.is_empty()) else { return };
         // The pipe may be slow, and the server slower.
         let (takes, reads) = (self.dice.below(4), self.dice.below(4));
@@ -280,7 +280,7 @@ impl World {
 
     // ---- speaking -----------------------------------------------------------------------------------
 
-    pub fn server_speaks(&mut self) {
+    pub(super) fn server_speaks(&mut self) {
         let Some(generation) = self.any_server(|server| server.alive) else { return };
         let modern = self.client.is_modern();
         let server = &self.servers[&generation];
@@ -322,8 +322,8 @@ impl World {
         }
     }
 
-    /// One thing that a server has begun; false if there is nothing left.
-    pub fn server_moves(&mut self) -> bool {
+    /// Continues something that a server has begun; false if there is nothing left.
+    pub(super) fn server_moves(&mut self) -> bool {
         let reads = |server: &Server| server.alive && !server.inbox.is_empty() && !server.stdin_closed;
         if let Some(generation) = self.any_server(reads) {
             let server = self.servers.get_mut(&generation).expect("found above");
@@ -349,7 +349,7 @@ impl World {
         self.happen(Event::ServerSaid(generation, line), Told::Heard(generation, number));
     }
 
-    /// It has heard an opening, so that it may speak of its lists.
+    /// It has received an opening, so that it may announce changes of its lists.
     fn server_is_open(&self, generation: u32) -> bool {
         let server = &self.servers[&generation];
         server.ready || (server.serves && self.client.is_modern())
@@ -395,7 +395,7 @@ impl World {
             "initialize" => {
                 let asked = params["protocolVersion"].as_str().unwrap_or_default();
                 let known = ["2024-11-05", "2025-03-26", "2025-06-18", "2025-11-25"];
-                // One and the same program answers alike in every life.
+                // The same program gives the same answers in every process.
                 let told = self.client.told.as_ref().map(|told| told.version.clone());
                 let asked = told.as_deref().unwrap_or(asked);
                 let version = match known.contains(&asked) {
@@ -465,7 +465,7 @@ impl World {
 
     fn server_tears_down(&mut self, generation: u32) {
         let server = self.servers.get_mut(&generation).expect("it is alive");
-        // What is acknowledged can be torn down.
+        // An acknowledged subscription can be ended.
         let open: Vec<(u64, Value)> = server
             .listens
             .iter()
@@ -518,8 +518,8 @@ impl World {
         self.server_says(generation, number, text, Word::Cancelled { own });
     }
 
-    /// It reads all that it was told, and answers something.
-    pub fn server_hurries(&mut self, generation: u32) {
+    /// It reads all its input, and answers some of it.
+    pub(super) fn server_hurries(&mut self, generation: u32) {
         let server = self.servers.get_mut(&generation).expect("it is alive");
         if !server.stdin_closed {
             server.taken = server.inbox.len();
@@ -530,7 +530,7 @@ impl World {
         self.server_answers(generation);
     }
 
-    pub fn server_progresses(&mut self, generation: u32) {
+    pub(super) fn server_progresses(&mut self, generation: u32) {
         let server = self.servers.get_mut(&generation).expect("it is alive");
         let able: Vec<usize> = (0..server.todo.len()).filter(|&index| server.todo[index].has_token()).collect();
         if able.is_empty() {
@@ -547,7 +547,7 @@ impl World {
         self.server_says(generation, number, text, Word::Progress { to, value });
     }
 
-    /// A list changes, and the server says so.
+    /// A list changes, and the server announces it.
     fn list_changes(&mut self, generation: u32) {
         if !self.server_is_open(generation) {
             return;
@@ -565,7 +565,7 @@ impl World {
             .filter(|(_, id)| !server.todo.iter().any(|todo| todo.request["id"] == *id))
             .map(|(_, id)| id.clone())
             .collect();
-        // In the stateless era only those who listen are told; with nobody there, nothing changes here.
+        // In the stateless era only open subscriptions are notified; without one nothing changes here.
         if self.client.is_modern() && listening.is_empty() {
             return;
         }
@@ -586,7 +586,7 @@ impl World {
         }
     }
 
-    pub fn server_is_ready(&mut self, generation: u32) {
+    pub(super) fn server_is_ready(&mut self, generation: u32) {
         for server in self.servers.values_mut() {
             if server.generation != generation && server.serves {
                 server.draining = true;
@@ -628,7 +628,7 @@ fn capabilities(offer: &Offer, list_changed: bool) -> String {
     format!("{{{}}}", parts.join(","))
 }
 
-/// What a line to a server is, for the checks of its order.
-pub fn line_number(line: &[u8], message: &Value) -> Option<u64> {
+/// The number of a line to a server, for the checks of the order.
+pub(super) fn line_number(line: &[u8], message: &Value) -> Option<u64> {
     if message.get("id").is_some_and(is_private) && message.get("method").is_some() { None } else { number_of(line) }
 }

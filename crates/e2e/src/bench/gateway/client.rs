@@ -1,4 +1,4 @@
-//! A blocking MCP client over HTTP: one connection, one session, one write a call.
+//! A blocking MCP client over HTTP: one connection, one session, one write per call.
 
 use std::{
     io::{self, Read, Write},
@@ -10,10 +10,10 @@ use std::{
 use memchr::memmem;
 use serde_json::Value;
 
-/// No answer of a working subject takes so long.
+/// No answer of a working subject takes this long.
 const ANSWER_MAX: Duration = Duration::from_secs(20);
 
-pub struct Session {
+pub(in crate::bench) struct Session {
     stream: TcpStream,
     address: String,
     id: Option<String>,
@@ -23,8 +23,8 @@ pub struct Session {
 }
 
 impl Session {
-    /// Initialised, and seen to echo.
-    pub fn open(address: &str) -> io::Result<Session> {
+    /// A session that is initialised, and has answered one echo call.
+    pub(in crate::bench) fn open(address: &str) -> io::Result<Session> {
         let stream = TcpStream::connect(address)?;
         stream.set_nodelay(true)?;
         stream.set_read_timeout(Some(ANSWER_MAX))?;
@@ -59,6 +59,21 @@ impl Session {
         Ok(session)
     }
 
+    /// The tool that [`Session::call`] calls.
+    pub(in crate::bench) fn choose_tool(&mut self, tool: &str) {
+        tool.clone_into(&mut self.echo_tool);
+    }
+
+    /// The same session over another connection.
+    pub(in crate::bench) fn reconnect(&mut self, address: &str) -> io::Result<()> {
+        self.stream = TcpStream::connect(address)?;
+        self.stream.set_nodelay(true)?;
+        self.stream.set_read_timeout(Some(ANSWER_MAX))?;
+        self.buffer.clear();
+        address.clone_into(&mut self.address);
+        Ok(())
+    }
+
     fn ask(&mut self, method: &str, params: &str) -> io::Result<String> {
         let id = self.next;
         self.next += 1;
@@ -67,27 +82,27 @@ impl Session {
     }
 
     /// About a hundred bytes of arguments.
-    pub fn send_call(&mut self) -> io::Result<()> {
+    pub(in crate::bench) fn send_call(&mut self) -> io::Result<()> {
         let (id, tool, text) = (self.next, &self.echo_tool, "x".repeat(90));
         self.next += 1;
         let params = format!(r#"{{"name":"{tool}","arguments":{{"text":"{text}"}}}}"#);
         self.post(&format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"tools/call","params":{params}}}"#))
     }
 
-    /// Any tool, with arguments as JSON. False: it was answered with a failure.
-    pub fn call_tool(&mut self, tool: &str, arguments: &str) -> io::Result<bool> {
+    /// Calls any tool, with arguments as JSON. False if the answer is a failure.
+    pub(in crate::bench) fn call_tool(&mut self, tool: &str, arguments: &str) -> io::Result<bool> {
         self.ask("tools/call", &format!(r#"{{"name":"{tool}","arguments":{arguments}}}"#))
             .map(|answer| !is_failed(&answer))
     }
 
-    /// False: it was answered with a failure.
-    pub fn call(&mut self) -> io::Result<bool> {
+    /// Calls the echo tool. False if the answer is a failure.
+    pub(in crate::bench) fn call(&mut self) -> io::Result<bool> {
         self.send_call()?;
         self.hear_call()
     }
 
-    /// The same of a call that was sent before.
-    pub fn hear_call(&mut self) -> io::Result<bool> {
+    /// Reads the answer to a call that was sent before. False if it is a failure.
+    pub(in crate::bench) fn hear_call(&mut self) -> io::Result<bool> {
         self.hear().map(|answer| !is_failed(&answer))
     }
 
@@ -104,7 +119,7 @@ impl Session {
         self.stream.write_all(text.as_bytes())
     }
 
-    /// The whole next answer: its JSON, out of whatever it is wrapped in.
+    /// The whole next answer: its JSON, out of its body or event stream.
     fn hear(&mut self) -> io::Result<String> {
         loop {
             if let Some((answer, length)) = self.parse()? {
@@ -120,7 +135,7 @@ impl Session {
         }
     }
 
-    /// The answer at the start of the buffer and its length, if all of it is there.
+    /// The answer at the start of the buffer and its length, if it is complete.
     fn parse(&mut self) -> io::Result<Option<(String, usize)>> {
         let Some(head) = memmem::find(&self.buffer, b"\r\n\r\n") else { return Ok(None) };
         let text = String::from_utf8_lossy(&self.buffer[..head]).to_ascii_lowercase();
@@ -143,7 +158,7 @@ impl Session {
             (rest[..length].to_vec(), length)
         };
         if let Some(id) = header("mcp-session-id") {
-            // Header names do not care for case, ids do.
+            // Header names are case-insensitive, ids are not.
             let original = String::from_utf8_lossy(&self.buffer[..head]);
             let at = text.find(&id).expect("it was found in it");
             self.id = Some(original[at..at + id.len()].to_owned());
@@ -161,7 +176,7 @@ impl AsFd for Session {
     }
 }
 
-/// The body in chunks, and how long it was with them; nothing while its end is not there.
+/// The body without its chunk framing, and its length with it; none if it is not complete.
 fn unchunk(mut rest: &[u8]) -> Option<(Vec<u8>, usize)> {
     let (whole, mut body) = (rest.len(), Vec::new());
     loop {
@@ -180,10 +195,24 @@ fn unchunk(mut rest: &[u8]) -> Option<(Vec<u8>, usize)> {
     }
 }
 
-/// Of a stream, what answers the call.
+/// The last event of a stream, which answers the call.
 fn last_answer(events: &str) -> String {
     let mut data = events.lines().filter_map(|line| line.strip_prefix("data:")).map(str::trim);
     data.rfind(|text| text.contains("\"id\":")).unwrap_or_default().to_owned()
+}
+
+/// Asks about a session that does not exist, until the gateway answers.
+pub(super) fn is_missing(address: &str) -> io::Result<()> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(ANSWER_MAX))?;
+    let id = "0".repeat(32);
+    write!(stream, "DELETE /mcp HTTP/1.1\r\nhost: {address}\r\nmcp-session-id: {id}\r\nconnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    match answer.starts_with("HTTP/1.1 404") {
+        true => Ok(()),
+        false => Err(io::Error::other(format!("answered {answer}"))),
+    }
 }
 
 fn is_failed(answer: &str) -> bool {

@@ -1,26 +1,30 @@
-//! Tools and calls that cost a gateway as much as its limits allow, or would cost far more without them.
+//! Tools and calls that cost a gateway as much as its limits allow, or far more without its limits.
 
 use serde_json::{Map, Value, json};
 
-/// Of each kind, so that each is compiled anew.
+/// Copies of each kind, so that each is compiled separately.
 const COPIES: usize = 20;
 
-/// A list of tools: thousands that say little, and some whose schemas are costly to compile or to evaluate.
-pub fn definitions() -> String {
+/// A list of tools: thousands of short ones, and some whose schemas are costly to compile or to evaluate.
+pub(super) fn definitions() -> String {
     let plain = (0..5_000).map(|n| json!({"name": format!("plain{n}"), "inputSchema": {"type": "object"}}));
+    let alike = names_of_one_hash("hostile__", "021a542", "ccckwxow", 10_000);
+    let alike = alike.map(|name| json!({"name": name, "inputSchema": {"type": "object"}}));
     let costly = (0..COPIES).flat_map(|copy| {
         schemas().into_iter().map(move |(name, mut schema)| {
             schema["title"] = json!(copy);
             json!({"name": format!("{name}{copy}"), "inputSchema": schema})
         })
     });
-    Value::Array(plain.chain(costly).collect()).to_string()
+    Value::Array(plain.chain(alike).chain(costly).collect()).to_string()
 }
 
-/// Calls of them, each with arguments that are as bad for it as can be: name and arguments as JSON.
-pub fn calls() -> Vec<(String, String)> {
+/// Calls of these tools, each with the worst arguments for it: name and arguments as JSON.
+pub(super) fn calls() -> Vec<(String, String)> {
     let nested = |depth: usize| format!("{}1{}", r#"{"a":"#.repeat(depth), "}".repeat(depth));
     let numbers = |count: usize| format!(r#"{{"a":[{}1]}}"#, "1,".repeat(count));
+    let alike = names_of_one_hash("", "aaaaaaaa000d743a", "l8nih-2i", 14_000).map(|name| format!(r#""{name}":1"#));
+    let alike: Vec<String> = alike.collect();
     let arguments = [
         ("doubling", "{}".to_owned()),
         ("large", r#"{"p1":5}"#.to_owned()),
@@ -31,11 +35,19 @@ pub fn calls() -> Vec<(String, String)> {
         ("wide", numbers(100_000)),
         ("unique", numbers(9_000)),
         ("plain", nested(9_000)),
+        ("plain", format!("{{{}}}", alike.join(","))),
     ];
     let each = |copy: usize| {
         arguments.iter().map(move |(name, arguments)| (format!("hostile__{name}{copy}"), arguments.clone()))
     };
     (0..COPIES).flat_map(each).collect()
+}
+
+/// Names that are all equal for the hash of rustc-hash, if this prefix is put before them: the third block begins with the hash of the
+/// first, so that the rest of the third does not count.
+fn names_of_one_hash(prefix: &str, first: &str, third: &str, count: usize) -> impl Iterator<Item = String> {
+    assert_eq!((prefix.len() + first.len(), third.len()), (16, 8), "the blocks have 16 bytes");
+    (0..count).map(move |n| format!("{first}{:a<16}{third}{n:08x}{:a<16}", "", ""))
 }
 
 fn schemas() -> Vec<(&'static str, Value)> {

@@ -1,4 +1,4 @@
-//! The measurements, each made of every subject in turn.
+//! The measurements: each is made for every subject in turn.
 
 use std::{
     collections::BTreeMap,
@@ -16,35 +16,39 @@ use super::{
     subject::{Running, Stage, Subject},
     table::{Metric, Report},
 };
-use crate::bench::{session as pipes, subject as relay};
+use crate::bench::{session as pipes, subject as relay, tree::Process};
 
 const SESSIONS: usize = 32;
 const BACKENDS: usize = 10;
+/// Sessions that one gateway keeps across its restart.
+const MANY: usize = 10_000;
 const WARM_UP_CALLS: usize = 300;
-/// The restart policy forgives the first crash of a server that was ready for 5 s.
+/// The restart policy restarts a server at once after its first crash if it was ready for 5 s.
 const READY_FOR: Duration = Duration::from_millis(5_200);
-/// A subject that has not recovered by then never will, as far as a caller is concerned.
+/// A subject that has not recovered by then counts as one that never does.
 const RECOVERY_MAX: Duration = Duration::from_secs(10);
-/// Between the failed calls of a subject that answers its failures at once.
+/// The pause between failed calls of a subject that answers its failures at once.
 const RETRY_PAUSE: Duration = Duration::from_millis(1);
-/// Long enough for what a start leaves running to finish, before "idle" is read.
+/// Long enough for start-up work to finish, before "idle" is measured.
 const SETTLE: Duration = Duration::from_secs(1);
 /// Load before the server is killed, and after.
 const AROUND_KILL: Duration = Duration::from_secs(1);
 
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Phase {
+pub(crate) enum Phase {
     Small,
     Load,
     Rss,
     Crash,
     Loop,
+    Sessions,
 }
 
 impl Phase {
-    pub const ALL: [Phase; 5] = [Phase::Small, Phase::Load, Phase::Rss, Phase::Crash, Phase::Loop];
+    pub(crate) const ALL: [Phase; 6] =
+        [Phase::Small, Phase::Load, Phase::Rss, Phase::Crash, Phase::Loop, Phase::Sessions];
 
-    pub fn named(name: &str) -> Option<Phase> {
+    pub(crate) fn named(name: &str) -> Option<Phase> {
         Phase::ALL.into_iter().find(|phase| phase.name() == name)
     }
 
@@ -55,6 +59,7 @@ impl Phase {
             Phase::Rss => "rss",
             Phase::Crash => "crash",
             Phase::Loop => "loop",
+            Phase::Sessions => "sessions",
         }
     }
 }
@@ -64,7 +69,7 @@ struct Size {
     small_calls: usize,
     load_calls: usize,
     crashes: usize,
-    /// A rival is measured for so long at most; what it did by then is its sample.
+    /// The longest time for one measurement of a rival; its results by then are its sample.
     rival_max: Duration,
 }
 
@@ -72,26 +77,26 @@ const FULL: Size =
     Size { rounds: 5, small_calls: 10_000, load_calls: 40_000, crashes: 3, rival_max: Duration::from_secs(4) };
 const QUICK: Size =
     Size { rounds: 3, small_calls: 3_000, load_calls: 15_000, crashes: 1, rival_max: Duration::from_secs(2) };
-/// No single measurement of a working subject comes near it.
+/// No single measurement of a working subject takes this long.
 const OURS_MAX: Duration = Duration::from_secs(180);
 
-/// CPU time of the gateway's processes, and the calls it was spent on; summed, as the clock is coarse.
+/// CPU time of the gateway's processes, and the number of calls; summed, because the clock is coarse.
 #[derive(Default)]
 struct Spent {
     cpu: Duration,
     calls: usize,
 }
 
-pub struct Bench<'a> {
+pub(super) struct Bench<'a> {
     stage: &'a Stage,
     size: Size,
-    /// Those still measured; one that fails drops out with a note.
+    /// The subjects that are still measured; a subject that fails is removed with a note.
     subjects: Vec<Subject>,
     report: Report,
 }
 
 impl<'a> Bench<'a> {
-    pub fn new(stage: &'a Stage, is_quick: bool) -> Bench<'a> {
+    pub(super) fn new(stage: &'a Stage, is_quick: bool) -> Bench<'a> {
         let size = if is_quick { QUICK } else { FULL };
         let mut report = Report::new(size.rounds);
         let mut subjects = Vec::new();
@@ -104,7 +109,7 @@ impl<'a> Bench<'a> {
         Bench { stage, size, subjects, report }
     }
 
-    pub fn run(mut self, phases: &[Phase]) -> Report {
+    pub(super) fn run(mut self, phases: &[Phase]) -> Report {
         let calls: Vec<Phase> =
             [Phase::Small, Phase::Load].into_iter().filter(|phase| phases.contains(phase)).collect();
         if !calls.is_empty() {
@@ -119,6 +124,11 @@ impl<'a> Bench<'a> {
         if phases.contains(&Phase::Loop) {
             self.measure_loop();
         }
+        if phases.contains(&Phase::Sessions)
+            && let Err(problem) = self.measure_sessions()
+        {
+            self.drop_out(Subject::Outlast, Phase::Sessions, &problem);
+        }
         self.report
     }
 
@@ -127,7 +137,7 @@ impl<'a> Bench<'a> {
         self.subjects.retain(|other| *other != subject);
     }
 
-    /// The subjects of one round; another one is first each time, so that no one always follows the same.
+    /// The subjects of one round, in rotated order, so that a subject does not always follow the same one.
     fn turn(&self, round: usize) -> Vec<Subject> {
         let mut subjects = self.subjects.clone();
         let count = subjects.len();
@@ -245,7 +255,8 @@ impl<'a> Bench<'a> {
                 Err(problem) => self.drop_out(Subject::Direct, Phase::Crash, &problem),
             }
             for subject in self.turn(round) {
-                // One answer of a rival is enough: it recovers in its own way or never. The hop has no such thing.
+                // One measurement of a rival is enough: it recovers in its own way or never. The hop does not
+                // recover.
                 if subject == Subject::Outlast || subject.is_rival() && round == 0 {
                     match self.measure_crash(subject) {
                         Ok(took) => {
@@ -263,8 +274,8 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// The longest that one client waits for its answer while another one and a backend send what costs most. The gateway
-    /// has one loop, so its longest turn is no longer than that.
+    /// The longest time that one client waits for its answer while another client and a backend send the most costly
+    /// messages. The gateway has one loop, so its longest turn is no longer than that.
     fn measure_loop(&mut self) {
         eprintln!("hostile input");
         for _ in 0..self.size.rounds.min(3) {
@@ -273,6 +284,37 @@ impl<'a> Bench<'a> {
                 Err(problem) => return self.drop_out(Subject::Outlast, Phase::Loop, &problem),
             }
         }
+    }
+
+    /// Many sessions that were used once, and a restart of the gateway with all their records.
+    fn measure_sessions(&mut self) -> io::Result<()> {
+        eprintln!("{MANY} sessions");
+        let (running, first) = self.stage.start_many(MANY)?;
+        let mut one = open(&running, 1)?.remove(0);
+        let memory =
+            |running: &Running| -> u64 { running.gateway(&self.stage.echo).into_iter().map(Process::memory).sum() };
+        let before = memory(&running);
+        for _ in 1..MANY {
+            // Each session drops its connection, as idle clients do.
+            Session::open(&running.address)?;
+        }
+        thread::sleep(SETTLE);
+        let per_session = (memory(&running) as f64 - before as f64) / MANY as f64;
+        let disk = self.stage.session_bytes()?;
+        running.kill();
+        drop(running);
+        let (running, again) = self.stage.start_many(MANY)?;
+        one.reconnect(&running.address)?;
+        if !one.call()? {
+            return Err(io::Error::other("lost a session"));
+        }
+        let restarted = memory(&running).saturating_sub(before) as f64 / MANY as f64;
+        let more = again.as_secs_f64() - first.as_secs_f64();
+        self.report.sample(Metric::SessionsStart, Subject::Outlast, more * 1e3);
+        self.report.sample(Metric::SessionsMemory, Subject::Outlast, per_session / 1e3);
+        self.report.sample(Metric::SessionsStored, Subject::Outlast, restarted / 1e3);
+        self.report.sample(Metric::SessionsDisk, Subject::Outlast, disk as f64 / 1e6);
+        Ok(())
     }
 
     fn measure_longest_turn(&self) -> io::Result<Duration> {
@@ -294,7 +336,7 @@ impl<'a> Bench<'a> {
         Ok(longest)
     }
 
-    /// What the server itself needs from its start to its first answer to a call.
+    /// The time from the start of the server itself to its first answer to a call.
     fn measure_bare_start(&self) -> io::Result<Duration> {
         let stage = relay::Stage::set(None)?;
         let start = Instant::now();
@@ -304,7 +346,7 @@ impl<'a> Bench<'a> {
         Ok(start.elapsed())
     }
 
-    /// From the death of the server to the first call of the same session that succeeds; `None` if none does.
+    /// From the end of the server to the first call of the same session that succeeds; `None` if none does.
     fn measure_crash(&self, subject: Subject) -> io::Result<Option<Duration>> {
         let running = self.stage.start(subject, 1)?;
         let mut session = open(&running, 1)?.remove(0);
@@ -350,7 +392,7 @@ impl<'a> Bench<'a> {
 }
 
 fn open(running: &Running, count: usize) -> io::Result<Vec<Session>> {
-    // Who listens may not have its servers yet.
+    // A gateway that listens may not have its servers yet.
     let deadline = Instant::now() + RECOVERY_MAX;
     let mut sessions = Vec::new();
     while sessions.len() < count {
@@ -374,7 +416,11 @@ fn warm_up(session: &mut Session, limit: Duration) -> io::Result<()> {
     Ok(())
 }
 
-fn measure_small(session: &mut Session, calls: usize, limit: Duration) -> io::Result<Vec<Duration>> {
+pub(in crate::bench) fn measure_small(
+    session: &mut Session,
+    calls: usize,
+    limit: Duration,
+) -> io::Result<Vec<Duration>> {
     let start = Instant::now();
     let mut times = Vec::with_capacity(calls);
     while times.is_empty() || times.len() < calls && start.elapsed() < limit {
@@ -387,7 +433,7 @@ fn measure_small(session: &mut Session, calls: usize, limit: Duration) -> io::Re
     Ok(times)
 }
 
-fn measure_load(sessions: &mut [Session], calls: usize, limit: Duration) -> io::Result<Load> {
+pub(in crate::bench) fn measure_load(sessions: &mut [Session], calls: usize, limit: Duration) -> io::Result<Load> {
     let start = Instant::now();
     let mut load = Load::start(sessions)?;
     while load.calls < calls && start.elapsed() < limit {
@@ -400,10 +446,10 @@ fn measure_load(sessions: &mut [Session], calls: usize, limit: Duration) -> io::
 }
 
 /// One call of each session is always in flight.
-struct Load {
-    calls: usize,
-    failed: usize,
-    /// The longest any session waited for an answer.
+pub(in crate::bench) struct Load {
+    pub calls: usize,
+    pub failed: usize,
+    /// The longest time that any session waited for an answer.
     pause: Duration,
     asked: Vec<Instant>,
 }
@@ -439,7 +485,7 @@ impl Load {
         Ok(())
     }
 
-    /// Takes the last answers; how many never came.
+    /// Reads the last answers; returns how many never came.
     fn finish(&mut self, sessions: &mut [Session]) -> usize {
         let mut open: Vec<usize> = (0..sessions.len()).collect();
         let deadline = Instant::now() + RECOVERY_MAX;
@@ -458,6 +504,6 @@ impl Load {
     }
 }
 
-fn milliseconds(time: Duration) -> f64 {
+pub(in crate::bench) fn milliseconds(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
 }

@@ -1,4 +1,4 @@
-//! Who stands between client and server, and how each is started.
+//! The subjects between client and server, and how each is started.
 
 use std::{
     env, fs,
@@ -19,16 +19,16 @@ use tempfile::TempDir;
 
 use crate::bench::tree::{self, Process};
 
-/// A Python gateway on a busy machine takes its time.
+/// A Python gateway on a busy machine starts slowly.
 const START_MAX: Duration = Duration::from_secs(60);
 const STOP_MAX: Duration = Duration::from_secs(3);
 const LOOK: Duration = Duration::from_millis(5);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Subject {
+pub(crate) enum Subject {
     /// The server itself, over its pipes.
     Direct,
-    /// An HTTP endpoint with no policy at all.
+    /// A minimal HTTP endpoint without any policy.
     Hop,
     Outlast,
     McpProxyPy,
@@ -38,7 +38,7 @@ pub enum Subject {
 }
 
 impl Subject {
-    pub const ALL: [Subject; 7] = [
+    pub(crate) const ALL: [Subject; 7] = [
         Subject::Direct,
         Subject::Hop,
         Subject::Outlast,
@@ -48,7 +48,7 @@ impl Subject {
         Subject::Fastmcp,
     ];
 
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Subject::Direct => "direct, stdio",
             Subject::Hop => "bare hop",
@@ -60,18 +60,18 @@ impl Subject {
         }
     }
 
-    pub fn is_rival(self) -> bool {
+    pub(crate) fn is_rival(self) -> bool {
         !matches!(self, Subject::Direct | Subject::Hop | Subject::Outlast)
     }
 
-    /// Whether it can have several servers behind one process.
-    pub fn takes_many(self) -> bool {
+    /// Whether one process can have several servers.
+    pub(crate) fn takes_many(self) -> bool {
         matches!(self, Subject::Outlast | Subject::McpProxyPy | Subject::Fastmcp)
     }
 }
 
-/// The programs, and a directory to run them in: state they leave behind goes with it.
-pub struct Stage {
+/// The programs, and a directory to run them in, which is removed with their state.
+pub(super) struct Stage {
     directory: TempDir,
     pub echo: PathBuf,
     hop: PathBuf,
@@ -80,7 +80,7 @@ pub struct Stage {
 }
 
 impl Stage {
-    pub fn set(outlast: Option<PathBuf>) -> io::Result<Stage> {
+    pub(super) fn set(outlast: Option<PathBuf>) -> io::Result<Stage> {
         let beside = env::current_exe()?.parent().expect("a program lies in a directory").canonicalize()?;
         let peers = env::var_os("OUTLAST_PEERS").map(PathBuf::from).and_then(|path| path.canonicalize().ok());
         let stage = Stage {
@@ -114,8 +114,8 @@ impl Stage {
         }
     }
 
-    /// Why a subject cannot be measured here, if it cannot.
-    pub fn absence(&self, subject: Subject) -> Option<&'static str> {
+    /// Why a subject cannot be measured here, or none.
+    pub(super) fn absence(&self, subject: Subject) -> Option<&'static str> {
         match (self.program(subject), subject.is_rival()) {
             (Some(_), _) => None,
             (None, true) => Some("not provisioned in $OUTLAST_PEERS"),
@@ -123,8 +123,8 @@ impl Stage {
         }
     }
 
-    /// Starts a gateway with so many servers behind it, and waits until it listens.
-    pub fn start(&self, subject: Subject, servers: usize) -> io::Result<Running> {
+    /// Starts a gateway with this many servers behind it, and waits until it listens.
+    pub(super) fn start(&self, subject: Subject, servers: usize) -> io::Result<Running> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
         let program = self.program(subject).expect("only subjects that are here are started");
         let echo = self.echo.display().to_string();
@@ -133,7 +133,7 @@ impl Stage {
             command.arg(&program);
             command
         };
-        // Through the environment's own Python: the script still names the folder that it was installed in.
+        // Started with the Python of its environment: the script still names the directory that it was installed in.
         let python = || with(program.with_file_name("python"));
         let node = || with(self.peer("node/node_modules/node/bin/node").unwrap_or_else(|| "node".into()));
         let command = match subject {
@@ -180,8 +180,8 @@ impl Stage {
         self.launch(command, &port)
     }
 
-    /// Outlast with an echo server, and with a puppet that lists these tools.
-    pub fn start_hostile(&self, tools: &str) -> io::Result<Running> {
+    /// outlast with an echo server, and with a puppet that lists these tools.
+    pub(super) fn start_hostile(&self, tools: &str) -> io::Result<Running> {
         let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
         let puppet = self.echo.with_file_name("outlast-puppet").display().to_string();
         let tools = self.write("hostile-tools.json", tools)?.display().to_string();
@@ -194,24 +194,35 @@ impl Stage {
         self.launch(command, &port)
     }
 
-    fn launch(&self, mut command: Command, port: &str) -> io::Result<Running> {
-        let stderr = File::options().create(true).append(true).open(self.directory.path().join("stderr"))?;
-        let child = command
-            .current_dir(self.directory.path())
-            .env("HOME", self.directory.path())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(stderr)
-            .spawn()?;
-        let mut running = Running { child, address: format!("127.0.0.1:{port}") };
-        let deadline = Instant::now() + START_MAX;
-        while TcpStream::connect(&running.address).is_err() {
-            if running.child.try_wait()?.is_some() || deadline < Instant::now() {
-                return Err(io::Error::other("does not listen"));
+    /// outlast with room for this many sessions, always at the same address; and the time until it answered about a
+    /// session.
+    pub(super) fn start_many(&self, sessions: usize) -> io::Result<(Running, Duration)> {
+        let port = 40_000 + std::process::id() % 20_000;
+        let text = format!("[gateway]\nsessions_max = {}\n\n", sessions * 2)
+            + &outlast_config(&self.echo.display().to_string(), 1);
+        let config = self.write("outlast.toml", &text)?;
+        let mut command = Command::new(&self.outlast);
+        command.args(["gateway", "--config"]).arg(config).args(["--listen", &format!("127.0.0.1:{port}")]);
+        let start = Instant::now();
+        let running = self.launch(command, &port.to_string())?;
+        // For an unknown id the gateway reads all records.
+        super::client::is_missing(&running.address)?;
+        Ok((running, start.elapsed()))
+    }
+
+    /// The size of the session records.
+    pub(super) fn session_bytes(&self) -> io::Result<u64> {
+        let mut bytes = 0;
+        for dir in fs::read_dir(self.directory.path().join(".outlast/gateway-sessions"))? {
+            for file in fs::read_dir(dir?.path())? {
+                bytes += file?.metadata()?.len();
             }
-            thread::sleep(LOOK);
         }
-        Ok(running)
+        Ok(bytes)
+    }
+
+    fn launch(&self, command: Command, port: &str) -> io::Result<Running> {
+        Running::launch(command, self.directory.path(), port)
     }
 
     fn write(&self, name: &str, text: &str) -> io::Result<PathBuf> {
@@ -230,23 +241,49 @@ fn fastmcp_config(echo: &str, servers: usize) -> String {
     format!(r#"{{"mcpServers":{{{}}}}}"#, (0..servers).map(one).collect::<Vec<_>>().join(","))
 }
 
-/// A gateway of ours, which ends with us.
-pub struct Running {
+/// A gateway that this benchmark started, and ends.
+pub(in crate::bench) struct Running {
     child: Child,
     pub address: String,
 }
 
 impl Running {
+    /// Starts a gateway in its directory, and waits until it listens.
+    pub(in crate::bench) fn launch(mut command: Command, directory: &Path, port: &str) -> io::Result<Running> {
+        let stderr = File::options().create(true).append(true).open(directory.join("stderr"))?;
+        let child = command
+            .current_dir(directory)
+            .env("HOME", directory)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(stderr)
+            .spawn()?;
+        let mut running = Running { child, address: format!("127.0.0.1:{port}") };
+        let deadline = Instant::now() + START_MAX;
+        while TcpStream::connect(&running.address).is_err() {
+            if running.child.try_wait()?.is_some() || deadline < Instant::now() {
+                return Err(io::Error::other("does not listen"));
+            }
+            thread::sleep(LOOK);
+        }
+        Ok(running)
+    }
+
     fn processes(&self) -> Vec<Process> {
         tree::descent(&[self.child.id()])
     }
 
-    /// Everything between us and the servers.
-    pub fn gateway(&self, echo: &Path) -> Vec<Process> {
+    /// All processes between this client and the servers.
+    pub(super) fn gateway(&self, echo: &Path) -> Vec<Process> {
         self.processes().into_iter().filter(|process| !process.runs(echo)).collect()
     }
 
-    pub fn servers(&self, echo: &Path) -> Vec<Process> {
+    /// With SIGKILL, as in a crash.
+    pub(in crate::bench) fn kill(&self) {
+        let _ = kill(Pid::from_raw(self.child.id() as i32), Signal::SIGKILL);
+    }
+
+    pub(super) fn servers(&self, echo: &Path) -> Vec<Process> {
         self.processes().into_iter().filter(|process| process.runs(echo)).collect()
     }
 }

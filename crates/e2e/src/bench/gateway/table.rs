@@ -1,4 +1,4 @@
-//! Samples → medians, ratios and the verdict on each bar.
+//! Samples → medians, ratios and the verdict on each limit.
 
 use std::{collections::BTreeMap, fmt::Write};
 
@@ -8,7 +8,7 @@ use super::subject::Subject;
 use crate::bench::table::{median, show};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Metric {
+pub(crate) enum Metric {
     SmallP50,
     SmallP99,
     CpuSmall,
@@ -20,9 +20,13 @@ pub enum Metric {
     CrashFailed,
     CrashHung,
     LongestTurn,
+    SessionsStart,
+    SessionsMemory,
+    SessionsStored,
+    SessionsDisk,
 }
 
-/// What `outlast` is held to.
+/// The limit for `outlast`.
 #[derive(Clone, Copy)]
 enum Bar {
     Most(f64),
@@ -31,7 +35,7 @@ enum Bar {
 }
 
 impl Metric {
-    const ALL: [Metric; 11] = [
+    const ALL: [Metric; 15] = [
         Metric::SmallP50,
         Metric::SmallP99,
         Metric::CpuSmall,
@@ -43,9 +47,13 @@ impl Metric {
         Metric::CrashFailed,
         Metric::CrashHung,
         Metric::LongestTurn,
+        Metric::SessionsStart,
+        Metric::SessionsMemory,
+        Metric::SessionsStored,
+        Metric::SessionsDisk,
     ];
 
-    /// A stable name for machines, words for people, the unit, and the bar.
+    /// A stable name for programs, a description for people, the unit, and the limit.
     fn describe(self) -> (&'static str, &'static str, &'static str, Option<Bar>) {
         match self {
             Metric::SmallP50 => ("small_p50", "one session, p50", "µs", None),
@@ -61,7 +69,7 @@ impl Metric {
                 Some(Bar::MostOverDirect(20.0)),
             ),
             Metric::CrashPause => ("crash_pause", "kill -9 under 32 sessions, longest wait", "ms", None),
-            Metric::CrashFailed => ("crash_failed", "kill -9 under 32 sessions, calls that were told so", "", None),
+            Metric::CrashFailed => ("crash_failed", "kill -9 under 32 sessions, failed calls", "", None),
             Metric::CrashHung => ("crash_hung", "kill -9 under 32 sessions, hung calls", "", Some(Bar::Most(0.0))),
             Metric::LongestTurn => (
                 "longest_turn",
@@ -69,26 +77,39 @@ impl Metric {
                 "ms",
                 Some(Bar::Most(50.0)),
             ),
+            Metric::SessionsStart => (
+                "sessions_start",
+                "additional time to the first answer, at a start with 10,000 stored sessions",
+                "ms",
+                Some(Bar::Most(1000.0)),
+            ),
+            Metric::SessionsMemory => {
+                ("sessions_memory", "memory of a used session, of 10,000", "kB", Some(Bar::Most(2.0)))
+            }
+            Metric::SessionsStored => {
+                ("sessions_stored", "memory of a stored session after a restart", "kB", Some(Bar::Most(2.0)))
+            }
+            Metric::SessionsDisk => ("sessions_disk", "disk of 10,000 sessions", "MB", Some(Bar::Most(64.0))),
         }
     }
 }
 
-pub struct Report {
+pub(crate) struct Report {
     rounds: usize,
     samples: BTreeMap<(Metric, Subject), Vec<f64>>,
     notes: Vec<String>,
 }
 
 impl Report {
-    pub fn new(rounds: usize) -> Report {
+    pub(crate) fn new(rounds: usize) -> Report {
         Report { rounds, samples: BTreeMap::new(), notes: Vec::new() }
     }
 
-    pub fn sample(&mut self, metric: Metric, subject: Subject, value: f64) {
+    pub(crate) fn sample(&mut self, metric: Metric, subject: Subject, value: f64) {
         self.samples.entry((metric, subject)).or_default().push(value);
     }
 
-    pub fn note(&mut self, note: String) {
+    pub(crate) fn note(&mut self, note: String) {
         eprintln!("{note}");
         self.notes.push(note);
     }
@@ -101,13 +122,13 @@ impl Report {
         median(self.of(metric, subject).to_vec())
     }
 
-    /// The median of the ratios of each round, so that what disturbed a round disturbs both of its sides.
+    /// The median of the ratios of each round, so that a disturbance of a round affects both values.
     fn times_hop(&self, metric: Metric, subject: Subject) -> Option<f64> {
         let pairs = self.of(metric, subject).iter().zip(self.of(metric, Subject::Hop));
         median(pairs.filter(|(_, hop)| **hop != 0.0).map(|(value, hop)| value / hop).collect())
     }
 
-    /// The bar in words, what is compared with it, and whether it is met.
+    /// The limit in words, the value that is compared with it, and whether it is met.
     fn judge(&self, metric: Metric, bar: Bar) -> (String, Option<(f64, bool)>) {
         let value = self.median(metric, Subject::Outlast);
         match bar {
@@ -127,7 +148,7 @@ impl Report {
         Metric::ALL.into_iter().filter(|metric| self.samples.keys().any(|(known, _)| known == metric))
     }
 
-    pub fn to_markdown(&self) -> String {
+    pub(crate) fn to_markdown(&self) -> String {
         let mut text = String::from("| what |");
         for subject in Subject::ALL {
             let _ = write!(text, " {} |", subject.name());
@@ -165,7 +186,7 @@ impl Report {
         text
     }
 
-    pub fn to_json(&self) -> Value {
+    pub(crate) fn to_json(&self) -> Value {
         let rows = self.metrics().map(|metric| {
             let (name, words, unit, bar) = metric.describe();
             let subjects = Subject::ALL.into_iter().filter(|subject| !self.of(metric, *subject).is_empty());

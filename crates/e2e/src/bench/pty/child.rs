@@ -1,22 +1,22 @@
-//! What runs inside: it does as the keys say.
+//! The child of each subject: keys on its stdin control it.
 //!
-//! - `c` and a number up to a blank: so many bytes of text, then its last word
-//! - `x` and a number up to a blank: so many bytes of noise, with nothing done to them on their way
-//! - any other key while `e` is on: comes back at once
+//! - `c` and a number up to a blank: writes this many bytes of text, then a last word
+//! - `x` and a number up to a blank: writes this many random bytes, in raw mode
+//! - any other key while `e` is on: is echoed at once
 
 use std::io::{Read, Write, stdin, stdout};
 
 use nix::sys::termios::{OutputFlags, SetArg, cfmakeraw, tcgetattr, tcsetattr};
 
-/// The word that makes the benchmark be the child.
-pub const WORD: &str = "child";
-pub const READY: &[u8] = b"BENCH-READY";
-pub const END: &[u8] = b"BENCH-END";
-pub const NOISE: &[u8] = b"BENCH-NOISE";
-/// So many keys in a line.
+/// The argument that makes the benchmark be the child.
+pub(super) const WORD: &str = "child";
+pub(super) const READY: &[u8] = b"BENCH-READY";
+pub(super) const END: &[u8] = b"BENCH-END";
+pub(super) const NOISE: &[u8] = b"BENCH-NOISE";
+/// Keys per line.
 const LINE: usize = 60;
 
-pub fn run(_: impl Iterator<Item = String>) -> Result<(), String> {
+pub(super) fn run(_: impl Iterator<Item = String>) -> Result<(), String> {
     let problem = |problem: std::io::Error| problem.to_string();
     set_raw(true)?;
     let mut out = stdout().lock();
@@ -28,7 +28,7 @@ pub fn run(_: impl Iterator<Item = String>) -> Result<(), String> {
         match key[0] {
             b'c' => {
                 let count = number(&mut keys)?;
-                // As most programs write: the terminal ends the lines.
+                // As most programs write: the terminal converts the line ends.
                 set_raw(false)?;
                 write_repeated(&mut out, &text(), count).map_err(problem)?;
                 set_raw(true)?;
@@ -59,8 +59,8 @@ pub fn run(_: impl Iterator<Item = String>) -> Result<(), String> {
     Ok(())
 }
 
-/// Bytes of every kind that both ends know beforehand.
-pub struct Noise(u64);
+/// Pseudo-random bytes that both ends can generate.
+pub(super) struct Noise(u64);
 
 impl Default for Noise {
     fn default() -> Self {
@@ -69,8 +69,9 @@ impl Default for Noise {
 }
 
 impl Noise {
-    /// Always whole words, so that the cut does not matter: the caller's blocks are of eight bytes each, but the last.
-    pub fn fill(&mut self, block: &mut [u8]) {
+    /// Generates whole words, so that the block size does not matter: all blocks but the last have a multiple of
+    /// eight bytes.
+    pub(super) fn fill(&mut self, block: &mut [u8]) {
         for word in block.chunks_mut(8) {
             self.0 ^= self.0 << 13;
             self.0 ^= self.0 >> 7;

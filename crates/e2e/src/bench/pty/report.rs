@@ -1,4 +1,4 @@
-//! Samples → medians, ratios and the verdict on each bar.
+//! Samples → medians, ratios and the verdict on each limit.
 
 use std::{collections::BTreeMap, fmt::Write};
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::rig::Subject;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Metric {
+pub(super) enum Metric {
     Copy,
     Cpu,
     Echo,
@@ -29,7 +29,7 @@ impl Metric {
     }
 }
 
-/// What is promised: whose value, against what.
+/// A limit: the subject, and the value it is compared with.
 #[derive(Clone, Copy)]
 enum Bar {
     LeastTimes(Subject, f64),
@@ -49,7 +49,7 @@ const BARS: [(Metric, Subject, Bar); 8] = [
     (Metric::Idle, Subject::OutlastPlain, Bar::Most(0.0)),
 ];
 
-pub struct Report {
+pub(super) struct Report {
     rounds: usize,
     samples: BTreeMap<(Metric, Subject), Vec<f64>>,
     notes: Vec<String>,
@@ -57,26 +57,26 @@ pub struct Report {
 }
 
 impl Report {
-    pub fn new(rounds: usize) -> Self {
+    pub(super) fn new(rounds: usize) -> Self {
         Self { rounds, samples: BTreeMap::new(), notes: Vec::new(), failures: Vec::new() }
     }
 
-    pub fn sample(&mut self, metric: Metric, subject: Subject, value: f64) {
+    pub(super) fn sample(&mut self, metric: Metric, subject: Subject, value: f64) {
         self.samples.entry((metric, subject)).or_default().push(value);
     }
 
-    pub fn note(&mut self, note: String) {
+    pub(super) fn note(&mut self, note: String) {
         eprintln!("{note}");
         self.notes.push(note);
     }
 
-    pub fn fail(&mut self, failure: String) {
+    pub(super) fn fail(&mut self, failure: String) {
         eprintln!("FAILED: {failure}");
         self.failures.push(failure);
     }
 
-    /// Everything that was to be measured was. A bar that is missed is a result too.
-    pub fn is_sound(&self) -> bool {
+    /// True if every planned measurement was made. A missed limit is a result, too.
+    pub(super) fn is_sound(&self) -> bool {
         self.failures.is_empty()
     }
 
@@ -88,7 +88,7 @@ impl Report {
         median(self.of(metric, subject).to_vec())
     }
 
-    /// The median of the ratios of each round, so that what disturbed a round disturbs both of its sides.
+    /// The median of the ratios of each round, so that a disturbance of a round affects both values.
     fn times(&self, metric: Metric, subject: Subject, base: Subject) -> Option<f64> {
         let pairs = self.of(metric, subject).iter().zip(self.of(metric, base));
         median(pairs.filter(|(_, base)| **base != 0.0).map(|(value, base)| value / base).collect())
@@ -99,7 +99,7 @@ impl Report {
         median(pairs.map(|(value, base)| value - base).collect())
     }
 
-    /// The bar in words, what is compared with it, and whether it is met.
+    /// The limit in words, the value that is compared with it, and whether it is met.
     fn judge(&self, metric: Metric, subject: Subject, bar: Bar) -> (String, Option<(String, bool)>) {
         match bar {
             Bar::LeastTimes(base, least) => {
@@ -131,7 +131,7 @@ impl Report {
         BARS.into_iter().filter(|(metric, ..)| self.metrics().any(|known| known == *metric))
     }
 
-    pub fn to_markdown(&self) -> String {
+    pub(super) fn to_markdown(&self) -> String {
         let mut text = String::from("| what |");
         for subject in Subject::ALL {
             let _ = write!(text, " {} |", subject.name());
@@ -169,7 +169,7 @@ impl Report {
         text
     }
 
-    pub fn to_json(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         let rows: Vec<Value> = self
             .metrics()
             .map(|metric| {
@@ -209,7 +209,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     }
 }
 
-/// Three digits that matter.
+/// Three significant digits.
 fn show(value: f64) -> String {
     match value.abs() {
         size if 100.0 <= size || value.fract() == 0.0 => format!("{value:.0}"),
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn bars_are_judged_round_by_round() {
         let mut report = Report::new(3);
-        // The third round was disturbed for all.
+        // A disturbance slowed all subjects in the third round.
         for (raw, tmux, outlast) in [(50.0, 20.0, 25.0), (60.0, 22.0, 30.0), (6.0, 2.0, 2.1)] {
             for (subject, value) in [(Subject::Raw, raw), (Subject::Tmux, tmux), (Subject::Outlast, outlast)] {
                 report.sample(Metric::Copy, subject, value);

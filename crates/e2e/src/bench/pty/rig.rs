@@ -1,4 +1,4 @@
-//! Who is measured, how each is started, and the pty around it.
+//! The subjects, how each is started, and the pty around it.
 
 use std::{
     env,
@@ -20,27 +20,28 @@ use tempfile::TempDir;
 use super::child::{END, NOISE, Noise, READY, WORD};
 use crate::bench::tree::{self, Process};
 
-/// Whoever takes longer for anything hangs.
+/// A subject that takes longer for anything counts as hung.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// By this variable what a subject started is known.
+/// The environment variable that marks the processes of a subject.
 const MARK: &str = "OUTLAST_BENCH_RUN";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Subject {
-    /// The child on our own pty.
+pub(super) enum Subject {
+    /// The child on a pty of this program.
     Raw,
     Script,
     Dtach,
     Tmux,
-    /// Without the picture of the screen.
+    /// Without the screen model.
     OutlastPlain,
     Outlast,
 }
 
 impl Subject {
-    pub const ALL: [Self; 6] = [Self::Raw, Self::Script, Self::Dtach, Self::Tmux, Self::OutlastPlain, Self::Outlast];
+    pub(super) const ALL: [Self; 6] =
+        [Self::Raw, Self::Script, Self::Dtach, Self::Tmux, Self::OutlastPlain, Self::Outlast];
 
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw pty",
             Self::Script => "script",
@@ -52,23 +53,23 @@ impl Subject {
     }
 }
 
-pub struct Stage {
+pub(super) struct Stage {
     directory: TempDir,
     bench: PathBuf,
     outlast: PathBuf,
 }
 
 impl Stage {
-    pub fn set(outlast: Option<PathBuf>) -> io::Result<Self> {
+    pub(super) fn set(outlast: Option<PathBuf>) -> io::Result<Self> {
         let bench = env::current_exe()?;
         let beside = bench.parent().expect("a program lies in a directory").join("outlast");
-        // It is started from elsewhere.
+        // The subject is started in another directory.
         let outlast = std::path::absolute(outlast.unwrap_or(beside))?;
         Ok(Self { directory: tempfile::tempdir()?, outlast, bench })
     }
 
-    /// Why a subject cannot be measured here, if it cannot.
-    pub fn absence(&self, subject: Subject) -> Option<String> {
+    /// Why a subject cannot be measured here, or none.
+    pub(super) fn absence(&self, subject: Subject) -> Option<String> {
         let program = match subject {
             Subject::Raw => return None,
             Subject::Script => "script",
@@ -116,8 +117,8 @@ impl Stage {
     }
 }
 
-/// One subject at work.
-pub struct Rig {
+/// One running subject.
+pub(super) struct Rig {
     subject: Subject,
     bench: PathBuf,
     run: String,
@@ -128,8 +129,8 @@ pub struct Rig {
 }
 
 impl Rig {
-    /// Starts it and waits for the child's word.
-    pub fn start(stage: &Stage, subject: Subject) -> Result<Self, String> {
+    /// Starts it and waits for the child's first output.
+    pub(super) fn start(stage: &Stage, subject: Subject) -> Result<Self, String> {
         static RUNS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
         let number = RUNS.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let run = format!("{}-{number}", std::process::id());
@@ -151,17 +152,17 @@ impl Rig {
         Ok(rig)
     }
 
-    /// Has text copied; how long it took until its last word was to be seen.
-    pub fn copy(&mut self, bytes: u64) -> Result<Duration, String> {
+    /// Copies text; returns the time until its last word was shown.
+    pub(super) fn copy(&mut self, bytes: u64) -> Result<Duration, String> {
         let since = Instant::now();
         self.press(format!("c{bytes} ").as_bytes())?;
         self.until(END)?;
         Ok(since.elapsed())
     }
 
-    /// Presses keys; the median of how long each took to come back, in µs.
-    pub fn echo(&mut self, keys: usize) -> Result<f64, String> {
-        // None of them stands in the sequences a terminal multiplexer sends by itself.
+    /// Presses keys; returns the median time of an echo, in µs.
+    pub(super) fn echo(&mut self, keys: usize) -> Result<f64, String> {
+        // None of these characters occurs in the escape sequences that a terminal multiplexer sends by itself.
         let letters = b"@#$%&!";
         let mut took = Vec::with_capacity(keys);
         for key in 0..keys {
@@ -176,8 +177,8 @@ impl Rig {
         Ok(took[took.len() / 2])
     }
 
-    /// Sends noise through it and compares every byte.
-    pub fn exact(&mut self, bytes: u64) -> Result<Duration, String> {
+    /// Sends random bytes through it and compares every byte.
+    pub(super) fn exact(&mut self, bytes: u64) -> Result<Duration, String> {
         let since = Instant::now();
         self.press(format!("x{bytes} ").as_bytes())?;
         self.until(NOISE)?;
@@ -204,18 +205,18 @@ impl Rig {
         }
     }
 
-    /// Memory of all that stands between the pty and the child, in bytes.
-    pub fn memory(&self) -> u64 {
+    /// Memory of all processes between the pty and the child, in bytes.
+    pub(super) fn memory(&self) -> u64 {
         self.between().into_iter().map(Process::memory).sum()
     }
 
-    /// CPU of the same so far.
-    pub fn cpu(&self) -> Duration {
+    /// CPU time of the same processes so far.
+    pub(super) fn cpu(&self) -> Duration {
         self.between().into_iter().map(Process::cpu).sum()
     }
 
-    /// CPU of the same while nothing happens, in ms for each second.
-    pub fn idle(&self, time: Duration) -> f64 {
+    /// CPU time of the same processes while idle, in ms per second.
+    pub(super) fn idle(&self, time: Duration) -> f64 {
         let between = self.between();
         let used = || between.iter().map(|process| process.cpu()).sum::<Duration>();
         let before = used();
@@ -223,8 +224,8 @@ impl Rig {
         used().saturating_sub(before).as_secs_f64() * 1000.0 / time.as_secs_f64()
     }
 
-    /// Ends it and all it started.
-    pub fn end(mut self) {
+    /// Ends it and all processes that it started.
+    pub(super) fn end(mut self) {
         self.clear();
     }
 
@@ -232,12 +233,12 @@ impl Rig {
         for process in self.started() {
             process.kill();
         }
-        // It may have ended by itself.
+        // It may have exited by itself.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 
-    /// What was started for this, wherever it went.
+    /// The processes that were started for it, wherever they are in the process tree.
     fn started(&self) -> Vec<Process> {
         let mark = format!("{MARK}={}", self.run);
         let has_mark = |pid: &u32| {
@@ -267,7 +268,7 @@ impl Rig {
         self.master.write_all(keys).map_err(|problem| problem.to_string())
     }
 
-    /// Reads up to these words, and past them.
+    /// Reads up to and including these words.
     fn until(&mut self, words: &[u8]) -> Result<(), String> {
         loop {
             if let Some(at) = memchr::memmem::find(&self.unread, words) {

@@ -1,11 +1,11 @@
-//! What is wrong is said at once, with its place and its mending, and nothing is half-started.
+//! An error is reported at once, with its place and a fix, and no backend is started.
 
 use std::{net::TcpListener, process::Output};
 
 use super::world::{Gate, backend, outlast};
 use crate::mcp::client::Place;
 
-/// What is said of a configuration that cannot be, and that nobody was started for it.
+/// The error of an invalid configuration; checks that no backend was started.
 fn refused(config: &str, args: &[&str]) -> String {
     let place = Place::new();
     place.write("outlast.toml", config);
@@ -20,13 +20,13 @@ fn words(place: &Place, output: &Output) -> String {
     format!("{words}exit code {}", output.status.code().expect("no signal"))
 }
 
-/// A backend that leaves a trace when it is started.
+/// A backend that writes a file when it is started.
 fn traced() -> String {
     "[[backend]]\nname = \"traced\"\ncommand = \"touch\"\nargs = [\"started\"]\n\n".to_owned()
 }
 
 #[test]
-fn a_typo_is_told_with_its_line() {
+fn a_typo_is_reported_with_its_line() {
     let config = traced() + "[[backend]]\nname = \"one\"\ncomand = \"x\"\n";
     insta::assert_snapshot!(refused(&config, &["--listen", "127.0.0.1:0"]));
 }
@@ -45,7 +45,7 @@ fn two_backends_of_one_prefix_are_refused() {
         + "[[backend]]\nname = \"one\"\ncommand = \"x\"\nprefix = \"fs_\"\n\n"
         + "[[backend]]\nname = \"two\"\ncommand = \"x\"\nprefix = \"fs_\"\n";
     insta::assert_snapshot!(refused(&config, &["--stdio"]), @r"
-    error: outlast.toml:14:1: `backend.two.prefix`: the backend `one` has the prefix `fs_` too, so both would offer the same names
+    error: outlast.toml:14:1: `backend.two.prefix`: the backend `one` has the same prefix `fs_`, so both would offer the same names
       hint: give one of them another `prefix`
     exit code 2
     ");
@@ -68,7 +68,7 @@ fn names_that_collide_in_catalogues_are_reported_with_both_owners() {
     let words = String::from_utf8_lossy(&gate.outlast(&["state"]).stdout).into_owned();
     assert!(words.contains("  collision  tools: `echo` belongs to one; that of two is left out\n"), "{words}");
     gate.session().call("echo", serde_json::json!({"text": "hello"}));
-    // The cached catalogues tell the same when nothing runs, whatever the gateway was called.
+    // The cached catalogues give the same result without a running gateway, whatever its name was.
     let Gate { place, mut client, .. } = gate;
     crate::mcp::client::signal(client.pid(), nix::sys::signal::Signal::SIGTERM);
     client.wait();
@@ -88,14 +88,14 @@ fn a_variable_that_is_not_set_is_named() {
 }
 
 #[test]
-fn a_port_in_use_is_said() {
+fn a_port_in_use_is_an_error() {
     let taken = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = taken.local_addr().expect("an address").to_string();
     insta::assert_snapshot!(refused(&traced(), &["--listen", &address]).replace(&address, "ADDRESS"));
 }
 
 #[test]
-fn a_key_set_that_cannot_be_read_is_said() {
+fn a_key_set_that_cannot_be_read_is_an_error() {
     let config = traced() + "[auth.jwt]\njwks = \"keys.json\"\nissuer = \"me\"\naudience = [\"you\"]\n";
     insta::assert_snapshot!("jwks_missing", refused(&config, &["--listen", "127.0.0.1:0"]));
     let place = Place::new();
@@ -106,12 +106,12 @@ fn a_key_set_that_cannot_be_read_is_said() {
 }
 
 #[test]
-fn listening_beyond_this_machine_wants_auth() {
+fn listening_beyond_this_machine_requires_auth() {
     insta::assert_snapshot!(refused(&traced(), &["--listen", "0.0.0.0:0"]));
 }
 
 #[test]
-fn no_configuration_is_no_gateway() {
+fn without_a_configuration_a_gateway_does_not_start() {
     let place = Place::new();
     let output = outlast(&place, &["gateway", "--stdio"]);
     insta::assert_snapshot!("no_configuration", words(&place, &output));

@@ -1,4 +1,4 @@
-//! A gateway and its backends, seen and steered from another terminal.
+//! A gateway and its backends, viewed and controlled from another terminal.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -33,7 +33,7 @@ fn ps_shows_a_gateway_and_its_backends() {
 }
 
 #[test]
-fn one_backend_is_reached_by_its_name() {
+fn a_backend_is_addressed_by_its_name() {
     let gate = Gate::listen(Place::new(), &[backend("one", &[], ""), backend("two", &[], "")].concat());
     let (one, two) = (gate.child("one"), gate.child("two"));
     let id = gate.state()["id"].as_str().expect("an id").to_owned();
@@ -54,12 +54,12 @@ fn one_backend_is_reached_by_its_name() {
 
     let unknown = gate.outlast(&["state", "gateway/three"]);
     assert_eq!(unknown.status.code(), Some(1));
-    assert!(text(&unknown.stderr).contains("there is no backend \"three\"; there are one, two"), "{unknown:?}");
+    assert!(text(&unknown.stderr).contains("no backend is named \"three\"; known are one, two"), "{unknown:?}");
     gate.end();
 }
 
 #[test]
-fn a_stopped_backend_stays_away_until_it_is_resumed() {
+fn a_stopped_backend_does_not_run_until_it_is_resumed() {
     let gate = Gate::listen(Place::new(), &[backend("one", &[], HASTY), backend("two", &[], "")].concat());
     let mut session = gate.session();
     let one = gate.child("one");
@@ -75,7 +75,7 @@ fn a_stopped_backend_stays_away_until_it_is_resumed() {
     assert_eq!(session.call("one__echo", json!({"text": "back"})), "back");
     let id = gate.state()["id"].as_str().expect("an id").to_owned();
     let nothing = gate.outlast(&["resume", &id]);
-    assert_eq!(text(&nothing.stdout), format!("Nothing to resume: {id} is running\n"), "nobody was restarted");
+    assert_eq!(text(&nothing.stdout), format!("Nothing to resume: {id} is running\n"), "no backend was restarted");
     gate.end();
 }
 
@@ -98,7 +98,7 @@ fn a_tool_is_switched_off_and_on() {
 }
 
 #[test]
-fn only_what_is_there_is_switched_off_whether_it_runs_or_not() {
+fn only_existing_tools_are_switched_off_even_if_their_backend_is_down() {
     let place = Place::new();
     let broken = place.join("broken");
     let mut gate =
@@ -111,12 +111,12 @@ fn only_what_is_there_is_switched_off_whether_it_runs_or_not() {
         let words = text(&wrong.stderr);
         assert_eq!(wrong.status.code(), Some(1), "{words}");
         assert!(
-            words.contains(&format!("there is no backend and no tool `{name}`")) && words.contains(meant),
+            words.contains(&format!("no backend and no tool is named `{name}`")) && words.contains(meant),
             "{words}"
         );
     }
     assert_eq!(gate.place.audit_of("switched").len(), 0);
-    // After the next start it is known from the last time, and does not come up.
+    // After the next start it is known from the cache, and is not started.
     signal(gate.client.pid(), Signal::SIGTERM);
     gate.client.wait();
     gate.place.write("broken", "no");
@@ -129,7 +129,7 @@ fn only_what_is_there_is_switched_off_whether_it_runs_or_not() {
 }
 
 #[test]
-fn generations_count_on_when_a_backend_was_off() {
+fn generations_continue_after_a_backend_was_off() {
     let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
     let first = gate.child("one");
     assert_eq!(gate.backend("one")["generation"], 1);
@@ -145,7 +145,7 @@ fn generations_count_on_when_a_backend_was_off() {
 }
 
 #[test]
-fn logs_and_audit_tell_of_one_backend() {
+fn logs_and_audit_can_be_limited_to_a_backend() {
     let gate = Gate::listen(Place::new(), &[backend("one", &[], HASTY), backend("two", &[], "")].concat());
     let mut session = gate.session();
     session.call("one__stderr", json!({"text": "one speaks"}));
@@ -191,7 +191,7 @@ fn a_gateway_is_stopped_from_outside() {
 }
 
 #[test]
-fn a_restart_that_fails_shows_what_the_new_process_wrote() {
+fn a_restart_that_fails_shows_the_output_of_the_new_process() {
     let place = Place::new();
     let broken = place.join("broken");
     let text =

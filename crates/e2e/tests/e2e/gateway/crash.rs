@@ -1,4 +1,4 @@
-//! Backends that die, hang or never come up, and clients who hardly notice.
+//! Backends that crash, hang or never become ready, while clients keep their sessions.
 
 use std::{fs, thread};
 
@@ -12,7 +12,7 @@ use super::{
 use crate::mcp::client::{Place, descriptors, is_alive, proc_number, signal, until};
 
 #[test]
-fn a_call_that_was_running_at_a_crash_is_told_so() {
+fn a_call_in_flight_at_a_crash_fails_with_an_error() {
     let gate = Gate::listen(Place::new(), &backend("one", &[], HASTY));
     let mut session = gate.session();
     let result = session.result("one__crash", json!({"code": 3}));
@@ -27,7 +27,7 @@ fn a_call_that_was_running_at_a_crash_is_told_so() {
 }
 
 #[test]
-fn a_backend_that_never_comes_up_blocks_nothing() {
+fn a_backend_that_never_starts_blocks_no_other() {
     let config = [
         backend("good", &[], ""),
         "[[backend]]\nname = \"missing\"\ncommand = \"/nowhere/at/all\"\nmax_restarts = 1\ndelay_first = \"10ms\"\n\n"
@@ -41,7 +41,7 @@ fn a_backend_that_never_comes_up_blocks_nothing() {
     let missing = gate.is("missing", "given_up");
     assert!(missing["next_try_s"].as_f64().is_some_and(|seconds| 200.0 < seconds), "tried again later: {missing}");
     assert!(missing["last_exit"].as_str().is_some_and(|exit| exit.contains("could not be started")), "{missing}");
-    // The last cause stays known wherever the backend is shown.
+    // The last cause is shown wherever the backend is shown.
     assert!(missing["reason"].as_str().is_some_and(|why| why.contains("could not be started")), "{missing}");
     for args in [&["ps"][..], &["state", "missing"], &["ps", "--json"]] {
         let said = String::from_utf8_lossy(&gate.outlast(args).stdout).into_owned();
@@ -61,7 +61,7 @@ fn a_backend_that_hangs_is_replaced_and_its_calls_end_in_time() {
     let (one, two) = (gate.child("one"), gate.child("two"));
     let mut session = gate.session();
     signal(one, Signal::SIGSTOP);
-    let result = session.result("one__echo", json!({"text": "nobody hears"}));
+    let result = session.result("one__echo", json!({"text": "not executed"}));
     assert_eq!(result["isError"], true, "{result}");
     assert_eq!(session.call("two__pid", json!({})), two.to_string());
     until("the child to be replaced", || (!is_alive(one)).then_some(()));
@@ -94,11 +94,11 @@ fn a_thousand_kills_leave_nothing_behind() {
     for kill in 1..=1000 {
         let pid: u32 = session.call("one__pid", json!({})).parse().expect("a pid");
         if kill == 100 {
-            // While a child serves, as at the end: its pipes count.
+            // Measured while a child serves, as at the end: its pipes count.
             early = (descriptors(gateway).len(), proc_number(gateway, "VmRSS:").expect("it runs"));
         }
         signal(pid, Signal::SIGKILL);
-        // A call that was on its way when the child died may fail; the next one waits for the new child.
+        // A call that was open when the child exited may fail; the next one waits for the new child.
         session.result("one__echo", json!({"text": "still here"}));
     }
     session.call("one__echo", json!({"text": "still here"}));
@@ -140,7 +140,7 @@ fn thirty_two_sessions_outlast_every_backend_in_turn() {
             if result["isError"] == true {
                 failed += 1;
             } else {
-                assert_eq!(crate::mcp::client::text(&result), text, "an answer to somebody else");
+                assert_eq!(crate::mcp::client::text(&result), text, "the answer of another client");
                 answered += 1;
             }
             turn += 1;
@@ -164,7 +164,7 @@ fn thirty_two_sessions_outlast_every_backend_in_turn() {
                 (backend["state"] == "ready").then_some(pid)
             });
             assert!(is_alive(u32::try_from(replaced).expect("a pid")));
-            // The others were not touched.
+            // The other backends were not restarted.
             for (other, pid) in before.iter().enumerate().skip(at + 1) {
                 assert_eq!(gate.child(NAMES[other]), *pid, "{}", NAMES[other]);
             }
@@ -175,18 +175,18 @@ fn thirty_two_sessions_outlast_every_backend_in_turn() {
     let answered: usize = sums.iter().map(|(answered, _)| answered).sum();
     let failed: usize = sums.iter().map(|(_, failed)| failed).sum();
     println!("{answered} answered, {failed} were running at a crash");
-    // One session has one call in flight, so a crash costs each at most one.
+    // One session has one open call, so a crash fails at most one call of each.
     assert!(failed <= SESSIONS * NAMES.len() && answered > SESSIONS * NAMES.len(), "{answered} and {failed}");
     gate.end();
 }
 
 #[test]
-fn a_backend_that_only_answers_pings_is_replaced_and_one_that_is_slow_at_one_thing_is_not() {
+fn a_backend_that_only_answers_pings_is_replaced_and_a_backend_with_one_slow_tool_is_not() {
     let config = backend("one", &[], &format!("{HASTY}\ncall_timeout = \"2s\""));
     let gate = Gate::listen(Place::new(), &config);
     let one = gate.child("one");
     let mut session = gate.session();
-    // Slow at one thing: while that goes on, it answers others.
+    // Slow for one call: meanwhile it answers others.
     let mut other = gate.session();
     let slow = thread::spawn(move || other.result("one__sleep", json!({"ms": 60_000})));
     until("the slow call to be over", || {
@@ -195,20 +195,20 @@ fn a_backend_that_only_answers_pings_is_replaced_and_one_that_is_slow_at_one_thi
     });
     assert_eq!(slow.join().expect("a call")["isError"], true);
 
-    // It hears everything, and answers all but calls.
+    // It reads everything, and answers all requests but calls.
     assert_eq!(session.call("one__deaf", json!({})), "deaf");
-    let late = session.result("one__echo", json!({"text": "anybody?"}));
+    let late = session.result("one__echo", json!({"text": "late"}));
     assert_eq!(late["_meta"]["outlast/failure"]["reason"], "timed_out", "{late}");
     until("the child to be replaced", || (!is_alive(one)).then_some(()));
     assert_eq!(session.call("one__pid", json!({})), gate.child("one").to_string());
     let state = gate.backend("one");
     assert_eq!(gate.place.audit_of("server_crashed").len(), 0, "it did not crash: {state}");
-    gate.client.says("answered no call since one that was late");
+    gate.client.says("has answered no call since a late one");
     gate.end();
 }
 
 #[test]
-fn what_a_dead_child_never_got_is_done_by_the_next_one() {
+fn requests_that_a_crashed_child_did_not_receive_go_to_the_next() {
     let log = Place::new();
     let path = log.join("received");
     let gate = Gate::listen(Place::new(), &backend("one", &["--log", &path], HASTY));

@@ -1,4 +1,4 @@
-//! However it ends, it ends soon and leaves nothing.
+//! In every case the gateway exits soon and leaves no process.
 
 use std::time::Instant;
 
@@ -9,7 +9,7 @@ use super::world::{Gate, backend};
 use crate::mcp::client::{BUSY, Place, Setup, signal};
 
 #[test]
-fn answers_that_are_due_are_told_before_the_end() {
+fn open_requests_are_answered_before_the_gateway_exits() {
     let mut gate = Gate::stdio(Place::new(), &backend("one", &[], ""));
     gate.child("one");
     let id = gate.client.send_call("one__sleep", json!({"ms": 300}));
@@ -21,7 +21,7 @@ fn answers_that_are_due_are_told_before_the_end() {
 }
 
 #[test]
-fn a_client_that_says_all_at_once_and_leaves_is_answered() {
+fn a_client_that_sends_everything_at_once_and_leaves_is_answered() {
     let place = Place::new();
     place.write("outlast.toml", &backend("one", &[], ""));
     let mut client = Setup::gateway(&place).options(["--stdio"]).hasty().start();
@@ -68,7 +68,7 @@ fn a_second_signal_ends_it_at_once() {
 }
 
 #[test]
-fn a_client_that_fell_over_ends_it() {
+fn a_client_that_closes_the_gateways_stdout_ends_it() {
     let mut gate = Gate::stdio(Place::new(), &backend("one", &[], ""));
     gate.client.break_stdout();
     assert_eq!(gate.client.wait().code(), Some(0));
@@ -76,7 +76,7 @@ fn a_client_that_fell_over_ends_it() {
 }
 
 #[test]
-fn an_idle_gateway_costs_nothing() {
+fn an_idle_gateway_uses_no_cpu() {
     let config: String = (0..3).map(|number| backend(&format!("b{number}"), &[], "")).collect();
     let gate = Gate::listen(Place::new(), &config);
     for number in 0..3 {
@@ -90,7 +90,7 @@ fn an_idle_gateway_costs_nothing() {
             stat.rsplit_once(") ").expect("a name").1.split(' ').filter_map(|f| f.parse().ok()).collect();
         fields[10] + fields[11]
     };
-    // What was said last may still be on its way into the log, on a busy machine for long.
+    // The last records may still be on their way into the log, on a busy machine for long.
     let is_idle = || {
         let before = ticks();
         std::thread::sleep(std::time::Duration::from_secs(3));

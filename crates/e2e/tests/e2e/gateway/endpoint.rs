@@ -1,4 +1,4 @@
-//! The HTTP endpoint: how its address is written, what it prints, profiles by path, and who is counted as a client.
+//! The HTTP endpoint: the form of its address, its output, profiles by path, and which connections count as clients.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -97,7 +97,7 @@ fn clients_of_both_eras_are_counted() {
 }
 
 #[test]
-fn a_page_that_is_opened_later_is_told_what_happened_before() {
+fn a_status_page_opened_later_shows_earlier_events() {
     let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
     let pid = gate.child("one");
     crate::mcp::client::signal(pid, nix::sys::signal::Signal::SIGKILL);

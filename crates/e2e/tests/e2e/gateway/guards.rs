@@ -1,7 +1,8 @@
-//! G7 through the real gateway: who is it, is it switched off, does it come too often, may it, do the arguments fit, is the
-//! backend well; and what is left of it in audit and metrics.
+//! G7 through the real gateway: authentication, switches, rates, roles, schemas, circuit breakers; and their traces
+//! in the audit log and the metrics.
 
 use std::{
+    fs,
     process::Output,
     time::{SystemTime, UNIX_EPOCH},
 };
@@ -60,8 +61,8 @@ fn token(algorithm: Algorithm, secret: &str, change: impl FnOnce(&mut Value)) ->
     encode(&Header::new(algorithm), &claims, &EncodingKey::from_secret(secret.as_bytes())).expect("a token")
 }
 
-/// The first word of a session, with whatever it says of itself.
-fn knock(gate: &Gate, header: Option<(&str, &str)>) -> Reply {
+/// Opens a session, with this header for credentials.
+fn post_initialize(gate: &Gate, header: Option<(&str, &str)>) -> Reply {
     let body = json!({"jsonrpc": "2.0", "id": 0, "method": "initialize", "params": initialize_params(VERSION)});
     let mut headers = vec![("content-type", "application/json"), ("accept", "application/json, text/event-stream")];
     headers.extend(header);
@@ -74,7 +75,7 @@ fn error(session: &mut Session, tool: &str, arguments: Value) -> Value {
     answer["error"].clone()
 }
 
-/// How calls of a tool ended, as the audit log has it.
+/// The outcomes of the calls of a tool in the audit log.
 fn outcomes(gate: &Gate, tool: &str, count: usize) -> Vec<(String, String)> {
     until(&format!("{count} calls of {tool} in the audit log"), || {
         let calls = gate.place.audit_of("call_ended");
@@ -86,7 +87,7 @@ fn outcomes(gate: &Gate, tool: &str, count: usize) -> Vec<(String, String)> {
 }
 
 #[test]
-fn nobody_comes_in_who_is_not_known() {
+fn requests_without_valid_credentials_are_refused() {
     let gate = guarded("");
     let bearer = |token: &str| format!("Bearer {token}");
     let expired = token(Algorithm::HS256, SECRET, |claims| claims["exp"] = json!(1_000_000_000));
@@ -99,16 +100,16 @@ fn nobody_comes_in_who_is_not_known() {
     let table = [
         (None, "Bearer"),
         (Some(("authorization", "Basic YTpi".to_owned())), "not `Bearer` and a token"),
-        (Some(("authorization", bearer("key-of-nobody-in-particular"))), "not one that is accepted"),
-        (Some(("x-api-key", sha256(CI))), "not one that is accepted"),
+        (Some(("authorization", bearer("key-that-is-not-configured"))), "is not accepted"),
+        (Some(("x-api-key", sha256(CI))), "is not accepted"),
         (Some(("authorization", bearer(&expired))), "has expired"),
-        (Some(("authorization", bearer(&foreign))), "by another issuer"),
+        (Some(("authorization", bearer(&foreign))), "from another issuer"),
         (Some(("authorization", bearer(&forged))), "signature is wrong"),
         (Some(("authorization", bearer(&stronger))), "algorithm that is not accepted"),
-        (Some(("authorization", bearer(&unsigned))), "not one that is accepted"),
+        (Some(("authorization", bearer(&unsigned))), "is not accepted"),
     ];
     for (header, words) in &table {
-        let reply = knock(&gate, header.as_ref().map(|(name, value)| (*name, value.as_str())));
+        let reply = post_initialize(&gate, header.as_ref().map(|(name, value)| (*name, value.as_str())));
         assert_eq!(reply.status, 401, "{header:?}: {}", reply.text());
         let challenge = reply.header("www-authenticate").unwrap_or_default();
         assert!(challenge.starts_with("Bearer") && challenge.contains(words), "{header:?}: {challenge}");
@@ -119,19 +120,19 @@ fn nobody_comes_in_who_is_not_known() {
         ("x-api-key", CI.to_owned()),
         ("authorization", bearer(&token(Algorithm::HS256, SECRET, |_| {}))),
     ] {
-        let reply = knock(&gate, Some((header.0, &header.1)));
+        let reply = post_initialize(&gate, Some((header.0, &header.1)));
         assert_eq!(reply.status, 200, "{header:?}: {}", reply.text());
     }
 
     let mut web = Web::connect(&gate.address);
-    assert_eq!(web.get("/health").status, 200, "anybody may ask whether we are well");
+    assert_eq!(web.get("/health").status, 200, "no credentials are needed for it");
     assert_eq!(web.get("/metrics").status, 401);
     assert_eq!(web.get("/api/state").status, 401);
     gate.end();
 }
 
 #[test]
-fn a_session_belongs_to_the_one_who_opened_it() {
+fn a_session_belongs_to_the_client_that_opened_it() {
     let gate = guarded("");
     let mut ann = Session::open_as(&gate.address, Some(ANN));
     assert_eq!(ann.call("one__echo", json!({"text": "a"})), "a");
@@ -149,7 +150,7 @@ fn a_session_belongs_to_the_one_who_opened_it() {
 }
 
 #[test]
-fn a_role_sees_and_calls_what_it_may() {
+fn a_role_sees_and_calls_only_its_tools() {
     let gate = guarded("");
     let mut ci = Session::open_as(&gate.address, Some(CI));
     gate.child("one");
@@ -167,7 +168,7 @@ fn a_role_sees_and_calls_what_it_may() {
         &gate.address,
         Some(&token(Algorithm::HS256, SECRET, |claims| claims["role"] = json!("boss"))),
     );
-    assert!(tom.tools().is_empty(), "a role that nobody configured has no rights");
+    assert!(tom.tools().is_empty(), "a role that is not configured has no rights");
     assert_eq!(error(&mut tom, "one__echo", json!({}))["data"]["reason"], "denied");
     let pairs = outcomes(&gate, "one__sleep", 2);
     assert!(
@@ -180,7 +181,7 @@ fn a_role_sees_and_calls_what_it_may() {
 }
 
 #[test]
-fn who_calls_too_often_is_told_when_to_come_back() {
+fn a_client_that_calls_too_often_gets_a_retry_time() {
     let gate = guarded("[rates.tool.one__echo]\nper_minute = 1\nburst = 2\n");
     let mut ci = Session::open_as(&gate.address, Some(CI));
     for _ in 0..2 {
@@ -190,7 +191,7 @@ fn who_calls_too_often_is_told_when_to_come_back() {
     assert_eq!(refusal["data"]["reason"], "rate_limited", "{refusal}");
     let wait = refusal["data"]["retryAfter"].as_f64().expect("when to come back");
     assert!(wait > 1.0 && wait <= 60.0, "{wait}");
-    // The same client by another connection is still the same one; another client, and another tool, are not.
+    // The same client on another connection shares the rate; another client, or another tool, does not.
     let mut again = Session::open_as(&gate.address, Some(CI));
     assert_eq!(error(&mut again, "one__echo", json!({}))["data"]["reason"], "rate_limited");
     again.call("one__pid", json!({}));
@@ -215,7 +216,7 @@ fn who_calls_too_often_is_told_when_to_come_back() {
 }
 
 #[test]
-fn what_is_switched_off_is_off_for_everybody() {
+fn a_switched_off_tool_is_off_for_all_clients() {
     let gate = guarded("[switch]\ntools = [\"one__sleep\"]\n");
     let mut ann = Session::open_as(&gate.address, Some(ANN));
     gate.child("one");
@@ -233,8 +234,8 @@ fn what_is_switched_off_is_off_for_everybody() {
 }
 
 #[test]
-fn the_guards_stand_in_their_order() {
-    // One tool that every guard would refuse; one after the other is taken away.
+fn guards_are_applied_in_their_order() {
+    // One tool that every guard would refuse; the guards are removed one after the other.
     let rates = "[rates]\nper_minute = 1\nburst = 1\n";
     let gate = guarded(&format!("{rates}[switch]\ntools = [\"one__sleep\"]\n"));
     let mut ci = Session::open_as(&gate.address, Some(CI));
@@ -243,7 +244,7 @@ fn the_guards_stand_in_their_order() {
         assert_eq!(error(&mut ci, "one__sleep", json!([]))["data"]["reason"], "switched_off");
     }
     assert!(gate.outlast(&["switch", "--on", "one__sleep"]).status.success());
-    // What was switched off has cost nothing of the rate: the first call gets as far as its role.
+    // A call of a switched-off tool has used no rate token: the first call gets as far as its role.
     assert_eq!(error(&mut ci, "one__sleep", json!({}))["data"]["reason"], "denied");
     assert_eq!(error(&mut ci, "one__sleep", json!({}))["data"]["reason"], "rate_limited");
     gate.end();
@@ -274,7 +275,7 @@ fn arguments_that_do_not_fit_never_reach_the_backend() {
 }
 
 #[test]
-fn a_backend_that_only_fails_is_left_alone_for_a_while() {
+fn a_backend_that_only_fails_gets_no_calls_for_a_while() {
     let more = "call_timeout = \"200ms\"\nbreaker = { failures = 2, open = \"1h\" }\n";
     let config = backend("one", &[], &format!("{HASTY}\n{more}")) + &backend("two", &[], HASTY);
     let gate = Gate::listen(Place::new(), &config);
@@ -286,20 +287,20 @@ fn a_backend_that_only_fails_is_left_alone_for_a_while() {
     }
     let refused = session.result("one__echo", json!({"text": "a"}));
     assert_eq!(refused["isError"], true, "{refused}");
-    assert!(text(&refused).contains("left alone"), "{refused}");
+    assert!(text(&refused).contains("no calls are sent to it"), "{refused}");
     assert_eq!(session.call("two__echo", json!({"text": "a"})), "a", "the others are as they were");
     assert_eq!(outcomes(&gate, "one__echo", 1)[0].1, "circuit_open");
     gate.end();
 }
 
 #[test]
-fn another_key_counts_as_soon_as_the_file_says_so() {
+fn a_changed_key_applies_as_soon_as_the_file_is_saved() {
     let gate = guarded("");
     let mut ci = Session::open_as(&gate.address, Some(CI));
     ci.tools();
     let config = backend("one", &[], HASTY) + &auth().replace(&sha256(CI), &sha256("another-key-for-the-builder"));
     gate.place.write("outlast.toml", &config);
-    // Who is being answered at that moment is cut off, so nothing is asked before it.
+    // The reload cuts connections that are being answered, so no request is sent before it.
     gate.place.recorded("configured", 1);
     let list = json!({"jsonrpc": "2.0", "id": 7, "method": "tools/list", "params": {}});
     assert_eq!(ci.post(&list).status, 401, "the old key");
@@ -320,7 +321,7 @@ fn a_call_that_waits_is_not_sent_with_a_key_that_was_revoked_meanwhile() {
     crate::mcp::client::signal(gate.child("one"), nix::sys::signal::Signal::SIGKILL);
     gate.place.recorded("server_crashed", 1);
     let address = gate.address.clone();
-    // Its connection is cut when the key is revoked, and then there is no answer to look at.
+    // Its connection is cut when the key is revoked, so there is no answer to check.
     let waiting = std::thread::spawn(move || {
         drop((address, ci.ask("tools/call", json!({"name": "one__echo", "arguments": {"text": "held"}}))))
     });
@@ -335,7 +336,7 @@ fn a_call_that_waits_is_not_sent_with_a_key_that_was_revoked_meanwhile() {
     gate.end();
 }
 
-/// 1.5 KB of it stopped the gateway for 5 s.
+/// 1.5 KB of it blocked the gateway for 5 s.
 #[test]
 fn a_schema_that_costs_too_much_leaves_its_tool_unchecked_and_is_reported() {
     let place = Place::new();
@@ -396,7 +397,7 @@ fn a_backend_does_not_get_the_secrets_of_the_gateway() {
     gate.end();
 }
 
-/// A backend that does not look for an id would run it, and no guard had seen it.
+/// A backend that does not look for an id would run it, and no guard had checked it.
 #[test]
 fn a_tool_call_without_an_id_reaches_no_backend() {
     let place = Place::new();
@@ -426,7 +427,7 @@ fn a_tool_call_without_an_id_reaches_no_backend() {
 }
 
 #[test]
-fn the_catalogue_is_there_before_the_backends_are() {
+fn the_catalogue_is_served_before_the_backends_are_ready() {
     let place = Place::new();
     let broken = place.join("broken");
     let config = backend("one", &["--fail-if", &broken], "delay_first = \"1h\"\ndelay_max = \"1h\"\n");
@@ -441,11 +442,57 @@ fn the_catalogue_is_there_before_the_backends_are() {
     assert_eq!(client.wait().code(), Some(0), "{}", client.stderr_text());
     drop(client);
 
-    // The next time it does not come up, and what it offered is still known.
+    // At the next start it does not become ready, and its offer is still known.
     place.write("broken", "out of order");
     let gate = Gate::listen(place, &config);
     assert!(gate.session().tools().contains(&"one__echo".to_owned()));
     gate.end();
+}
+
+#[test]
+fn a_cached_catalogue_that_cannot_be_used_is_reported_and_replaced() {
+    let config = backend("one", &[], "");
+    let gate = Gate::listen(Place::new(), &config);
+    gate.child("one");
+    let mut session = gate.session();
+    until("the tools", || session.tools().contains(&"one__echo".to_owned()).then_some(()));
+    let stop = |gate: Gate| -> Place {
+        let Gate { place, mut client, .. } = gate;
+        crate::mcp::client::signal(client.pid(), nix::sys::signal::Signal::SIGTERM);
+        assert_eq!(client.wait().code(), Some(0), "{}", client.stderr_text());
+        place
+    };
+    let mut place = stop(gate);
+    let state = place.path().join(".outlast");
+    let files = fs::read_dir(&state).expect("it is there").map(|file| file.expect("one").path());
+    let is_catalogue = |path: &std::path::PathBuf| path.to_string_lossy().contains("/catalogue.");
+    let catalogue = files.into_iter().find(is_catalogue).expect("a catalogue");
+    let good = fs::read_to_string(&catalogue).expect("text");
+    let target = place.join("target");
+    fs::write(&target, &good).expect("a file");
+    for (case, why) in [
+        ("torn", "it is damaged"),
+        ("version", "it is of version 9"),
+        ("link", "it is a symbolic link"),
+        ("FIFO", "it is a FIFO, not a file"),
+    ] {
+        fs::remove_file(&catalogue).expect("it is ours");
+        match case {
+            "torn" => fs::write(&catalogue, &good[..good.len() / 2]).expect("a file"),
+            "version" => fs::write(&catalogue, good.replacen("\"version\":1", "\"version\":9", 1)).expect("a file"),
+            "link" => std::os::unix::fs::symlink(&target, &catalogue).expect("a link"),
+            _ => nix::unistd::mkfifo(&catalogue, nix::sys::stat::Mode::S_IRWXU).expect("a FIFO"),
+        }
+        let gate = Gate::listen(place, &config);
+        let line = gate.client.says("the cached catalogue cannot be used and is read again from the backends");
+        assert!(line.contains(why), "{case}: {line}");
+        let mut session = gate.session();
+        until("the tools", || session.tools().contains(&"one__echo".to_owned()).then_some(()));
+        place = stop(gate);
+        assert!(fs::symlink_metadata(&catalogue).is_ok_and(|found| found.is_file()), "{case}: it is written again");
+        assert_eq!(fs::read_to_string(&catalogue).expect("text"), good, "{case}");
+    }
+    assert_eq!(fs::read_to_string(&target).expect("it is there"), good, "the link was replaced, not followed");
 }
 
 #[test]
@@ -481,13 +528,13 @@ fn a_configuration_is_checked_without_starting_anything() {
 }
 
 #[test]
-fn a_key_that_was_made_lets_its_client_in() {
+fn a_generated_key_authenticates_its_client() {
     let place = Place::new();
     let output = outlast(&place, &["gateway", "hash-key", "builder", "--role", "reader"]);
     let words = String::from_utf8(output.stdout).expect("words");
     let key = words.lines().next().and_then(|line| line.rsplit(' ').next()).expect("the key").to_owned();
     assert!(key.starts_with("outlast_") && key.len() == 72, "{words}");
-    // All of it can stand in the file: the key is in a comment, for whoever pipes it there.
+    // The whole output is valid configuration: the key is in a comment, so the output may be piped into the file.
     let config = backend("one", &[], HASTY) + &words.replace(&key, "…") + "[role.reader]\nallow = [\"one__pid\"]\n";
     let gate = Gate::listen(place, &config);
     let mut session = Session::open_as(&gate.address, Some(&key));
@@ -497,7 +544,7 @@ fn a_key_that_was_made_lets_its_client_in() {
 }
 
 #[test]
-fn nobody_beyond_this_machine_is_served_without_being_asked() {
+fn remote_clients_need_credentials() {
     let place = Place::new();
     place.write("outlast.toml", &backend("one", &[], ""));
     let output = outlast(&place, &["gateway", "--listen", "0.0.0.0:0"]);

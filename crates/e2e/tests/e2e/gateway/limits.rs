@@ -1,4 +1,4 @@
-//! What a backend may take.
+//! Resource limits of a backend.
 
 use serde_json::json;
 
@@ -10,7 +10,7 @@ fn a_child_above_its_memory_limit_is_replaced() {
     let gate = Gate::listen(Place::new(), &backend("one", &[], &format!("{HASTY}\nmemory_max = \"64MB\"")));
     let mut session = gate.session();
     let one = gate.child("one");
-    // It keeps every line it received.
+    // The puppet keeps every line that it received in memory.
     for _ in 0..20 {
         session.call("one__echo", json!({"text": "x".repeat(8 << 20)}));
         if !is_alive(one) {
@@ -23,7 +23,7 @@ fn a_child_above_its_memory_limit_is_replaced() {
 }
 
 #[test]
-fn an_idle_child_is_stopped_and_comes_back_when_it_is_called() {
+fn an_idle_child_is_stopped_and_started_by_the_next_call() {
     let gate = Gate::listen(Place::new(), &backend("one", &[], "idle_stop = \"300ms\""));
     let one = gate.child("one");
     until("the idle child to be stopped", || (!is_alive(one)).then_some(()));
@@ -34,7 +34,7 @@ fn an_idle_child_is_stopped_and_comes_back_when_it_is_called() {
 }
 
 #[test]
-fn sessions_have_at_most_so_many_processes_of_one_backend() {
+fn the_processes_of_one_backend_for_sessions_are_limited() {
     let more = "children = \"per_session\"\nchildren_max = 1";
     let gate = Gate::listen(Place::new(), &backend("one", &[], more));
     let mut first = gate.session();

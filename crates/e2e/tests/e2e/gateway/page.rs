@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{mcp::client::Place, support::browser::Browser};
 
-/// Ends before its handshake, with words that would be an element of the page if the page were careless.
+/// Exits before its handshake, with output that would be an HTML element if the page did not escape it.
 const BROKEN: &str = r#"
 [[backend]]
 name = "broken"
@@ -30,8 +30,8 @@ fn shows(backend: &str, state: &str) -> String {
 }
 
 #[test]
-fn the_page_shows_what_is_and_what_happens() {
-    let Some(browser) = Browser::find("the_page_shows_what_is_and_what_happens") else { return };
+fn the_page_shows_state_and_events() {
+    let Some(browser) = Browser::find("the_page_shows_state_and_events") else { return };
     let gate = Gate::listen(Place::new(), &[&backend("one", &[], ""), BROKEN].concat());
     let url = format!("http://{}/", gate.address);
     browser.look(1360, 900, "light");
@@ -39,7 +39,7 @@ fn the_page_shows_what_is_and_what_happens() {
     browser.until("one to be ready", &shows("one", "ready"));
     browser.until("the page to be live", "return document.getElementById('live').textContent === 'live'");
     browser.until("broken to wait", &shows("broken", "waiting"));
-    // What fails comes first, with its cause.
+    // Failed backends come first, with their cause.
     let first = "return document.querySelector('#cards [data-backend]').dataset.backend";
     assert_eq!(browser.until("a card", first), "broken");
     browser.until(
@@ -48,18 +48,18 @@ fn the_page_shows_what_is_and_what_happens() {
     );
     browser.until("events from before", "return document.querySelectorAll('#events li').length > 0");
 
-    // Its next try counts down.
+    // The time to its next start counts down.
     let seconds = "return Number(/Next try in (\\d+) s/.exec(document.querySelector('[data-backend=broken] .trouble')\
                    .textContent)?.[1]) || null";
     let first = browser.until("a countdown", seconds).as_u64().expect("a number");
     assert!(first <= 45, "with its jitter: {first}");
     browser.until("it to go down", &format!("const left = (() => {{ {seconds} }})(); return left < {first}"));
-    // What a server wrote is text, whatever it looks like.
+    // Output of a server is shown as text, whatever it contains.
     let stderr = "return document.querySelector('[data-backend=broken] pre').textContent";
     assert_eq!(browser.until("its last words", stderr).as_str().map(str::trim), Some("<b id=evil>no token</b>"));
     assert!(browser.run("return document.getElementById('evil')").is_null());
 
-    // What happens is shown as it happens.
+    // Changes are shown as they happen.
     let pid = gate.child("one");
     let mut session = gate.session();
     session.call("one__echo", json!({"text": "hello"}));
@@ -76,7 +76,7 @@ fn the_page_shows_what_is_and_what_happens() {
         ),
     );
 
-    // In every size and both tastes it fits, and they are two.
+    // It fits in every window size and in both colour schemes, and the schemes differ.
     let mut colours = Vec::new();
     for (width, scheme) in [(1360, "light"), (1360, "dark"), (NARROW, "light"), (NARROW, "dark")] {
         browser.look(width, 844, scheme);
@@ -92,8 +92,8 @@ fn the_page_shows_what_is_and_what_happens() {
 }
 
 #[test]
-fn buttons_and_switches_do_what_they_say() {
-    let Some(browser) = Browser::find("buttons_and_switches_do_what_they_say") else { return };
+fn buttons_and_switches_of_the_page_work() {
+    let Some(browser) = Browser::find("buttons_and_switches_of_the_page_work") else { return };
     let gate = Gate::listen(Place::new(), &[backend("one", &[], ""), backend("two", &[], "")].concat());
     browser.look(1360, 1800, "dark");
     browser.open(&format!("http://{}/", gate.address));
@@ -111,7 +111,7 @@ fn buttons_and_switches_do_what_they_say() {
     );
     assert_ne!(gate.child("one"), old);
 
-    // A tool goes for everybody, and comes back.
+    // A tool is switched off for all clients, and on again.
     let mut session = gate.session();
     browser.click("[data-backend=one] details summary");
     let lever = "[data-tool=one__echo] button";
@@ -122,7 +122,7 @@ fn buttons_and_switches_do_what_they_say() {
     browser.click(lever);
     is_off(&browser, true);
     assert!(!session.tools().iter().any(|tool| tool == "one__echo"));
-    // It is still there to be turned on again, on a page that was opened later too.
+    // It is still listed and can be turned on again, also on a page that was opened later.
     browser.open(&format!("http://{}/", gate.address));
     browser.until("one to be ready", &shows("one", "ready"));
     browser.click("[data-backend=one] details summary");
@@ -137,7 +137,7 @@ fn buttons_and_switches_do_what_they_say() {
     browser.click("[data-backend=two] [data-do=switch]");
     browser.until("two to be back", &shows("two", "ready"));
 
-    // Finding: only what fits is shown.
+    // The filter shows only matching entries.
     browser.type_into("#filter", "two__");
     browser.until("one to be hidden", "return document.querySelector('[data-backend=one]').hidden");
     assert_eq!(browser.until("two", &pill("two")), "ready");
@@ -146,19 +146,18 @@ fn buttons_and_switches_do_what_they_say() {
 }
 
 #[test]
-fn where_somebody_is_asked_who_they_are_the_page_asks_too() {
-    let Some(browser) = Browser::find("where_somebody_is_asked_who_they_are_the_page_asks_too") else { return };
+fn with_auth_the_status_page_needs_credentials() {
+    let Some(browser) = Browser::find("with_auth_the_status_page_needs_credentials") else { return };
     // The hash of `open sesame`.
     let key = "[[auth.key]]\nname = \"anna\"\n\
                sha256 = \"41ef4bb0b23661e66301aac36066912dac037827b4ae63a7b1165a5aa93ed4eb\"\n\n";
     let gate = Gate::listen(Place::new(), &[key, &backend("one", &[], "")].concat());
     browser.open(&format!("http://{}/", gate.address));
-    let asks = "return !document.getElementById('gate').hidden && document.getElementById('house').hidden";
+    let asks = "return !document.getElementById('gate').hidden && document.getElementById('status').hidden";
     browser.until("the question", asks);
     browser.type_into("#key", "open barley");
     browser.click("#ask button");
-    browser
-        .until("the refusal", "return document.getElementById('why').textContent.startsWith('That was not accepted')");
+    browser.until("the refusal", "return document.getElementById('why').textContent.startsWith('Not accepted')");
     browser.type_into("#key", "open sesame");
     browser.click("#ask button");
     browser.until("one to be ready", &shows("one", "ready"));
@@ -173,7 +172,7 @@ fn where_somebody_is_asked_who_they_are_the_page_asks_too() {
 }
 
 #[test]
-fn only_rights_without_end_let_somebody_steer() {
+fn only_unlimited_roles_may_send_operator_requests() {
     // The hashes of `admin` and `reader`.
     let config = r#"
         [role.admin]

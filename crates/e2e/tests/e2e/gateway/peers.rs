@@ -1,5 +1,5 @@
-//! Servers that people run behind the gateway, and the SDKs that people use in front of it: each server is killed while
-//! each client keeps its one connection.
+//! Real servers behind the gateway, and real SDKs in front of it: each server is killed while each client keeps its
+//! only connection.
 
 use std::{
     io::{BufRead, BufReader},
@@ -21,7 +21,7 @@ use crate::{
     },
 };
 
-/// One question for each backend, and a part of the right answer.
+/// One call for each backend, and a part of the right answer.
 fn questions(project: &Project) -> [(&'static str, &'static str, Value, &'static str); 6] {
     let path = text(&project.path());
     [
@@ -34,7 +34,7 @@ fn questions(project: &Project) -> [(&'static str, &'static str, Value, &'static
     ]
 }
 
-/// A project with all the servers in its configuration. The one over HTTP runs by itself.
+/// A project with all the servers in its configuration. The HTTP server runs by itself.
 struct World {
     project: Project,
     python: String,
@@ -110,7 +110,7 @@ impl World {
         World { project, python, port, fast }
     }
 
-    /// The child of a backend that is ready, in the newest gateway: some clients start one to look at it first.
+    /// The ready child of a backend, in the newest gateway: some clients first start one to inspect it.
     fn child(&self, name: &str) -> Option<u32> {
         let output = outlast_in(&self.project.path(), &["ps", "--json"]);
         let rows: Vec<Value> = serde_json::from_slice(&output.stdout).expect("an array of rows");
@@ -121,10 +121,10 @@ impl World {
         row["child_pid"].as_u64().and_then(|pid| u32::try_from(pid).ok())
     }
 
-    /// All answer; each child is killed in turn, and all answer again over the same connection.
+    /// All backends answer; each child is killed in turn, and all answer again over the same connection.
     fn outlives_everything(&mut self, peer: &mut Peer) -> Result<(), String> {
         let questions = questions(&self.project);
-        // A list does not wait for a backend that takes its time; what comes later is announced.
+        // A list does not wait for a slow backend; later entries are announced.
         let deadline = Instant::now() + PATIENCE;
         loop {
             let tools = peer.tools()?;
@@ -157,13 +157,13 @@ impl World {
                 answers(peer, at).map_err(|error| format!("after kill -9 of {backend}: {error}"))?;
             }
         }
-        // The one over HTTP is somebody else's process: it goes away and comes back, and has forgotten every session.
+        // The HTTP backend is not a child of outlast: it is stopped and started again, and has lost every session.
         let at = questions.len() - 1;
         let _ = self.fast.kill();
         let _ = self.fast.wait();
         self.fast = start_fast(&self.python, self.port);
         let deadline = Instant::now() + PATIENCE;
-        // A call that finds the old session gone may fail once, as the answer of a tool; the next one has a new one.
+        // A call with the lost session may fail once, as the answer of a tool; the next one uses a new session.
         while let Err(error) = answers(peer, at) {
             if deadline <= Instant::now() {
                 return Err(format!("after a restart of fast: {error}"));
@@ -269,10 +269,11 @@ fn rust_over_http() {
     over_http("gateway::peers::rust_over_http", &[Client::Rmcp, Client::RmcpAuto]);
 }
 
-/// server-everything has a tool that is a task: its client finds it in the list of its tasks, and nobody else does.
+/// server-everything has a tool that is a task: its client finds it in the list of its tasks, and no other client
+/// does.
 #[test]
-fn tasks_of_a_real_server_are_listed_for_who_made_them() {
-    let Some(peers) = Peers::find("gateway::peers::tasks_of_a_real_server_are_listed_for_who_made_them") else {
+fn tasks_of_a_real_server_are_listed_for_their_own_client() {
+    let Some(peers) = Peers::find("gateway::peers::tasks_of_a_real_server_are_listed_for_their_own_client") else {
         return;
     };
     let (node, script) = (text(&peers.node()), text(&peers.package("server-everything/dist/index.js")));
@@ -294,10 +295,11 @@ fn tasks_of_a_real_server_are_listed_for_who_made_them() {
     gate.end();
 }
 
-/// One session of a server over HTTP serves everybody; the stream of a call says whose question it carries.
+/// One session of an HTTP backend serves all clients; a server request on the stream of a call belongs to that
+/// client.
 #[test]
-fn a_server_over_http_asks_one_client_while_it_works_for_another() {
-    let test = "gateway::peers::a_server_over_http_asks_one_client_while_it_works_for_another";
+fn an_http_server_sends_a_request_to_one_client_while_it_serves_another() {
+    let test = "gateway::peers::an_http_server_sends_a_request_to_one_client_while_it_serves_another";
     let Some(peers) = Peers::find(test) else { return };
     let port = TcpListener::bind("127.0.0.1:0").and_then(|socket| socket.local_addr()).expect("a port").port();
     let mut server = Command::new(peers.node())

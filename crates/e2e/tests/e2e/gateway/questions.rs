@@ -1,4 +1,4 @@
-//! Questions of a real server to a real client that has several calls open.
+//! Requests of a real server to a real client that has several open calls.
 
 use std::process::Command;
 
@@ -8,7 +8,7 @@ use crate::{
     support::peers::{Peers, Project, Server, text},
 };
 
-/// The client answers only after its other calls have ended: they must not cancel the question.
+/// The client answers only after its other calls have ended: they must not cancel the server request.
 #[test]
 fn a_question_outlives_other_calls_of_the_same_client() {
     let test = "gateway::questions::a_question_outlives_other_calls_of_the_same_client";

@@ -1,4 +1,4 @@
-//! Requests that are refused leave a trace, and pages of listed origins may use the gateway from a real browser.
+//! Refused requests are recorded, and pages of listed origins may use the gateway from a real browser.
 
 use std::{
     io::{Read, Write},
@@ -51,7 +51,7 @@ fn refused_requests_are_in_the_audit_log_and_in_the_metrics() {
         let headers = [("content-type", "application/json"), ("accept", "application/json, text/event-stream")];
         assert_eq!(web.ask("POST", "/mcp", &headers, b"{}").status, 401);
     }
-    // All are accounted for, whether they were written or counted.
+    // All are accounted for, either written or counted.
     until("the count of refusals", || {
         let (written, counted) = refusals(&gate, "unauthenticated");
         (written + counted == FLOOD).then_some(())
@@ -59,8 +59,8 @@ fn refused_requests_are_in_the_audit_log_and_in_the_metrics() {
     let first = gate.place.recorded("request_refused", 1);
     assert_eq!(first["method"], "POST /mcp", "{first}");
     assert!(first["peer"].as_str().is_some_and(|peer| peer.starts_with("127.0.0.1:")), "{first}");
-    assert!(first["reason"].as_str().is_some_and(|reason| reason.contains("API key is wanted")), "{first}");
-    assert!(first.get("who").is_none(), "nobody is known: {first}");
+    assert!(first["reason"].as_str().is_some_and(|reason| reason.contains("API key is required")), "{first}");
+    assert!(first.get("who").is_none(), "no client is known: {first}");
 
     let origin = [("origin", "https://evil.example")];
     assert_eq!(Web::connect(&gate.address).ask("GET", "/mcp", &origin, b"").status, 403);
@@ -75,7 +75,7 @@ fn refused_requests_are_in_the_audit_log_and_in_the_metrics() {
         assert!(metrics.contains(&line), "{line}: {metrics}");
     }
 
-    // Calls that a guard refuses are recorded as calls, with who, from where and in which session.
+    // Calls that a guard refuses are recorded as calls, with client, address and session.
     let mut session = Session::open_as(&gate.address, Some(KEY));
     session.call("one__pid", json!({}));
     session.ask("tools/call", json!({"name": "one__pid", "arguments": {}}));
@@ -89,7 +89,7 @@ fn refused_requests_are_in_the_audit_log_and_in_the_metrics() {
         assert!(props["peer"].as_str().is_some_and(|peer| peer.starts_with("127.0.0.1:")), "{props}");
         assert!(props["session"].as_str().is_some_and(|digits| session.id.starts_with(digits)), "{props}");
     }
-    // What operators do has their name, too.
+    // Requests of operators are recorded with their name, too.
     assert!(gate.outlast(&["switch", "--off", "one__pid"]).status.success());
     for event in ["operator_requested", "switched"] {
         let props = gate.place.recorded(event, 1);
@@ -98,7 +98,7 @@ fn refused_requests_are_in_the_audit_log_and_in_the_metrics() {
     gate.end();
 }
 
-/// A page of an origin of its own.
+/// A page with its own origin.
 fn page_server() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let address = listener.local_addr().expect("an address");

@@ -1,4 +1,4 @@
-//! Another configuration for a gateway that runs.
+//! A new configuration for a running gateway.
 
 use nix::sys::signal::Signal;
 use serde_json::json;
@@ -7,10 +7,10 @@ use super::{
     web::{Session, Web},
     world::{Gate, backend},
 };
-use crate::mcp::client::{Place, is_alive, signal, until};
+use crate::mcp::client::{Place, Setup, is_alive, signal, until};
 
 #[test]
-fn a_changed_file_touches_only_what_changed() {
+fn a_changed_file_affects_only_changed_backends() {
     let keep = backend("keep", &[], "");
     let config = [keep.clone(), backend("change", &[], ""), backend("remove", &[], "")].concat();
     let gate = Gate::listen(Place::new(), &config);
@@ -42,19 +42,90 @@ fn a_broken_file_is_reported_and_the_old_settings_stay() {
     }
     assert_eq!(gate.child("one"), one);
     assert_eq!(gate.session().call("one__pid", json!({})), one.to_string());
-    // Also an operator who was not there when the file changed learns of it.
+    // An operator who connects after the change sees it, too.
     let said = |args: &[&str]| String::from_utf8(gate.outlast(args).stdout).expect("text");
     for args in [&["ps"][..], &["top", "--once"]] {
         let said = said(args);
         assert!(said.contains("running, reload failed"), "{args:?}: {said}");
     }
     let state = said(&["state", "gateway"]);
-    assert!(state.contains("the configuration before it stays in force: outlast.toml:3"), "{state}");
-    // Asked by hand, the same is said to whoever asks.
+    assert!(state.contains("the previous configuration stays in force: outlast.toml:3"), "{state}");
+    // `outlast reload` prints the same error.
     let output = gate.outlast(&["reload"]);
     assert_eq!(output.status.code(), Some(1));
     let words = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(words.contains("outlast.toml:3"), "{words}");
+    gate.end();
+}
+
+/// A program that saves a file may empty it or remove it first.
+#[test]
+fn a_file_that_is_empty_or_gone_is_an_unfinished_save() {
+    let config = backend("one", &[], "");
+    let gate = Gate::listen(Place::new(), &config);
+    let one = gate.child("one");
+    for (count, text) in ["", " \n\n"].into_iter().enumerate() {
+        gate.place.write("outlast.toml", text);
+        let refused = gate.place.recorded("reload_failed", count + 1);
+        let detail = refused["detail"].as_str().unwrap_or_default();
+        for words in ["`outlast.toml` is empty", "may not have finished", "leave a comment in it"] {
+            assert!(detail.contains(words), "{words} in {detail}");
+        }
+        assert_eq!(gate.session().call("one__pid", json!({})), one.to_string());
+    }
+    // The rest of the save is read without a request.
+    gate.place.write("outlast.toml", &(config.clone() + &backend("two", &[], "")));
+    gate.place.recorded("configured", 1);
+    gate.child("two");
+    assert_eq!(gate.child("one"), one);
+    // With a comment, the file is meant as it is.
+    gate.place.write("outlast.toml", "# no backend\n");
+    assert_eq!(gate.place.recorded("configured", 2)["detail"], "removed one, two");
+    until("the backend to be removed", || (!is_alive(one)).then_some(()));
+    // A file that was empty before is not unfinished.
+    gate.place.write("outlast.toml", "");
+    gate.place.recorded("configured", 3);
+    gate.end();
+
+    // The same for a file that the gateway found itself, and that is gone.
+    let place = Place::new();
+    place.write("outlast.toml", &config);
+    assert!(super::world::outlast(&place, &["trust"]).status.success());
+    let gate = Gate::listen_with(place, &config, Setup::found);
+    let one = gate.child("one");
+    std::fs::remove_file(gate.place.path().join("outlast.toml")).expect("ours");
+    let detail = gate.place.recorded("reload_failed", 1)["detail"].to_string();
+    assert!(detail.contains("`outlast.toml` is gone"), "{detail}");
+    gate.place.write("outlast.toml", &config);
+    gate.place.recorded("configured", 1);
+    assert_eq!(gate.child("one"), one);
+    gate.end();
+}
+
+/// Also a FIFO in its place, on which a reader would block.
+#[test]
+fn a_key_set_that_cannot_be_used_is_reported_and_the_old_settings_stay() {
+    let config = backend("one", &[], "");
+    let gate = Gate::listen(Place::new(), &config);
+    let one = gate.child("one");
+    nix::unistd::mkfifo(&gate.place.path().join("fifo.json"), nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+    gate.place.write("torn.json", "{\"keys\": [");
+    gate.place.write("empty.json", "{\"keys\": []}");
+    let table = [
+        // file       why
+        ("fifo.json", "it is a FIFO, not a file"),
+        ("torn.json", "it is not a JWK set"),
+        ("empty.json", "there is no key for RS256 or ES256 in it"),
+        ("gone.json", "no such file"),
+    ];
+    for (count, (file, why)) in table.into_iter().enumerate() {
+        let auth = format!("[auth.jwt]\njwks = \"{file}\"\nissuer = \"me\"\naudience = [\"you\"]\n");
+        gate.place.write("outlast.toml", &(config.clone() + &auth));
+        let refused = gate.place.recorded("reload_failed", count + 1);
+        let detail = refused["detail"].as_str().unwrap_or_default();
+        assert!(detail.contains(file) && detail.contains(why), "{file}: {detail}");
+        assert_eq!(gate.session().call("one__pid", json!({})), one.to_string(), "without a token, as before");
+    }
     gate.end();
 }
 
@@ -65,19 +136,19 @@ fn a_hangup_signal_reads_the_configuration_again() {
     let gate = Gate::listen_with(place, &backend("one", &[], ""), |setup| setup.options(["--no-watch"]));
     let one = gate.child("one");
     gate.place.write("outlast.toml", &[backend("one", &[], ""), backend("two", &[], "")].concat());
-    assert_eq!(gate.place.audit_of("configured").len(), 0, "nobody watches");
+    assert_eq!(gate.place.audit_of("configured").len(), 0, "the file is not watched");
     signal(gate.client.pid(), Signal::SIGHUP);
     gate.place.recorded("configured", 1);
     gate.child("two");
     assert_eq!(gate.child("one"), one);
     let words = gate.outlast(&["reload"]);
     assert!(words.status.success(), "{words:?}");
-    assert!(String::from_utf8_lossy(&words.stdout).contains("the backends are the same"), "{words:?}");
+    assert!(String::from_utf8_lossy(&words.stdout).contains("the backends are unchanged"), "{words:?}");
     gate.end();
 }
 
 #[test]
-fn the_endpoint_changes_and_whoever_is_connected_stays() {
+fn a_changed_endpoint_keeps_connected_clients() {
     let config = |front: &str| format!("[gateway]\n{front}\n{}", backend("one", &[], ""));
     let gate = Gate::configured(Place::new(), &config("listen = \"127.0.0.1:0\""), |setup| setup);
     let one = gate.child("one").to_string();
@@ -96,7 +167,7 @@ fn the_endpoint_changes_and_whoever_is_connected_stays() {
     let long = json!({"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {"x": "x".repeat(2000)}});
     assert_eq!(Session::open(&gate.address).post(&long).status, 413);
 
-    // Another address: who is here stays, who comes comes there.
+    // Another address: existing connections stay, new ones use the new address.
     gate.place.write("outlast.toml", &config("listen = \"127.0.0.2:0\""));
     gate.place.recorded("configured", 2);
     let line = gate.client.says("listening on http://127.0.0.2:");
@@ -104,9 +175,9 @@ fn the_endpoint_changes_and_whoever_is_connected_stays() {
     assert_eq!(gate.state()["listen"], format!("http://{address}/mcp"));
     assert_eq!(Session::open(address).call("one__pid", json!({})), one);
     assert_eq!(session.call("one__pid", json!({})), one, "on the connection that it has");
-    assert!(std::net::TcpStream::connect(&gate.address).is_err(), "nobody listens there any more");
+    assert!(std::net::TcpStream::connect(&gate.address).is_err(), "the old address is closed");
 
-    // One that cannot be had changes nothing.
+    // An address that is in use changes nothing.
     let taken = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = taken.local_addr().expect("it is bound").port();
     gate.place.write("outlast.toml", &config(&format!("listen = \"127.0.0.1:{port}\"\nhosts = [\"gate.example\"]")));
@@ -115,9 +186,9 @@ fn the_endpoint_changes_and_whoever_is_connected_stays() {
     assert_eq!(status(address), 403);
     assert_eq!(session.call("one__pid", json!({})), one);
 
-    // Whether there is an endpoint at all is decided at the start.
+    // Whether there is an endpoint at all is fixed at the start.
     gate.place.write("outlast.toml", &backend("one", &[], ""));
-    gate.client.says("whether clients come by HTTP or by stdin is decided at the next start");
+    gate.client.says("adding or removing the HTTP endpoint takes effect at the next start");
     assert_eq!(Session::open(address).call("one__pid", json!({})), one);
     gate.end();
 }
@@ -159,7 +230,7 @@ fn a_bad_change_of_a_backend_leaves_the_old_child_serving_and_is_reported_everyw
     let one = said(&["state", "gateway/one"]);
     assert!(one.contains("reload     failed ") && one.contains("could not be started"), "{one}");
 
-    // One that ends before it is ready, with its last words; one that is no server; one that cannot be reached.
+    // A command that exits before it is ready, with its stderr; one that is not a server; one that cannot be reached.
     gate.place.write("broken", "no database\n");
     refused(&gate, &backend("one", &["--fail-if", &broken], ""), &["no database", "the old one keeps serving"]);
     let silent = "[[backend]]\nname = \"one\"\ncommand = \"sleep\"\nargs = [\"600\"]\nstart_timeout = \"200ms\"\n";
@@ -169,13 +240,13 @@ fn a_bad_change_of_a_backend_leaves_the_old_child_serving_and_is_reported_everyw
     gate.place.recorded("reload_failed", 4);
     assert_eq!(gate.place.audit_of("server_crashed").len(), 0, "the one that serves never crashed");
 
-    // It comes back under the settings that worked.
+    // It is restarted with the settings that worked.
     signal(old, Signal::SIGKILL);
     until("another child", || (gate.child("one") != old).then_some(()));
     serves(&mut session, gate.child("one"));
     assert_eq!(gate.backend("one")["last_reload"]["ok"], false);
 
-    // A change that works takes over, and nothing is left of the failure.
+    // A change that works takes over, and the failure is cleared.
     let old = gate.child("one");
     gate.place.write("outlast.toml", &backend("one", &["--prompts"], ""));
     let output = gate.outlast(&["reload"]);

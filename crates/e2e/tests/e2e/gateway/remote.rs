@@ -40,7 +40,7 @@ impl Asked {
     }
 }
 
-/// A head and a body, word for word.
+/// A response head and body, sent literally.
 struct Given {
     status: &'static str,
     headers: String,
@@ -55,7 +55,7 @@ fn as_json(body: &Value) -> Given {
     given("200 OK", "content-type: application/json\r\n", body.to_string())
 }
 
-/// A server on a port of its own, in threads that end with the test.
+/// A server on its own port, in threads that end with the test.
 struct Remote {
     url: String,
 }
@@ -108,7 +108,7 @@ fn serve(stream: &TcpStream, answer: &dyn Fn(&Asked) -> Given) -> Option<()> {
     write!(writer, "HTTP/1.1 {status}\r\n{headers}content-length: {}\r\n\r\n{body}", body.len()).ok()
 }
 
-/// What a sound server answers to everything but calls; nothing to those.
+/// The answer of a correct server to everything but calls; none to calls.
 fn sound(asked: &Asked, is_stateless: bool) -> Option<Given> {
     let id = &asked.body["id"];
     let capabilities = json!({"tools": {}});
@@ -216,10 +216,10 @@ const ODD_CASES: [&str; 21] = [
 ];
 
 #[test]
-fn whatever_an_http_backend_answers_the_client_gets_one_valid_response() {
+fn any_answer_of_an_http_backend_becomes_one_valid_response() {
     for is_stateless in [false, true] {
         let remote = Remote::start(move |asked| sound(asked, is_stateless).unwrap_or_else(|| odd_answer(asked)));
-        // The breaker is not what this is about.
+        // The breaker is not tested here.
         let config = remote.config("breaker = { failures = 0 }\ncall_timeout = \"20s\"");
         let mut gate = Gate::stdio(Place::new(), &config);
         until("the catalogue", || {
@@ -249,7 +249,7 @@ fn whatever_an_http_backend_answers_the_client_gets_one_valid_response() {
                     "{text}"
                 ),
                 "413" => assert!(answer["error"]["code"] == 413 && text.contains("too large"), "{text}"),
-                // Without a session it is a refusal; with one it would mean that the session is gone.
+                // Without a session it is a refusal; with one it would mean that the session is lost.
                 "404" => {}
                 _ => assert!(answer.get("error").is_some() || answer["result"]["isError"] == true, "{case}: {text}"),
             }
@@ -263,7 +263,7 @@ fn locked() -> Given {
     given("401 Unauthorized", &headers, OAUTH_BODY)
 }
 
-/// What an operator and a client see of a backend that wants credentials.
+/// What an operator and a client see of a backend that requires credentials.
 fn is_told_of_credentials(text: &str) {
     for part in ["401 Unauthorized", CHALLENGE, "`headers`", "outlast reload"] {
         assert!(text.contains(part), "no {part:?} in {text}");
@@ -271,7 +271,7 @@ fn is_told_of_credentials(text: &str) {
 }
 
 #[test]
-fn a_backend_that_wants_credentials_is_not_ready_and_says_what_to_do() {
+fn a_backend_that_needs_credentials_is_not_ready_and_shows_a_hint() {
     for is_stateless in [false, true] {
         let is_locked = Arc::new(AtomicBool::new(false));
         let locks = is_locked.clone();
@@ -303,7 +303,7 @@ fn a_backend_that_wants_credentials_is_not_ready_and_says_what_to_do() {
         is_told_of_credentials(&gate.client.says("401"));
         let words = String::from_utf8_lossy(&gate.outlast(&["state"]).stdout).into_owned();
         is_told_of_credentials(&words.split_whitespace().collect::<Vec<_>>().join(" "));
-        // A later call is told the same at once.
+        // A later call gets the same error at once.
         let id = gate.client.send_call("far__do", json!({}));
         let answer = gate.client.answer(id);
         is_told_of_credentials(answer["error"]["message"].as_str().unwrap_or_default());
@@ -320,7 +320,7 @@ fn a_backend_that_wants_credentials_is_not_ready_and_says_what_to_do() {
 }
 
 #[test]
-fn a_stream_that_wants_credentials_ends_the_session() {
+fn a_stream_that_needs_credentials_ends_the_session() {
     let is_locked = Arc::new(AtomicBool::new(true));
     let locks = is_locked.clone();
     let remote = Remote::start(move |asked| match asked.method.as_str() {
@@ -334,7 +334,7 @@ fn a_stream_that_wants_credentials_ends_the_session() {
 }
 
 #[test]
-fn a_busy_backend_is_asked_again_when_it_says_so_and_a_client_hears_when() {
+fn a_busy_backend_is_retried_at_its_retry_time_and_the_client_gets_it() {
     let asked_for_lists = Arc::new(AtomicUsize::new(0));
     let lists = asked_for_lists.clone();
     let remote = Remote::start(move |asked| match asked.is("tools/list") {
@@ -356,7 +356,7 @@ fn a_busy_backend_is_asked_again_when_it_says_so_and_a_client_hears_when() {
 }
 
 #[test]
-fn no_text_shows_a_process_that_is_not_there() {
+fn texts_about_an_http_backend_name_no_process() {
     let remote = Remote::start(|asked| sound(asked, false).unwrap_or_else(|| as_json(&Value::Null)));
     let gate = Gate::listen(Place::new(), &remote.config(""));
     gate.is("far", "ready");
@@ -428,7 +428,7 @@ fn server_everything_is_restarted_under_load_and_no_refused_call_is_unknown() {
     is_over.store(true, Ordering::SeqCst);
     clients.into_iter().for_each(|client| client.join().expect("every call is answered"));
     all.extend(answers);
-    // A call on a connection that broke may have been run. All others were refused, or waited, and were sent again.
+    // A call on a broken connection may have run. All others were refused, or waited, and were sent again.
     let failed: Vec<&Value> = all.iter().filter(|result| result["isError"] == true).collect();
     for result in &failed {
         let words = crate::mcp::client::text(result);
@@ -436,7 +436,7 @@ fn server_everything_is_restarted_under_load_and_no_refused_call_is_unknown() {
     }
     assert!(failed.len() < all.len() / 2, "{} of {}", failed.len(), all.len());
 
-    // Restarted while no call is under way, it refuses the first calls: it does not know their session.
+    // Restarted while no call is open, it refuses the first calls: it does not know their session.
     let mut sessions: Vec<_> = (0..CLIENTS).map(|_| gate.session()).collect();
     drop(server);
     let server = Everything::start(&peers, port);
@@ -450,7 +450,7 @@ fn server_everything_is_restarted_under_load_and_no_refused_call_is_unknown() {
     gate.end();
 }
 
-/// Waits for so many calls that succeeded.
+/// Waits for this many successful calls.
 fn hear_good(answers: &Receiver<Value>, all: &mut Vec<Value>, mut count: usize) {
     while count > 0 {
         let result = answers.recv_timeout(PATIENCE).expect("an answer in time");

@@ -1,4 +1,5 @@
-//! Values of references are shown nowhere, and the status page's data is for the user that runs the gateway.
+//! Values of references are shown nowhere, and the data of the status page is only for the user that runs the
+//! gateway.
 
 use std::{
     fs,
@@ -30,7 +31,8 @@ fn files(directory: &std::path::Path, found: &mut Vec<(String, String)>) {
 
 #[test]
 fn values_of_references_are_shown_nowhere() {
-    // A server that prints its own secret and ends, an address with a secret, a program that is not there, and one that runs.
+    // A server that prints its own secret and exits, an address with a secret, a missing program, and a running
+    // backend.
     let config = backend("one", &[], "env = { KEY = \"k-${API_KEY}\" }")
         + r#"
 [[backend]]
@@ -55,7 +57,7 @@ command = "/nowhere/${API_KEY}"
         until(&format!("{name} to fail"), || gate.backend(name)["last_exit"].is_string().then_some(()));
     }
     let mut shown = Vec::new();
-    // What the backend itself answers is the client's: the gateway does not read it.
+    // The backend's own answer is forwarded to the client unread.
     assert_eq!(session.call("one__env", json!({"name": "KEY"})), format!("k-{SECRET}"));
     session.call("one__stderr", json!({"text": format!("the key is {SECRET}")}));
     gate.client.says("[one] the key is ${API_KEY}");
@@ -106,8 +108,8 @@ fn text_of(value: &serde_json::Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// What another user of this machine gets, by a program that runs as that user.
-fn as_nobody(address: &str, path: &str, header: &str) -> String {
+/// The response that another user of this machine gets, by a program that runs as that user.
+fn get_as_another_user(address: &str, path: &str, header: &str) -> String {
     let (host, port) = address.split_once(':').expect("an address");
     let script = format!(
         "exec 3<>/dev/tcp/{host}/{port}; printf 'GET {path} HTTP/1.1\\r\\nhost: {address}\\r\\n{header}connection: close\\r\\n\\r\\n' >&3; cat <&3"
@@ -132,20 +134,36 @@ fn another_local_user_reads_the_state_only_with_the_token() {
     let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
     gate.is("one", "ready");
     for path in ["/api/state", "/api/token", "/api/events"] {
-        let answer = as_nobody(&gate.address, path, "");
+        let answer = get_as_another_user(&gate.address, path, "");
         assert!(answer.starts_with("HTTP/1.1 403"), "{path}: {answer}");
     }
-    assert!(as_nobody(&gate.address, "/health", "").starts_with("HTTP/1.1 200"));
-    // We are the user that runs it.
+    assert!(get_as_another_user(&gate.address, "/health", "").starts_with("HTTP/1.1 200"));
+    // This test runs as the user of the gateway.
     assert_eq!(Web::connect(&gate.address).get("/api/state").status, 200);
     let page = gate.state()["page"].as_str().expect("an address").to_owned();
     let token = page.split("#token=").nth(1).expect("a token").to_owned();
-    let answer = as_nobody(&gate.address, "/api/state", &format!("x-outlast-token: {token}\\r\\n"));
+    let answer = get_as_another_user(&gate.address, "/api/state", &format!("x-outlast-token: {token}\\r\\n"));
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"backends\""), "{answer}");
-    let wrong = as_nobody(&gate.address, "/api/state", &format!("x-outlast-token: {}\\r\\n", "0".repeat(32)));
+    let wrong = get_as_another_user(&gate.address, "/api/state", &format!("x-outlast-token: {}\\r\\n", "0".repeat(32)));
     assert!(wrong.starts_with("HTTP/1.1 403"), "{wrong}");
     let refused = gate.place.recorded("request_refused", 1);
     assert_eq!((&refused["outcome"], &refused["method"]), (&json!("other_user"), &json!("GET /api/state")));
     assert!(refused["peer"].as_str().is_some_and(|peer| peer.starts_with("127.0.0.1:")), "{refused}");
+    gate.end();
+}
+
+/// Secrets that are recognized by their form, in the stderr of a backend.
+#[test]
+fn secrets_on_stderr_are_shown_nowhere() {
+    let token = "ghp_0123456789abcdefABCDEF0123456789abcd";
+    let gate = Gate::listen(Place::new(), &backend("one", &[], super::world::HASTY));
+    let mut session = gate.session();
+    session.call("one__stderr", json!({"text": format!("using {token}")}));
+    let last = until("its stderr", || gate.backend("one")["last_stderr"].as_str().map(str::to_owned));
+    assert_eq!(last, "using …");
+    crate::mcp::client::signal(gate.child("one"), nix::sys::signal::Signal::SIGKILL);
+    gate.place.recorded("server_crashed", 1);
+    let state = gate.is("one", "ready").to_string() + &gate.state().to_string();
+    assert!(state.contains("using …") && !state.contains(token), "{state}");
     gate.end();
 }

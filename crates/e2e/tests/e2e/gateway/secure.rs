@@ -16,21 +16,25 @@ use tokio_rustls::rustls::{
 };
 
 use super::world::{backend, outlast};
-use crate::mcp::client::{Client, PATIENCE, Place, Setup, until};
+use crate::mcp::client::{Client, OUTLAST, PATIENCE, Place, Setup, until};
 
-/// A certificate that signs itself, written to `cert.pem` and `key.pem`.
+/// A self-signed certificate, written to `cert.pem` and `key.pem`.
 fn certificate(dir: &Path) -> CertificateDer<'static> {
     let key = KeyPair::generate().expect("a key");
     let names = vec!["localhost".to_owned(), "127.0.0.1".to_owned()];
     let own = CertificateParams::new(names).and_then(|own| own.self_signed(&key)).expect("a certificate");
-    // First the key: whoever reads in between finds two that do not belong together, and keeps what it has.
+    // First the key: a reload between the two writes finds a key and a certificate that do not match, and keeps the
+    // old ones.
     fs::write(dir.join("key.pem"), key.serialize_pem()).expect("a file");
     fs::write(dir.join("cert.pem"), own.pem()).expect("a file");
     own.der().clone()
 }
 
-/// What `/health` says to a client that trusts only this certificate.
-fn health(address: &str, trusted: &CertificateDer<'static>) -> Result<String, std::io::Error> {
+/// A connection of a client that trusts only this certificate.
+fn connect(
+    address: &str,
+    trusted: &CertificateDer<'static>,
+) -> Result<StreamOwned<ClientConnection, TcpStream>, std::io::Error> {
     let mut roots = RootCertStore::empty();
     roots.add(trusted.clone()).expect("a certificate");
     let config = ClientConfig::builder_with_provider(ring::default_provider().into())
@@ -42,7 +46,12 @@ fn health(address: &str, trusted: &CertificateDer<'static>) -> Result<String, st
     let connection = ClientConnection::new(Arc::new(config), name).expect("a client");
     let tcp = TcpStream::connect(address)?;
     tcp.set_read_timeout(Some(PATIENCE))?;
-    let mut stream = StreamOwned::new(connection, tcp);
+    Ok(StreamOwned::new(connection, tcp))
+}
+
+/// The response of `/health` for such a client.
+fn health(address: &str, trusted: &CertificateDer<'static>) -> Result<String, std::io::Error> {
+    let mut stream = connect(address, trusted)?;
     write!(stream, "GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")?;
     let mut text = String::new();
     match stream.read_to_string(&mut text) {
@@ -61,7 +70,7 @@ fn start(place: &Place) -> (Client, String) {
 }
 
 #[test]
-fn the_listener_speaks_tls_and_takes_a_new_certificate_while_it_runs() {
+fn the_listener_serves_tls_and_loads_a_new_certificate_while_it_runs() {
     let place = Place::new();
     let first = certificate(place.path());
     let (client, address) = start(&place);
@@ -69,7 +78,7 @@ fn the_listener_speaks_tls_and_takes_a_new_certificate_while_it_runs() {
     let answer = health(&address, &first).expect("TLS");
     assert!(answer.starts_with("HTTP/1.1 200") && answer.contains("\"ok\""), "{answer}");
 
-    // Plain HTTP is told what to do instead.
+    // A plain HTTP request gets an answer that says what to do.
     let mut plain = TcpStream::connect(&address).expect("it listens");
     plain.set_read_timeout(Some(PATIENCE)).expect("a socket");
     plain.write_all(b"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").expect("it reads");
@@ -81,7 +90,7 @@ fn the_listener_speaks_tls_and_takes_a_new_certificate_while_it_runs() {
     until("the new certificate", || health(&address, &second).ok());
     assert!(health(&address, &first).is_err(), "the old one is no longer shown");
 
-    // What cannot be used is reported, and the one before stays in use.
+    // An unusable certificate is reported, and the previous one stays in use.
     let failed = place.audit_of("reload_failed").len();
     fs::write(place.path().join("cert.pem"), "no certificate").expect("a file");
     let record = place.recorded("reload_failed", failed + 1);
@@ -91,8 +100,28 @@ fn the_listener_speaks_tls_and_takes_a_new_certificate_while_it_runs() {
     until("the third certificate", || health(&address, &third).ok());
 }
 
+/// The keys of a connection cannot be handed over, so it closes; the next one is served by the new program.
 #[test]
-fn a_certificate_that_cannot_be_used_is_said_at_the_start() {
+fn an_upgrade_in_place_closes_connections_with_tls() {
+    let place = Place::new();
+    let trusted = certificate(place.path());
+    let (_client, address) = start(&place);
+    let mut idle = connect(&address, &trusted).expect("TLS");
+    write!(idle, "GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n").expect("it reads");
+    let mut text = vec![0; 1024];
+    let read = idle.read(&mut text).expect("an answer");
+    assert!(text[..read].starts_with(b"HTTP/1.1 200"));
+    let output = outlast(&place, &["upgrade", "--program", OUTLAST]);
+    assert!(output.status.success(), "{output:?}");
+    let mut rest = Vec::new();
+    let _ = idle.read_to_end(&mut rest);
+    assert!(!rest.starts_with(b"HTTP"), "the connection ends");
+    let answer = health(&address, &trusted).expect("TLS");
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+}
+
+#[test]
+fn a_certificate_that_cannot_be_used_is_an_error_at_the_start() {
     let place = Place::new();
     certificate(place.path());
     let other = KeyPair::generate().expect("a key");

@@ -1,4 +1,4 @@
-//! Many servers seen as one.
+//! Many servers as one.
 
 use serde_json::json;
 
@@ -41,7 +41,7 @@ fn both_fronts_serve_at_once() {
     let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address");
     let mut session = super::web::Session::open(address);
     assert_eq!(session.call("one__pid", json!({})), client.call("one__pid", json!({})));
-    // Who started it on its stdin takes it along.
+    // A gateway on stdio exits with its client.
     client.end();
     place.is_swept();
 }
@@ -71,7 +71,7 @@ fn a_backend_has_its_own_environment_and_directory() {
 }
 
 #[test]
-fn what_a_backend_says_for_people_is_told_with_its_name() {
+fn stderr_of_a_backend_is_forwarded_with_its_name() {
     let mut gate = Gate::stdio(Place::new(), &backend("one", &[], ""));
     gate.client.call("one__stderr", json!({"text": "a word for people"}));
     gate.client.says("[one] a word for people");
@@ -85,7 +85,7 @@ fn what_a_backend_says_for_people_is_told_with_its_name() {
 }
 
 #[test]
-fn what_a_client_says_that_is_no_json_is_refused_and_no_more() {
+fn a_line_that_is_no_json_is_refused_and_has_no_other_effect() {
     let mut gate = Gate::stdio(Place::new(), &backend("one", &[], ""));
     gate.client.line("{not json");
     let answer = gate.client.answer_to("null");
@@ -105,7 +105,7 @@ fn long_messages_pass_both_ways() {
 }
 
 #[test]
-fn health_and_metrics_are_told() {
+fn health_and_metrics_are_served() {
     let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
     gate.child("one");
     let mut session = gate.session();
@@ -122,12 +122,12 @@ fn health_and_metrics_are_told() {
 }
 
 #[test]
-fn what_was_offered_last_time_is_offered_at_once_and_marked() {
+fn the_cached_catalogue_is_served_at_once_and_marked_stale() {
     let place = Place::new();
     let more = place.join("more");
     let config = backend("slow", &["--more", &more], "");
     let mut gate = Gate::listen(place, &config);
-    // Ready is one thing, its lists another.
+    // A ready backend may not have sent its lists yet.
     until("what it offers", || (gate.backend("slow")["catalogue"] == "confirmed").then_some(()));
     crate::mcp::client::signal(gate.client.pid(), nix::sys::signal::Signal::SIGTERM);
     gate.client.wait();
@@ -139,7 +139,7 @@ fn what_was_offered_last_time_is_offered_at_once_and_marked() {
     let slow = gate.backend("slow");
     assert_eq!((&slow["state"], &slow["stale"]), (&json!("starting"), &json!(true)), "{slow}");
     assert!(tools.iter().any(|tool| tool == "slow__echo"), "{tools:?}");
-    // A call waits for the backend itself.
+    // A call waits until the backend is ready.
     assert_eq!(session.call("slow__echo", json!({"text": "at last"})), "at last");
     assert_eq!(gate.is("slow", "ready")["stale"], false);
     gate.end();
@@ -158,7 +158,7 @@ fn each_session_may_have_a_process_of_its_own() {
 }
 
 #[test]
-fn a_stateless_client_is_asked_by_a_handshake_server_whatever_else_it_works_on() {
+fn a_stateless_client_gets_requests_of_a_handshake_server_during_other_calls() {
     let config = backend("own", &["--era", "legacy"], "children = \"per_session\"");
     let gate = Gate::listen(Place::new(), &config);
     let can = json!({"elicitation": {}});
@@ -167,7 +167,7 @@ fn a_stateless_client_is_asked_by_a_handshake_server_whatever_else_it_works_on()
         (reply.status, reply.messages().pop().unwrap_or_else(|| panic!("no answer: {}", reply.text())))
     };
     let ask = |word: &str| json!({"name": "own__ask", "arguments": {"method": "elicitation/create", "params": {"message": word}}});
-    // Two calls are open at the same time, and a third one is nobody's concern.
+    // Two calls are open at the same time; the third does not matter here.
     let asked = ["first", "second"].map(|word| {
         let (_, answer) = post(ask(word), &can);
         let asked = answer["result"]["inputRequests"]["ask0"]["params"]["message"].clone();
@@ -186,8 +186,8 @@ fn a_stateless_client_is_asked_by_a_handshake_server_whatever_else_it_works_on()
         let text = crate::mcp::client::text(&answer["result"]);
         assert!(status == 200 && text.contains(&format!(r#""said":"{word}""#)), "{answer}");
     }
-    // One that can be asked nothing hears what it lacks; the puppet passes on whatever it was told.
-    let (_, answer) = post(ask("nobody"), &json!({}));
+    // A client without the capability gets an error that names it; the puppet forwards the error.
+    let (_, answer) = post(ask("unknown"), &json!({}));
     let text = crate::mcp::client::text(&answer["result"]);
     assert!(text.contains("did not declare the capability `elicitation`"), "{answer}");
     let seats = gate.backend("own")["links"].to_string();
@@ -196,7 +196,7 @@ fn a_stateless_client_is_asked_by_a_handshake_server_whatever_else_it_works_on()
 }
 
 #[test]
-fn the_status_page_reads_and_orders() {
+fn the_status_page_reads_state_and_sends_operator_requests() {
     let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
     let one = gate.child("one");
     let mut web = Web::connect(&gate.address);
@@ -220,7 +220,7 @@ fn the_status_page_reads_and_orders() {
     let off = order("/api/switch", &token, json!({"name": "one__echo", "off": true}));
     assert_eq!(off.status, 200, "{}", off.text());
     assert_eq!(gate.state()["switched_off"], json!([{"tool": "one__echo"}]));
-    let unknown = order("/api/restart", &token, json!({"backend": "nobody"}));
+    let unknown = order("/api/restart", &token, json!({"backend": "unknown"}));
     assert_eq!(unknown.status, 409, "{}", unknown.text());
     assert_eq!(order("/api/stop", &token, json!({})).status, 404, "a page ends nothing");
     gate.end();
@@ -241,14 +241,14 @@ fn a_slow_backend_without_a_cached_catalogue_does_not_delay_the_first_list() {
 fn a_lazy_backend_starts_with_the_first_request_that_needs_it() {
     let config = backend("one", &[], "start = \"lazy\"");
     let mut gate = Gate::listen(Place::new(), &config);
-    // Nothing is cached: it is started once to read its lists, and stopped again.
+    // Nothing is cached: the backend is started once to read its lists, and stopped again.
     let idle = gate.is("one", "idle");
     assert_eq!((&idle["catalogue"], &idle["pid"]), (&json!("confirmed"), &json!(null)), "{idle}");
     assert_eq!(gate.place.recorded("server_stopped", 1)["backend"], "one");
     crate::mcp::client::signal(gate.client.pid(), nix::sys::signal::Signal::SIGTERM);
     gate.client.wait();
 
-    // From the cache nothing is started at all.
+    // With a cache no process is started.
     let started = gate.place.audit_of("server_started").len();
     let gate = Gate::listen(gate.place, &config);
     let mut session = gate.session();

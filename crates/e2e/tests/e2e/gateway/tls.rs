@@ -1,5 +1,4 @@
-//! Backends that are far away: behind TLS, with a certificate that somebody signed whom only this test knows, or behind a
-//! proxy.
+//! Remote backends: behind TLS, with a certificate authority that only this test knows, or behind a proxy.
 
 use std::{
     fs,
@@ -23,7 +22,7 @@ use tokio_rustls::{
 use super::world::{Gate, backend};
 use crate::mcp::client::{Place, until};
 
-/// TLS on a port of its own, and plainly on to where the server is. The root that signed it, as PEM.
+/// TLS on its own port, forwarded in plain text to the server. Returns the root certificate as PEM.
 fn front(server: String) -> (u16, String) {
     let key = || KeyPair::generate().expect("a key");
     let mut root = CertificateParams::new(vec![]).expect("no names are wrong");
@@ -52,7 +51,7 @@ fn front(server: String) -> (u16, String) {
             while let Ok((stream, _)) = listener.accept().await {
                 let (acceptor, server) = (acceptor.clone(), server.clone());
                 tokio::spawn(async move {
-                    // Who does not trust us hangs up here.
+                    // A client that does not trust the certificate disconnects here.
                     let Ok(mut stream) = acceptor.accept(stream).await else { return };
                     if let Ok(mut plain) = tokio::net::TcpStream::connect(server).await {
                         let _ = tokio::io::copy_bidirectional(&mut stream, &mut plain).await;
@@ -65,7 +64,7 @@ fn front(server: String) -> (u16, String) {
 }
 
 #[test]
-fn a_root_of_your_own_is_trusted_where_it_is_named() {
+fn a_private_root_certificate_is_trusted_if_configured() {
     let inner = Gate::listen(Place::new(), &backend("one", &[], ""));
     inner.child("one");
     let (port, root) = front(inner.address.clone());
@@ -83,9 +82,24 @@ fn a_root_of_your_own_is_trusted_where_it_is_named() {
         gate.end();
     }
 
-    // Nobody named it, or what was named is not there: the sentence says what to do.
+    // Files on which a reader would block or never end are not read.
+    let place = Place::new();
+    let fifo = place.join("fifo");
+    nix::unistd::mkfifo(fifo.as_str(), nix::sys::stat::Mode::S_IRWXU).expect("a FIFO");
+    for (variable, named, words) in [
+        ("SSL_CERT_FILE", fifo.as_str(), "it is a FIFO, not a file"),
+        ("SSL_CERT_FILE", "/dev/zero", "it is a device, not a file"),
+        ("SSL_CERT_DIR", &place.join(""), "SSL_CERT_FILE can name"),
+    ] {
+        let gate = Gate::listen_with(Place::new(), &config, |setup| setup.env(variable, named));
+        let why = until("the first try to fail", || gate.backend("far")["last_exit"].as_str().map(str::to_owned));
+        assert!(why.contains(words), "{variable}={named}: {why}");
+        gate.end();
+    }
+
+    // The authority is not configured, or its file does not exist: the error says what to do.
     let missing = "/nowhere/at/all.pem";
-    for (named, words) in [(None, "SSL_CERT_FILE may name"), (Some(missing), "SSL_CERT_FILE names /nowhere/at/all.pem")]
+    for (named, words) in [(None, "SSL_CERT_FILE can name"), (Some(missing), "SSL_CERT_FILE names /nowhere/at/all.pem")]
     {
         let gate = Gate::listen_with(Place::new(), &config, |setup| match named {
             Some(named) => setup.env("SSL_CERT_FILE", named),
@@ -98,7 +112,7 @@ fn a_root_of_your_own_is_trusted_where_it_is_named() {
     inner.end();
 }
 
-/// A proxy whose tunnels all lead to one place. What was asked of it, line by line.
+/// A proxy whose tunnels all lead to one place. Returns the lines of its requests.
 fn proxy(server: String) -> (u16, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("bound").port();
@@ -116,7 +130,7 @@ fn proxy(server: String) -> (u16, Arc<Mutex<Vec<String>>>) {
             let mut reader = BufReader::new(client.try_clone().expect("a socket"));
             let mut line = String::new();
             while reader.read_line(&mut line).is_ok_and(|read| read > 2) {
-                heard.lock().expect("nobody panics here").push(line.trim_end().to_owned());
+                heard.lock().expect("no thread panics while it holds this").push(line.trim_end().to_owned());
                 line.clear();
             }
             let Ok(plain) = TcpStream::connect(&server) else { continue };
@@ -131,7 +145,7 @@ fn proxy(server: String) -> (u16, Arc<Mutex<Vec<String>>>) {
 }
 
 #[test]
-fn what_is_far_is_reached_through_the_proxy_that_the_environment_names() {
+fn a_remote_backend_is_reached_through_the_proxy_of_the_environment() {
     let inner = ["[gateway]\nhosts = [\"far.example\"]\n\n".to_owned(), backend("one", &[], "")].concat();
     let inner = Gate::listen(Place::new(), &inner);
     inner.child("one");
@@ -146,12 +160,12 @@ fn what_is_far_is_reached_through_the_proxy_that_the_environment_names() {
     assert_eq!(session.call("far__one__echo", json!({"text": "through"})), "through");
     assert_eq!(session.call("near__one__echo", json!({"text": "directly"})), "directly");
     gate.end();
-    let asked = asked.lock().expect("nobody panics there").clone();
+    let asked = asked.lock().expect("no thread panics while it holds this").clone();
     assert!(asked.iter().any(|line| line.starts_with("CONNECT far.example:80 ")), "{asked:?}");
     assert!(asked.iter().any(|line| line.eq_ignore_ascii_case("proxy-authorization: basic bwu6c2vjcmv0")), "{asked:?}");
     assert!(!asked.iter().any(|line| line.starts_with("CONNECT 127.0.0.1")), "this machine is near: {asked:?}");
 
-    // What is not spoken here is said, without its password.
+    // An unsupported proxy scheme is reported, without its password.
     let gate = Gate::listen_with(Place::new(), &config, |setup| {
         setup.env("HTTP_PROXY", "socks5://me:secret@127.0.0.1:1").env("NO_PROXY", "")
     });

@@ -1,4 +1,4 @@
-//! A project with a gateway in it, and ways to look at it.
+//! A project with a gateway in it, and ways to inspect it.
 
 use std::{
     path::Path,
@@ -10,34 +10,34 @@ use serde_json::Value;
 use super::web::Session;
 use crate::mcp::client::{Client, OUTLAST, PUPPET, Place, Setup, until};
 
-/// One `[[backend]]` with a puppet, and more lines of its own.
-pub fn backend(name: &str, flags: &[&str], more: &str) -> String {
+/// One `[[backend]]` with a puppet, and these further lines.
+pub(crate) fn backend(name: &str, flags: &[&str], more: &str) -> String {
     let args: Vec<String> = flags.iter().map(|flag| format!("{flag:?}")).collect();
     format!("[[backend]]\nname = {name:?}\ncommand = {PUPPET:?}\nargs = [{}]\n{more}\n\n", args.join(", "))
 }
 
-/// Where nobody must wait for a backoff.
-pub const HASTY: &str = "delay_first = \"10ms\"\ndelay_max = \"50ms\"\nmax_restarts = 0";
+/// Short delays, for tests that do not wait for a backoff.
+pub(crate) const HASTY: &str = "delay_first = \"10ms\"\ndelay_max = \"50ms\"\nmax_restarts = 0";
 
-pub struct Gate {
+pub(crate) struct Gate {
     pub place: Place,
-    /// Its stdin and stdout; with `--listen` nobody speaks there.
+    /// Its stdin and stdout; with `--listen` they are not used.
     pub client: Client,
     pub address: String,
 }
 
 impl Gate {
-    /// Over HTTP, on a port of its own.
-    pub fn listen(place: Place, config: &str) -> Gate {
+    /// Over HTTP, on a free port.
+    pub(crate) fn listen(place: Place, config: &str) -> Gate {
         Gate::listen_with(place, config, |setup| setup)
     }
 
-    pub fn listen_with(place: Place, config: &str, more: impl FnOnce(Setup) -> Setup) -> Gate {
+    pub(crate) fn listen_with(place: Place, config: &str, more: impl FnOnce(Setup) -> Setup) -> Gate {
         Gate::configured(place, config, |setup| more(setup.options(["--listen", "127.0.0.1:0"])))
     }
 
-    /// Over HTTP, where the configuration says.
-    pub fn configured(place: Place, config: &str, more: impl FnOnce(Setup) -> Setup) -> Gate {
+    /// Over HTTP, at the address of the configuration.
+    pub(crate) fn configured(place: Place, config: &str, more: impl FnOnce(Setup) -> Setup) -> Gate {
         place.write("outlast.toml", config);
         let client = more(Setup::gateway(&place).options(["--name", "gateway"]).hasty()).start();
         let line = client.says("listening on http://");
@@ -45,55 +45,55 @@ impl Gate {
         Gate { address: address.to_owned(), place, client }
     }
 
-    /// Over stdio: the one client is opened.
-    pub fn stdio(place: Place, config: &str) -> Gate {
+    /// Over stdio: the only client does its handshake.
+    pub(crate) fn stdio(place: Place, config: &str) -> Gate {
         place.write("outlast.toml", config);
         let client = Setup::gateway(&place).options(["--stdio"]).hasty().ready();
         Gate { place, client, address: String::new() }
     }
 
-    pub fn session(&self) -> Session {
+    pub(crate) fn session(&self) -> Session {
         Session::open(&self.address)
     }
 
     /// A command about it, from another terminal.
-    pub fn outlast(&self, args: &[&str]) -> Output {
+    pub(crate) fn outlast(&self, args: &[&str]) -> Output {
         outlast(&self.place, args)
     }
 
-    pub fn json(&self, args: &[&str]) -> Value {
+    pub(crate) fn json(&self, args: &[&str]) -> Value {
         let output = self.outlast(&[args, &["--json"]].concat());
         let text = String::from_utf8_lossy(&output.stdout);
         serde_json::from_str(&text)
             .unwrap_or_else(|_| panic!("{args:?} said {text:?} and {:?}", String::from_utf8_lossy(&output.stderr)))
     }
 
-    pub fn state(&self) -> Value {
+    pub(crate) fn state(&self) -> Value {
         self.json(&["state"])
     }
 
-    /// What the gateway says of one backend.
-    pub fn backend(&self, name: &str) -> Value {
+    /// The status of one backend.
+    pub(crate) fn backend(&self, name: &str) -> Value {
         let state = self.state();
         let backends = state["backends"].as_array().unwrap_or_else(|| panic!("no backends in {state}"));
         backends.iter().find(|backend| backend["name"] == name).unwrap_or_else(|| panic!("no {name}: {state}")).clone()
     }
 
-    /// Waits until a backend is in this state; its process.
-    pub fn is(&self, name: &str, state: &str) -> Value {
+    /// Waits until a backend is in this state; returns its status.
+    pub(crate) fn is(&self, name: &str, state: &str) -> Value {
         until(&format!("{name} to be {state}"), || {
             let backend = self.backend(name);
             (backend["state"] == state).then_some(backend)
         })
     }
 
-    pub fn child(&self, name: &str) -> u32 {
+    pub(crate) fn child(&self, name: &str) -> u32 {
         let backend = self.is(name, "ready");
         backend["pid"].as_u64().and_then(|pid| u32::try_from(pid).ok()).unwrap_or_else(|| panic!("no pid: {backend}"))
     }
 
-    /// Ends it, and sees that nobody is left.
-    pub fn end(mut self) {
+    /// Ends it, and checks that no process is left.
+    pub(crate) fn end(mut self) {
         if self.address.is_empty() {
             self.client.end();
         } else {
@@ -105,14 +105,14 @@ impl Gate {
     }
 }
 
-pub fn outlast(place: &Place, args: &[&str]) -> Output {
+pub(crate) fn outlast(place: &Place, args: &[&str]) -> Output {
     outlast_in(place.path(), args)
 }
 
-/// In a directory that is also the home.
-pub fn outlast_in(path: &Path, args: &[&str]) -> Output {
+/// In a directory that is also the home directory.
+pub(crate) fn outlast_in(path: &Path, args: &[&str]) -> Output {
     let mut command = Command::new(OUTLAST);
-    // A gateway that is to start is told which file it may trust.
+    // A gateway is started with `--config`, so that it trusts the file.
     let is_start =
         args.first() == Some(&"gateway") && !["check", "hash-key", "--config"].iter().any(|arg| args.contains(arg));
     let is_named = is_start && path.join("outlast.toml").exists();

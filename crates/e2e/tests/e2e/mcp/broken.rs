@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::client::{Client, INITIALIZED, PUPPET, Place, Setup, VERSION, initialize_params, text};
 
-/// From the first word to working tools, on one connection.
+/// From the first message to working tools, on one connection.
 fn is_repaired(place: &Place, client: &mut Client, cause: &str, repair: impl FnOnce()) {
     let opened = client.ask("initialize", initialize_params(VERSION))["result"].take();
     assert_eq!(opened["protocolVersion"], VERSION, "{opened}");
@@ -64,7 +64,7 @@ fn a_command_that_is_not_executable_is_repaired_by_making_it_so() {
 }
 
 #[test]
-fn a_command_that_exits_at_once_is_repaired_by_mending_it() {
+fn a_command_that_exits_at_once_is_repaired_by_fixing_it() {
     let place = Place::new();
     let broken = place.write("broken", "ImportError: no module named server");
     let mut client = Setup::new(&place).puppet(["--fail-if", &broken]).start();
@@ -73,7 +73,7 @@ fn a_command_that_exits_at_once_is_repaired_by_mending_it() {
 }
 
 #[test]
-fn the_last_words_of_a_short_life_are_never_lost() {
+fn the_stderr_of_a_short_run_is_never_lost() {
     let place = Place::new();
     let broken = place.write("broken", "ImportError");
     let mut client = Setup::new(&place).puppet(["--fail-if", &broken]).start();
@@ -111,7 +111,7 @@ fn a_discover_is_refused_as_by_an_old_server_and_initialize_follows() {
 }
 
 #[test]
-fn a_policy_that_gives_up_says_so_and_can_be_overruled() {
+fn a_give_up_is_reported_and_a_restart_overrides_it() {
     let place = Place::new();
     let broken = place.join("broken");
     let mut client = Setup::new(&place).options(["--max-restarts", "1"]).puppet(["--fail-if", &broken]).ready();
@@ -132,7 +132,7 @@ fn a_policy_that_gives_up_says_so_and_can_be_overruled() {
 }
 
 #[test]
-fn a_server_that_does_not_come_up_in_time_is_stopped_and_its_client_told() {
+fn a_server_that_is_not_ready_in_time_is_stopped_and_its_client_gets_an_error() {
     let place = Place::new();
     let more = place.write("more", "--slow-start\n600000\n");
     let setup = Setup::new(&place).hasty().options(["--start-timeout", "0.3"]);
@@ -143,7 +143,7 @@ fn a_server_that_does_not_come_up_in_time_is_stopped_and_its_client_told() {
 }
 
 #[test]
-fn a_server_that_leaves_before_its_handshake_has_crashed() {
+fn an_exit_before_the_handshake_is_a_crash() {
     let place = Place::new();
     let mut client = Setup::new(&place).command(["true"]).start();
     let opened = client.ask("initialize", initialize_params(VERSION));

@@ -1,4 +1,4 @@
-//! W4, C3: bytes pass as they came, whatever they are; what is no message is not passed at all.
+//! W4, C3: bytes are forwarded unchanged; lines that are not messages are not forwarded.
 
 use std::thread;
 
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::client::{INITIALIZED, Place, Setup, initialize_params, text, until};
 
 #[test]
-fn two_at_once_and_one_that_leaves_at_once_are_as_good_as_one() {
+fn simultaneous_and_short_clients_are_served() {
     let place = Place::new();
     thread::scope(|scope| {
         for name in ["one", "two"] {
@@ -27,7 +27,7 @@ fn two_at_once_and_one_that_leaves_at_once_are_as_good_as_one() {
 }
 
 #[test]
-fn garbage_is_refused_and_the_connection_lives() {
+fn garbage_is_refused_and_the_connection_stays_open() {
     let place = Place::new();
     let log = place.join("log");
     let mut client = Setup::new(&place).puppet(["--log", &log]).ready();
@@ -49,7 +49,7 @@ fn garbage_is_refused_and_the_connection_lives() {
 fn a_line_of_32_mb_passes_byte_for_byte() {
     let place = Place::new();
     let mut client = Setup::new(&place).ready();
-    // Not all alike, so that a lost or doubled piece shows.
+    // The words differ, so that a lost or repeated piece is noticed.
     let words: String = (0..4_000_000).map(|n| format!("{n:07} ")).collect();
     assert_eq!(words.len(), 32_000_000);
     let id = client.send_call("echo", json!({"text": words}));
@@ -102,7 +102,7 @@ fn ids_come_back_as_they_went() {
         let line = String::from_utf8(client.raw.pop().expect("kept")).expect("text");
         assert!(line.contains(&format!(r#""id":{id},"#)), "{id} in {line}");
     }
-    // In flight when the server ends, each still gets its answer, under an id of the same type and value.
+    // Open when the server exits, each still gets its answer, under an id of the same type and value.
     for id in ids {
         client.owed(&serde_json::from_str::<Value>(id).expect("JSON").to_string());
         client.line(&format!(
@@ -124,7 +124,7 @@ fn ids_come_back_as_they_went() {
 }
 
 #[test]
-fn one_id_twice_is_answered_twice() {
+fn an_id_used_twice_is_answered_twice() {
     let place = Place::new();
     let mut client = Setup::new(&place).ready();
     for ms in [50, 1] {
@@ -178,7 +178,7 @@ fn odd_bytes_pass_both_ways_untouched() {
         .collect();
     assert_eq!(came, odd, "from the server");
 
-    // The server's own requests too, and their answers.
+    // The same for requests of the server, and their answers.
     let asking = client.send_call("ask", json!({"method": "roots/list", "params": {"odd": 1}}));
     let question = client.next("roots/list");
     let answer = format!(r#"{{"jsonrpc":"2.0", "id":{}, "result":{{"roots":[ ],"n":1.0,"m":1e5}}}}"#, question["id"]);
@@ -188,7 +188,7 @@ fn odd_bytes_pass_both_ways_untouched() {
 }
 
 #[test]
-fn what_a_server_babbles_goes_to_stderr_under_a_tag() {
+fn output_that_is_no_json_goes_to_stderr_with_a_tag() {
     let place = Place::new();
     let mut client = Setup::new(&place).options(["--name", "noisy"]).ready();
     for babble in ["Listening on port 8080", "{\"half\":", "12:00 INFO ready"] {
@@ -224,7 +224,7 @@ fn batches_are_taken_apart_and_answered_together() {
     client.line("[]");
     assert_eq!(client.answer_to("null")["error"]["code"], -32600);
 
-    // Half answered when the server ends: the other half fails, and both leave together.
+    // Half answered when the server exits: the other half fails, and both are sent together.
     client.raw.clear();
     let stuck = json!({"jsonrpc": "2.0", "id": 504, "method": "tools/call", "params": {"name": "sleep", "arguments": {"ms": 600_000}}});
     client.owed("503");

@@ -1,4 +1,4 @@
-//! A client that keeps books: what it asked, what it heard, and who is left when all is over.
+//! A client that tracks its requests, the messages it received, and the processes that are left at the end.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -26,22 +26,22 @@ use nix::{
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-/// Far more than anything here takes, so that a busy machine is no failure.
-pub const PATIENCE: Duration = Duration::from_secs(60);
-/// Between two looks at a file or at `/proc`, which cannot call us.
+/// Far more than anything here takes, so that a busy machine causes no failure.
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
+/// The pause between two checks of a file or of `/proc`, which have no notification.
 const LOOK_AGAIN: Duration = Duration::from_millis(3);
-/// What a busy machine may add to a promise that is kept in time.
-pub const BUSY: Duration = Duration::from_secs(15);
+/// The time that a busy machine may add to a promised time.
+pub(crate) const BUSY: Duration = Duration::from_secs(15);
 
-pub const OUTLAST: &str = env!("CARGO_BIN_EXE_outlast-under-test");
-pub const PUPPET: &str = env!("CARGO_BIN_EXE_outlast-puppet");
-pub const VERSION: &str = "2025-06-18";
-/// What every request of the stateless era carries.
-pub const META: &str = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}"#;
-pub const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
+pub(crate) const OUTLAST: &str = env!("CARGO_BIN_EXE_outlast-under-test");
+pub(crate) const PUPPET: &str = env!("CARGO_BIN_EXE_outlast-puppet");
+pub(crate) const VERSION: &str = "2025-06-18";
+/// The `_meta` of every request of the stateless era.
+pub(crate) const META: &str = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}"#;
+pub(crate) const INITIALIZED: &str = r#"{"jsonrpc":"2.0","method":"notifications/initialized"}"#;
 
-/// Waits until something is there, by looking again and again.
-pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+/// Waits until `look` returns something, by polling.
+pub(crate) fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(found) = look() {
@@ -52,29 +52,29 @@ pub fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
-/// A project of its own, which is also the home of whoever works in it.
-pub struct Place(TempDir);
+/// A temporary project directory, which is also the home directory.
+pub(crate) struct Place(TempDir);
 
 impl Place {
-    pub fn new() -> Place {
+    pub(crate) fn new() -> Place {
         Place(tempfile::tempdir().expect("a temporary folder"))
     }
 
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         self.0.path()
     }
 
-    pub fn join(&self, name: &str) -> String {
+    pub(crate) fn join(&self, name: &str) -> String {
         self.0.path().join(name).to_str().expect("paths of tests are plain").to_owned()
     }
 
-    pub fn write(&self, name: &str, text: &str) -> String {
+    pub(crate) fn write(&self, name: &str, text: &str) -> String {
         fs::write(self.0.path().join(name), text).expect("the project is ours");
         self.join(name)
     }
 
     /// An executable script.
-    pub fn script(&self, name: &str, text: &str) -> String {
+    pub(crate) fn script(&self, name: &str, text: &str) -> String {
         use std::os::unix::fs::PermissionsExt;
         let path = self.write(name, text);
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).expect("the file is ours");
@@ -82,9 +82,9 @@ impl Place {
     }
 
     /// The lines of a puppet's `--log`, each with the process that received it.
-    pub fn log(&self, name: &str) -> Vec<(u32, String)> {
+    pub(crate) fn log(&self, name: &str) -> Vec<(u32, String)> {
         let text = fs::read_to_string(self.0.path().join(name)).unwrap_or_default();
-        // The last line may be half written.
+        // The last line may be incomplete.
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         whole
             .lines()
@@ -96,32 +96,32 @@ impl Place {
     }
 
     /// Every record of the audit log.
-    pub fn audit(&self) -> Vec<Value> {
+    pub(crate) fn audit(&self) -> Vec<Value> {
         let text = fs::read_to_string(self.0.path().join(".outlast/audit.jsonl")).unwrap_or_default();
         let whole = text.rfind('\n').map_or("", |end| &text[..end]);
         whole.lines().map(|line| serde_json::from_str(line).unwrap_or_else(|_| panic!("no JSON: {line}"))).collect()
     }
 
-    pub fn audit_of(&self, event: &str) -> Vec<Value> {
+    pub(crate) fn audit_of(&self, event: &str) -> Vec<Value> {
         self.audit().into_iter().filter(|record| record["props"]["event_type"] == event).collect()
     }
 
-    /// Waits for the so-manieth record of an event, as an operator would; its `props`.
-    pub fn recorded(&self, event: &str, count: usize) -> Value {
+    /// Waits for the record number `count` of an event, as an operator would; returns its `props`.
+    pub(crate) fn recorded(&self, event: &str, count: usize) -> Value {
         until(&format!("{event} #{count} in the audit log"), || {
             self.audit_of(event).into_iter().nth(count - 1).map(|mut record| record["props"].take())
         })
     }
 
-    /// Every process that was started by any instance in this place, found by what its environment says.
-    pub fn family(&self) -> Vec<u32> {
+    /// Every process that any instance in this place started, found by its environment.
+    pub(crate) fn family(&self) -> Vec<u32> {
         let started = self.audit_of("instance_started");
         let ids: Vec<&str> = started.iter().filter_map(|record| record["props"]["id"].as_str()).collect();
         ids.into_iter().flat_map(tagged).collect()
     }
 
-    /// Waits until nobody is left.
-    pub fn is_swept(&self) {
+    /// Waits until no process is left.
+    pub(crate) fn is_swept(&self) {
         until(&format!("{:?} to be swept", self.family()), || self.family().is_empty().then_some(()));
     }
 }
@@ -137,55 +137,57 @@ fn tagged(id: &str) -> Vec<u32> {
         .collect()
 }
 
-pub fn pids() -> impl Iterator<Item = u32> {
+pub(crate) fn pids() -> impl Iterator<Item = u32> {
     let entries = fs::read_dir("/proc").expect("a process table");
     entries.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok())
 }
 
 /// A line such as `VmRSS:` or `PPid:` of a process.
-pub fn proc_number(pid: u32, key: &str) -> Option<u64> {
+pub(crate) fn proc_number(pid: u32, key: &str) -> Option<u64> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let line = status.lines().find(|line| line.starts_with(key))?;
     line.split_whitespace().nth(1)?.parse().ok()
 }
 
-pub fn is_alive(pid: u32) -> bool {
+pub(crate) fn is_alive(pid: u32) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     !status.is_empty() && !status.contains("\nState:\tZ")
 }
 
-pub fn descriptors(pid: u32) -> Vec<String> {
+pub(crate) fn descriptors(pid: u32) -> Vec<String> {
     let entries = fs::read_dir(format!("/proc/{pid}/fd")).expect("the process runs");
     let targets = entries.flatten().filter_map(|entry| fs::read_link(entry.path()).ok());
     targets.map(|target| target.display().to_string()).collect()
 }
 
-pub fn signal(pid: u32, signal: Signal) {
+pub(crate) fn signal(pid: u32, signal: Signal) {
     kill(Pid::from_raw(i32::try_from(pid).expect("a pid")), signal).expect("the process is there");
 }
 
-/// How to start the program; every test says only what is special to it.
+/// How to start the program; each test sets only its own options.
 #[derive(Clone)]
-pub struct Setup {
+pub(crate) struct Setup {
+    program: String,
     cwd: PathBuf,
     home: PathBuf,
     verb: &'static str,
     options: Vec<String>,
-    /// Behind `--`; nothing for a gateway, whose commands stand in its configuration.
+    /// The command after `--`; empty for a gateway, whose commands are in its configuration.
     command: Vec<String>,
     env: Vec<(String, String)>,
     group: bool,
     deaf: bool,
-    /// What a shell does before it becomes outlast.
+    /// Shell commands before the shell becomes outlast.
     before: Option<String>,
-    /// A gateway looks for its configuration instead of being told where it is, so that it must be trusted.
+    /// A gateway looks for its configuration instead of being given its path, so that it must be trusted.
     found: bool,
 }
 
 impl Setup {
-    pub fn new(place: &Place) -> Setup {
+    pub(crate) fn new(place: &Place) -> Setup {
         let cwd = place.path().to_owned();
         Setup {
+            program: OUTLAST.to_owned(),
             home: cwd.clone(),
             cwd,
             verb: "mcp",
@@ -200,78 +202,84 @@ impl Setup {
     }
 
     /// `outlast gateway`, with the `outlast.toml` of the place.
-    pub fn gateway(place: &Place) -> Setup {
+    pub(crate) fn gateway(place: &Place) -> Setup {
         Setup { verb: "gateway", command: Vec::new(), ..Setup::new(place) }
     }
 
-    pub fn env(mut self, name: &str, value: &str) -> Setup {
+    /// Another file than the program under test.
+    pub(crate) fn program(mut self, path: &str) -> Setup {
+        self.program = path.to_owned();
+        self
+    }
+
+    pub(crate) fn env(mut self, name: &str, value: &str) -> Setup {
         self.env.push((name.to_owned(), value.to_owned()));
         self
     }
 
     /// Options of the command.
-    pub fn options<'a>(mut self, options: impl IntoIterator<Item = &'a str>) -> Setup {
+    pub(crate) fn options<'a>(mut self, options: impl IntoIterator<Item = &'a str>) -> Setup {
         self.options.extend(options.into_iter().map(str::to_owned));
         self
     }
 
     /// Flags of the puppet.
-    pub fn puppet<'a>(mut self, flags: impl IntoIterator<Item = &'a str>) -> Setup {
+    pub(crate) fn puppet<'a>(mut self, flags: impl IntoIterator<Item = &'a str>) -> Setup {
         self.command.extend(flags.into_iter().map(str::to_owned));
         self
     }
 
-    /// Another server than the puppet.
-    pub fn command<'a>(mut self, words: impl IntoIterator<Item = &'a str>) -> Setup {
+    /// Another server instead of the puppet.
+    pub(crate) fn command<'a>(mut self, words: impl IntoIterator<Item = &'a str>) -> Setup {
         self.command = words.into_iter().map(str::to_owned).collect();
         self
     }
 
-    /// Graces that do not make a test wait.
-    pub fn hasty(self) -> Setup {
+    /// Short graces, so that a test does not wait.
+    pub(crate) fn hasty(self) -> Setup {
         self.options(["--stdin-grace", "0.2", "--term-grace", "0.3"])
     }
 
-    pub fn cwd(mut self, cwd: &Path) -> Setup {
+    pub(crate) fn cwd(mut self, cwd: &Path) -> Setup {
         self.cwd = cwd.to_owned();
         self
     }
 
-    pub fn home(mut self, home: &Path) -> Setup {
+    pub(crate) fn home(mut self, home: &Path) -> Setup {
         self.home = home.to_owned();
         self
     }
 
-    pub fn own_group(mut self) -> Setup {
+    pub(crate) fn own_group(mut self) -> Setup {
         self.group = true;
         self
     }
 
     /// Does not read its stderr.
-    pub fn deaf(mut self) -> Setup {
+    pub(crate) fn deaf(mut self) -> Setup {
         self.deaf = true;
         self
     }
 
-    /// Leaves it to a gateway to look for its configuration.
-    pub fn found(mut self) -> Setup {
+    /// The gateway looks for its configuration itself.
+    pub(crate) fn found(mut self) -> Setup {
         self.found = true;
         self
     }
 
-    /// Words of a shell that becomes outlast afterwards, such as `ulimit`.
-    pub fn before(mut self, words: &str) -> Setup {
+    /// Commands of a shell that then becomes outlast, such as `ulimit`.
+    pub(crate) fn before(mut self, words: &str) -> Setup {
         self.before = Some(words.to_owned());
         self
     }
 
-    /// Starts it; nothing is said yet.
-    pub fn start(self) -> Client {
+    /// Starts it; nothing is sent yet.
+    pub(crate) fn start(self) -> Client {
         let mut command = match &self.before {
-            None => Command::new(OUTLAST),
+            None => Command::new(&self.program),
             Some(words) => {
                 let mut shell = Command::new("sh");
-                shell.args(["-c", &format!("{words}\nexec \"$@\""), "sh", OUTLAST]);
+                shell.args(["-c", &format!("{words}\nexec \"$@\""), "sh", &self.program]);
                 shell
             }
         };
@@ -298,14 +306,14 @@ impl Setup {
     }
 
     /// Starts it and makes the handshake.
-    pub fn ready(self) -> Client {
+    pub(crate) fn ready(self) -> Client {
         let mut client = self.start();
         client.open();
         client
     }
 }
 
-pub struct Client {
+pub(crate) struct Client {
     child: Child,
     stdin: Option<ChildStdin>,
     /// Dropping it makes the reader close the program's stdout.
@@ -315,12 +323,12 @@ pub struct Client {
     stderr: Arc<Mutex<Vec<String>>>,
     stderr_reader: Option<JoinHandle<()>>,
     next_id: u64,
-    /// Ids asked under and not yet answered.
+    /// Ids of unanswered requests.
     open: BTreeMap<String, usize>,
     answers: BTreeMap<String, VecDeque<Value>>,
-    /// Everything heard that answers nothing, in order.
+    /// Every received message that is not an answer, in order.
     pub heard: VecDeque<Value>,
-    /// Every line heard, as it came.
+    /// Every received line, unchanged.
     pub raw: Vec<Vec<u8>>,
     keeps_raw: bool,
 }
@@ -336,11 +344,13 @@ impl Client {
         let kept = Arc::clone(&stderr);
         let stderr_reader = thread::spawn(move || {
             if deaf {
-                // Open, so that writing to it is no error, and never read.
+                // Kept open, so that a write to it does not fail, and never read.
                 thread::park();
             }
             for line in said.split(b'\n').map_while(Result::ok) {
-                kept.lock().expect("nobody panics with it").push(String::from_utf8_lossy(&line).into_owned());
+                kept.lock()
+                    .expect("no thread panics while it holds this")
+                    .push(String::from_utf8_lossy(&line).into_owned());
             }
         });
         Client {
@@ -360,41 +370,41 @@ impl Client {
         }
     }
 
-    pub fn open(&mut self) {
+    pub(crate) fn open(&mut self) {
         let answer = self.ask("initialize", initialize_params(VERSION));
         assert_eq!(answer["result"]["protocolVersion"], VERSION, "{answer}");
         self.line(INITIALIZED);
     }
 
-    pub fn pid(&self) -> u32 {
+    pub(crate) fn pid(&self) -> u32 {
         self.child.id()
     }
 
-    /// The process that keeps the children.
-    pub fn keeper(&self) -> u32 {
+    /// The keeper process.
+    pub(crate) fn keeper(&self) -> u32 {
         let ours = u64::from(self.pid());
         until("the keeper", || pids().find(|pid| proc_number(*pid, "PPid:") == Some(ours)))
     }
 
-    pub fn keep_raw(&mut self) {
+    pub(crate) fn keep_raw(&mut self) {
         self.keeps_raw = true;
     }
 
-    pub fn raw(&mut self, bytes: &[u8]) {
+    pub(crate) fn raw(&mut self, bytes: &[u8]) {
         let stdin = self.stdin.as_mut().expect("stdin is open");
         stdin.write_all(bytes).expect("the program listens");
     }
 
-    pub fn line(&mut self, line: &str) {
+    pub(crate) fn line(&mut self, line: &str) {
         self.raw(format!("{line}\n").as_bytes());
     }
 
-    pub fn notify(&mut self, method: &str, params: Value) {
+    pub(crate) fn notify(&mut self, method: &str, params: Value) {
         self.line(&json!({"jsonrpc": "2.0", "method": method, "params": params}).to_string());
     }
 
-    /// Asks, and does not wait.
-    pub fn request(&mut self, method: &str, params: Value) -> u64 {
+    /// Sends a request, and does not wait.
+    pub(crate) fn request(&mut self, method: &str, params: Value) -> u64 {
         let id = self.next_id;
         self.next_id += 1;
         self.owed(&id.to_string());
@@ -402,73 +412,73 @@ impl Client {
         id
     }
 
-    /// A request was sent by [`Client::raw`] under this id (as `serde_json` writes it).
-    pub fn owed(&mut self, id: &str) {
+    /// Registers a request that was sent by [`Client::raw`] under this id (as `serde_json` writes it).
+    pub(crate) fn owed(&mut self, id: &str) {
         *self.open.entry(id.to_owned()).or_default() += 1;
     }
 
-    /// Cancels a request, which is owed nothing from then on.
-    pub fn cancel(&mut self, id: u64) {
+    /// Cancels a request, which then needs no answer.
+    pub(crate) fn cancel(&mut self, id: u64) {
         self.open.remove(&id.to_string());
         self.notify("notifications/cancelled", json!({"requestId": id}));
     }
 
-    pub fn send_call(&mut self, tool: &str, arguments: Value) -> u64 {
+    pub(crate) fn send_call(&mut self, tool: &str, arguments: Value) -> u64 {
         self.request("tools/call", json!({"name": tool, "arguments": arguments}))
     }
 
-    pub fn ask(&mut self, method: &str, params: Value) -> Value {
+    pub(crate) fn ask(&mut self, method: &str, params: Value) -> Value {
         let id = self.request(method, params);
         self.answer(id)
     }
 
     /// The result of a call, error or not.
-    pub fn result(&mut self, tool: &str, arguments: Value) -> Value {
+    pub(crate) fn result(&mut self, tool: &str, arguments: Value) -> Value {
         let mut answer = self.ask("tools/call", json!({"name": tool, "arguments": arguments}));
         assert!(answer["result"].is_object(), "{tool}: {answer}");
         answer["result"].take()
     }
 
     /// The text of a call that must succeed.
-    pub fn call(&mut self, tool: &str, arguments: Value) -> String {
+    pub(crate) fn call(&mut self, tool: &str, arguments: Value) -> String {
         let result = self.result(tool, arguments);
         assert_ne!(result["isError"], true, "{tool}: {result}");
         text(&result)
     }
 
-    pub fn restart(&mut self) -> Value {
+    pub(crate) fn restart(&mut self) -> Value {
         let mut result = self.result("restart_server", json!({"reason": "a test"}));
         assert_ne!(result["isError"], true, "{result}");
         result["structuredContent"].take()
     }
 
-    pub fn status(&mut self) -> Value {
+    pub(crate) fn status(&mut self) -> Value {
         self.result("server_status", json!({}))["structuredContent"].take()
     }
 
-    /// The puppet that serves now, by its own word.
-    pub fn server_pid(&mut self) -> u32 {
+    /// The pid of the current puppet, as it reports it.
+    pub(crate) fn server_pid(&mut self) -> u32 {
         self.call("pid", json!({})).parse().expect("a pid")
     }
 
-    pub fn kill_server(&mut self) -> u32 {
+    pub(crate) fn kill_server(&mut self) -> u32 {
         let pid = self.server_pid();
         signal(pid, Signal::SIGKILL);
         pid
     }
 
-    pub fn tool_names(&mut self) -> Vec<String> {
+    pub(crate) fn tool_names(&mut self) -> Vec<String> {
         let answer = self.ask("tools/list", json!({}));
         let tools = answer["result"]["tools"].as_array().unwrap_or_else(|| panic!("no list: {answer}"));
         tools.iter().map(|tool| tool["name"].as_str().expect("a name").to_owned()).collect()
     }
 
-    pub fn answer(&mut self, id: u64) -> Value {
+    pub(crate) fn answer(&mut self, id: u64) -> Value {
         self.answer_to(&id.to_string())
     }
 
     /// Waits for the answer under an id, as `serde_json` writes it.
-    pub fn answer_to(&mut self, id: &str) -> Value {
+    pub(crate) fn answer_to(&mut self, id: &str) -> Value {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(answer) = self.answers.get_mut(id).and_then(VecDeque::pop_front) {
@@ -478,8 +488,8 @@ impl Client {
         }
     }
 
-    /// The next answer to anything, with its id.
-    pub fn any_answer(&mut self) -> (String, Value) {
+    /// The next answer to any request, with its id.
+    pub(crate) fn any_answer(&mut self) -> (String, Value) {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some((id, answers)) = self.answers.iter_mut().find(|(_, answers)| !answers.is_empty()) {
@@ -491,13 +501,13 @@ impl Client {
     }
 
     /// Whether an answer has come by now.
-    pub fn has_answer(&mut self, id: u64) -> bool {
+    pub(crate) fn has_answer(&mut self, id: u64) -> bool {
         while self.hear(Instant::now()) {}
         self.answers.get(&id.to_string()).is_some_and(|answers| !answers.is_empty())
     }
 
-    /// The next notification or request of this method; what came before it is kept.
-    pub fn next(&mut self, method: &str) -> Value {
+    /// The next notification or request of this method; earlier messages are kept.
+    pub(crate) fn next(&mut self, method: &str) -> Value {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(at) = self.heard.iter().position(|message| message["method"] == method) {
@@ -507,13 +517,13 @@ impl Client {
         }
     }
 
-    /// How many of a method have come so far.
-    pub fn count(&mut self, method: &str) -> usize {
+    /// How many messages of a method have come so far.
+    pub(crate) fn count(&mut self, method: &str) -> usize {
         while self.hear(Instant::now()) {}
         self.heard.iter().filter(|message| message["method"] == method).count()
     }
 
-    /// Takes one line, if one comes in time.
+    /// Reads one line, if it comes in time.
     fn hear(&mut self, deadline: Instant) -> bool {
         let Ok(line) = self.lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) else {
             return false;
@@ -544,31 +554,31 @@ impl Client {
         self.answers.entry(id).or_default().push_back(message);
     }
 
-    pub fn stderr_lines(&self) -> Vec<String> {
-        self.stderr.lock().expect("nobody panics with it").clone()
+    pub(crate) fn stderr_lines(&self) -> Vec<String> {
+        self.stderr.lock().expect("no thread panics while it holds this").clone()
     }
 
-    pub fn stderr_text(&self) -> String {
+    pub(crate) fn stderr_text(&self) -> String {
         self.stderr_lines().join("\n")
     }
 
-    /// Waits for a line on stderr that holds these words.
-    pub fn says(&self, words: &str) -> String {
+    /// Waits for a line on stderr that contains these words.
+    pub(crate) fn says(&self, words: &str) -> String {
         until(&format!("{words:?} on stderr"), || self.stderr_lines().into_iter().find(|line| line.contains(words)))
     }
 
-    pub fn close_stdin(&mut self) {
+    pub(crate) fn close_stdin(&mut self) {
         self.stdin = None;
     }
 
-    /// Stops listening, as a client that fell over.
-    pub fn break_stdout(&mut self) {
+    /// Stops reading, as a client that crashed.
+    pub(crate) fn break_stdout(&mut self) {
         self.hearing = None;
         self.reader.take().expect("it is broken once").join().expect("the reader does not panic");
     }
 
-    /// Waits for the end of the program, however it comes.
-    pub fn wait(&mut self) -> ExitStatus {
+    /// Waits until the program exits, for any reason.
+    pub(crate) fn wait(&mut self) -> ExitStatus {
         let mut child_ended = None;
         until("the end of the program", || {
             child_ended = self.child.try_wait().expect("our child");
@@ -576,8 +586,8 @@ impl Client {
         })
     }
 
-    /// Closes stdin and sees the program off: it ends with 0 and owes nothing.
-    pub fn end(mut self) {
+    /// Closes stdin and waits: the program exits with 0, and every request was answered.
+    pub(crate) fn end(mut self) {
         self.close_stdin();
         let status = self.wait();
         let deadline = Instant::now() + PATIENCE;
@@ -586,18 +596,18 @@ impl Client {
         assert!(self.open.is_empty(), "never answered: {:?}; stderr:\n{}", self.open, self.stderr_text());
     }
 
-    /// The whole of stderr, once the program has ended.
-    pub fn last_words(&mut self) -> String {
+    /// All of stderr, after the program has exited.
+    pub(crate) fn last_words(&mut self) -> String {
         self.stderr_reader.take().expect("asked for once").join().expect("the reader does not panic");
         self.stderr_text()
     }
 
-    pub fn owes(&self) -> usize {
+    pub(crate) fn owes(&self) -> usize {
         self.open.values().sum()
     }
 }
 
-/// A failed story leaves nobody behind: the keeper sweeps when the program is gone.
+/// A failed test leaves no process: the keeper kills the remaining ones when the program has exited.
 impl Drop for Client {
     fn drop(&mut self) {
         if let Some(reader) = &self.stderr_reader {
@@ -614,7 +624,7 @@ impl Drop for Client {
     }
 }
 
-/// Hands on whole lines until stdout ends, or the other end of `hearing` is dropped.
+/// Forwards whole lines until stdout ends, or the other end of `hearing` is dropped.
 fn read_lines(mut stdout: ChildStdout, hearing: &OwnedFd, mut hand_on: impl FnMut(Vec<u8>) -> bool) {
     let (mut pending, mut chunk) = (Vec::new(), vec![0; 1 << 18]);
     loop {
@@ -640,16 +650,16 @@ fn read_lines(mut stdout: ChildStdout, hearing: &OwnedFd, mut hand_on: impl FnMu
     }
 }
 
-pub fn initialize_params(version: &str) -> Value {
+pub(crate) fn initialize_params(version: &str) -> Value {
     json!({"protocolVersion": version, "capabilities": {}, "clientInfo": {"name": "proof", "version": "1"}})
 }
 
-pub fn text(result: &Value) -> String {
+pub(crate) fn text(result: &Value) -> String {
     result["content"][0]["text"].as_str().unwrap_or_else(|| panic!("no text in {result}")).to_owned()
 }
 
-/// What outlast says about a call it had to fail.
-pub fn failure(result: &Value) -> &Value {
+/// The failure that outlast reports for a call.
+pub(crate) fn failure(result: &Value) -> &Value {
     assert_eq!(result["isError"], true, "{result}");
     let failure = &result["_meta"]["outlast/failure"];
     assert!(failure.is_object(), "{result}");

@@ -1,4 +1,4 @@
-//! W5, W9, W10, x1–x6: what becomes of requests when the server ends, and of outlast when it leaves on purpose.
+//! W5, W9, W10, x1–x6: requests when the server exits, and outlast when the server exits on purpose.
 
 use std::{
     fs,
@@ -22,7 +22,7 @@ fn sixty_four_in_flight_get_one_answer_each_from_twenty_kills() {
     let mut client = Setup::new(&place).puppet(["--prompts", "--resources", "--logging"]).ready();
     for round in 1..=20 {
         let pid = client.server_pid();
-        // A stopped server takes everything and answers nothing.
+        // A stopped process takes input until its pipe is full, and answers nothing.
         signal(pid, Signal::SIGSTOP);
         let mut asked = Vec::new();
         for n in 0..64 {
@@ -36,12 +36,12 @@ fn sixty_four_in_flight_get_one_answer_each_from_twenty_kills() {
             };
             asked.push((n % 8, client.request(method, params)));
         }
-        // The first status counts what is in the queues; by the second they were written out.
+        // The first status counts requests in the queues; by the second the queues were written.
         assert_eq!(client.status()["in_flight"], 64);
         client.status();
         signal(pid, Signal::SIGKILL);
 
-        // What fails or is ours to answer is answered at the death, long before there is a next server.
+        // Requests that fail, or that outlast answers itself, are answered at the exit, long before the next server.
         for (kind, id) in asked.iter().filter(|(kind, _)| [2, 4, 5, 6, 7].contains(kind)) {
             let answer = client.answer(*id);
             let data = match kind {
@@ -108,7 +108,7 @@ fn while_the_server_is_down_pings_are_answered_and_requests_wait_for_it() {
 }
 
 #[test]
-fn what_cannot_be_held_long_enough_is_refused_with_the_time_of_the_next_try() {
+fn a_request_that_cannot_be_held_long_enough_is_refused_with_the_time_of_the_next_try() {
     let place = Place::new();
     let mut client = Setup::new(&place).options(["--hold", "0.1", "--name", "short"]).ready();
     client.kill_server();
@@ -125,7 +125,7 @@ fn what_cannot_be_held_long_enough_is_refused_with_the_time_of_the_next_try() {
 }
 
 #[test]
-fn only_an_annotated_tool_is_called_again_and_only_where_that_is_allowed() {
+fn only_an_annotated_tool_is_retried_and_only_if_configured() {
     let place = Place::new();
     let crash = json!({"puppet/as": "crash"});
     let schema = json!({"type": "object"});
@@ -135,7 +135,7 @@ fn only_an_annotated_tool_is_called_again_and_only_where_that_is_allowed() {
         {"name": "writes", "inputSchema": schema, "annotations": {"readOnlyHint": false}, "_meta": crash},
     ]);
     let tools = place.write("tools.json", &tools.to_string());
-    // The exit code 42 comes back at once, and only a crash is of interest here, so each has its own instance.
+    // Exit code 42 is restarted at once, and only a crash is tested here, so each case has its own instance.
     for (retry, tool, again) in [
         ("annotated", "reads", true),
         ("annotated", "same", true),
@@ -155,7 +155,7 @@ fn only_an_annotated_tool_is_called_again_and_only_where_that_is_allowed() {
         }
         client.end();
     }
-    // What kills two servers in a row is not asked a third time.
+    // A request that ended two servers in a row is not sent a third time.
     let mut client = Setup::new(&place).options(["--retry", "annotated"]).puppet(["--tools", &tools]).ready();
     client.tool_names();
     let result = client.result("reads", json!({}));
@@ -165,7 +165,7 @@ fn only_an_annotated_tool_is_called_again_and_only_where_that_is_allowed() {
 }
 
 #[test]
-fn a_failed_call_quotes_the_last_words() {
+fn a_failed_call_quotes_the_last_stderr() {
     let place = Place::new();
     let mut client = Setup::new(&place).ready();
     client.call("stderr", json!({"text": "about to fall over"}));
@@ -179,7 +179,7 @@ fn a_failed_call_quotes_the_last_words() {
 }
 
 #[test]
-fn exit_0_ends_outlast_once_everything_is_answered() {
+fn exit_0_ends_outlast_after_every_request_is_answered() {
     let place = Place::new();
     let mut client = Setup::new(&place).ready();
     let waits = client.send_call("sleep", json!({"ms": 600_000}));
@@ -193,7 +193,7 @@ fn exit_0_ends_outlast_once_everything_is_answered() {
 }
 
 #[test]
-fn a_server_that_left_on_purpose_may_be_called_back() {
+fn a_server_that_exited_with_0_can_be_started_again() {
     let place = Place::new();
     let mut client = Setup::new(&place).options(["--on-clean-exit", "restart"]).ready();
     let old = client.server_pid();
@@ -201,7 +201,7 @@ fn a_server_that_left_on_purpose_may_be_called_back() {
     until("the end of the server", || (!is_alive(old)).then_some(()));
     place.recorded("server_stopped", 1);
     assert_eq!(client.status()["state"], "stopped");
-    assert_eq!(place.audit_of("server_started").len(), 1, "nobody needs it");
+    assert_eq!(place.audit_of("server_started").len(), 1, "no request needs it");
     assert_ne!(client.server_pid(), old);
     client.end();
 }
@@ -217,7 +217,7 @@ fn exit_42_is_a_success_of_the_call_that_caused_it_and_is_throttled() {
     let mut pids = vec![client.server_pid()];
     let begun = Instant::now();
     for _ in 0..3 {
-        // Its own, as it is the server's.
+        // The server's own tool, because the server has one of that name.
         client.call("restart_server", json!({}));
         pids.push(client.server_pid());
     }
@@ -230,7 +230,7 @@ fn exit_42_is_a_success_of_the_call_that_caused_it_and_is_throttled() {
     assert_eq!(place.audit_of("server_crashed"), Vec::<Value>::new());
     assert!(place.audit_of("server_exiting").iter().any(|record| record["props"]["exit_code"] == 42));
 
-    // Answered by the server itself, then gone.
+    // The server itself answers, then exits.
     client.call("restart_server", json!({"answer": true}));
     place.recorded("server_exiting", 4);
     client.server_pid();
@@ -240,7 +240,7 @@ fn exit_42_is_a_success_of_the_call_that_caused_it_and_is_throttled() {
 }
 
 #[test]
-fn a_grandchild_that_holds_stdout_does_not_delay_the_news_of_a_death() {
+fn a_grandchild_that_holds_stdout_does_not_delay_the_report_of_an_exit() {
     let place = Place::new();
     let mut client = Setup::new(&place).ready();
     let held = json!({"hold_stdout": true, "setsid": true, "ignore_term": true});
@@ -270,7 +270,7 @@ fn a_server_that_closes_its_stdout_is_replaced() {
 }
 
 #[test]
-fn a_server_that_does_not_read_blocks_nobody_else() {
+fn a_server_that_does_not_read_blocks_no_other_server() {
     let place = Place::new();
     let mut client = Setup::new(&place).hasty().options(["--drain", "0.2"]).puppet(["--ignore-term"]).ready();
     client.call("hang", json!({"answer": true}));
@@ -292,14 +292,14 @@ fn a_server_that_does_not_read_blocks_nobody_else() {
     }
     client.call("hang", json!({"answer": true}));
     client.send_call("echo", json!({"text": "x".repeat(900_000)}));
-    // It ends for all that.
+    // It still exits.
     client.end();
     place.is_swept();
 }
 
-/// A client that dies in the middle of a word, with more on its way than all queues hold.
+/// A client that exits in the middle of a line, with more input than all queues hold.
 #[test]
-fn a_client_that_leaves_a_server_full_is_heard_to_leave() {
+fn the_exit_of_a_client_is_noticed_while_the_server_reads_nothing() {
     let place = Place::new();
     let call = |tool: &str, arguments: Value| {
         let params = json!({"name": tool, "arguments": arguments});
@@ -332,7 +332,7 @@ fn a_client_that_leaves_a_server_full_is_heard_to_leave() {
         let fd = fds.find(|fd| fs::read_link(fd.path()).is_ok_and(|path| path == Path::new(&words)))?;
         fs::read_to_string(format!("/proc/{}/fdinfo/{}", client.id(), fd.file_name().to_str()?)).ok()
     };
-    // It is stuck when it reads no further for a while.
+    // It is blocked when it reads nothing more for a while.
     let (mut last, mut same) = (None, 0);
     until("the client to be stuck", || {
         let now = read();
@@ -348,7 +348,7 @@ fn a_client_that_leaves_a_server_full_is_heard_to_leave() {
 }
 
 #[test]
-fn what_a_dead_server_asked_is_taken_back_and_late_answers_reach_nobody() {
+fn requests_of_a_crashed_server_are_cancelled_and_late_answers_dropped() {
     let place = Place::new();
     let log = place.join("log");
     let mut client = Setup::new(&place).puppet(["--log", &log]).ready();
@@ -361,7 +361,7 @@ fn what_a_dead_server_asked_is_taken_back_and_late_answers_reach_nobody() {
     assert_eq!(client.next("notifications/cancelled")["params"]["requestId"], question["id"]);
     client.line(r#"{"jsonrpc":"2.0","id":0,"result":{"late":true}}"#);
 
-    // The next server counts from 0 again, and is told apart.
+    // The ids of the next server start from 0 again, and are distinguished.
     let asking = client.send_call("ask", json!({"method": "roots/list"}));
     let question = client.next("roots/list");
     assert!(question["id"].as_str().is_some_and(|id| id.starts_with("outlast-")), "{question}");
@@ -369,12 +369,12 @@ fn what_a_dead_server_asked_is_taken_back_and_late_answers_reach_nobody() {
     client.line(&format!(r#"{{"jsonrpc":"2.0","id":{},"result":{{"roots":[]}}}}"#, question["id"]));
     let said = text(&client.answer(asking)["result"]);
     assert_eq!(said, r#"{"jsonrpc":"2.0","id":0,"result":{"roots":[]}}"#, "its own id is restored");
-    assert!(place.log("log").iter().all(|(_, line)| !line.contains("late")), "nobody heard the late answers");
+    assert!(place.log("log").iter().all(|(_, line)| !line.contains("late")), "late answers were dropped");
     client.end();
 }
 
 #[test]
-fn so_many_may_wait_and_no_more() {
+fn the_number_of_held_requests_is_limited() {
     const HELD_MAX: usize = 256;
     let place = Place::new();
     let mut client = Setup::new(&place).ready();
@@ -394,7 +394,7 @@ fn so_many_may_wait_and_no_more() {
 }
 
 #[test]
-fn a_server_that_had_served_for_a_while_comes_back_at_once() {
+fn a_server_that_was_stable_is_restarted_at_once() {
     let place = Place::new();
     let mut client = Setup::new(&place).ready();
     client.call("sleep", json!({"ms": 5_100}));
@@ -409,10 +409,10 @@ fn a_server_that_had_served_for_a_while_comes_back_at_once() {
 }
 
 #[test]
-fn a_client_that_never_reads_our_stderr_is_served() {
+fn an_unread_stderr_of_outlast_does_not_block_it() {
     let place = Place::new();
     let mut client = Setup::new(&place).deaf().ready();
-    // More than a pipe holds, in lines and in one.
+    // More than a pipe holds, in many lines and in one.
     for _ in 0..30 {
         client.call("stderr", json!({"text": "x".repeat(5_000)}));
     }

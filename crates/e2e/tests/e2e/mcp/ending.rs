@@ -1,4 +1,4 @@
-//! C2: however outlast ends, and whatever it was doing, it ends in time and leaves nobody behind.
+//! C2: whenever and however outlast ends, it exits in time and leaves no process.
 
 use std::time::{Duration, Instant};
 
@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::client::{BUSY, Client, Place, Setup, VERSION, initialize_params, is_alive, signal, until};
 
-/// What the graces of [`Setup::hasty`] come to, and the second that is allowed beside them.
+/// The sum of the graces of [`Setup::hasty`], and the second that is allowed in addition.
 const ENDS_WITHIN: Duration = Duration::from_millis(500 + 1000);
 
 #[derive(Clone, Copy, Debug)]
@@ -28,7 +28,7 @@ enum End {
     BrokenStdout,
 }
 
-/// A server as stubborn as can be, with a grandchild in a session of its own.
+/// A server that ignores the end of stdin and SIGTERM, with a grandchild in its own session.
 const STUBBORN: [&str; 2] = ["--ignore-eof", "--ignore-term"];
 
 fn grandchild(client: &mut Client) -> u32 {
@@ -52,7 +52,7 @@ fn bring_to(state: State, place: &Place) -> Client {
             client
         }
         State::BackingOff => {
-            // The fourth crash waits for five seconds; what is asked for in between skips the waiting, not the count.
+            // The fourth crash has a delay of five seconds; a requested restart skips the delay, not the count.
             let mut client = setup.ready();
             for crash in 1..=4 {
                 client.kill_server();
@@ -92,7 +92,7 @@ fn ends(how: End) {
                 let took = begun.elapsed();
                 assert_eq!(status.code(), Some(0), "{how:?} while {state:?}: {status}");
                 assert!(took < ENDS_WITHIN + BUSY, "{how:?} while {state:?} took {took:?}");
-                assert_eq!(place.family(), [0; 0], "{how:?} while {state:?} left somebody behind");
+                assert_eq!(place.family(), [0; 0], "{how:?} while {state:?} left a process behind");
                 until("the end of the keeper", || (!is_alive(keeper)).then_some(()));
                 assert_eq!(place.recorded("instance_ended", 1)["exit_code"], 0);
             })
@@ -131,7 +131,7 @@ fn a_broken_stdout_ends_it() {
 }
 
 #[test]
-fn answers_that_are_due_still_come_after_the_end_of_stdin() {
+fn open_requests_are_answered_after_the_end_of_stdin() {
     let place = Place::new();
     let mut client = Setup::new(&place).ready();
     let slow = client.send_call("sleep", json!({"ms": 300}));
@@ -141,7 +141,7 @@ fn answers_that_are_due_still_come_after_the_end_of_stdin() {
 }
 
 #[test]
-fn what_a_grace_does_not_suffice_for_is_answered_all_the_same() {
+fn a_call_that_exceeds_the_grace_gets_an_error() {
     let place = Place::new();
     let mut client = Setup::new(&place).hasty().ready();
     let stuck = client.send_call("sleep", json!({"ms": 600_000}));
@@ -152,7 +152,7 @@ fn what_a_grace_does_not_suffice_for_is_answered_all_the_same() {
 }
 
 #[test]
-fn a_second_signal_waits_for_nobody() {
+fn a_second_signal_ends_outlast_at_once() {
     let place = Place::new();
     let patient = ["--stdin-grace", "60", "--term-grace", "60"];
     let mut client = Setup::new(&place).options(patient).puppet(STUBBORN).ready();
@@ -167,7 +167,7 @@ fn a_second_signal_waits_for_nobody() {
 }
 
 #[test]
-fn a_kill_of_outlast_leaves_nobody_behind() {
+fn a_kill_of_outlast_leaves_no_process_behind() {
     let place = Place::new();
     let mut client = Setup::new(&place).puppet(STUBBORN).ready();
     let keeper = client.keeper();
@@ -195,7 +195,7 @@ fn a_kill_of_the_whole_group_misses_the_keeper() {
 }
 
 #[test]
-fn a_build_is_ended_too() {
+fn a_running_build_is_stopped_too() {
     let place = Place::new();
     let mut client = Setup::new(&place).hasty().options(["--build", "touch begun; sleep 600 & sleep 600"]).ready();
     client.send_call("restart_server", json!({}));
@@ -206,7 +206,7 @@ fn a_build_is_ended_too() {
     assert_eq!(place.family(), [0; 0]);
 }
 
-/// Some clients speak through sockets, one for each direction or one for both.
+/// Some clients use sockets, one for each direction or one for both.
 mod sockets {
     use std::{
         io::{BufRead, BufReader, Write},
@@ -253,7 +253,7 @@ mod sockets {
     }
 
     #[test]
-    fn one_for_each_direction() {
+    fn a_socket_for_each_direction_works() {
         let place = Place::new();
         let (mut to, stdin) = UnixStream::pair().expect("sockets");
         let (from, stdout) = UnixStream::pair().expect("sockets");
@@ -263,13 +263,13 @@ mod sockets {
         say(&mut to, &ask(1, "initialize", initialize_params(VERSION)));
         assert_eq!(hear(&mut from)["result"]["protocolVersion"], VERSION);
         writeln!(to, "{INITIALIZED}").expect("the program listens");
-        // Nothing is on its way that could fail.
+        // No message is in transit that could fail.
         drop(from);
         ends_with_0(&place, child);
     }
 
     #[test]
-    fn one_for_both_directions_and_a_client_that_only_stops_speaking() {
+    fn a_socket_for_both_directions_works_with_a_half_close() {
         let place = Place::new();
         let (mut socket, theirs) = UnixStream::pair().expect("sockets");
         socket.set_read_timeout(Some(PATIENCE)).expect("a socket");

@@ -1,5 +1,5 @@
-//! Servers that hang (y1 to y9), restarts that do not wait (f1 to f4), too much memory (z1), and servers that exit by their
-//! own restart tool (x4, x4b), on real processes.
+//! Servers that hang (y1 to y9), restarts that do not wait (f1 to f4), too much memory (z1), and servers that exit by
+//! their own restart tool (x4, x4b), on real processes.
 
 use std::{fs, path::PathBuf, process::Command};
 
@@ -28,7 +28,7 @@ fn a_server_that_hangs_is_replaced_after_a_cancelled_call() {
     let hangs = client.send_call("hang", json!({}));
     let listed = client.request("resources/list", json!({}));
     client.cancel(hangs);
-    // Until it is known, it is shown.
+    // Until the ping is answered or times out, the status shows the server as stalled.
     let status = client.status();
     assert_eq!((&status["stalled"], &status["state"]), (&json!(true), &json!("ready")), "{status}");
     assert!(status["oldest_request_s"].is_f64(), "{status}");
@@ -42,7 +42,7 @@ fn a_server_that_hangs_is_replaced_after_a_cancelled_call() {
     let record = place.recorded("server_hung", 1);
     assert_eq!(record["pid"], before);
     assert!(record["detail"].to_string().contains("`hang` was cancelled"), "{record}");
-    // What may be asked twice is answered by the new server; a call is not.
+    // A request that may be repeated is answered by the new server; a call is not.
     assert!(client.answer(listed)["result"]["resources"].is_array());
     let answer = client.answer(paying);
     let failed = failure(&answer["result"]);
@@ -64,7 +64,7 @@ fn a_slow_server_keeps_running_after_a_call_timed_out() {
     let result = client.result("sleep", json!({"ms": 3_600_000}));
     assert_eq!(failure(&result)["reason"], "call_timeout", "{result}");
     assert!(text(&result).contains("was not answered within 0.3 s"), "{result}");
-    // It answers the ping, so it is not replaced: once that is known, nothing is stalled.
+    // It answers the ping, so it is not replaced: after that the status shows no stall.
     until("the answer to the ping", || (client.status()["stalled"] == false).then_some(()));
     assert_eq!(client.server_pid(), before);
     assert!(place.audit_of("server_hung").is_empty());
@@ -106,8 +106,8 @@ fn a_server_that_uses_too_much_memory_is_replaced() {
     client.end();
 }
 
-/// The tools of documents 001 (answers, then exits half a second later) and 003 (exits inside the tool), and one that
-/// must never be said to have run unless it did.
+/// The tools of documents 001 (answers, then exits half a second later) and 003 (exits inside the tool), and one
+/// whose answer may say that it ran only if it did.
 const SERVER: &str = r#"
 import asyncio, json, logging, os, sys
 from datetime import datetime, timezone
@@ -190,7 +190,7 @@ fn python_servers_restart_by_their_own_tool_without_a_further_message() {
             let begun = std::time::Instant::now();
             let result = client.result("restart_server", json!({"reason": "new code"}));
             assert_eq!(result["isError"], false, "{tool} with {}: {result}", python.2);
-            // Nothing is said to the server until the next one was started.
+            // The test sends nothing before the next server was started.
             place.recorded("server_started", 2);
             println!("{tool} with {}: restarted after {:.1?}", python.2, begun.elapsed());
             assert_eq!(client.call("transfer", json!({})), "transferred");
@@ -202,8 +202,8 @@ fn python_servers_restart_by_their_own_tool_without_a_further_message() {
 }
 
 #[test]
-fn a_call_that_meets_a_python_server_on_its_way_out_is_no_success_unless_it_ran() {
-    let test = "a_call_that_meets_a_python_server_on_its_way_out_is_no_success_unless_it_ran";
+fn a_call_to_an_exiting_python_server_succeeds_only_if_it_ran() {
+    let test = "a_call_to_an_exiting_python_server_succeeds_only_if_it_ran";
     for python in python_servers(test) {
         let place = Place::new();
         let mut client = python_server(&place, &python, "answers_then_exits");

@@ -1,5 +1,5 @@
-//! W2: the literal design of the old watchdog, where the server has our own stdin and stdout, and why it is not the
-//! default.
+//! W2: the literal design of the old watchdog, where the server has outlast's own stdin and stdout, and why it is not
+//! the default.
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -8,8 +8,8 @@ use super::client::{Client, PUPPET, Place, Setup, signal};
 use crate::gateway::world::outlast;
 use crate::support::peers::{Peers, Project, Server};
 
-/// A server of one shell function, which needs no handshake: it answers each line with its process id, and leaves to
-/// be restarted when told so.
+/// A server of one shell function, which needs no handshake: it answers each line with its process id, and exits to
+/// be restarted on request.
 const SIMPLE: &str = r#"#!/bin/sh
 while read -r line; do
   id=${line#*\"id\":}
@@ -48,7 +48,7 @@ fn a_server_without_a_handshake_is_restarted_on_the_same_pipes() {
 }
 
 #[test]
-fn an_inheriting_server_lives_as_long_as_it_likes() {
+fn an_inheriting_server_has_no_time_limit() {
     let place = Place::new();
     let mut client = Setup::new(&place).options(["--inherit"]).ready();
     let pid = client.server_pid();
@@ -59,7 +59,7 @@ fn an_inheriting_server_lives_as_long_as_it_likes() {
 }
 
 #[test]
-fn an_inheriting_server_is_stopped_with_us_and_ends_with_its_stdin() {
+fn an_inheriting_server_stops_with_outlast_and_at_the_end_of_stdin() {
     let place = Place::new();
     let setup = Setup::new(&place).hasty().options(["--inherit"]);
     let mut client = setup.clone().puppet(["--ignore-eof", "--ignore-term"]).ready();
@@ -72,7 +72,7 @@ fn an_inheriting_server_is_stopped_with_us_and_ends_with_its_stdin() {
 }
 
 #[test]
-fn a_strict_server_refuses_calls_after_a_restart_that_nobody_told_it_of() {
+fn a_strict_server_refuses_calls_after_a_restart_without_a_handshake() {
     let place = Place::new();
     let inherit = Setup::new(&place).options(["--inherit"]).command([PUPPET, "--own-restart"]);
     let mut client = inherit.ready();
@@ -83,7 +83,7 @@ fn a_strict_server_refuses_calls_after_a_restart_that_nobody_told_it_of() {
     assert_eq!(answer["error"]["message"], "Received request before initialization was complete", "{answer}");
 }
 
-/// The same with an SDK that people use: what the relay is for.
+/// The same with a real SDK: this is what the relay is for.
 #[test]
 fn a_real_server_needs_the_relay() {
     let Some(peers) = Peers::find("mcp::inherit::a_real_server_needs_the_relay") else { return };
@@ -99,7 +99,7 @@ fn a_real_server_needs_the_relay() {
     }
     place.recorded("server_crashed", 2);
     assert_eq!(relayed.call("echo", json!({"text": "after"})), "after");
-    // The new server reads what was asked of the old one, and does not know the client.
+    // The new server reads requests for the old one, and does not know the client.
     let answer = inherited.ask("tools/call", json!({"name": "echo", "arguments": {"text": "after"}}));
     assert!(answer["error"].is_object(), "{answer}");
     relayed.end();

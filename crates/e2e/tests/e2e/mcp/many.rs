@@ -1,4 +1,4 @@
-//! P: restarts leave no process, no descriptor and no memory behind.
+//! P: restarts leak no process, no descriptor and no memory.
 
 use super::client::{Place, Setup, descriptors, proc_number, until};
 
@@ -13,7 +13,7 @@ fn restarts_leave_nothing_behind() {
     let mut client = Setup::new(&place).ready();
     client.tool_names();
     let ours = [client.pid(), client.keeper()];
-    // Pages of the program file come and go with what it does, and are not its own.
+    // Only anonymous memory: pages of the program file are loaded and dropped at any time.
     let memory = || ours.map(|pid| proc_number(pid, "RssAnon:").expect("it runs"));
     let counts = || ours.map(|pid| descriptors(pid).len());
     let mut before = None;
@@ -21,14 +21,14 @@ fn restarts_leave_nothing_behind() {
         let report = client.restart();
         assert_eq!(report["generation"], restart + 1, "{report}");
         if restart == SETTLED {
-            // Its predecessor is gone when the next restart is answered, or soon after.
+            // Its predecessor has exited when the next restart is answered, or soon after.
             until("one server alone", || (place.family().len() == 1).then_some(()));
             before = Some((memory(), counts()));
         }
     }
     until("one server alone", || (place.family().len() == 1).then_some(()));
     let (memory_before, counts_before) = before.expect("it settled");
-    // The keeper looks at the process table now and then, for which it opens it.
+    // The keeper opens the process table now and then, so its count may be higher for a moment.
     let is_low = |counts: [usize; 2]| counts.iter().zip(counts_before).all(|(after, before)| *after <= before);
     until(&format!("{:#?} to be closed", ours.map(descriptors)), || is_low(counts()).then_some(()));
     let (memory_after, counts_after) = (memory(), counts());

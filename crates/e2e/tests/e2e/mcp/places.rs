@@ -1,4 +1,4 @@
-//! C4, C5: where nothing can be written down, and where many write at once.
+//! C4, C5: directories without write access, and many instances that write at once.
 
 use std::{collections::BTreeSet, fs, os::unix::fs::symlink, thread};
 
@@ -7,17 +7,19 @@ use serde_json::json;
 use super::client::{Place, Setup};
 
 #[test]
-fn an_audit_log_that_cannot_be_written_is_told_once() {
+fn an_audit_log_that_cannot_be_written_is_reported_once() {
     let place = Place::new();
-    fs::create_dir(place.path().join(".outlast")).expect("the project is ours");
-    symlink("/dev/full", place.path().join(".outlast/audit.jsonl")).expect("the project is ours");
     let mut client = Setup::new(&place).ready();
+    // A link that is there before the start makes outlast use another directory.
+    fs::remove_file(place.path().join(".outlast/audit.jsonl")).expect("the project is ours");
+    symlink("/dev/full", place.path().join(".outlast/audit.jsonl")).expect("the project is ours");
+    client.restart();
     client.says("cannot be written");
     for _ in 0..3 {
         client.restart();
     }
     assert_eq!(client.call("echo", json!({"text": "on"})), "on");
-    // Without the link it goes on, and says what is missing.
+    // Without the link it goes on, and reports what is missing.
     fs::remove_file(place.path().join(".outlast/audit.jsonl")).expect("the project is ours");
     client.restart();
     let degraded = place.recorded("audit_degraded", 1);
@@ -31,9 +33,9 @@ fn an_audit_log_that_cannot_be_written_is_told_once() {
 }
 
 #[test]
-fn without_any_state_directory_it_serves_and_says_so() {
+fn without_a_state_directory_outlast_serves_and_reports_it() {
     let place = Place::new();
-    // Root may write anywhere, so a file stands in the way, here and at home.
+    // Root may write anywhere, so a file is in place of the directory, here and in the home directory.
     place.write(".outlast", "");
     place.write(".local", "");
     let mut client = Setup::new(&place).ready();
@@ -47,7 +49,7 @@ fn without_any_state_directory_it_serves_and_says_so() {
     client.end();
 }
 
-/// A file that may not grow is a disk that takes the beginning of a record, and then nothing.
+/// A file that may not grow acts as a disk that takes the start of a record, and then nothing.
 #[test]
 fn a_full_disk_tears_no_line_of_the_audit_log() {
     let place = Place::new();
@@ -105,7 +107,7 @@ fn old_logs_are_removed_at_the_start_and_that_of_an_instance_that_runs_is_not() 
 }
 
 #[test]
-fn a_project_that_cannot_be_written_to_is_kept_at_home() {
+fn the_state_of_a_read_only_project_is_in_the_home_directory() {
     let (place, home) = (Place::new(), Place::new());
     place.write(".outlast", "in the way");
     let mut client = Setup::new(&place).home(home.path()).ready();
@@ -118,7 +120,7 @@ fn a_project_that_cannot_be_written_to_is_kept_at_home() {
 }
 
 #[test]
-fn a_project_two_hundred_letters_deep_is_like_any_other() {
+fn a_project_path_of_two_hundred_characters_works() {
     let place = Place::new();
     let deep = place.path().join("d".repeat(100)).join("e".repeat(100));
     fs::create_dir_all(&deep).expect("the project is ours");
@@ -130,7 +132,7 @@ fn a_project_two_hundred_letters_deep_is_like_any_other() {
 }
 
 #[test]
-fn eight_instances_in_one_project_and_one_in_another_do_not_meet() {
+fn instances_in_one_project_and_in_another_are_independent() {
     let (place, other) = (Place::new(), Place::new());
     thread::scope(|scope| {
         for n in 0..9 {

@@ -1,4 +1,5 @@
-//! W6, W7: the server is replaced under its client, who loses nothing, and whose lists stay true.
+//! W6, W7: the server is replaced while its client is connected. The client loses no request, and its lists stay
+//! correct.
 
 use std::{collections::BTreeMap, fs};
 
@@ -18,7 +19,7 @@ fn fifty_reloads_under_load_fail_no_call() {
     let load = |client: &mut Client, words: &mut BTreeMap<String, String>, calls: &mut u64| {
         while words.len() < IN_FLIGHT {
             *calls += 1;
-            // One in four takes a while, so that there is always something to drain.
+            // One call in four is slow, so that there is always a call to drain.
             let (id, said) = match *calls % 4 {
                 0 => (client.send_call("sleep", json!({"ms": 20})), "slept".to_owned()),
                 _ => (client.send_call("echo", json!({"text": format!("call {calls}")})), format!("call {calls}")),
@@ -40,7 +41,7 @@ fn fifty_reloads_under_load_fail_no_call() {
             assert_eq!(text(&answer["result"]), said);
             load(&mut client, &mut words, &mut calls);
         }
-        // Two old servers may finish their calls beside the one that serves; a third would end the first.
+        // Two old servers may finish their calls beside the current one; a third would end the first.
         while client.status()["draining"] == 2 {}
     }
     while !words.is_empty() {
@@ -72,7 +73,7 @@ fn a_broken_reload_keeps_the_old_server_and_quotes_the_new_one() {
     assert!(!failed.to_string().contains("SyntaxError"), "what a server wrote is not in the audit log: {failed}");
     assert_eq!(place.audit_of("server_crashed"), Vec::<Value>::new());
 
-    // Who did not ask for the reload sees that it failed, too.
+    // A client that did not request the reload sees that it failed, too.
     let said = |args: &[&str]| String::from_utf8(outlast(&place, args).stdout).unwrap();
     assert!(said(&["ps"]).contains("ready, reload failed"), "{}", said(&["ps"]));
     assert!(said(&["top", "--once"]).contains("ready, reload failed"), "{}", said(&["top", "--once"]));
@@ -112,7 +113,7 @@ fn a_server_of_another_version_does_not_take_over() {
 #[test]
 fn replace_stops_the_old_server_first() {
     let place = Place::new();
-    // Cannot run twice: the second to come finds the lock.
+    // It cannot run twice: the second process finds the lock.
     let script = place.script(
         "server",
         &format!("#!/bin/sh\nmkdir lock || exit 9\ntrap 'rmdir lock' EXIT\n{} \"$@\"\n", super::client::PUPPET),
@@ -166,7 +167,7 @@ fn a_build_runs_before_a_reload_and_its_failure_keeps_the_old_server() {
 }
 
 #[test]
-fn a_change_of_a_watched_file_reloads_and_one_that_git_ignores_does_not() {
+fn a_change_of_a_watched_file_reloads_and_a_file_ignored_by_git_does_not() {
     let place = Place::new();
     fs::create_dir_all(place.path().join("src/made")).expect("the project is ours");
     fs::create_dir(place.path().join(".git")).expect("the project is ours");
@@ -174,7 +175,7 @@ fn a_change_of_a_watched_file_reloads_and_one_that_git_ignores_does_not() {
     place.write("src/server.py", "1");
     let mut client = Setup::new(&place).options(["--watch", "src"]).ready();
     let old = client.server_pid();
-    // What is ignored comes first: if it counted, it would be in the reason.
+    // The ignored file changes first: if it counted, it would be in the reason.
     place.write("src/made/cache", "x");
     place.write("src/server.pyc", "x");
     place.write("src/server.py", "2");
@@ -187,7 +188,7 @@ fn a_change_of_a_watched_file_reloads_and_one_that_git_ignores_does_not() {
     client.end();
 }
 
-/// Each save comes right after the start that the one before it caused, as a server's own writing would.
+/// Each save comes right after the start that the previous one caused, as a write of the server itself would.
 #[test]
 fn many_quick_saves_mute_nothing_for_long_and_the_last_one_is_served() {
     let place = Place::new();
@@ -196,7 +197,7 @@ fn many_quick_saves_mute_nothing_for_long_and_the_last_one_is_served() {
     fs::create_dir(place.path().join("src")).expect("the project is ours");
     save(0);
     let mut client = Setup::new(&place).options(["--watch", "src"]).puppet(["--tools", &tools]).ready();
-    // The fifth of those right after a start mutes the file; on a busy machine some may come later than that.
+    // The fifth change right after a start mutes the file; on a busy machine some changes may come later.
     let (mut number, mut starts) = (0, 1);
     while place.audit_of("watch_muted").is_empty() {
         number += 1;
@@ -218,9 +219,9 @@ fn many_quick_saves_mute_nothing_for_long_and_the_last_one_is_served() {
     place.is_swept();
 }
 
-/// The puppet writes what it hears beside its source.
+/// The puppet logs its input beside its source.
 #[test]
-fn a_muted_file_is_shown_until_a_restart_is_asked_for() {
+fn a_muted_file_is_shown_until_a_restart_is_requested() {
     let place = Place::new();
     let log = place.join("src/heard.txt");
     fs::create_dir(place.path().join("src")).expect("the project is ours");
@@ -240,7 +241,7 @@ fn a_muted_file_is_shown_until_a_restart_is_asked_for() {
 }
 
 #[test]
-fn a_file_that_comes_with_an_old_time_reloads_and_so_does_a_touch() {
+fn a_file_with_an_old_time_reloads_and_so_does_a_touch() {
     let place = Place::new();
     fs::create_dir_all(place.path().join("src")).expect("the project is ours");
     let old = std::time::SystemTime::now() - std::time::Duration::from_secs(1_000_000);
@@ -293,7 +294,7 @@ fn slow_calls_finish_on_the_old_server_while_the_new_one_serves() {
 }
 
 #[test]
-fn what_outlasts_the_drain_fails_and_only_so_many_drain_at_once() {
+fn a_call_longer_than_the_drain_fails_and_draining_servers_are_limited() {
     let place = Place::new();
     let mut client = Setup::new(&place).hasty().options(["--drain", "0.3"]).ready();
     let stuck = client.send_call("sleep", json!({"ms": 600_000}));
@@ -309,7 +310,7 @@ fn what_outlasts_the_drain_fails_and_only_so_many_drain_at_once() {
         stuck.push(client.send_call("sleep", json!({"ms": 600_000})));
         client.restart();
     }
-    // Two may drain; the third pushed the first over its bound.
+    // Two servers may drain; the third ended the drain of the first.
     let answer = client.answer(stuck[0]);
     assert_eq!(failure(&answer["result"])["reason"], "drain_over", "{answer}");
     assert_eq!(client.status()["draining"], 2);
@@ -319,7 +320,7 @@ fn what_outlasts_the_drain_fails_and_only_so_many_drain_at_once() {
 }
 
 #[test]
-fn lists_are_announced_only_where_they_differ_and_the_restart_tells_how() {
+fn list_changes_are_announced_and_described_in_the_restart_answer() {
     let place = Place::new();
     let tool = |name: &str, words: &str| json!({"name": name, "description": words, "inputSchema": {"type": "object"}});
     let tools =
@@ -332,7 +333,7 @@ fn lists_are_announced_only_where_they_differ_and_the_restart_tells_how() {
     client.tool_names();
     client.ask("prompts/list", json!({}));
 
-    // The same in another order is the same.
+    // The same tools in another order are the same list.
     place.write("tools.json", &json!([tool("turns", "1"), tool("goes", "1"), tool("stays", "1")]).to_string());
     let report = client.restart();
     assert_eq!(report["tools"], json!({"added": [], "removed": [], "changed": []}));
@@ -346,7 +347,7 @@ fn lists_are_announced_only_where_they_differ_and_the_restart_tells_how() {
     let names = client.tool_names();
     assert!(names.contains(&"comes".to_owned()) && !names.contains(&"goes".to_owned()), "{names:?}");
 
-    // Known now, so there is no more to say.
+    // The client knows the new list, so nothing is announced.
     client.restart();
     client.call("echo", json!({"text": "after"}));
     assert_eq!(client.count(changed), 0);
@@ -355,7 +356,7 @@ fn lists_are_announced_only_where_they_differ_and_the_restart_tells_how() {
 }
 
 #[test]
-fn a_paged_list_is_compared_whole_and_carries_our_tools_once() {
+fn a_paged_list_is_compared_completely_and_contains_our_tools_once() {
     let place = Place::new();
     let tools = place.write("tools.json", "[]");
     let mut client = Setup::new(&place).puppet(["--tools", &tools, "--page", "5"]).ready();
@@ -380,7 +381,7 @@ fn a_paged_list_is_compared_whole_and_carries_our_tools_once() {
 }
 
 #[test]
-fn askers_during_a_restart_share_one_more() {
+fn requests_during_a_restart_share_the_next_restart() {
     let place = Place::new();
     let more = place.join("more");
     let mut client = Setup::new(&place).puppet(["--more", &more]).ready();

@@ -1,11 +1,12 @@
-//! W2, W3: a new child hears what the old one heard, in the client's own bytes, and the client hears nothing of it.
+//! W2, W3: a new child receives the messages of the old one's opening, in the client's own bytes, and the client
+//! notices nothing.
 
 use serde_json::{Value, json};
 
 use super::client::{META, Place, Setup, VERSION, signal, text};
 use nix::sys::signal::Signal;
 
-/// A line with its id taken out: all else must be the client's bytes. The id.
+/// Returns the id of a line; everything else in it must be the client's bytes.
 fn private_id(line: &str, original: &str, id: &str) -> String {
     let (before, after) = original.split_once(id).expect("the id is in the line");
     let private = line
@@ -17,7 +18,7 @@ fn private_id(line: &str, original: &str, id: &str) -> String {
 }
 
 #[test]
-fn a_new_child_hears_the_whole_handshake_and_then_what_was_held() {
+fn a_new_child_gets_the_whole_handshake_and_then_held_requests() {
     let place = Place::new();
     let log = place.join("log");
     let mut client = Setup::new(&place).puppet(["--log", &log, "--resources", "--logging"]).start();
@@ -71,7 +72,7 @@ fn a_new_child_hears_the_whole_handshake_and_then_what_was_held() {
 }
 
 #[test]
-fn a_stateless_child_is_found_by_discover_and_its_listens_are_opened_again() {
+fn a_stateless_child_is_detected_by_discover_and_its_listens_are_opened_again() {
     let place = Place::new();
     let (log, tools) = (place.join("log"), place.write("tools.json", "[]"));
     let mut client = Setup::new(&place).puppet(["--log", &log, "--tools", &tools, "--resources"]).start();
@@ -107,7 +108,7 @@ fn a_stateless_child_is_found_by_discover_and_its_listens_are_opened_again() {
         assert_eq!(before.iter().filter(|listed| *listed == name).count(), 1, "{name} in {before:?}");
     }
 
-    // The last envelope is what the next child is asked with, but for what belongs to one request alone.
+    // The next child is asked with the last `_meta`, without the members that belong to one request.
     let meta = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{"elicitation":{ }},"progressToken":"p","io.modelcontextprotocol/logLevel":"debug","mine":1.0}"#;
     client.owed("11");
     client.line(&format!(
@@ -143,7 +144,7 @@ fn a_stateless_child_is_found_by_discover_and_its_listens_are_opened_again() {
     let place_of = |line: &str| heard.iter().position(|heard| heard == line).unwrap_or_else(|| panic!("{heard:#?}"));
     assert!(place_of(&listen) < place_of(&held), "{heard:#?}");
 
-    // The reopened listen works, and under the id the client knows.
+    // The reopened subscription works, under the id that the client knows.
     client.owed("14");
     client.line(&format!(
         r#"{{"jsonrpc":"2.0","id":14,"method":"tools/call","params":{{"name":"touch","arguments":{{"uri":"puppet://a"}},{META}}}}}"#
@@ -152,12 +153,12 @@ fn a_stateless_child_is_found_by_discover_and_its_listens_are_opened_again() {
     assert_eq!(client.next("notifications/resources/updated")["params"]["_meta"][subscription], "l1");
     assert_eq!(client.count("notifications/subscriptions/acknowledged"), 0, "once is enough");
     assert_eq!(client.count("notifications/tools/list_changed"), 0, "one for all");
-    // A listen is open until it is cancelled, and then is owed nothing.
+    // A subscription is open until it is cancelled, and then needs no answer.
     assert_eq!(client.owes(), 1);
 }
 
 #[test]
-fn a_reload_replays_too_and_answers_of_the_old_child_still_come() {
+fn a_reload_replays_the_handshake_and_answers_of_the_old_child_are_delivered() {
     let place = Place::new();
     let log = place.join("log");
     let mut client = Setup::new(&place).puppet(["--log", &log]).ready();

@@ -21,14 +21,14 @@ fn cache_files(place: &Place) -> Vec<PathBuf> {
 }
 
 #[test]
-fn a_slow_server_is_stood_in_for_and_then_by_the_cache_of_its_last_run() {
+fn outlast_answers_for_a_slow_server_and_later_from_the_cache() {
     let place = Place::new();
     let slow = || Setup::new(&place).env("OUTLAST_PUPPET", SLOW).options(["--answer-after", "1"]);
 
     let mut client = slow().start();
     let opened = client.ask("initialize", initialize_params(VERSION))["result"].take();
     assert_eq!(opened["serverInfo"]["name"], "outlast", "{opened}");
-    assert!(opened["instructions"].to_string().contains("has not finished its start"), "{opened}");
+    assert!(opened["instructions"].to_string().contains("is still starting"), "{opened}");
     client.line(INITIALIZED);
     assert_eq!(client.tool_names(), OURS);
     assert_eq!(client.status()["state"], "starting");
@@ -52,12 +52,12 @@ fn a_slow_server_is_stood_in_for_and_then_by_the_cache_of_its_last_run() {
     assert!(names.contains(&"echo".to_owned()) && names.contains(&"restart_server".to_owned()), "{names:?}");
     assert_eq!(client.status()["state"], "starting");
     assert_eq!(client.call("echo", json!({"text": "held"})), "held");
-    // The comparison asks the server for its tools; when that is answered, nothing was announced.
+    // The comparison asks the server for its tools; after its answer, nothing was announced.
     client.restart();
     assert_eq!(client.count("notifications/tools/list_changed"), 0);
     client.end();
 
-    // A file that is not as outlast makes it is not trusted, and said once.
+    // A file with other permissions than outlast sets is not trusted, which is reported once.
     fs::set_permissions(&files[0], fs::Permissions::from_mode(0o666)).expect("the file is ours");
     let mut client = slow().start();
     let opened = client.ask("initialize", initialize_params(VERSION))["result"].take();
@@ -95,15 +95,15 @@ fn a_cached_discover_is_answered_and_the_calls_behind_it_wait() {
 }
 
 #[test]
-fn a_server_that_crashes_late_in_its_start_does_not_cost_the_opening() {
+fn a_crash_late_in_the_start_does_not_fail_the_opening() {
     let place = Place::new();
-    // Fails once, after a while, as a package that is fetched over a bad line.
+    // Fails once, after a while, as a package that is fetched over a bad connection.
     let script =
         format!("#!/bin/sh\n[ -e again ] && exec {PUPPET}\ntouch again\nsleep 2.4\necho no network >&2\nexit 1\n");
     let server = place.script("server", &script);
     let mut client = Setup::new(&place).command([server.as_str()]).start();
     let opened = client.ask("initialize", initialize_params(VERSION))["result"].take();
-    // A busy machine may have the second server ready within the second.
+    // On a busy machine the second server may be ready within the second.
     let name = opened["serverInfo"]["name"].as_str().unwrap_or_default().to_owned();
     assert!(["outlast", "puppet"].contains(&name.as_str()), "{opened}");
     assert_eq!(place.audit_of("server_crashed").len(), 1, "answered at the first end");
@@ -186,7 +186,7 @@ console.log(JSON.stringify({ server: client.getServerVersion().name, tools, text
 await client.close();
 "#;
 
-/// The server takes longer than the client waits for it, in its first run and in one with a cache.
+/// The server takes longer than the client's timeout, in its first run and in one with a cache.
 #[test]
 fn real_clients_with_a_timeout_of_5_s_open_a_server_that_takes_longer() {
     let Some(peers) = Peers::find("real_clients_with_a_timeout_of_5_s_open_a_server_that_takes_longer") else { return };

@@ -1,4 +1,4 @@
-//! T1–T5: the tools an agent restarts its server with, and what they leave in writing.
+//! T1–T5: the tools with which an agent restarts its server, and the files that they write.
 
 use std::{
     collections::BTreeSet,
@@ -70,11 +70,11 @@ fn a_restart_is_verified_by_its_marker() {
     let id = written["id"].as_str().expect("an id");
     assert_eq!(marker(&format!("{common}.{id}")), written, "its own copy");
 
-    assert!(error(&verify(&mut client, now() + 1000.0)).contains("before that moment"));
+    assert!(error(&verify(&mut client, now() + 1000.0)).contains("before since_timestamp"));
     fs::write(&common, "{\"timestamp\": 12").expect("the project is ours");
     assert!(error(&verify(&mut client, before)).starts_with("Failed to parse restart marker"));
 
-    // A neighbour's marker is none of ours, however new.
+    // A marker of another instance is ignored, even a new one.
     let other = json!({"timestamp": now() + 500.0, "pid": 1, "reason": "theirs", "iso_time": "x", "id": "other-1"});
     fs::write(&common, other.to_string()).expect("the project is ours");
     assert_eq!(verify(&mut client, before)["reason"], "new \"code\"");
@@ -86,7 +86,7 @@ fn a_restart_is_verified_by_its_marker() {
     let result = client.result("restart_server", json!({"reason": 1}));
     assert_eq!(result["isError"], true, "{result}");
 
-    // Asked for is not yet done: a marker without a ready server proves nothing.
+    // A marker without a ready server does not prove a restart.
     client.kill_server();
     place.recorded("server_crashed", 1);
     assert!(error(&verify(&mut client, before)).contains("no server is ready"));
@@ -95,7 +95,7 @@ fn a_restart_is_verified_by_its_marker() {
 }
 
 #[test]
-fn a_marker_may_lie_elsewhere() {
+fn the_marker_path_can_be_configured() {
     let place = Place::new();
     let mut client = Setup::new(&place).options(["--marker", ".st3/.restart_marker"]).ready();
     let before = now();
@@ -108,7 +108,7 @@ fn a_marker_may_lie_elsewhere() {
 }
 
 #[test]
-fn tools_can_be_left_out() {
+fn the_tools_of_outlast_can_be_turned_off() {
     let place = Place::new();
     let mut client = Setup::new(&place).options(["--no-tools"]).ready();
     let names = client.tool_names();
@@ -119,7 +119,7 @@ fn tools_can_be_left_out() {
 }
 
 #[test]
-fn server_status_tells_how_it_is() {
+fn server_status_reports_the_state() {
     let place = Place::new();
     let mut client = Setup::new(&place).options(["--name", "My Server"]).ready();
     client.call("stderr", json!({"text": "warming up"}));
@@ -190,7 +190,7 @@ fn every_event_is_in_the_audit_log() {
     assert_eq!(of("server_started")["generation"], 1);
     assert!(of("server_crashed")["pid"].is_u64());
     assert!(of("gave_up")["crashes"].is_u64());
-    // The announcement comes before the act.
+    // The announcement comes before the restart.
     let at = |event: &str, nth: usize| {
         let places = records.iter().enumerate().filter(|(_, record)| record["props"]["event_type"] == event);
         places.map(|(at, _)| at).nth(nth).expect("it is there")

@@ -1,11 +1,11 @@
-//! A server that does not read its input (u1 to u3): the client is still read and answered.
+//! A server that does not read its input (u1 to u3): outlast still reads and answers the client.
 
 use serde_json::{Value, json};
 
 use super::client::{Place, Setup, text};
 
 const MIB: usize = 1 << 20;
-/// More than the 8 MiB that may wait, and than the pipes hold.
+/// More than the 8 MiB that may be queued, and the pipes.
 const CALLS: usize = 24;
 
 #[test]
@@ -18,12 +18,12 @@ fn a_server_that_stops_reading_does_not_stop_the_conversation() {
     let asked: Vec<u64> =
         (0..CALLS).map(|n| client.send_call("echo", json!({"text": format!("{n} {letters}")}))).collect();
 
-    // Every call before this one was read, or this one would wait behind them.
+    // Every call before this one was read, or this one would wait for them.
     let status = client.status();
     assert_eq!(status["state"], "ready", "{status}");
     assert!(status["queued_bytes"].as_u64().is_some_and(|bytes| bytes >= 8 * MIB as u64), "{status}");
 
-    // The queue goes to the server that replaces it; only what the old pipe took, or began to take, stays there.
+    // The queue goes to the next server; only lines that the old pipe took, or began to take, stay there.
     let report = client.restart();
     assert_eq!(report["old_pid"], old, "{report}");
     let (mut served, mut refused, mut lost) = (0, 0, 0);

@@ -1,4 +1,4 @@
-//! A real browser, driven as a person would: WebDriver over a plain socket.
+//! A real browser, controlled by WebDriver over a plain socket.
 
 use std::{
     io::{self, BufRead, BufReader, Read, Write},
@@ -13,16 +13,16 @@ use serde_json::{Value, json};
 const PATIENCE: Duration = Duration::from_secs(60);
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-pub struct Browser {
+pub(crate) struct Browser {
     driver: Child,
     port: u16,
     session: String,
 }
 
 impl Browser {
-    /// None where there is no browser, after saying so where a person sees it. `cargo xtask test` sees to one, and then
-    /// there must be one.
-    pub fn find(test: &str) -> Option<Browser> {
+    /// None if there is no browser, after a message that the user sees. `cargo xtask test` installs one, and then it
+    /// is required.
+    pub(crate) fn find(test: &str) -> Option<Browser> {
         let driver = Command::new("chromedriver")
             .arg("--port=0")
             .stdin(Stdio::null())
@@ -44,13 +44,13 @@ impl Browser {
 
     fn start(mut driver: Child) -> Browser {
         let mut lines = BufReader::new(driver.stdout.take().expect("stdout is piped")).lines();
-        // First it says which port it was told, which was any.
+        // Its first line repeats the requested port, which is 0; a later line names the port that it uses.
         let port = lines.by_ref().map_while(Result::ok).find_map(|line| {
             let port = line.split("on port ").nth(1)?.split(|letter: char| !letter.is_ascii_digit()).next()?;
             port.parse().ok().filter(|port| *port != 0)
         });
         let port = port.expect("the driver says where it listens");
-        // Whatever else it says is read and forgotten, so that it never waits for us.
+        // Further output is read and dropped, so that it never blocks.
         std::thread::spawn(move || lines.map_while(Result::ok).for_each(drop));
         let mut browser = Browser { driver, port, session: String::new() };
         let arguments = [
@@ -113,18 +113,18 @@ impl Browser {
         self.ask("POST", &format!("/session/{}/{command}", self.session), body)
     }
 
-    pub fn open(&self, url: &str) {
+    pub(crate) fn open(&self, url: &str) {
         self.tell("url", &json!({"url": url}));
     }
 
-    /// What a function body returns within the page.
-    pub fn run(&self, script: &str) -> Value {
+    /// The result of a function body within the page.
+    pub(crate) fn run(&self, script: &str) -> Value {
         self.tell("execute/sync", &json!({"script": script, "args": []}))
     }
 
-    /// Looks again and again until the script returns something; that.
+    /// Polls until the script returns something; returns that.
     #[track_caller]
-    pub fn until(&self, what: &str, script: &str) -> Value {
+    pub(crate) fn until(&self, what: &str, script: &str) -> Value {
         let deadline = Instant::now() + PATIENCE;
         loop {
             let value = self.run(script);
@@ -137,9 +137,9 @@ impl Browser {
         }
     }
 
-    /// As a person does it: what is covered or disabled is not clicked.
+    /// As for a person: a covered or disabled element is not clicked.
     #[track_caller]
-    pub fn click(&self, selector: &str) {
+    pub(crate) fn click(&self, selector: &str) {
         let found = self.tell("element", &json!({"using": "css selector", "value": selector}));
         let element = found.as_object().and_then(|keys| keys.values().next()).and_then(Value::as_str);
         let element = element.unwrap_or_else(|| panic!("no {selector}: {found}"));
@@ -147,15 +147,15 @@ impl Browser {
     }
 
     #[track_caller]
-    pub fn type_into(&self, selector: &str, text: &str) {
+    pub(crate) fn type_into(&self, selector: &str, text: &str) {
         let found = self.tell("element", &json!({"using": "css selector", "value": selector}));
         let element = found.as_object().and_then(|keys| keys.values().next()).and_then(Value::as_str);
         let element = element.unwrap_or_else(|| panic!("no {selector}: {found}"));
         self.tell(&format!("element/{element}/value"), &json!({"text": text}));
     }
 
-    /// The size of the window and the reader's taste.
-    pub fn look(&self, width: u32, height: u32, scheme: &str) {
+    /// Sets the size of the window and the colour scheme.
+    pub(crate) fn look(&self, width: u32, height: u32, scheme: &str) {
         let cdp = |command: &str, parameters: Value| {
             self.tell("goog/cdp/execute", &json!({"cmd": command, "params": parameters}));
         };
@@ -165,13 +165,13 @@ impl Browser {
     }
 
     /// A PNG in base64.
-    pub fn picture(&self) -> String {
+    pub(crate) fn picture(&self) -> String {
         let command = json!({"cmd": "Page.captureScreenshot", "params": {"captureBeyondViewport": true}});
         self.tell("goog/cdp/execute", &command)["data"].as_str().expect("a picture").to_owned()
     }
 
-    /// What the browser complained of since the last time: broken scripts, what a policy did not let happen.
-    pub fn complaints(&self) -> Vec<String> {
+    /// Errors that the browser logged since the last call: broken scripts, violations of a policy.
+    pub(crate) fn complaints(&self) -> Vec<String> {
         let log = self.tell("se/log", &json!({"type": "browser"}));
         let entries = log.as_array().into_iter().flatten();
         entries.map(|entry| entry["message"].as_str().unwrap_or_default().to_owned()).collect()
@@ -179,7 +179,7 @@ impl Browser {
 }
 
 impl Drop for Browser {
-    /// The browser ends with its session, and the driver after it, also where the test has failed.
+    /// Ends the session, which ends the browser, and then the driver, also if the test has failed.
     fn drop(&mut self) {
         if !self.session.is_empty() {
             let _ = self.try_ask("DELETE", &format!("/session/{}", self.session), &Value::Null);

@@ -1,11 +1,14 @@
-//! The real peers: clients and servers on the SDKs people use, at the versions `crates/e2e/peers` pins.
+//! The real peers: clients and servers on real SDKs, at the versions that `crates/e2e/peers` pins.
 //!
-//! A client is a script (or, for Rust, a thread) that starts the program with its SDK's own transport and does what
-//! the test tells it, one operation and one answer a line. So the test holds the whole story in one place.
+//! A client is a script (or, for Rust, a thread) that starts the program with its SDK's own transport and carries out
+//! the operations of the test, one operation and one answer per line. So the whole story is in the test.
 
-use rmcp::model::{CallToolRequestParams, ProtocolVersion};
-use rmcp::service::ClientServiceExt;
-use rmcp::transport::{StreamableHttpClientTransport, TokioChildProcess};
+use rmcp::ClientHandler;
+use rmcp::model::{CallToolRequestParams, ProgressNotificationParam, ProtocolVersion};
+use rmcp::service::{ClientServiceExt, NotificationContext, RoleClient};
+use rmcp::transport::{
+    StreamableHttpClientTransport, TokioChildProcess, streamable_http_client::StreamableHttpClientTransportConfig,
+};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -13,26 +16,27 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex};
 use std::thread;
 use std::time::Duration;
 use tempfile::TempDir;
 use tokio::sync::mpsc::UnboundedSender;
 
-/// The longest any answer may take: well above a slow start of a server on a busy machine, well below an SDK's own
-/// patience, so that a hung call is told apart from a late one.
+/// The timeout of any answer: well above a slow start of a server on a busy machine, well below an SDK's own timeout,
+/// so that a hung call is distinguished from a late one.
 const ANSWER_MAX: Duration = Duration::from_secs(180);
 
-/// How much of the stderr of all involved a failure quotes.
+/// How many lines of stderr a failure quotes.
 const STDERR_LINES_MAX: usize = 40;
 
-/// Where `cargo xtask peers` put them.
+/// The directory in which `cargo xtask peers` put them.
 #[derive(Clone)]
-pub struct Peers(PathBuf);
+pub(crate) struct Peers(PathBuf);
 
 impl Peers {
-    /// None where nobody fetched them, after saying so where a person sees it: the test harness would swallow a
+    /// None if they were not fetched. The message about that bypasses the test harness, which would capture a
     /// `println!`.
-    pub fn find(test: &str) -> Option<Peers> {
+    pub(crate) fn find(test: &str) -> Option<Peers> {
         if let Some(folder) = std::env::var_os("OUTLAST_PEERS").filter(|value| !value.is_empty()) {
             let folder = PathBuf::from(folder);
             assert!(folder.join("node").is_dir(), "no peers in {}: `cargo xtask peers` fetches them", folder.display());
@@ -43,43 +47,46 @@ impl Peers {
         None
     }
 
-    pub fn python(&self, environment: &str) -> PathBuf {
+    pub(crate) fn python(&self, environment: &str) -> PathBuf {
         self.0.join(environment).join("bin/python")
     }
 
-    pub fn node(&self) -> PathBuf {
+    pub(crate) fn node(&self) -> PathBuf {
         self.0.join("node/node_modules/node/bin/node")
     }
 
     /// The folders of `claude`, of `codex`, and of the Node that runs it.
     #[cfg(target_os = "linux")]
-    pub fn agents_path(&self) -> String {
+    pub(crate) fn agents_path(&self) -> String {
         let agents = self.0.join("agents/node_modules/.bin");
         assert!(agents.join("claude").exists(), "no agents in {}: `cargo xtask peers` fetches them", self.0.display());
         let node = self.node().parent().expect("it is in a folder").to_owned();
         format!("{}:{}:/usr/local/bin:/usr/bin:/bin", text(&agents), text(&node))
     }
 
-    pub fn package(&self, file: &str) -> PathBuf {
+    pub(crate) fn package(&self, file: &str) -> PathBuf {
         self.0.join("node/node_modules/@modelcontextprotocol").join(file)
     }
 
-    pub fn script(file: &str) -> PathBuf {
+    pub(crate) fn script(file: &str) -> PathBuf {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("peers").join(file)
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Era {
+pub(crate) enum Era {
     Handshake,
     Stateless,
 }
 
 #[derive(Clone, Copy, Debug)]
-pub enum Client {
+pub(crate) enum Client {
     PythonMcp2,
+    /// Held to the handshake, as `PythonFastmcpHandshake` is.
+    PythonMcp2Handshake,
     PythonMcp1,
     PythonFastmcp,
+    PythonFastmcpHandshake,
     TsSdk1,
     TsClient2,
     TsClient2Auto,
@@ -92,13 +99,18 @@ impl Client {
     fn era(self) -> Era {
         match self {
             Client::PythonMcp2 | Client::PythonFastmcp | Client::TsClient2Auto | Client::RmcpAuto => Era::Stateless,
-            Client::PythonMcp1 | Client::TsSdk1 | Client::TsClient2 | Client::Rmcp => Era::Handshake,
+            Client::PythonMcp2Handshake
+            | Client::PythonMcp1
+            | Client::PythonFastmcpHandshake
+            | Client::TsSdk1
+            | Client::TsClient2
+            | Client::Rmcp => Era::Handshake,
         }
     }
 }
 
 #[derive(Clone, Copy, Debug)]
-pub enum Server {
+pub(crate) enum Server {
     PythonMcp2,
     PythonMcp1,
     PythonFastmcp,
@@ -111,7 +123,7 @@ pub enum Server {
 }
 
 impl Server {
-    pub const ALL: [Server; 9] = [
+    pub(crate) const ALL: [Server; 9] = [
         Server::PythonMcp2,
         Server::PythonMcp1,
         Server::PythonFastmcp,
@@ -131,15 +143,15 @@ impl Server {
         }
     }
 
-    /// What the two agree on when nobody stands between them.
-    pub fn era_with(self, client: Client) -> Era {
+    /// The version that client and server agree on without outlast.
+    pub(crate) fn era_with(self, client: Client) -> Era {
         match (client.era(), self.era()) {
             (Era::Stateless, Era::Stateless) => Era::Stateless,
             _ => Era::Handshake,
         }
     }
 
-    /// The script of our own servers; those of others have none that we could change.
+    /// The script of our own servers; the others have none that a test could change.
     fn source(self) -> Option<&'static str> {
         match self {
             Server::PythonMcp2 => Some("python_mcp2.py"),
@@ -153,8 +165,8 @@ impl Server {
     }
 }
 
-/// A server as a user has it: a project folder of its own, and a command line.
-pub struct Project {
+/// A server as a user has it: a project directory, and a command line.
+pub(crate) struct Project {
     folder: TempDir,
     peers: Peers,
     pub server: Server,
@@ -163,10 +175,10 @@ pub struct Project {
 }
 
 impl Project {
-    pub fn new(peers: &Peers, server: Server) -> Project {
+    pub(crate) fn new(peers: &Peers, server: Server) -> Project {
         let folder = tempfile::tempdir().expect("a temporary folder");
         let path = folder.path().canonicalize().expect("the folder is there");
-        // Node looks for packages beside the script, wherever that was started from.
+        // Node looks for packages beside the script, whatever the working directory is.
         std::os::unix::fs::symlink(peers.0.join("node/node_modules"), path.join("node_modules")).expect("a link");
 
         // Clients pass HOME on, and the program keeps a registry there: each project has its own.
@@ -204,12 +216,12 @@ impl Project {
         project
     }
 
-    pub fn path(&self) -> PathBuf {
+    pub(crate) fn path(&self) -> PathBuf {
         self.folder.path().canonicalize().expect("the folder is there")
     }
 
-    /// The same server with another answer to `version`, as if its author had edited it.
-    pub fn write_version(&self, version: &str) {
+    /// The same server with another answer to `version`, as after an edit.
+    pub(crate) fn write_version(&self, version: &str) {
         if let Some(source) = self.server.source() {
             let original = fs::read_to_string(Peers::script("servers").join(source)).expect("the server's source");
             let edited = original
@@ -220,7 +232,7 @@ impl Project {
     }
 
     /// A source that neither Python nor Node can read.
-    pub fn write_broken(&self) {
+    pub(crate) fn write_broken(&self) {
         self.write("this is not a program (\n");
     }
 
@@ -229,8 +241,8 @@ impl Project {
         fs::write(main, source).expect("the project is ours");
     }
 
-    /// The end of what everyone wrote to stderr: the client, the program, the server.
-    pub fn stderr_tail(&self) -> String {
+    /// The end of stderr of all processes: the client, the program, the server.
+    pub(crate) fn stderr_tail(&self) -> String {
         let written = fs::read(self.path().join("stderr.log")).unwrap_or_default();
         let lines: Vec<String> =
             String::from_utf8_lossy(&written).lines().map(|line| format!("    | {line}")).collect();
@@ -241,8 +253,8 @@ impl Project {
         File::options().create(true).append(true).open(self.path().join("stderr.log")).expect("the project is ours")
     }
 
-    /// The Inspector's command line, one shot: it starts `command`, asks `arguments`, prints and ends.
-    pub fn inspect(&self, arguments: &[&str], command: &[String]) -> Result<Value, String> {
+    /// The Inspector's command line mode: it starts `command`, sends `arguments`, prints and exits.
+    pub(crate) fn inspect(&self, arguments: &[&str], command: &[String]) -> Result<Value, String> {
         let mut inspector = Command::new(self.peers.node())
             .arg(self.peers.package("inspector/clients/launcher/build/index.js"))
             .arg("--cli")
@@ -262,7 +274,7 @@ impl Project {
         let (heard, said) = channel();
         thread::spawn(move || {
             let mut words = String::new();
-            // What is not text is no answer either, and is told as what it is: no JSON.
+            // Output that is not text is not an answer, and is reported as invalid JSON.
             let _ = stdout.read_to_string(&mut words);
             let _ = heard.send(words);
         });
@@ -274,11 +286,11 @@ impl Project {
     }
 }
 
-/// One client, connected. It speaks to whatever `command` is: the program in front of the server, or the server.
-pub struct Peer {
+/// One connected client. Its server is `command`: the program in front of the server, or the server itself.
+pub(crate) struct Peer {
     operations: Operations,
     answers: Receiver<Value>,
-    /// The revision of the protocol it agreed on.
+    /// The protocol revision it agreed on.
     pub version: String,
 }
 
@@ -287,17 +299,17 @@ enum Operations {
     Thread(UnboundedSender<Value>),
 }
 
-/// What a tool said, in the words all SDKs share.
+/// The result of a tool call, in the terms that all SDKs share.
 #[derive(Debug)]
-pub struct Said {
+pub(crate) struct Said {
     pub is_error: bool,
     pub text: String,
     structured: Value,
 }
 
 impl Said {
-    /// A field of the structured answer, which our tools also give as text.
-    pub fn field(&self, name: &str) -> Value {
+    /// A field of the structured result, which outlast's tools also give as text.
+    pub(crate) fn field(&self, name: &str) -> Value {
         if let Some(value) = self.structured.get(name) {
             return value.clone();
         }
@@ -306,7 +318,7 @@ impl Said {
 }
 
 impl Peer {
-    pub fn start(client: Client, project: &Project, command: &[String]) -> Result<Peer, String> {
+    pub(crate) fn start(client: Client, project: &Project, command: &[String]) -> Result<Peer, String> {
         let setup = Setup {
             command: command[0].clone(),
             args: command[1..].to_vec(),
@@ -326,13 +338,28 @@ impl Peer {
         Peer::opened(operations, answers)
     }
 
-    /// Over HTTP, where a server is already.
+    /// Over HTTP, to a running server.
     #[cfg(target_os = "linux")]
-    pub fn connect(client: Client, project: &Project, url: &str) -> Result<Peer, String> {
+    pub(crate) fn connect(client: Client, project: &Project, url: &str) -> Result<Peer, String> {
+        Peer::connect_as(client, project, url, None)
+    }
+
+    /// With a bearer token.
+    pub(crate) fn connect_as(
+        client: Client,
+        project: &Project,
+        url: &str,
+        token: Option<&str>,
+    ) -> Result<Peer, String> {
         let (answered, answers) = channel();
         let operations = match client {
-            Client::Rmcp | Client::RmcpAuto => rmcp_thread(client, Way::Url(url.to_owned()), answered),
-            _ => script(client, &json!({"url": url}), project, answered)?,
+            Client::Rmcp | Client::RmcpAuto => {
+                rmcp_thread(client, Way::Url(url.to_owned(), token.map(str::to_owned)), answered)
+            }
+            _ => {
+                let headers = token.map(|token| json!({"Authorization": format!("Bearer {token}")}));
+                script(client, &json!({"url": url, "headers": headers}), project, answered)?
+            }
         };
         Peer::opened(operations, answers)
     }
@@ -344,42 +371,57 @@ impl Peer {
         Ok(peer)
     }
 
-    /// The dates of revisions sort like words; the first stateless one is 2026-07-28.
-    pub fn era(&self) -> Era {
+    /// The dates of revisions sort as strings; the first stateless one is 2026-07-28.
+    pub(crate) fn era(&self) -> Era {
         if self.version.as_str() >= "2026-07-28" { Era::Stateless } else { Era::Handshake }
     }
 
-    pub fn call(&mut self, tool: &str, arguments: Value) -> Result<Said, String> {
-        let answer = self
-            .ask(json!({"op": "call", "tool": tool, "args": arguments}))
-            .map_err(|error| format!("{tool}: {error}"))?;
-        Ok(Said {
-            is_error: answer["isError"] == true,
-            text: answer["text"].as_str().unwrap_or_default().to_owned(),
-            structured: answer["structured"].clone(),
-        })
+    pub(crate) fn call(&mut self, tool: &str, arguments: Value) -> Result<Said, String> {
+        self.begin_call(tool, arguments).and_then(|()| self.end_call()).map_err(|error| format!("{tool}: {error}"))
     }
 
-    pub fn tools(&mut self) -> Result<Vec<String>, String> {
+    /// Starts a call and does not wait for its answer.
+    pub(crate) fn begin_call(&mut self, tool: &str, arguments: Value) -> Result<(), String> {
+        self.tell(&json!({"op": "call", "tool": tool, "args": arguments}))
+    }
+
+    /// The answer to the call that [`Peer::begin_call`] started.
+    pub(crate) fn end_call(&mut self) -> Result<Said, String> {
+        self.answer().map(|answer| said(&answer))
+    }
+
+    /// The result of a call, and the messages of the progress that was reported for it.
+    pub(crate) fn progress(&mut self, tool: &str, arguments: Value) -> Result<(Said, Vec<String>), String> {
+        self.tell(&json!({"op": "progress", "tool": tool, "args": arguments}))?;
+        let mut answer = self.answer()?;
+        let heard = serde_json::from_value(answer["progress"].take()).map_err(|error| error.to_string())?;
+        Ok((said(&answer), heard))
+    }
+
+    pub(crate) fn tools(&mut self) -> Result<Vec<String>, String> {
         let answer = self.ask(json!({"op": "list"})).map_err(|error| format!("tools/list: {error}"))?;
         serde_json::from_value(answer["tools"].clone()).map_err(|error| format!("tools/list: {error}"))
     }
 
-    pub fn close(mut self) -> Result<(), String> {
+    pub(crate) fn close(mut self) -> Result<(), String> {
         self.ask(json!({"op": "close"})).map(drop).map_err(|error| format!("close: {error}"))
     }
 
     fn ask(&mut self, operation: Value) -> Result<Value, String> {
+        self.tell(&operation)?;
+        self.answer()
+    }
+
+    fn tell(&mut self, operation: &Value) -> Result<(), String> {
         match &mut self.operations {
             Operations::Script { stdin, .. } => {
                 let stdin = stdin.as_mut().expect("stdin is open until the end");
-                writeln!(stdin, "{operation}").map_err(|error| format!("the client is gone: {error}"))?;
+                writeln!(stdin, "{operation}").map_err(|error| format!("the client is gone: {error}"))
             }
             Operations::Thread(operations) => {
-                operations.send(operation).map_err(|_| "the client is gone".to_owned())?;
+                operations.send(operation.clone()).map_err(|_| "the client is gone".to_owned())
             }
         }
-        self.answer()
     }
 
     fn answer(&mut self) -> Result<Value, String> {
@@ -392,7 +434,15 @@ impl Peer {
     }
 }
 
-/// A client that is left in the middle of a failed story must not outlive it.
+fn said(answer: &Value) -> Said {
+    Said {
+        is_error: answer["isError"] == true,
+        text: answer["text"].as_str().unwrap_or_default().to_owned(),
+        structured: answer["structured"].clone(),
+    }
+}
+
+/// A client of a failed story must not outlive it.
 impl Drop for Peer {
     fn drop(&mut self) {
         if let Operations::Script { child, stdin } = &mut self.operations {
@@ -415,7 +465,9 @@ fn script(client: Client, setup: &Value, project: &Project, answered: Sender<Val
     let (program, file, mode) = match client {
         Client::PythonMcp2 => (peers.python("python-2"), "python_mcp2.py", None),
         Client::PythonMcp1 => (peers.python("python-1"), "python_mcp1.py", None),
+        Client::PythonMcp2Handshake => (peers.python("python-2"), "python_mcp2.py", Some("legacy")),
         Client::PythonFastmcp => (peers.python("python-2"), "python_fastmcp.py", None),
+        Client::PythonFastmcpHandshake => (peers.python("python-2"), "python_fastmcp.py", Some("legacy")),
         Client::TsSdk1 => (peers.node(), "ts_sdk1.mjs", None),
         Client::TsClient2 => (peers.node(), "ts_client2.mjs", Some("legacy")),
         Client::TsClient2Auto => (peers.node(), "ts_client2.mjs", Some("auto")),
@@ -451,14 +503,30 @@ fn script(client: Client, setup: &Value, project: &Project, answered: Sender<Val
     Ok(Operations::Script { child, stdin })
 }
 
-/// How rmcp reaches its server: it starts it, or finds it there.
+/// How rmcp reaches its server: it starts it, or connects to it.
 enum Way {
     Program(Setup, File),
     #[cfg_attr(not(target_os = "linux"), expect(dead_code, reason = "the gateway over HTTP is met on Linux"))]
-    Url(String),
+    Url(String, Option<String>),
 }
 
-/// The same operations on rmcp, in this process: a dev-dependency cannot be a program of its own.
+/// The messages of progress notifications, as rmcp reports them.
+#[derive(Clone, Default)]
+struct Progress(Arc<Mutex<Vec<String>>>);
+
+impl Progress {
+    fn take(&self) -> Vec<String> {
+        std::mem::take(&mut *self.0.lock().expect("no thread panics while it holds this"))
+    }
+}
+
+impl ClientHandler for Progress {
+    async fn on_progress(&self, params: ProgressNotificationParam, _context: NotificationContext<RoleClient>) {
+        self.0.lock().expect("no thread panics while it holds this").extend(params.message);
+    }
+}
+
+/// The same operations on rmcp, in this process: a dev-dependency cannot be a separate program.
 fn rmcp_thread(client: Client, way: Way, answered: Sender<Value>) -> Operations {
     let (operations, mut asked) = tokio::sync::mpsc::unbounded_channel::<Value>();
     thread::spawn(move || {
@@ -471,6 +539,8 @@ fn rmcp_thread(client: Client, way: Way, answered: Sender<Value>) -> Operations 
                 },
                 _ => rmcp::service::ClientLifecycleMode::Initialize,
             };
+            let progress = Progress::default();
+            let handler = progress.clone();
             let client = match way {
                 Way::Program(setup, stderr) => {
                     let mut command = tokio::process::Command::new(&setup.command);
@@ -479,9 +549,13 @@ fn rmcp_thread(client: Client, way: Way, answered: Sender<Value>) -> Operations 
                         .stderr(stderr)
                         .spawn()
                         .map_err(|error| error.to_string())?;
-                    ().serve_with_lifecycle(transport, lifecycle).await
+                    handler.serve_with_lifecycle(transport, lifecycle).await
                 }
-                Way::Url(url) => ().serve_with_lifecycle(StreamableHttpClientTransport::from_uri(url), lifecycle).await,
+                Way::Url(url, token) => {
+                    let mut config = StreamableHttpClientTransportConfig::with_uri(url);
+                    config.auth_header = token;
+                    handler.serve_with_lifecycle(StreamableHttpClientTransport::from_config(config), lifecycle).await
+                }
             };
             let client = client.map_err(|error| error.to_string())?;
             let version = client.peer_info().map(|info| info.protocol_version.to_string());
@@ -489,7 +563,8 @@ fn rmcp_thread(client: Client, way: Way, answered: Sender<Value>) -> Operations 
 
             while let Some(operation) = asked.recv().await {
                 let answer = match operation["op"].as_str() {
-                    Some("call") => {
+                    Some("call" | "progress") => {
+                        progress.take();
                         let tool = operation["tool"].as_str().unwrap_or_default().to_owned();
                         let arguments = operation["args"].as_object().cloned().unwrap_or_default();
                         let asked = CallToolRequestParams::new(tool).with_arguments(arguments);
@@ -500,7 +575,8 @@ fn rmcp_thread(client: Client, way: Way, answered: Sender<Value>) -> Operations 
                                 .filter_map(|block| block.as_text())
                                 .map(|text| &*text.text)
                                 .collect();
-                            json!({"isError": result.is_error, "text": text, "structured": result.structured_content})
+                            let progress = progress.take();
+                            json!({"isError": result.is_error, "text": text, "structured": result.structured_content, "progress": progress})
                         })
                     }
                     Some("list") => client
@@ -520,7 +596,7 @@ fn rmcp_thread(client: Client, way: Way, answered: Sender<Value>) -> Operations 
             client.cancel().await.map_err(|error| error.to_string())?;
             Ok(json!({"closed": true}))
         });
-        // Nobody listens any more when the story failed before its end.
+        // The receiver is dropped if the test failed before.
         let _ = answered.send(match outcome {
             Ok(closed) => json!({"ok": closed}),
             Err(error) => json!({"error": error}),
@@ -529,6 +605,6 @@ fn rmcp_thread(client: Client, way: Way, answered: Sender<Value>) -> Operations 
     Operations::Thread(operations)
 }
 
-pub fn text(path: &Path) -> String {
+pub(crate) fn text(path: &Path) -> String {
     path.to_str().expect("paths of tests are plain").to_owned()
 }

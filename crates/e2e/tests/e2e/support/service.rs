@@ -1,67 +1,79 @@
-//! A stand-in for the services that claude and codex speak to, which cannot be had here: it listens on loopback and answers
-//! each turn with words of its own. Everything else about the agents is real.
+//! A stand-in for the services that claude and codex use, which are not available here: it listens on loopback and
+//! answers each turn with a fixed text. Everything else about the agents is real.
 
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// Stands in every answer.
-pub const ANSWER: &str = "SERVICE-ANSWER";
+/// Part of every answer.
+pub(crate) const ANSWER: &str = "SERVICE-ANSWER";
 
 /// A turn with this word is answered in many pieces, each with words that the agents themselves show while they work.
-pub const SLOWLY: &str = "SLOWLY";
+pub(crate) const SLOWLY: &str = "SLOWLY";
 const PIECES: usize = 40;
 const PAUSE: Duration = Duration::from_millis(250);
 
-pub struct Service {
+pub(crate) struct Service {
     port: u16,
     heard: Arc<Mutex<Vec<Vec<String>>>>,
+    /// In seconds since 1970: until then each turn is refused, because the usage limit is reached.
+    limited_until: Arc<AtomicU64>,
 }
 
 impl Service {
     /// Serves until the test's process ends.
-    pub fn start() -> Service {
+    pub(crate) fn start() -> Service {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
         let port = listener.local_addr().expect("it is bound").port();
         let heard: Arc<Mutex<Vec<Vec<String>>>> = Arc::default();
         let hearing = Arc::clone(&heard);
+        let limited_until: Arc<AtomicU64> = Arc::default();
+        let limit = Arc::clone(&limited_until);
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
-                let heard = Arc::clone(&hearing);
-                thread::spawn(move || while serve(&stream, &heard).is_some() {});
+                let (heard, limit) = (Arc::clone(&hearing), Arc::clone(&limit));
+                thread::spawn(move || while serve(&stream, &heard, &limit).is_some() {});
             }
         });
-        Service { port, heard }
+        Service { port, heard, limited_until }
     }
 
-    pub fn url(&self) -> String {
+    /// From now on, the account has reached its limit; returns when it is over.
+    pub(crate) fn limit_for(&self, seconds: u64) -> u64 {
+        let until = now() + seconds;
+        self.limited_until.store(until, Ordering::SeqCst);
+        until
+    }
+
+    pub(crate) fn url(&self) -> String {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// In how many of a person's turns these words stand, in the longest conversation that was heard.
-    pub fn turns_with(&self, words: &str) -> usize {
-        let heard = self.heard.lock().expect("nobody panics with it");
+    /// How many turns of the user contain these words, in the longest conversation that was received.
+    pub(crate) fn turns_with(&self, words: &str) -> usize {
+        let heard = self.heard.lock().expect("no thread panics while it holds this");
         heard.iter().map(|turns| turns.iter().filter(|turn| turn.contains(words)).count()).max().unwrap_or_default()
     }
 
-    /// Whether a turn with all these words was heard. It may also have been heard cut: an agent sums up what was said.
-    pub fn has_heard(&self, words: &str) -> bool {
-        let heard = self.heard.lock().expect("nobody panics with it");
+    /// Whether a turn with all these words was received. It may also be cut: an agent summarises earlier turns.
+    pub(crate) fn has_heard(&self, words: &str) -> bool {
+        let heard = self.heard.lock().expect("no thread panics while it holds this");
         heard.iter().flatten().any(|turn| turn.contains(words))
     }
 
-    /// What a person said, word for word, in the longest conversation that was heard.
-    pub fn longest(&self) -> Vec<String> {
-        let heard = self.heard.lock().expect("nobody panics with it");
+    /// The user's turns, unchanged, in the longest conversation that was received.
+    pub(crate) fn longest(&self) -> Vec<String> {
+        let heard = self.heard.lock().expect("no thread panics while it holds this");
         heard.iter().max_by_key(|turns| turns.len()).cloned().unwrap_or_default()
     }
 }
 
-/// One request of a connection; nothing when there is none any more.
-fn serve(stream: &TcpStream, heard: &Mutex<Vec<Vec<String>>>) -> Option<()> {
+/// Serves one request of a connection; none at its end.
+fn serve(stream: &TcpStream, heard: &Mutex<Vec<Vec<String>>>, limited_until: &AtomicU64) -> Option<()> {
     let mut reader = BufReader::new(stream);
     let mut first = String::new();
     reader.read_line(&mut first).ok().filter(|count| *count > 0)?;
@@ -99,9 +111,13 @@ fn serve(stream: &TcpStream, heard: &Mutex<Vec<Vec<String>>>) -> Option<()> {
         reader.by_ref().take(length).read_to_end(&mut body).ok()?;
     }
     let asked: Value = serde_json::from_slice(&body).unwrap_or_default();
+    let until = limited_until.load(Ordering::SeqCst);
+    if until > now() && (path.contains("/responses") || path.contains("/messages") && !path.contains("count_tokens")) {
+        return writer.write_all(refusal(&path, until).as_bytes()).ok();
+    }
     let turns = turns_in(&asked);
     if !turns.is_empty() {
-        heard.lock().expect("nobody panics with it").push(turns);
+        heard.lock().expect("no thread panics while it holds this").push(turns);
     }
     let words = words_for(turns_in(&asked).last().map(String::as_str).unwrap_or_default());
     let is_slow = words.len() > 1;
@@ -117,7 +133,35 @@ fn serve(stream: &TcpStream, heard: &Mutex<Vec<Vec<String>>>) -> Option<()> {
     Some(())
 }
 
-/// What is answered, piece by piece.
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).expect("a clock").as_secs()
+}
+
+/// What the providers answer to a turn beyond the limit.
+fn refusal(path: &str, until: u64) -> String {
+    let (headers, body) = if path.contains("/responses") {
+        let error = json!({"type": "usage_limit_reached", "message": "x", "plan_type": "plus", "resets_at": until});
+        (String::new(), json!({"error": error}))
+    } else {
+        let unified = [
+            ("status", "rejected".to_owned()),
+            ("reset", until.to_string()),
+            ("representative-claim", "five_hour".to_owned()),
+            ("overage-status", "rejected".to_owned()),
+            ("overage-disabled-reason", "org_level_disabled".to_owned()),
+        ];
+        let header = |(name, value): (&str, String)| format!("anthropic-ratelimit-unified-{name}: {value}\r\n");
+        let error = json!({"type": "rate_limit_error", "message": "x"});
+        (unified.into_iter().map(header).collect(), json!({"type": "error", "error": error}))
+    };
+    let body = body.to_string();
+    format!(
+        "HTTP/1.1 429 Too Many Requests\r\ncontent-type: application/json\r\n{headers}content-length: {}\r\n\r\n{body}",
+        body.len()
+    )
+}
+
+/// The answer, in pieces.
 fn words_for(turn: &str) -> Vec<String> {
     if !turn.contains(SLOWLY) {
         return vec![ANSWER.to_owned()];
@@ -126,7 +170,7 @@ fn words_for(turn: &str) -> Vec<String> {
     lines.chain([ANSWER.to_owned()]).collect()
 }
 
-/// What stands in a request as said by the person, oldest first.
+/// The user's turns in a request, oldest first.
 fn turns_in(asked: &Value) -> Vec<String> {
     let messages = asked["messages"].as_array().or_else(|| asked["input"].as_array());
     let by_person = messages.into_iter().flatten().filter(|message| message["role"] == "user");

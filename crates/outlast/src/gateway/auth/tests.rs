@@ -1,14 +1,16 @@
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, fs, time::Duration};
 
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use hyper::header::HeaderValue;
 use jsonwebtoken::{EncodingKey, Header, encode};
 use serde_json::json;
 
 use super::*;
-use crate::{base64, config::gateway::Secret};
+
+use crate::config::gateway::Secret;
 
 const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
-/// Made for these tests, and good for nothing else.
+/// Made for these tests only.
 const RSA: &str = include_str!("../fixtures/rsa.pem");
 const EC: &str = include_str!("../fixtures/ec.pem");
 const JWKS: &str = include_str!("../../config/fixtures/jwks.json");
@@ -90,20 +92,26 @@ fn es(claims: &Value, id: Option<&str>) -> String {
 
 fn der(pem: &str) -> Vec<u8> {
     let body: String = pem.lines().filter(|line| !line.starts_with("-----")).collect();
-    base64::decode(&body).unwrap()
+    BASE64.decode(&body).unwrap()
 }
 
 fn url_safe(bytes: &[u8]) -> String {
-    base64::encode(bytes).replace('+', "-").replace('/', "_").trim_end_matches('=').to_owned()
+    BASE64.encode(bytes).replace('+', "-").replace('/', "_").trim_end_matches('=').to_owned()
 }
 
 fn bearer(token: &str) -> HeaderMap {
     HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_str(&format!("Bearer {token}")).unwrap())])
 }
 
+impl Auth {
+    fn who(&self, headers: &HeaderMap) -> Result<Who, Unauthorized> {
+        Ok(self.identify(headers)?.who)
+    }
+}
+
 impl World {
     fn who(&self, token: &str) -> Result<Who, &'static str> {
-        // Whether it is new or known changes nothing.
+        // A cached token gives the same result as a new one.
         let said = self.auth.who(&bearer(token));
         assert_eq!(said, self.auth.who(&bearer(token)));
         said.map_err(|error| error.words())
@@ -115,7 +123,7 @@ impl World {
 }
 
 #[test]
-fn good_tokens_say_who_it_is() {
+fn valid_tokens_name_their_client() {
     let world = world(|_| {});
     let ann = Who { name: "ann".to_owned(), role: Some("writer".to_owned()), profile: None };
     for token in [
@@ -143,7 +151,7 @@ fn bad_tokens_are_refused() {
         format!("{}.{}.", url_safe(header.to_string().as_bytes()), url_safe(claims.to_string().as_bytes()))
     };
     let other_secret = EncodingKey::from_secret(b"another secret that is long enough");
-    // A public key taken for a secret: the old confusion of RS256 with HS256.
+    // A public key used as a secret: the known confusion of RS256 with HS256.
     let confused = |secret: &[u8], id: Option<&str>| {
         encode(&header(Algorithm::HS256, id), &claims(), &EncodingKey::from_secret(secret)).unwrap()
     };
@@ -158,26 +166,23 @@ fn bad_tokens_are_refused() {
     };
     let critical = Header { crit: Some(vec!["x".to_owned()]), ..header(Algorithm::HS256, None) };
     let key = EncodingKey::from_secret(SECRET);
-    let not_accepted = "the token is not one that is accepted";
+    let not_accepted = "the token is not accepted";
     let wrong = "the token's signature is wrong";
-    let unknown = "the token is signed by a key that is not known";
+    let unknown = "the token is signed by an unknown key";
     let algorithm = "the token is signed by an algorithm that is not accepted";
     let table = [
         (hs(&with(|claims| claims["exp"] = json!(now() - 60))), "the token has expired"),
-        (hs(&with(|claims| drop(claims.as_object_mut().unwrap().remove("exp")))), "the token never expires"),
-        (hs(&with(|claims| claims["exp"] = json!("soon"))), "the token never expires"),
-        (hs(&with(|claims| claims["nbf"] = json!(now() + 60))), "the token is not good yet"),
-        (hs(&with(|claims| claims["iss"] = json!("https://evil.example.com"))), "the token is by another issuer"),
-        (hs(&with(|claims| drop(claims.as_object_mut().unwrap().remove("iss")))), "the token is by another issuer"),
-        (hs(&with(|claims| claims["aud"] = json!("other"))), "the token is meant for somebody else"),
-        (
-            hs(&with(|claims| drop(claims.as_object_mut().unwrap().remove("aud")))),
-            "the token is meant for somebody else",
-        ),
-        (hs(&with(|claims| claims["iss"] = json!(["https://issuer.example.com"]))), "the token is by another issuer"),
+        (hs(&with(|claims| drop(claims.as_object_mut().unwrap().remove("exp")))), "the token has no expiry time"),
+        (hs(&with(|claims| claims["exp"] = json!("soon"))), "the token has no expiry time"),
+        (hs(&with(|claims| claims["nbf"] = json!(now() + 60))), "the token is not valid yet"),
+        (hs(&with(|claims| claims["iss"] = json!("https://evil.example.com"))), "the token is from another issuer"),
+        (hs(&with(|claims| drop(claims.as_object_mut().unwrap().remove("iss")))), "the token is from another issuer"),
+        (hs(&with(|claims| claims["aud"] = json!("other"))), "the token is for another audience"),
+        (hs(&with(|claims| drop(claims.as_object_mut().unwrap().remove("aud")))), "the token is for another audience"),
+        (hs(&with(|claims| claims["iss"] = json!(["https://issuer.example.com"]))), "the token is from another issuer"),
         (hs(&with(|claims| claims["sub"] = json!("x".repeat(256)))), "the name in the token is too long"),
-        (hs(&with(|claims| claims["sub"] = json!(""))), "the token does not say whose it is"),
-        (hs(&with(|claims| claims["sub"] = json!(5))), "the token does not say whose it is"),
+        (hs(&with(|claims| claims["sub"] = json!(""))), "the token has no client name"),
+        (hs(&with(|claims| claims["sub"] = json!(5))), "the token has no client name"),
         (hs(&with(|claims| claims["view"] = json!("large"))), "the token names a profile that does not exist"),
         (unsigned(json!({"alg": "none"}), &claims()), not_accepted),
         (unsigned(json!({"alg": "None", "typ": "JWT"}), &claims()), not_accepted),
@@ -185,7 +190,7 @@ fn bad_tokens_are_refused() {
         (unsigned(json!({"alg": "HS256"}), &claims()), wrong),
         (encode(&header(Algorithm::HS256, None), &claims(), &other_secret).unwrap(), wrong),
         (encode(&header(Algorithm::HS512, None), &claims(), &key).unwrap(), algorithm),
-        (encode(&critical, &claims(), &key).unwrap(), "the token wants something that is not supported"),
+        (encode(&critical, &claims(), &key).unwrap(), "the token needs an extension that is not supported"),
         (rs(&claims(), Some("rsa-2")), unknown),
         (rs(&claims(), Some("ec-1")), unknown),
         (es(&claims(), Some("rsa-1")), unknown),
@@ -219,7 +224,7 @@ fn roles_and_profiles_come_from_the_claims() {
     let table = [
         (json!("reader"), "reader"),
         (json!(["staff", "reader", "writer"]), "reader"),
-        // A role that nobody configured has no rights, and no role has none either.
+        // A role that is not configured has no rights, and neither has a client without a role.
         (json!("admin"), "admin"),
         (json!(["staff", "other"]), "staff"),
         (json!([]), ""),
@@ -230,7 +235,7 @@ fn roles_and_profiles_come_from_the_claims() {
         let got = role(with(|claims| claims["realm"]["roles"] = said.clone()));
         assert_eq!(got.as_deref(), Some(wanted), "{said}");
     }
-    // A claim whose name has a dot in it, as some issuers have them.
+    // A claim with a dot in its name, as some issuers have them.
     let got = role(with(|claims| claims["realm.roles"] = json!("reader")));
     assert_eq!(got.as_deref(), Some("reader"));
     let who = world.who(&hs(&with(|claims| claims["view"] = json!("small")))).unwrap();
@@ -238,7 +243,7 @@ fn roles_and_profiles_come_from_the_claims() {
 }
 
 #[test]
-fn the_default_role_is_for_those_who_name_none() {
+fn a_client_without_a_role_gets_the_default_role() {
     let world = world(|settings| settings.default_role = Some("reader".to_owned()));
     let who = world.who(&hs(&with(|claims| drop(claims.as_object_mut().unwrap().remove("realm"))))).unwrap();
     assert_eq!(who.role.as_deref(), Some("reader"));
@@ -256,14 +261,14 @@ fn a_key_is_known_by_its_hash() {
     assert_eq!(world.auth.who(&by_header), Ok(ci));
 
     let keys_only = self::world(|settings| settings.jwt = None);
-    assert_eq!(keys_only.who("outlast_0123456789abcdee"), Err("the API key is not known"));
-    assert_eq!(keys_only.who(&hs(&claims())), Err("the API key is not known"));
+    assert_eq!(keys_only.who("outlast_0123456789abcdee"), Err("the API key is unknown"));
+    assert_eq!(keys_only.who(&hs(&claims())), Err("the API key is unknown"));
     let hash: String = Sha256::digest(API_KEY.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
-    assert_eq!(keys_only.who(&hash), Err("the API key is not known"), "the hash is not the key");
+    assert_eq!(keys_only.who(&hash), Err("the API key is unknown"), "the hash is not the key");
 }
 
 #[test]
-fn who_says_nothing_or_too_much_is_refused() {
+fn missing_or_duplicate_credentials_are_refused() {
     let world = world(|_| {});
     assert_eq!(world.auth.who(&HeaderMap::new()), Err(Unauthorized::Missing));
     assert_eq!(Unauthorized::Missing.challenge(), "Bearer");
@@ -283,7 +288,7 @@ fn who_says_nothing_or_too_much_is_refused() {
 }
 
 #[test]
-fn known_tokens_are_bounded_and_expire() {
+fn cached_tokens_are_bounded_and_expire() {
     let world = world(|_| {});
     for n in 0..KNOWN_MAX + 10 {
         world.auth.who(&bearer(&hs(&with(|claims| claims["n"] = json!(n))))).unwrap();
@@ -297,7 +302,7 @@ fn known_tokens_are_bounded_and_expire() {
 }
 
 #[test]
-fn a_key_set_that_is_not_good_is_refused() {
+fn an_invalid_key_set_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("keys.json");
     let good: Value = serde_json::from_str(JWKS).unwrap();
@@ -314,8 +319,8 @@ fn a_key_set_that_is_not_good_is_refused() {
         (changed(rsa, "alg", "RS512"), "there is no key for RS256 or ES256 in it"),
         (changed(rsa, "n", "AQAB"), "its key `rsa-1` has less than 2048 bits"),
         (json!({ "keys": [rsa, rsa] }), "it has two keys with the id `rsa-1`"),
-        (changed(ec, "x", "!"), "its key `ec-1` is none"),
-        (json!([]), "it is no JWK set"),
+        (changed(ec, "x", "!"), "its key `ec-1` is not valid"),
+        (json!([]), "it is not a JWK set"),
     ];
     for (set, why) in table {
         fs::write(&path, set.to_string()).unwrap();
@@ -329,6 +334,6 @@ fn a_key_set_that_is_not_good_is_refused() {
     let mut empty = jwt_settings(None);
     empty.secret = Some(Secret(vec![]));
     assert_eq!(Auth::load(settings(Some(empty))).err().as_deref(), Some("the secret for tokens is empty"));
-    let nobody = AuthSettings { keys: vec![], ..settings(None) };
-    assert!(Auth::load(nobody).is_err());
+    let without_keys = AuthSettings { keys: vec![], ..settings(None) };
+    assert!(Auth::load(without_keys).is_err());
 }

@@ -1,4 +1,4 @@
-//! Connections: pooled, over TLS where the address says so, and never waited for without an end.
+//! Pooled connections to HTTP servers, with TLS where the address says so. Every wait has a limit.
 
 use std::{
     collections::BTreeMap,
@@ -25,77 +25,77 @@ use tokio::time::timeout;
 use tower_service::Service;
 
 use super::{
-    names::{Connector, Names},
-    way::Way,
+    proxy::ProxyConnector,
+    resolver::{Connector, Resolver},
 };
 
-/// The usual servers close a connection that was idle for 5 s. One that we believe open while they are closing it would
-/// take a request with it.
+/// Common servers close a connection that was idle for 5 s. A request on a connection that is being closed would be
+/// lost.
 const IDLE_MAX: Duration = Duration::from_secs(4);
-/// A peer that vanished without a word is noticed after three of these.
+/// A peer that vanished is noticed after three of these.
 const KEEPALIVE: Duration = Duration::from_secs(20);
-/// Further redirects are an error.
+/// More redirects are an error.
 const REDIRECTS_MAX: usize = 5;
 
-/// One for the whole gateway: every link shares its connections.
+/// One for the whole gateway: all links share its connections.
 #[derive(Clone)]
 pub struct HttpClient {
-    way: Way,
+    proxied: ProxyConnector,
     connect_max: Duration,
     plain: Plain,
-    /// Made when the first address asks for it: the roots of trust are a good part of what an idle gateway would hold.
+    /// Created for the first address with TLS: the root certificates are a large part of an idle gateway's memory.
     secure: Arc<OnceLock<(Secure, Vec<String>)>>,
 }
 
-type Plain = Client<Timely<Way>, Full<Bytes>>;
+type Plain = Client<Timely<ProxyConnector>, Full<Bytes>>;
 type Secure = Client<Timely<tls::Connector>, Full<Bytes>>;
 
-/// The system's own TLS and trust, where the system has them.
+/// The system's own TLS and root certificates, where the system has them.
 #[cfg(any(windows, target_os = "macos"))]
 mod tls {
-    use super::super::way::Way;
+    use super::super::proxy::ProxyConnector;
 
-    pub type Connector = hyper_tls::HttpsConnector<Way>;
+    pub type Connector = hyper_tls::HttpsConnector<ProxyConnector>;
 
-    pub fn over(connector: Way) -> (Connector, Vec<String>) {
+    pub fn over(connector: ProxyConnector) -> (Connector, Vec<String>) {
         let mut connector = hyper_tls::HttpsConnector::new_with_connector(connector);
         connector.https_only(true);
         (connector, Vec::new())
     }
 }
 
-/// Elsewhere the TLS, and the roots, that are compiled in: nothing needs to be installed.
+/// On other systems the TLS library and the root certificates are compiled in: nothing needs to be installed.
 #[cfg(not(any(windows, target_os = "macos")))]
 mod tls {
-    use super::super::way::Way;
+    use super::super::proxy::ProxyConnector;
 
-    pub type Connector = hyper_rustls::HttpsConnector<Way>;
+    pub(super) type Connector = hyper_rustls::HttpsConnector<ProxyConnector>;
 
-    /// And what is wrong with the roots that somebody named.
-    pub fn over(connector: Way) -> (Connector, Vec<String>) {
-        let (roots, complaints) = super::super::trust::roots();
+    /// With the errors in the root certificates that the user named.
+    pub(super) fn over(connector: ProxyConnector) -> (Connector, Vec<String>) {
+        let (roots, problems) = super::super::trust::roots();
         let config = rustls::ClientConfig::builder_with_provider(rustls::crypto::ring::default_provider().into())
             .with_safe_default_protocol_versions()
             .expect("its own versions fit")
             .with_root_certificates(roots)
             .with_no_client_auth();
         let builder = hyper_rustls::HttpsConnectorBuilder::new().with_tls_config(config).https_only().enable_http1();
-        (builder.wrap_connector(connector), complaints)
+        (builder.wrap_connector(connector), problems)
     }
 }
 
 impl HttpClient {
     pub fn new(connect_max: Duration) -> HttpClient {
-        let mut connector = Connector::new_with_resolver(Names);
+        let mut connector = Connector::new_with_resolver(Resolver);
         connector.enforce_http(false);
         connector.set_nodelay(true);
         connector.set_connect_timeout(Some(connect_max));
         connector.set_keepalive(Some(KEEPALIVE));
         connector.set_keepalive_interval(Some(KEEPALIVE));
         connector.set_keepalive_retries(Some(3));
-        let way = Way::new(connector);
-        let plain = builder().build(Timely { connector: way.clone(), max: connect_max });
-        HttpClient { way, connect_max, plain, secure: Arc::default() }
+        let proxied = ProxyConnector::new(connector);
+        let plain = builder().build(Timely { connector: proxied.clone(), max: connect_max });
+        HttpClient { proxied, connect_max, plain, secure: Arc::default() }
     }
 
     fn request(&self, request: Request<Full<Bytes>>) -> legacy::ResponseFuture {
@@ -103,21 +103,21 @@ impl HttpClient {
             return self.plain.request(request);
         }
         let (secure, _) = self.secure.get_or_init(|| {
-            let (connector, complaints) = tls::over(self.way.clone());
-            (builder().build(Timely { connector, max: self.connect_max }), complaints)
+            let (connector, problems) = tls::over(self.proxied.clone());
+            (builder().build(Timely { connector, max: self.connect_max }), problems)
         });
         secure.request(request)
     }
 
-    /// Why a certificate may not be trusted, in words that help.
+    /// Why a certificate is not trusted, and what to do.
     fn about_trust(&self, why: &str) -> String {
-        let complaints = self.secure.get().map_or(&[][..], |(_, complaints)| complaints);
+        let problems = self.secure.get().map_or(&[][..], |(_, problems)| problems);
         match why.contains("UnknownIssuer") {
             false => String::new(),
-            true if complaints.is_empty() => {
-                "; who signed its certificate is not trusted here: SSL_CERT_FILE may name a file with that root".into()
+            true if problems.is_empty() => {
+                "; its certificate is not signed by a trusted authority: SSL_CERT_FILE can name a file with the root certificate".into()
             }
-            true => format!("; {}", complaints.join("; ")),
+            true => format!("; {}", problems.join("; ")),
         }
     }
 }
@@ -128,7 +128,7 @@ impl fmt::Debug for HttpClient {
     }
 }
 
-/// Connects in time or not at all: whoever takes a connection may still never finish the handshake of TLS, or of a tunnel.
+/// Connects within a time limit: a peer may accept a connection and never finish the handshake of TLS or of a tunnel.
 #[derive(Clone)]
 struct Timely<C> {
     connector: C,
@@ -165,7 +165,7 @@ fn builder() -> legacy::Builder {
     builder
 }
 
-/// One server and what it wants to be told with every request. Its headers are secrets and are never shown.
+/// One server with the headers of every request. The headers are secret and are never shown.
 pub(super) struct Target {
     client: HttpClient,
     pub(super) url: Uri,
@@ -175,29 +175,29 @@ pub(super) struct Target {
 /// Why there is no answer.
 #[derive(Debug)]
 pub(super) struct Failed {
-    /// Whether any of the request may have reached the server.
+    /// Whether a part of the request may have reached the server.
     pub(super) was_sent: bool,
-    /// There is no server, or none that we may speak to.
+    /// The server cannot be reached, or the address is not allowed.
     pub(super) is_unreachable: bool,
     pub(super) why: String,
 }
 
 impl Target {
     pub(super) fn new(client: HttpClient, url: &str, headers: &BTreeMap<String, String>) -> Result<Target, String> {
-        let url: Uri = url.parse().map_err(|error| format!("its url is none: {error}"))?;
+        let url: Uri = url.parse().map_err(|error| format!("its url is not valid: {error}"))?;
         let authority = url.authority().ok_or("its url names no host")?;
         if !matches!(url.scheme_str(), Some("http" | "https")) {
-            return Err("its url begins with neither http:// nor https://".into());
+            return Err("its url does not begin with http:// or https://".into());
         }
         if authority.as_str().contains('@') {
-            return Err("its url holds a user or password, which belong into its headers".into());
+            return Err("its url contains a user name or password: put them into `headers`".into());
         }
         let mut checked = HeaderMap::new();
         for (name, value) in headers {
-            let name = HeaderName::try_from(name).map_err(|_| format!("`{name}` cannot be the name of a header"))?;
+            let name = HeaderName::try_from(name).map_err(|_| format!("`{name}` is not a valid name of a header"))?;
             // The value may be a secret, so it is not repeated.
             let mut value = HeaderValue::try_from(value).map_err(|_| {
-                format!("the value of its header `{name}` cannot be one: it holds a line break or the like")
+                format!("the value of its header `{name}` contains a line break or another control character")
             })?;
             value.set_sensitive(true);
             checked.insert(name, value);
@@ -205,12 +205,12 @@ impl Target {
         Ok(Target { client, url, headers: checked })
     }
 
-    /// Who it is, in words that tell no secret: a query may hold a key.
+    /// The address without secrets: a query may contain a key.
     pub(super) fn name(&self) -> String {
         origin(&self.url)
     }
 
-    /// One request and the head of its answer. What is said for the protocol wins over what was configured.
+    /// One request and the head of its answer. Headers of the protocol override configured ones.
     pub(super) async fn ask(
         &self,
         method: &Method,
@@ -236,17 +236,15 @@ impl Target {
         Err(refused(format!("{} redirects more than {REDIRECTS_MAX} times", self.name())))
     }
 
-    /// Our headers may hold credentials, which are meant for one origin.
+    /// The headers may contain credentials, which are meant for one origin.
     fn follow(&self, from: &Uri, location: &str) -> Result<Uri, Failed> {
         let to = resolve(from, location)
-            .ok_or_else(|| refused(format!("{} redirects to what is no address", self.name())))?;
+            .ok_or_else(|| refused(format!("{} redirects to an address that is not valid", self.name())))?;
         if origin(&to) == origin(from) {
             return Ok(to);
         }
         let (name, to) = (self.name(), origin(&to));
-        Err(refused(format!(
-            "{name} redirects to {to}, which is another server: if that is the right one, configure it"
-        )))
+        Err(refused(format!("{name} redirects to another server, {to}: if this is correct, use that address in `url`")))
     }
 
     fn failed(&self, error: &legacy::Error) -> Failed {
@@ -260,18 +258,31 @@ impl Target {
     }
 }
 
+/// One POST to an address, for a caller that needs no connection after it. The status of the answer, or why there is none;
+/// the answer's body is not read.
+pub(crate) async fn post(
+    url: &str,
+    headers: &BTreeMap<String, String>,
+    body: Bytes,
+    connect_max: Duration,
+) -> Result<StatusCode, String> {
+    let target = Target::new(HttpClient::new(connect_max), url, headers)?;
+    let answer = target.ask(&Method::POST, &target.url, &HeaderMap::new(), &body).await;
+    answer.map(|answer| answer.status()).map_err(|failed| failed.why)
+}
+
 fn refused(why: String) -> Failed {
     Failed { was_sent: false, is_unreachable: true, why }
 }
 
-/// Where an answer sends us, if the method stays what it was: a POST that becomes a GET says nothing any more.
+/// The target of a redirect that keeps the method: a POST that becomes a GET would lose its body.
 fn redirect<'a>(method: &Method, response: &'a Response<Incoming>) -> Option<&'a str> {
     let keeps_method = matches!(response.status(), StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT)
         || method == Method::GET && response.status().is_redirection();
     keeps_method.then(|| response.headers().get(LOCATION)?.to_str().ok())?
 }
 
-/// A reference against the address it was found at.
+/// A reference, resolved against the address where it was found.
 pub(super) fn resolve(base: &Uri, reference: &str) -> Option<Uri> {
     let reference = reference.trim();
     if reference.starts_with("http://") || reference.starts_with("https://") {
@@ -291,7 +302,7 @@ pub(super) fn resolve(base: &Uri, reference: &str) -> Option<Uri> {
     format!("{origin}{folder}/{reference}").parse().ok()
 }
 
-/// Scheme, host and port, all of them said.
+/// Scheme, host and port, including default ports.
 pub(super) fn origin(url: &Uri) -> String {
     let scheme = url.scheme_str().unwrap_or("http");
     let host = url.host().unwrap_or_default().to_ascii_lowercase();
@@ -301,7 +312,7 @@ pub(super) fn origin(url: &Uri) -> String {
     }
 }
 
-/// The innermost words: the outer ones only say that something went wrong.
+/// The innermost cause: the outer texts only say that an error occurred.
 pub(super) fn cause(error: &dyn Error) -> String {
     let mut innermost = error;
     while let Some(source) = innermost.source() {
@@ -315,7 +326,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn references_lead_where_a_browser_would_go() {
+    fn references_are_resolved_as_in_a_browser() {
         let table = [
             ("http://a:1/x/y", "/mcp/?s=1", "http://a:1/mcp/?s=1"),
             ("http://a:1/x/y", "z", "http://a:1/x/z"),
@@ -329,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn an_origin_says_its_port_once() {
+    fn an_origin_contains_its_port_once() {
         let table = [
             ("http://A.example:80/x", "http://a.example"),
             ("https://a.example:443", "https://a.example"),
@@ -341,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_spoken_to_is_said_without_its_secrets() {
+    fn an_unusable_address_is_reported_without_its_secrets() {
         let client = HttpClient::new(Duration::from_secs(1));
         let no_headers = BTreeMap::new();
         for url in ["", "/mcp", "ftp://a/x", "http://user:secret@a/x"] {

@@ -1,41 +1,41 @@
-//! Server-sent events out of a stream of bytes, as they come.
+//! Reads server-sent events from a stream of bytes, chunk by chunk. It does not reconnect.
 
 use bytes::{Buf, Bytes, BytesMut};
 
-/// A reader's state between two chunks.
+/// The state of the reader between two chunks.
 #[derive(Debug)]
 pub(super) struct Events {
     buffer: BytesMut,
-    /// Bytes already known to hold no end of a line.
+    /// Bytes that are known to contain no line end.
     scanned: usize,
-    /// The line before ended in a carriage return: a line feed that follows belongs to it.
+    /// The previous line ended in a carriage return: a line feed that follows belongs to it.
     after_return: bool,
     is_start: bool,
     name: String,
     data: BytesMut,
     has_data: bool,
-    /// The event that is coming has outgrown the limit; the rest of it is skipped.
+    /// The current event exceeds the limit; the rest of it is skipped.
     is_too_long: bool,
-    /// In the middle of a line that is skipped.
+    /// Inside a line that is skipped.
     in_skipped_line: bool,
     max: usize,
-    /// Where to go on after a break; of the last whole event that had one.
+    /// The id for resumption, of the last complete event that had one.
     pub(super) last_id: Option<String>,
     coming_id: Option<String>,
-    /// How long the server wants us to wait before we come again.
+    /// The pause before a reconnect that the server asked for.
     pub(super) retry_ms: Option<u64>,
 }
 
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Event {
     Message(Bytes),
-    /// Of the old transport: where to post to.
+    /// Of the old transport: the address for POST requests.
     Endpoint(String),
     TooLong,
 }
 
 impl Events {
-    /// An event with more data than that is skipped and reported.
+    /// An event with more data than this is skipped and reported.
     pub(super) fn new(max: usize) -> Events {
         Events {
             buffer: BytesMut::new(),
@@ -54,7 +54,7 @@ impl Events {
         }
     }
 
-    /// A new stream: what was half said on the last one is forgotten, where it was is not.
+    /// Starts a new stream: an incomplete event is dropped, the id for resumption is kept.
     pub(super) fn begin_again(&mut self) {
         let (last_id, retry_ms) = (self.last_id.take(), self.retry_ms);
         *self = Events { last_id, retry_ms, ..Events::new(self.max) };
@@ -64,7 +64,7 @@ impl Events {
         self.buffer.extend_from_slice(chunk);
     }
 
-    /// The next whole event of what was pushed.
+    /// The next complete event.
     pub(super) fn next_event(&mut self) -> Option<Event> {
         loop {
             let line = self.line()?;
@@ -101,7 +101,7 @@ impl Events {
                 self.after_return = self.buffer[0] == b'\r';
                 self.buffer.advance(1);
                 self.scanned = 0;
-                // The end of a skipped line is no empty line.
+                // The end of a skipped line is not an empty line.
                 if std::mem::take(&mut self.in_skipped_line) { Some(Bytes::from_static(b":")) } else { Some(line) }
             }
             None if self.buffer.len() > self.max + FIELD_MAX => {
@@ -141,7 +141,7 @@ impl Events {
                 self.has_data = true;
             }
             b"event" => self.name = String::from_utf8_lossy(&value).into_owned(),
-            // A zero in it would make it none, by the book.
+            // The specification ignores an id that contains NUL.
             b"id" if !value.contains(&0) => self.coming_id = String::from_utf8(value.to_vec()).ok(),
             b"retry" => self.retry_ms = std::str::from_utf8(&value).ok().and_then(|text| text.parse().ok()),
             _ => {}
@@ -159,7 +159,7 @@ impl Events {
             return Some(Event::TooLong);
         }
         match name.as_str() {
-            // An event without data only says where to go on.
+            // An event without data only sets the id for resumption.
             _ if data.is_empty() => None,
             "" | "message" => Some(Event::Message(data)),
             "endpoint" => Some(Event::Endpoint(String::from_utf8(data.to_vec()).ok()?)),
@@ -168,7 +168,7 @@ impl Events {
     }
 }
 
-/// What a line may hold beside its data: the name of the field.
+/// The part of a line that is not data: the field name.
 const FIELD_MAX: usize = 64;
 
 #[cfg(test)]
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn events_are_read_as_the_book_says() {
+    fn events_are_parsed_as_specified() {
         let table: [(&str, Vec<Event>); 10] = [
             ("data: a\n\n", vec![message("a")]),
             ("event: message\r\ndata:a\r\n\r\n", vec![message("a")]),
@@ -203,9 +203,9 @@ mod tests {
         }
     }
 
-    /// Wherever the network cuts it, it is the same stream.
+    /// The result does not depend on where the network splits the stream.
     #[test]
-    fn a_cut_changes_nothing() {
+    fn chunk_borders_do_not_matter() {
         let text =
             "\u{feff}id: 1\r\ndata: é\r\ndata: b\r\n\r\n\r\nevent: message\ndata: c\rid: 2\r\r: x\n\ndata: d\n\n";
         let whole = all(&mut Events::new(100), text.as_bytes());
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn the_place_in_a_stream_is_that_of_the_last_whole_event() {
+    fn the_resumption_id_is_that_of_the_last_complete_event() {
         let mut events = Events::new(100);
         all(&mut events, b"id: 1\nretry: 250\ndata: a\n\nid: 2\ndata: b");
         assert_eq!((events.last_id.as_deref(), events.retry_ms), (Some("1"), Some(250)));
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_too_long_is_skipped_and_the_next_is_heard() {
+    fn an_event_over_the_limit_is_skipped() {
         let long = "x".repeat(300);
         let texts = [
             format!("data: {long}\n\ndata: a\n\n"),

@@ -1,4 +1,4 @@
-//! One message posted, and all that is said in answer to it.
+//! One POST and all messages in its response. It repeats the request only where that is safe.
 
 use std::{sync::Arc, time::Duration};
 
@@ -20,13 +20,13 @@ use tokio::{
 };
 
 use super::{
-    End, News, Patience,
+    End, News, WaitLimits,
     client::{Failed, Target, cause},
     events::{Event, Events},
     headers,
     refusal::{REFUSAL_MAX, Refusal},
 };
-use crate::{home, lines::LINE_MAX};
+use crate::{child::lines::LINE_MAX, state::home};
 
 pub(super) struct Exchange {
     pub(super) key: u64,
@@ -34,28 +34,28 @@ pub(super) struct Exchange {
     pub(super) url: Uri,
     pub(super) headers: HeaderMap,
     pub(super) body: Bytes,
-    /// Nothing: a notification or an answer, which nobody answers.
+    /// `None` for a notification or an answer, which get no answer.
     pub(super) asks: Option<Id>,
     pub(super) is_initialize: bool,
-    /// Asked twice it does no more than asked once.
+    /// Repeating the request has no further effect.
     pub(super) is_safe: bool,
-    /// Answers come on another stream, and all there is to hear here is whether it was taken.
+    /// The answer arrives on another stream; the response here only says whether the request was accepted.
     pub(super) is_apart: bool,
-    /// A stream that breaks can be gone on with.
+    /// A broken stream can be resumed.
     pub(super) is_resumable: bool,
-    pub(super) patience: Patience,
+    pub(super) limits: WaitLimits,
     pub(super) news: Sender<News>,
 }
 
 impl Exchange {
     pub(super) async fn run(self) {
         let end = self.carry().await;
-        // Nobody listens to a link that was dropped.
+        // The send fails if the link was dropped.
         let _ = self.news.send(News::Ended { key: self.key, end }).await;
     }
 
     async fn carry(&self) -> End {
-        let mut tries = Tries::new(&self.patience);
+        let mut tries = Tries::new(&self.limits);
         loop {
             let response = match self.ask().await {
                 Ok(response) => response,
@@ -79,19 +79,19 @@ impl Exchange {
         }
     }
 
-    /// How long a call takes is not ours to limit: a server that answers in JSON says nothing before it is done. What is
-    /// quick by nature should not be waited for like that.
+    /// A call has no limit here: a server that answers in JSON sends nothing before it is done. Quick requests have a
+    /// limit.
     async fn ask(&self) -> Result<Response<Incoming>, Failed> {
         let asking = self.target.ask(&Method::POST, &self.url, &self.headers, &self.body);
         if self.asks.is_some() && !self.is_safe {
-            // Connections that the server closed meanwhile are found closed first. On one of them this could not be told from
-            // a request that the server got.
+            // Lets the pool notice connections that the server closed meanwhile. On one of them, a lost request could
+            // not be told from one that the server received.
             yield_now().await;
             return asking.await;
         }
-        let max = self.patience.first_byte;
+        let max = self.limits.first_byte;
         timeout(max, asking).await.unwrap_or_else(|_| {
-            let why = format!("{} said nothing for {} s", self.target.name(), max.as_secs_f32());
+            let why = format!("{} sent nothing for {} s", self.target.name(), max.as_secs_f32());
             Err(Failed { was_sent: true, is_unreachable: false, why })
         })
     }
@@ -100,14 +100,15 @@ impl Exchange {
         match (Kind::of(&response), self.asks.as_ref().filter(|_| !self.is_apart)) {
             (Kind::Events, _) if !self.is_apart => self.hear_events(response).await,
             (_, None) => {
-                // Read to its end, a connection can be used again.
-                let _ = timeout(self.patience.linger, collect(response, REFUSAL_MAX)).await;
+                // After its body was read to the end, a connection can be used again.
+                let _ = timeout(self.limits.linger, collect(response, REFUSAL_MAX)).await;
                 End::Taken
             }
             (Kind::Json, Some(_)) => self.hear_json(response).await,
-            (Kind::Other(kind), Some(_)) if response.status() == StatusCode::OK => {
-                lost(format!("{} answered with `{kind}`, which is neither JSON nor events", self.target.name()))
-            }
+            (Kind::Other(kind), Some(_)) if response.status() == StatusCode::OK => lost(format!(
+                "{} answered with `{kind}`, which is neither JSON nor an event stream",
+                self.target.name()
+            )),
             (Kind::Events | Kind::Other(_), Some(_)) => End::Taken,
         }
     }
@@ -124,8 +125,8 @@ impl Exchange {
         }
         match self.say(body, session).await {
             Ok(true) => End::Answered,
-            Ok(false) => lost(format!("{} answered, but not this request", self.target.name())),
-            Err(error) => lost(format!("{} answered with what is not JSON: {error}", self.target.name())),
+            Ok(false) => lost(format!("{} sent an answer without this request's id", self.target.name())),
+            Err(error) => lost(format!("{} answered with invalid JSON: {error}", self.target.name())),
         }
     }
 
@@ -133,7 +134,7 @@ impl Exchange {
         let session = response.headers().get(headers::SESSION).cloned();
         let mut events = Events::new(LINE_MAX);
         let mut response = response;
-        let mut tries = Tries::new(&self.patience);
+        let mut tries = Tries::new(&self.limits);
         let mut is_answered = false;
         loop {
             let why = match self.drain(response, &mut events, &session, &mut is_answered, &mut tries).await {
@@ -157,8 +158,8 @@ impl Exchange {
                 match self.resume(&events).await {
                     Ok(response) if response.status().is_success() => break response,
                     Ok(response) if response.status().is_client_error() => {
-                        // The request itself was taken, by a server that knew the session.
-                        let refusal = read_refusal(response, &self.patience).await;
+                        // The request itself was accepted, by a server that knew the session.
+                        let refusal = read_refusal(response, &self.limits).await;
                         let is_forgotten = refusal.forgets_session(None);
                         return if is_forgotten { End::Forgotten { was_sent: true, why: broke } } else { lost(broke) };
                     }
@@ -169,7 +170,7 @@ impl Exchange {
         }
     }
 
-    /// Reads one stream to its end. Once the answer is there the rest is waited for only briefly.
+    /// Reads one stream to its end. After the answer, the wait for the rest is short.
     async fn drain(
         &self,
         response: Response<Incoming>,
@@ -212,7 +213,7 @@ impl Exchange {
                 }
             }
             if *is_answered && until.is_none() {
-                until = Some(Instant::now() + self.patience.linger);
+                until = Some(Instant::now() + self.limits.linger);
             }
         }
     }
@@ -227,7 +228,7 @@ impl Exchange {
         self.target.ask(&Method::GET, &self.url, &headers, &Bytes::new()).await
     }
 
-    /// Passes on what was said, each message by itself. True: our answer was among it.
+    /// Forwards each message. True if the answer was among them.
     async fn say(&self, text: Bytes, session: Option<HeaderValue>) -> Result<bool, String> {
         let heard = pieces(&text)?;
         let mut is_ours = false;
@@ -248,11 +249,11 @@ impl Exchange {
         let _ = self.news.send(News::Note(format!("{}: {what}", self.target.name()))).await;
     }
 
-    /// An answer that says no. A refusal in words of JSON-RPC is an answer like any other; what one in words of HTTP means is
-    /// for the machine to say.
+    /// A response with an error status. An error of JSON-RPC is an answer like any other; the machine decides what an
+    /// HTTP status means.
     async fn hear_refusal(&self, response: Response<Incoming>) -> End {
         let has_session = self.headers.contains_key(headers::SESSION) || self.is_apart;
-        let refusal = read_refusal(response, &self.patience).await;
+        let refusal = read_refusal(response, &self.limits).await;
         if has_session && refusal.forgets_session(self.asks.as_ref()) {
             return End::Forgotten { was_sent: false, why: refusal.words(&self.target.name()) };
         }
@@ -273,9 +274,9 @@ impl Exchange {
     }
 }
 
-pub(super) async fn read_refusal(response: Response<Incoming>, patience: &Patience) -> Refusal {
+pub(super) async fn read_refusal(response: Response<Incoming>, limits: &WaitLimits) -> Refusal {
     let (status, headers) = (response.status(), response.headers().clone());
-    let body = match timeout(patience.first_byte, collect(response, REFUSAL_MAX)).await {
+    let body = match timeout(limits.first_byte, collect(response, REFUSAL_MAX)).await {
         Ok(Ok(body)) => body,
         Ok(Err(_)) | Err(_) => Bytes::new(),
     };
@@ -287,7 +288,7 @@ enum Drained {
     Over(End),
 }
 
-/// What an answer says it is.
+/// The content type of a response.
 enum Kind {
     Json,
     Events,
@@ -314,10 +315,10 @@ fn lost(why: String) -> End {
 }
 
 pub(super) fn too_long(name: &str) -> String {
-    format!("{name} says more than {} MiB at once", LINE_MAX >> 20)
+    format!("{name} sent a message of more than {} MiB", LINE_MAX >> 20)
 }
 
-/// Each message of a text by itself, with the id it answers. A batch is taken apart.
+/// Each message of a text, with the id that it answers. A batch is split.
 pub(super) fn pieces(text: &Bytes) -> Result<Vec<(Bytes, Option<Id>)>, String> {
     let answers = |message: &Message<'_>| match message {
         Message::Response { id, .. } => id.parse(),
@@ -339,14 +340,14 @@ pub(super) fn pieces(text: &Bytes) -> Result<Vec<(Bytes, Option<Id>)>, String> {
     }
 }
 
-/// A response as it stands, or with the member `jsonrpc` that it lacks: clients may not take it without.
+/// A response unchanged, or with the member `jsonrpc` added if it is missing: clients may refuse it without.
 fn with_version(response: &Bytes) -> Bytes {
     const MEMBER: &[u8] = br#""jsonrpc":"2.0""#;
-    /// With an id of ours after it.
+    /// Room for an id of ours after it.
     const NEAR: usize = 64;
     let text = response.trim_ascii();
-    // Most have it first, or last but for their id, so that the payload need not be walked through. Where no bracket follows
-    // it but the last one, it is a member of the whole.
+    // Most responses have the member first, or last before their id, so that the payload need not be parsed. If no
+    // bracket but the last one follows it, it is a top-level member.
     let end = &text[text.len().saturating_sub(NEAR)..text.len().saturating_sub(1)];
     let is_first = text.strip_prefix(b"{").is_some_and(|rest| rest.starts_with(MEMBER));
     let is_last =
@@ -364,7 +365,7 @@ fn negotiated(answer: &[u8]) -> Option<HeaderValue> {
     HeaderValue::try_from(message::pick(result, ["protocolVersion"])?[0].and_then(Raw::text)?).ok()
 }
 
-/// A whole body, if it is not longer than that.
+/// A whole body, if it is within the limit.
 async fn collect(response: Response<Incoming>, max: usize) -> Result<Bytes, String> {
     let mut body = response.into_body();
     let mut whole = Bytes::new();
@@ -373,9 +374,9 @@ async fn collect(response: Response<Incoming>, max: usize) -> Result<Bytes, Stri
         let frame = frame.map_err(|error| format!("broke off its answer: {}", cause(&error)))?;
         let Ok(chunk) = frame.into_data() else { continue };
         if whole.len() + joined.len() + chunk.len() > max {
-            return Err(format!("says more than {} MiB at once", max >> 20));
+            return Err(format!("sent a message of more than {} MiB", max >> 20));
         }
-        // Most answers come in one piece, which is then not copied.
+        // Most answers arrive in one chunk, which is not copied.
         if whole.is_empty() && joined.is_empty() {
             whole = chunk;
             continue;
@@ -388,7 +389,7 @@ async fn collect(response: Response<Incoming>, max: usize) -> Result<Bytes, Stri
     Ok(if joined.is_empty() { whole } else { joined.freeze() })
 }
 
-/// How often the same is tried again, and after which pauses.
+/// How often a request is repeated, and after which pauses.
 #[derive(Debug)]
 pub(super) struct Tries {
     made: u32,
@@ -398,16 +399,17 @@ pub(super) struct Tries {
 }
 
 impl Tries {
-    pub(super) fn new(patience: &Patience) -> Tries {
-        Tries { made: 0, max: patience.tries, first: patience.retry_first, longest: patience.retry_longest }
+    pub(super) fn new(limits: &WaitLimits) -> Tries {
+        Tries { made: 0, max: limits.tries, first: limits.retry_first, longest: limits.retry_longest }
     }
 
-    /// It worked: what comes counts anew.
+    /// After a success the count starts again.
     pub(super) fn succeed(&mut self) {
         self.made = 0;
     }
 
-    /// Nothing: that was enough. Up to half of the pause is added by chance, so that many do not come back at once.
+    /// `None` if there were enough attempts. Up to half of the pause is added at random, so that many clients do not
+    /// reconnect at once.
     pub(super) fn next(&mut self, asked_for: Option<Duration>) -> Option<Duration> {
         if self.made >= self.max {
             return None;
@@ -415,7 +417,7 @@ impl Tries {
         let doubled = self.first * (1 << self.made.min(10));
         self.made += 1;
         let delay = asked_for.unwrap_or(doubled);
-        // A wish for more than we have patience for is a no.
+        // A server that asks for a longer pause than the limit has refused.
         if delay > self.longest {
             return None;
         }

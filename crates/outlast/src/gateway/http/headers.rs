@@ -1,7 +1,8 @@
-//! What a message says in its headers, so that others need not read its body.
+//! Headers that repeat parts of a message, so that proxies need not read its body.
 
 use std::collections::HashMap;
 
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use hyper::{
     HeaderMap,
     header::{ACCEPT, CONTENT_TYPE, HeaderName, HeaderValue},
@@ -11,8 +12,6 @@ use outlast_core::{
     message::{self, Params},
 };
 use serde_json::Value;
-
-use crate::base64;
 
 pub(super) const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
 pub(super) const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
@@ -29,13 +28,13 @@ pub(super) fn of_post() -> HeaderMap {
     headers
 }
 
-/// The revision that a request of the stateless era says it is written in.
+/// The revision of a request of the stateless era.
 pub(super) fn stated_version(params: &Params<'_>) -> Option<HeaderValue> {
     let version = message::pick_text(params.meta()?, VERSION_MEMBER)?;
     HeaderValue::try_from(version).ok()
 }
 
-/// What the stateless era wants to see of a request or notification beside its version.
+/// The headers that the stateless era requires for a request or notification, besides its version.
 pub(super) fn describe(headers: &mut HeaderMap, method: &str, params: &Params<'_>, tools: &ToolHeaders) {
     insert(headers, METHOD, method);
     let name = match method {
@@ -57,17 +56,17 @@ fn insert(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     }
 }
 
-/// The value itself where a header can hold it, and base64 between marks where it cannot.
+/// The value itself if a header can hold it, otherwise base64 between marks.
 fn sentinel(value: &str) -> String {
     let is_holdable = value.bytes().all(|byte| matches!(byte, b' '..=b'~')) && value.trim_matches(' ') == value;
     let is_marked = value.starts_with("=?base64?") && value.ends_with("?=");
     if is_holdable && !is_marked {
         return value.to_owned();
     }
-    format!("=?base64?{}?=", base64::encode(value.as_bytes()))
+    format!("=?base64?{}?=", BASE64.encode(value.as_bytes()))
 }
 
-/// Arguments of tools that their schemas want in headers, learned from the lists that pass by.
+/// Arguments of tools that their schemas require in headers, learned from the lists in the answers.
 #[derive(Debug, Default)]
 pub(super) struct ToolHeaders(HashMap<String, Vec<Mirrored>>);
 
@@ -78,7 +77,7 @@ struct Mirrored {
 }
 
 impl ToolHeaders {
-    /// One page of a tool list, as a whole answer. Most mention no header and are not looked at any further.
+    /// One page of a tool list, as a whole answer. Most mention no header and are not parsed.
     pub(super) fn learn(&mut self, answer: &[u8]) {
         if memchr::memmem::find(answer, b"x-mcp-header").is_none() && self.0.is_empty() {
             return;
@@ -111,7 +110,7 @@ impl ToolHeaders {
     }
 }
 
-/// Only what is reached by `properties` alone has one place in the arguments.
+/// Only a member that is reached by `properties` alone has one place in the arguments.
 fn collect(schema: &Value, path: &mut Vec<String>, found: &mut Vec<Mirrored>) {
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
         path.push(name.clone());
@@ -138,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_says_its_method_and_name() {
+    fn headers_contain_the_method_and_the_name() {
         let table = [
             (r#"{"id":1,"method":"tools/list"}"#, vec![("mcp-method", "tools/list")]),
             (
@@ -161,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_header_cannot_hold_is_wrapped() {
+    fn only_values_that_a_header_cannot_hold_are_encoded() {
         let table = [
             ("plain text", "plain text"),
             ("", ""),
@@ -175,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn arguments_are_mirrored_as_the_schema_wants() {
+    fn arguments_are_mirrored_as_the_schema_requires() {
         let mut tools = ToolHeaders::default();
         tools.learn(
             br#"{"id":1,"result":{"tools":[{"name":"t","inputSchema":{"properties":{

@@ -1,4 +1,5 @@
-//! What an answer of HTTP that is no success says: that a session is gone, that credentials are missing, or a plain no.
+//! What an HTTP error status means: a lost session, missing credentials, or a refusal. It does not decide whether to
+//! repeat the request.
 
 use std::time::{Duration, SystemTime};
 
@@ -12,14 +13,14 @@ use outlast_core::{
     message::{self, Id, Message},
 };
 
-/// How much is read of the words of a refusal.
+/// How much of the body of a refusal is read.
 pub(super) const REFUSAL_MAX: usize = 64 << 10;
-/// How much of them is repeated.
+/// How much of it is quoted.
 const EXCERPT_MAX: usize = 300;
-/// How much of a `WWW-Authenticate` is repeated.
+/// How much of a `WWW-Authenticate` header is quoted.
 const CHALLENGE_MAX: usize = 500;
 
-/// A status that is no success, with the body that came with it.
+/// An error status with its body.
 #[derive(Debug)]
 pub(super) struct Refusal {
     status: StatusCode,
@@ -39,7 +40,7 @@ impl Refusal {
         Refusal { status, challenge, retry_after: retry_after(headers), body }
     }
 
-    /// An error of JSON-RPC with its id, as JSON or in an event. A server may say it without knowing what it answers.
+    /// A JSON-RPC error with its id, as JSON or in an event. A server may send it without the id of the request.
     fn error(&self) -> Option<(Option<Id>, String)> {
         let text = std::str::from_utf8(&self.body).ok()?;
         let in_event = || text.lines().find_map(|line| line.strip_prefix("data:"));
@@ -52,14 +53,15 @@ impl Refusal {
         }
     }
 
-    /// The answer to a request, if the server gave one in words of JSON-RPC. Credentials and a busy server are no matter of
-    /// one request, whatever the words.
+    /// The answer to a request, if the server sent a JSON-RPC error. Missing credentials and a busy server concern all
+    /// requests, whatever the body says.
     pub(super) fn answer(&self, id: &Id) -> Option<Bytes> {
         if matches!(self.status.as_u16(), 401 | 403 | 429 | 503) {
             return None;
         }
         let (answered, error) = self.error()?;
-        // A server that fails while it works on a request may have acted on it, so an error without our id is no answer.
+        // A server that fails while it works on a request may have acted on it, so an error without our id is not an
+        // answer.
         let is_ours = answered.as_ref() == Some(id) || answered.is_none() && !self.status.is_server_error();
         is_ours.then(|| message::line(format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#)))
     }
@@ -93,7 +95,7 @@ impl Refusal {
         };
         match self.status {
             StatusCode::NOT_FOUND => {
-                // The answer to this request, such as that there is no such method, is an answer.
+                // An answer to this request, such as an unknown method, is an answer.
                 let is_answer = self.error().is_some_and(|(answered, _)| answered.is_some() && answered.as_ref() == id);
                 !is_answer || said()
             }
@@ -107,7 +109,7 @@ impl Refusal {
         matches!(self.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN)
     }
 
-    /// Who said what, on one line.
+    /// The server and its message, on one line.
     pub(super) fn words(&self, server: &str) -> String {
         let words = format!("{server} answered {}", worded(self.status));
         self.excerpt().map_or_else(|| words.clone(), |excerpt| format!("{words}: {excerpt}"))
@@ -124,7 +126,7 @@ impl Refusal {
         })
     }
 
-    /// The beginning of what it said.
+    /// The beginning of the message.
     fn excerpt(&self) -> Option<String> {
         one_line(&String::from_utf8_lossy(&self.body), EXCERPT_MAX)
     }
@@ -143,14 +145,15 @@ pub(super) fn worded(status: StatusCode) -> String {
     }
 }
 
-/// Without control characters, and not longer than that.
+/// Without control characters, and within the limit.
 fn one_line(text: &str, max: usize) -> Option<String> {
     let words: Vec<&str> = text.split_whitespace().collect();
     let joined: String = words.join(" ").chars().filter(|letter| !letter.is_control()).take(max).collect();
     (!joined.is_empty()).then_some(joined)
 }
 
-/// The server's own wish: in seconds, or as a date, which counts from the date of its answer, as clocks differ.
+/// The pause that the server asks for: in seconds, or as a date, relative to the date of the response because clocks
+/// differ.
 fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     let text = |name| Some(headers.get(name)?.to_str().ok()?.trim());
     let wish = text(RETRY_AFTER)?;
@@ -159,7 +162,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     }
     let then = httpdate::parse_http_date(wish).ok()?;
     let now = text(DATE).and_then(|date| httpdate::parse_http_date(date).ok()).unwrap_or_else(SystemTime::now);
-    // One that is past already is a wish for no pause at all.
+    // A date in the past means no pause.
     Some(then.duration_since(now).unwrap_or_default())
 }
 
@@ -176,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_does_not_know_a_session_says_so_in_many_ways() {
+    fn a_lost_session_is_recognized_in_each_known_form() {
         #[rustfmt::skip]
         let table = [
             // status, challenge, body, forgotten
@@ -241,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_repeated_of_a_challenge_is_one_short_line() {
+    fn a_quoted_challenge_is_one_short_line() {
         let mut headers = HeaderMap::new();
         headers.append(WWW_AUTHENTICATE, HeaderValue::from_bytes(b"Bearer realm=\"a\tb\xff\"").unwrap());
         headers.append(WWW_AUTHENTICATE, HeaderValue::try_from("x".repeat(2000)).unwrap());
@@ -252,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn a_wish_for_a_pause_is_in_seconds_or_a_date() {
+    fn retry_after_is_in_seconds_or_a_date() {
         const DATED: &str = "Fri, 31 Dec 1999 23:59:50 GMT";
         #[rustfmt::skip]
         let table = [
@@ -262,7 +265,7 @@ mod tests {
             (Some("Fri, 31 Dec 1999 23:59:59 GMT"), Some(DATED), Some(9)),
             (Some("Friday, 31-Dec-99 23:59:52 GMT"), Some(DATED), Some(2)),
             (Some("Fri, 31 Dec 1999 23:59:40 GMT"), Some(DATED), Some(0)),
-            // Without a date of theirs ours must do, and that is long past.
+            // Without a date of the server our own is used, and that pause is long over.
             (Some("Fri, 31 Dec 1999 23:59:59 GMT"), None,    Some(0)),
             (Some("soon"),                      Some(DATED), None),
             (Some("-1"),                        None,        None),

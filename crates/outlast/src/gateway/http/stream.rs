@@ -1,4 +1,5 @@
-//! What a server says unasked: the GET stream of a session, kept open, and the one stream of the old transport.
+//! Messages of a server that belong to no request: the GET stream of a session, kept open, and the one stream of the
+//! old transport.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,27 +16,28 @@ use tokio::{
 };
 
 use super::{
-    News, Patience,
+    News, WaitLimits,
     client::{Failed, Target, origin, resolve},
     events::{Event, Events},
     exchange::{self, Tries, pieces, read_refusal},
     headers,
 };
-use crate::lines::LINE_MAX;
+use crate::child::lines::LINE_MAX;
 
 pub(super) struct Stream {
     pub(super) target: Arc<Target>,
     pub(super) headers: HeaderMap,
-    pub(super) patience: Patience,
+    pub(super) limits: WaitLimits,
     pub(super) news: Sender<News>,
 }
 
 impl Stream {
-    /// Of a session. Servers need not have one; one that has is listened to for as long as the session lasts.
+    /// The GET stream of a session. Servers need not have one; if there is one, it is read as long as the session
+    /// lasts.
     pub(super) async fn listen(self) {
         let mut events = Events::new(LINE_MAX);
-        let mut pause = self.patience.reconnect_first;
-        let mut unreachable = Tries::new(&self.patience);
+        let mut pause = self.limits.reconnect_first;
+        let mut unreachable = Tries::new(&self.limits);
         loop {
             let began = Instant::now();
             match self.ask(&events).await {
@@ -55,40 +57,41 @@ impl Stream {
                         _ => {
                             events.begin_again();
                             if self.read(response, &mut events).await
-                                || began.elapsed() >= self.patience.reconnect_longest
+                                || began.elapsed() >= self.limits.reconnect_longest
                             {
-                                pause = self.patience.reconnect_first;
+                                pause = self.limits.reconnect_first;
                             }
                         }
                     }
                 }
             }
-            // A stream that says nothing and ends at once is asked for ever more rarely.
-            sleep(events.retry_ms.map_or(pause, Duration::from_millis).min(self.patience.reconnect_longest)).await;
-            pause = (pause * 2).min(self.patience.reconnect_longest);
+            // A stream that ends at once without a message is opened again after longer and longer pauses.
+            sleep(events.retry_ms.map_or(pause, Duration::from_millis).min(self.limits.reconnect_longest)).await;
+            pause = (pause * 2).min(self.limits.reconnect_longest);
         }
     }
 
-    /// A stream that is refused is not asked for again on this session.
+    /// A stream that was refused is not requested again in this session.
     async fn refused(&self, response: Response<Incoming>) {
-        let refusal = read_refusal(response, &self.patience).await;
+        let refusal = read_refusal(response, &self.limits).await;
         let name = self.target.name();
         let news = match () {
             () if self.headers.contains_key(headers::SESSION) && refusal.forgets_session(None) => News::Forgotten,
             () if refusal.is_denied() => News::Denied(refusal.refused(&name, Bytes::new())),
-            () => News::Note(format!("it has no stream for us: {}", refusal.words(&name))),
+            () => News::Note(format!("it offers no event stream: {}", refusal.words(&name))),
         };
         self.tell(news).await;
     }
 
-    /// Of the old transport: it begins with the address to post to, and its end is the end of the link.
+    /// The stream of the old transport: it starts with the address for POST requests, and its end is the end of the
+    /// link.
     pub(super) async fn listen_to_old(self) {
         let mut events = Events::new(LINE_MAX);
-        let why = match timeout(self.patience.first_byte, self.ask(&events)).await {
-            Err(_) => format!("{} said nothing for {} s", self.target.name(), self.patience.first_byte.as_secs_f32()),
+        let why = match timeout(self.limits.first_byte, self.ask(&events)).await {
+            Err(_) => format!("{} sent nothing for {} s", self.target.name(), self.limits.first_byte.as_secs_f32()),
             Ok(Err(failed)) => failed.why,
             Ok(Ok(response)) if !response.status().is_success() => {
-                let refusal = read_refusal(response, &self.patience).await;
+                let refusal = read_refusal(response, &self.limits).await;
                 let words = refusal.words(&self.target.name());
                 if refusal.is_denied() {
                     self.tell(News::Denied(refusal.refused(&self.target.name(), Bytes::new()))).await;
@@ -96,7 +99,7 @@ impl Stream {
                 words
             }
             Ok(Ok(response)) if !is_events(&response) => {
-                format!("{} has no stream of events there", self.target.name())
+                format!("{} has no event stream at this address", self.target.name())
             }
             Ok(Ok(response)) => {
                 self.read(response, &mut events).await;
@@ -115,7 +118,7 @@ impl Stream {
         self.target.ask(&Method::GET, &self.target.url, &headers, &Bytes::new()).await
     }
 
-    /// To its end. True: something was said.
+    /// Reads to the end. True if there was a message.
     async fn read(&self, response: Response<Incoming>, events: &mut Events) -> bool {
         let mut body = response.into_body();
         let mut heard = false;
@@ -149,17 +152,17 @@ impl Stream {
         }
     }
 
-    /// Our headers may hold credentials, so nobody but the server itself gets what we post.
+    /// The headers may contain credentials, so requests go only to the server itself.
     fn endpoint(&self, reference: &str) -> News {
         let endpoint: Option<Uri> = resolve(&self.target.url, reference);
         match endpoint.filter(|endpoint| origin(endpoint) == origin(&self.target.url)) {
             Some(endpoint) => News::Endpoint(endpoint),
-            None => News::Unreachable(format!("{} wants us to post to another server", self.target.name())),
+            None => News::Unreachable(format!("{} names another server as its endpoint", self.target.name())),
         }
     }
 
     async fn tell(&self, news: News) {
-        // Nobody listens to a link that was dropped.
+        // The send fails if the link was dropped.
         let _ = self.news.send(news).await;
     }
 }

@@ -1,19 +1,19 @@
-//! An address to listen on, as people write it.
+//! Parses the address to listen on, as users write it.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
-/// What is said of a text that is none of the forms.
+/// The error text for an invalid address.
 pub const FORMS: &str =
     "write an address and a port, such as \"127.0.0.1:7332\", \"[::1]:7332\", \"localhost:7332\" or \"7332\"";
 
-/// An IP address and a port. `localhost:PORT`, `:PORT` and `PORT` mean this machine alone, 127.0.0.1.
+/// An IP address and a port. `localhost:PORT`, `:PORT` and `PORT` mean 127.0.0.1.
 pub fn parse(text: &str) -> Option<SocketAddr> {
     if let Ok(address) = text.parse() {
         return Some(address);
     }
     let (host, port) = text.rsplit_once(':').unwrap_or(("", text));
     let is_local = host.is_empty() || host.eq_ignore_ascii_case("localhost");
-    // `parse` would take `+7332` as well.
+    // `parse` would accept `+7332`, too.
     let is_port = is_local && !port.is_empty() && port.bytes().all(|byte| byte.is_ascii_digit());
     let port = port.parse().ok().filter(|_| is_port)?;
     Some(SocketAddr::new(Ipv4Addr::LOCALHOST.into(), port))
@@ -24,7 +24,7 @@ mod tests {
     use super::parse;
 
     #[test]
-    fn the_forms_that_people_write() {
+    fn common_forms_of_addresses_are_parsed() {
         let table = [
             ("127.0.0.1:7332", Some("127.0.0.1:7332")),
             ("0.0.0.0:80", Some("0.0.0.0:80")),

@@ -1,4 +1,4 @@
-//! The stateless era says everything twice, in headers for those on the way and in the body for us: both must agree.
+//! Requests of the stateless era repeat parts of the body in headers, for proxies. Here both are checked to agree.
 
 use std::collections::HashMap;
 
@@ -20,16 +20,16 @@ const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
 pub struct Mirror {
     /// `Mcp-Param-…`
     pub header: String,
-    /// Where it stands in the arguments.
+    /// Its path in the arguments.
     pub path: Vec<String>,
 }
 
-/// By tool, as clients see it.
+/// By the tool name that clients see.
 pub type Mirrors = HashMap<String, Vec<Mirror>>;
 
-/// What a tool's definition says about headers. An annotation that breaks the rules is none.
+/// The mirrored parameters in a tool's definition. An invalid annotation is ignored.
 pub fn mirrors_of(tool: &[u8]) -> Vec<Mirror> {
-    // Nearly no tool has one, and parsing them all would cost something.
+    // Very few tools have one, so most definitions are not parsed.
     if memchr::memmem::find(tool, b"x-mcp-header").is_none() {
         return Vec::new();
     }
@@ -39,7 +39,7 @@ pub fn mirrors_of(tool: &[u8]) -> Vec<Mirror> {
     mirrors
 }
 
-/// Only properties of properties count: what may or may not be there has no one place.
+/// Only nested `properties` count: a parameter in a conditional schema has no fixed path.
 fn collect(schema: &Value, path: &mut Vec<String>, mirrors: &mut Vec<Mirror>) {
     let Some(properties) = schema.get("properties").and_then(Value::as_object) else { return };
     for (name, property) in properties {
@@ -57,13 +57,13 @@ fn collect(schema: &Value, path: &mut Vec<String>, mirrors: &mut Vec<Mirror>) {
     }
 }
 
-/// Whether a request says of itself that it belongs to the stateless era.
-pub fn claims(params: &Params<'_>) -> bool {
+/// Whether the `_meta` of a request says that it belongs to the stateless era.
+pub(super) fn claims(params: &Params<'_>) -> bool {
     envelope(params).is_some_and(|(version, capabilities)| version.is_some() || capabilities.is_some())
 }
 
-/// What a client says of itself in a request of the stateless era, as JSON.
-pub fn client_info<'a>(params: &Params<'a>) -> Option<Raw<'a>> {
+/// The client's description of itself in a request of the stateless era, as JSON.
+pub(super) fn client_info<'a>(params: &Params<'a>) -> Option<Raw<'a>> {
     let [info] = message::pick(params.meta()?, ["io.modelcontextprotocol/clientInfo"])?;
     info
 }
@@ -75,8 +75,8 @@ fn envelope<'a>(params: &Params<'a>) -> Option<Envelope<'a>> {
     Some((version, capabilities))
 }
 
-/// A request of the stateless era, checked. `id` is JSON. The answer says what is wrong with it.
-pub fn check(
+/// Checks a request of the stateless era. `id` is JSON. The error answer says what is wrong.
+pub(super) fn check(
     headers: &HeaderMap,
     id: &str,
     method: &str,
@@ -97,7 +97,7 @@ pub fn check(
         "tasks/get" | "tasks/update" | "tasks/cancel" => params.task_id(),
         _ => None,
     };
-    // What is missing in the body is for the machine to say.
+    // The state machine reports members that are missing in the body.
     let Some(name) = name.and_then(Raw::text) else { return Ok(()) };
     let said = header(headers, id, "Mcp-Name")?;
     if said.is_none() || said.and_then(unpack).as_deref() != Some(&name) {
@@ -128,7 +128,7 @@ fn check_envelope(headers: &HeaderMap, id: &str, params: &Params<'_>) -> Result<
 
 fn header<'a>(headers: &'a HeaderMap, id: &str, name: &str) -> Result<Option<&'a str>, Box<Answer>> {
     single(headers, name)
-        .map_err(|_| words::mismatch(id, &format!("the {name} header stands there twice, or is not plain text")))
+        .map_err(|_| words::mismatch(id, &format!("the {name} header is there twice, or is not plain text")))
 }
 
 fn disagrees(id: &str, header: &str, said: Option<&str>, body: &str) -> Box<Answer> {
@@ -160,7 +160,7 @@ fn is_same(body: &Value, said: &str) -> bool {
     match body {
         Value::String(text) => text == said,
         Value::Bool(yes) => said == if *yes { "true" } else { "false" },
-        // 42 and 42.0 are one number; beyond what a double holds exactly, the digits count.
+        // 42 and 42.0 are the same number; beyond the precision of a double, the digits are compared.
         Value::Number(number) => {
             number.to_string() == said
                 || matches!((number.as_f64(), said.parse::<f64>()), (Some(a), Ok(b)) if a == b && a.abs() < 9e15)
@@ -181,7 +181,7 @@ mod tests {
 
     const META: &str = r#""_meta":{"io.modelcontextprotocol/protocolVersion":"2026-07-28","io.modelcontextprotocol/clientCapabilities":{}}"#;
 
-    /// The code of the refusal, or nothing.
+    /// The error code of the refusal, or `None`.
     fn refused(lines: Lines<'_>, body: &str, mirrors: &Mirrors) -> Option<i64> {
         let mut headers = HeaderMap::new();
         for (name, value) in lines {
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_and_body_agree_or_it_is_refused() {
+    fn a_request_whose_headers_and_body_differ_is_refused() {
         const V: (&str, &str) = ("mcp-protocol-version", "2026-07-28");
         let call = format!(r#"{{"id":1,"method":"tools/call","params":{{"name":"a","arguments":{{}},{META}}}}}"#);
         let read = format!(r#"{{"id":1,"method":"resources/read","params":{{"uri":"file:///ü",{META}}}}}"#);
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn mirrored_parameters_agree_too() {
+    fn mirrored_parameters_must_agree() {
         let tool = br#"{"name":"a","inputSchema":{"type":"object","properties":{
             "region":{"type":"string","x-mcp-header":"Region"},
             "deep":{"type":"object","properties":{"count":{"type":"integer","x-mcp-header":"Count"}}},

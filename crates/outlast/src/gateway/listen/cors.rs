@@ -1,6 +1,7 @@
-//! Cross-origin requests of browsers, as the Fetch standard has them: only pages of listed origins may read our answers.
+//! Cross-origin requests of browsers, as in the Fetch standard: only pages of listed origins may read the answers.
 //!
-//! Clients authenticate by headers that their script sets, never by cookies, so `Access-Control-Allow-Credentials` is not sent.
+//! Clients authenticate by headers that their script sets, never by cookies, so `Access-Control-Allow-Credentials` is
+//! not sent.
 
 use hyper::{
     HeaderMap, Request, StatusCode,
@@ -14,7 +15,7 @@ use super::{
 };
 
 const METHODS: &str = "GET, POST, DELETE";
-/// Headers that a page may set besides those of the protocol, which begin with `mcp-`.
+/// Headers that a page may set, besides those that begin with `mcp-`.
 const HEADERS: [&str; 8] = [
     "accept",
     "authorization",
@@ -27,22 +28,22 @@ const HEADERS: [&str; 8] = [
 ];
 /// Headers of an answer that a page may read.
 const EXPOSED: &str = "Mcp-Session-Id, Mcp-Protocol-Version, WWW-Authenticate, Retry-After";
-/// How long a browser may remember the answer to a preflight, in seconds.
+/// How long a browser may cache the answer to a preflight, in seconds.
 const MAX_AGE: &str = "600";
-/// More names than this in one preflight are refused.
+/// A preflight with more header names is refused.
 const NAMES_MAX: usize = 64;
 
-/// What the answer to a request from a page of another origin gets.
-pub enum Cors {
-    /// Its page may read the answer.
+/// Which CORS headers an answer gets.
+pub(super) enum Cors {
+    /// The page of this origin may read the answer.
     Open(HeaderValue),
-    /// It may not, and caches must tell such requests apart.
+    /// It may not; `Vary` keeps caches from mixing such answers with others.
     Closed,
 }
 
 impl Cors {
-    /// Nothing, if no origin is configured: then no answer depends on it.
-    pub fn of<B>(names: &Names, request: &Request<B>) -> Option<Cors> {
+    /// `None` if no origin is configured: then answers do not depend on the origin.
+    pub(super) fn of<B>(names: &Names, request: &Request<B>) -> Option<Cors> {
         if names.origins.is_empty() || !is_endpoint(request.uri().path()) {
             return None;
         }
@@ -51,7 +52,7 @@ impl Cors {
         Some(listed.map_or(Cors::Closed, |origin| Cors::Open(origin.clone())))
     }
 
-    pub fn put_into(self, headers: &mut HeaderMap) {
+    pub(super) fn put_into(self, headers: &mut HeaderMap) {
         headers.append(header::VARY, HeaderValue::from_static("Origin"));
         if let Cors::Open(origin) = self {
             headers.insert(header::ACCESS_CONTROL_ALLOW_ORIGIN, origin);
@@ -60,29 +61,29 @@ impl Cors {
     }
 }
 
-/// Whether a browser asks if it may send the real request.
-pub fn is_preflight(headers: &HeaderMap) -> bool {
+/// Whether this is a preflight request.
+pub(super) fn is_preflight(headers: &HeaderMap) -> bool {
     headers.contains_key(header::ORIGIN) && headers.contains_key(header::ACCESS_CONTROL_REQUEST_METHOD)
 }
 
-/// Its answer. Nobody is asked who they are: a preflight carries no credentials.
-pub fn preflight(names: &Names, headers: &HeaderMap) -> Told {
+/// The answer to a preflight. It needs no authentication: a preflight carries no credentials.
+pub(super) fn preflight(names: &Names, headers: &HeaderMap) -> Told {
     let refuse = |why: &str| Err(Answer::refusal(StatusCode::FORBIDDEN, why).because("bad_origin"));
     match single(headers, header::ORIGIN) {
         Ok(Some(origin)) if names.has_origin(origin) => {}
-        _ => return refuse("pages of that Origin may not use this gateway: `gateway.origins` lists those that may"),
+        _ => return refuse("this Origin is not allowed: `gateway.origins` lists the allowed ones"),
     }
     let mut allowed = Vec::new();
     for value in headers.get_all(header::ACCESS_CONTROL_REQUEST_HEADERS) {
         for name in value.to_str().unwrap_or_default().split(',').map(str::trim).filter(|name| !name.is_empty()) {
-            let Ok(name) = HeaderName::try_from(name) else { return refuse("a header with that name cannot be sent") };
+            let Ok(name) = HeaderName::try_from(name) else { return refuse("a header with this name is not allowed") };
             if name.as_str().starts_with("mcp-") || HEADERS.contains(&name.as_str()) {
                 allowed.push(name.as_str().to_owned());
             }
         }
     }
     if allowed.len() > NAMES_MAX {
-        return refuse("too many headers are asked for");
+        return refuse("too many headers are requested");
     }
     let mut answer = Answer::empty(StatusCode::NO_CONTENT)
         .with("access-control-allow-methods", METHODS)
@@ -90,7 +91,7 @@ pub fn preflight(names: &Names, headers: &HeaderMap) -> Told {
     if !allowed.is_empty() {
         answer = answer.with("access-control-allow-headers", allowed.join(", "));
     }
-    // Browsers ask besides whether a public page may reach a private network.
+    // Browsers also ask whether a public page may reach a private network.
     if headers.contains_key("access-control-request-private-network") {
         answer = answer.with("access-control-allow-private-network", "true");
     }

@@ -1,20 +1,19 @@
-//! Reading of headers: what a client accepts, what it sends, and from where it was made to.
+//! Parses headers: what a client accepts, what it sends, and the host and origin of its request.
 
 use std::net::IpAddr;
 
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use hyper::{
     HeaderMap,
     header::{self, AsHeaderName, HeaderName, HeaderValue},
 };
 
-use crate::base64;
-
-/// A header that says two things says nothing.
+/// A header that occurs more than once, or whose value is not text.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Ambiguous;
 
-/// The value of a header that may stand once. One that is not text says nothing either.
-pub fn single(headers: &HeaderMap, name: impl AsHeaderName) -> Result<Option<&str>, Ambiguous> {
+/// The value of a header that may occur once, if it is present.
+pub(super) fn single(headers: &HeaderMap, name: impl AsHeaderName) -> Result<Option<&str>, Ambiguous> {
     let mut values = headers.get_all(name).iter();
     let Some(value) = values.next() else { return Ok(None) };
     if values.next().is_some() {
@@ -27,23 +26,23 @@ fn text(value: &HeaderValue) -> Result<&str, Ambiguous> {
     value.to_str().map(|text| text.trim_matches([' ', '\t'])).map_err(|_| Ambiguous)
 }
 
-/// The headers that every request is judged by, found in one go.
+/// The headers that every request is checked by, collected in one pass.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Head<'a> {
     pub session: Once<'a>,
     pub version: Once<'a>,
-    /// The profile that a client asks for.
+    /// The profile that a client requests.
     pub profile: Once<'a>,
     host: Once<'a>,
     origin: Once<'a>,
     kind: Once<'a>,
     encoding: Once<'a>,
-    /// Answers as JSON and as events, if there was a word about it.
+    /// Whether JSON and event streams are accepted, if there is an `Accept` header.
     accepted: Option<(bool, bool)>,
     has_credentials: bool,
 }
 
-/// A header that may stand once.
+/// A header that may occur once.
 #[derive(Debug, Clone, Copy, Default)]
 pub enum Once<'a> {
     #[default]
@@ -94,12 +93,12 @@ impl<'a> Head<'a> {
         head
     }
 
-    /// Whether answers as JSON and as events are welcome. Without a word about it, everything is.
+    /// Whether JSON and event streams are accepted. Without an `Accept` header both are.
     pub fn accepts(&self) -> (bool, bool) {
         self.accepted.unwrap_or((true, true))
     }
 
-    /// Whether the body is JSON, and not packed.
+    /// Whether the body is JSON without a content encoding.
     pub fn is_json(&self) -> bool {
         let is_json = match self.kind {
             Once::Is(value) if value == "application/json" => true,
@@ -116,7 +115,7 @@ impl<'a> Head<'a> {
         is_json && is_plain
     }
 
-    /// By which a request shows whose it is; mostly none.
+    /// The headers that authenticate a request; mostly none.
     pub fn credentials(&self, headers: &HeaderMap) -> HeaderMap {
         let mut credentials = HeaderMap::new();
         if self.has_credentials {
@@ -130,9 +129,9 @@ impl<'a> Head<'a> {
     }
 }
 
-/// What one line of `Accept` lets in.
+/// What one `Accept` header allows.
 fn accepted(value: &HeaderValue) -> (bool, bool) {
-    // What nearly every client sends.
+    // The value that nearly every client sends.
     if value == "application/json, text/event-stream" {
         return (true, true);
     }
@@ -150,22 +149,22 @@ fn accepted(value: &HeaderValue) -> (bool, bool) {
     (json, events)
 }
 
-/// `q=0`, in any of its spellings, means: not this.
+/// `q=0`, in any spelling, excludes a type.
 fn is_zero_quality(parameter: &str) -> bool {
     let Some((name, value)) = parameter.split_once('=') else { return false };
     name.trim().eq_ignore_ascii_case("q") && value.trim().parse::<f32>().is_ok_and(|quality| quality == 0.0)
 }
 
-/// The value behind `=?base64?…?=`, or the text itself. Nothing, if what is packed is no text.
-pub fn unpack(value: &str) -> Option<String> {
+/// The decoded value of `=?base64?…?=`, or the text itself. `None` if the decoded bytes are not text.
+pub(super) fn unpack(value: &str) -> Option<String> {
     match value.strip_prefix("=?base64?").and_then(|rest| rest.strip_suffix("?=")) {
-        Some(packed) => String::from_utf8(base64::decode(packed)?).ok(),
+        Some(packed) => String::from_utf8(BASE64.decode(packed).ok()?).ok(),
         None => Some(value.to_owned()),
     }
 }
 
-/// A session id as we write it: 32 hexadecimal digits.
-pub fn session_id(text: &str) -> Option<u128> {
+/// A session id in its canonical form: 32 hexadecimal digits.
+pub(super) fn session_id(text: &str) -> Option<u128> {
     let half = |digits: &str| {
         digits.bytes().try_fold(0_u64, |id, byte| {
             let digit = match byte {
@@ -180,8 +179,8 @@ pub fn session_id(text: &str) -> Option<u128> {
     Some(u128::from(half(high)?) << 64 | u128::from(half(low)?))
 }
 
-/// The host in `host:port`, without brackets; nothing if it is no such thing.
-pub fn host_of(authority: &str) -> Option<&str> {
+/// The host in `host:port`, without brackets; `None` if the text has another form.
+pub(super) fn host_of(authority: &str) -> Option<&str> {
     let (host, port) = if let Some(rest) = authority.strip_prefix('[') {
         let (host, rest) = rest.split_once(']')?;
         host.parse::<std::net::Ipv6Addr>().ok()?;
@@ -196,24 +195,24 @@ pub fn host_of(authority: &str) -> Option<&str> {
     (is_host && port.is_none_or(|port| port.parse::<u16>().is_ok())).then_some(host)
 }
 
-/// A name that no other machine can answer for.
-pub fn is_loopback(host: &str) -> bool {
+/// A name that always means this machine.
+pub(super) fn is_loopback(host: &str) -> bool {
     host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// From which pages and under which names we may be reached. A name server that points a stranger's name at this
-/// machine lets that stranger's pages reach us: they are known by these two headers.
+/// The origins and host names that are accepted. With DNS rebinding, an attacker's name resolves to this machine, so
+/// that the attacker's pages can reach it; the `Host` and `Origin` headers reveal that.
 #[derive(Debug, Clone, Default)]
 pub struct Names {
     /// Further hosts, without a port.
     pub hosts: Vec<String>,
     /// Further origins, as browsers write them: `https://example.com`.
     pub origins: Vec<String>,
-    /// Whoever comes must prove who it is, so its name for us does not matter.
+    /// All clients must authenticate, so the host name does not matter.
     pub any_host: bool,
 }
 
-/// A name under which we do not answer, or whose pages may not use us.
+/// A host name under which the front does not answer, or an origin that may not use it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Misnamed {
     Host,
@@ -221,15 +220,15 @@ pub enum Misnamed {
 }
 
 impl Misnamed {
-    /// For the client.
+    /// The text for the client.
     pub fn words(self) -> &'static str {
         match self {
-            Misnamed::Host => "this gateway does not answer to that Host",
-            Misnamed::Origin => "pages of that Origin may not use this gateway",
+            Misnamed::Host => "this Host is not allowed",
+            Misnamed::Origin => "this Origin is not allowed",
         }
     }
 
-    /// For audit and metrics.
+    /// The name for audit and metrics.
     pub fn kind(self) -> &'static str {
         match self {
             Misnamed::Host => "bad_host",
@@ -243,7 +242,7 @@ impl Names {
         is_loopback(host) || self.hosts.iter().any(|known| known.eq_ignore_ascii_case(host))
     }
 
-    /// Whether pages of this origin were explicitly let in.
+    /// Whether this origin is listed in the configuration.
     pub fn has_origin(&self, origin: &str) -> bool {
         self.origins.iter().any(|known| known.eq_ignore_ascii_case(origin))
     }
@@ -251,7 +250,7 @@ impl Names {
     pub fn check(&self, head: &Head<'_>, uri_authority: Option<&str>) -> Result<(), Misnamed> {
         const HOST: Misnamed = Misnamed::Host;
         const ORIGIN: Misnamed = Misnamed::Origin;
-        // A request line with a whole address in it overrules the header.
+        // An absolute URI in the request line overrides the header.
         let host = match (head.host.text(), uri_authority) {
             (Err(Ambiguous), _) => return Err(HOST),
             (Ok(_), Some(authority)) => Some(authority),
@@ -267,7 +266,7 @@ impl Names {
         }
         let authority = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
         let from = authority.and_then(host_of).ok_or(ORIGIN)?;
-        // Under a name that anybody may give us, a page is ours only if it was loaded under the same.
+        // With any host name accepted, a page has access only if it was loaded under the same name.
         if self.has_host(from) || (self.any_host && from.eq_ignore_ascii_case(host)) { Ok(()) } else { Err(ORIGIN) }
     }
 }
@@ -288,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_accepts() {
+    fn the_accept_header_is_parsed() {
         let table: &[(&[&str], (bool, bool))] = &[
             (&[], (true, true)),
             (&["application/json, text/event-stream"], (true, true)),
@@ -313,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_client_sends() {
+    fn the_content_type_header_is_parsed() {
         let table: &[(&[(&str, &str)], bool)] = &[
             (&[("content-type", "application/json")], true),
             (&[("content-type", "Application/JSON; charset=utf-8")], true),
@@ -370,7 +369,7 @@ mod tests {
     }
 
     #[test]
-    fn session_ids_are_ours_or_nothing() {
+    fn only_session_ids_of_our_form_are_read() {
         assert_eq!(session_id("000102030405060708090a0b0c0d0e0f"), Some(0x0001_0203_0405_0607_0809_0a0b_0c0d_0e0f));
         for text in ["", "0", "000102030405060708090A0B0C0D0E0F", "+00102030405060708090a0b0c0d0e0f", &"0".repeat(33)] {
             assert_eq!(session_id(text), None, "{text}");
@@ -403,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn strangers_pages_are_kept_out() {
+    fn pages_of_other_origins_are_refused_by_their_headers() {
         let plain = Names::default();
         let configured =
             Names { hosts: vec!["gate.example".into()], origins: vec!["https://app.example".into()], any_host: false };
@@ -441,7 +440,7 @@ mod tests {
             lines.extend(origin.map(|origin| ("origin", origin)));
             assert_eq!(names.check(&Head::of(&headers(&lines)), None).is_ok(), *is_welcome, "{host} {origin:?}");
         }
-        // Two of one are a trick, none is no HTTP/1.1, and a whole address in the request line counts.
+        // Two `Host` headers are an attack, none is not HTTP/1.1, and an absolute URI in the request line counts.
         assert!(plain.check(&Head::of(&headers(&[("host", "localhost"), ("host", "evil")])), None).is_err());
         assert!(plain.check(&Head::of(&headers(&[])), None).is_err());
         assert!(plain.check(&Head::of(&headers(&[("host", "localhost")])), Some("evil.example")).is_err());
@@ -449,9 +448,9 @@ mod tests {
         assert!(plain.check(&Head::of(&headers(&origins)), None).is_err());
     }
 
-    /// Whatever stands in a header, reading it ends, without a panic, and never lets a stranger in.
+    /// Parsing of arbitrary headers terminates, does not panic, and never accepts a foreign origin.
     #[test]
-    fn nonsense_in_headers_is_only_refused() {
+    fn invalid_headers_are_refused() {
         let pieces = [
             "localhost",
             ":",

@@ -1,12 +1,13 @@
-//! Pages for people and their instruments: what may be read by whom, and from where something may be set in motion.
+//! The pages for operators and monitoring: which clients may read them, and which requests may change something.
 //!
-//! The status page is one file within the program. It holds no data, so anybody may load it; what it shows it asks for,
-//! with the credentials that its reader gives it. What changes something needs a token besides: it is told to whoever may
-//! read, and a page of another origin may not read. So a stranger's page can make a browser send an order, but never one
-//! that counts.
+//! The status page is one file in the program. It holds no data, so it needs no authentication; it requests its data
+//! with the credentials that its user enters. Requests that change something also need a token, which only clients
+//! with read access receive. A page of another origin cannot read the token, so it can make a browser send such a
+//! request, but the request is refused (CSRF protection).
 
 use std::{rc::Rc, sync::LazyLock};
 
+use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use bytes::Bytes;
 use hyper::{
     HeaderMap, Method, StatusCode,
@@ -14,24 +15,29 @@ use hyper::{
     header,
     http::{request::Parts, uri::Authority},
 };
+use outlast_os::PeerUser;
 use sha2::{Digest, Sha256};
 
 use super::{
     Door, Page,
     headers::{Head, single},
     request::{Told, identify, take, wait},
-    socket::Line,
+    socket::Connection,
     stream::{Answer, Content},
     words,
 };
-use crate::{base64, os::PeerUser};
 
 const STATUS: &str = include_str!("status.html");
-/// Orders carry the token in it. A form cannot set it, and a script of another origin would have to ask first.
+/// The header with the token. A form cannot set it, and a script of another origin would need a preflight.
 const TOKEN: &str = "x-outlast-token";
 
-pub async fn turn(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Option<Incoming>) -> Told {
-    let told = answer(door, line, &head, body).await;
+pub(super) async fn turn(
+    door: &Rc<Door>,
+    connection: &Rc<Connection>,
+    head: Parts,
+    body: &mut Option<Incoming>,
+) -> Told {
+    let told = answer(door, connection, &head, body).await;
     let is_html = matches!(&told, Ok(answer) if answer.kind == HTML);
     let protect = |mut answer: Box<Answer>| {
         answer.headers.push(("x-content-type-options", "nosniff".into()));
@@ -41,7 +47,7 @@ pub async fn turn(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Opti
             answer.headers.push(("content-security-policy", POLICY.clone()));
             answer.headers.push(("cross-origin-opener-policy", "same-origin".into()));
         }
-        // Nothing here is true for long. A stream says so by itself.
+        // Pages must not be cached. A stream carries its own header.
         if !matches!(answer.content, Content::Events(..)) {
             answer.headers.push(("cache-control", "no-store".into()));
         }
@@ -52,22 +58,22 @@ pub async fn turn(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Opti
 
 const HTML: &str = "text/html; charset=utf-8";
 
-async fn answer(door: &Rc<Door>, line: &Rc<Line>, head: &Parts, body: &mut Option<Incoming>) -> Told {
+async fn answer(door: &Rc<Door>, connection: &Rc<Connection>, head: &Parts, body: &mut Option<Incoming>) -> Told {
     let path = head.uri.path();
     let is_open = matches!(path, "/health" | "/ready" | "/");
     if !is_open && path != "/metrics" && !path.starts_with("/api/") {
-        return Err(Answer::refusal(StatusCode::NOT_FOUND, "there is nothing here; MCP is spoken at /mcp"));
+        return Err(Answer::refusal(StatusCode::NOT_FOUND, "there is no such page; the MCP endpoint is /mcp"));
     }
     let is_order = head.method == Method::POST && path.starts_with("/api/");
     if !is_order && !matches!(head.method, Method::GET | Method::HEAD) {
-        return Err(words::method_not_allowed("GET", "this can only be read"));
+        return Err(words::method_not_allowed("GET", "only GET and HEAD are allowed"));
     }
-    let who = if is_open { door.nobody.clone() } else { identify(door, line, &head.headers)? };
-    // Where clients do not authenticate, `/api/` shows more than its tools: it is for the user that runs the gateway.
+    let who = if is_open { door.anonymous.clone() } else { identify(door, connection, &head.headers)? };
+    // Without authentication, `/api/` shows more than the tools do, so it is only for the user that runs the gateway.
     if path.starts_with("/api/") && door.auth.borrow().is_none() {
         let has_token = matches!(single(&head.headers, TOKEN), Ok(Some(given)) if is_same(given, &door.token));
-        if !has_token && line.peer_user() != PeerUser::Same {
-            let message = "this is for the user that runs the gateway; others need the token of its status page, which \
+        if !has_token && connection.peer_user() != PeerUser::Same {
+            let message = "only the user that runs the gateway may read this; others need the token of its status page, which \
                            `outlast state` shows";
             return Err(Answer::refusal(StatusCode::FORBIDDEN, message).because("other_user"));
         }
@@ -85,19 +91,19 @@ async fn answer(door: &Rc<Door>, line: &Rc<Line>, head: &Parts, body: &mut Optio
     }
     let body = if is_order { take(door, body).await? } else { Bytes::new() };
     if !is_open {
-        line.show_pass(Head::of(&head.headers).credentials(&head.headers), who.clone());
+        connection.show_pass(Head::of(&head.headers).credentials(&head.headers), who.clone());
     }
     let page = Page {
-        peer: line.peer().clone(),
+        peer: connection.peer().clone(),
         ticket: 0,
-        // What has a body when it is asked for has none when asked only for its head.
+        // HEAD is handled as GET; hyper omits the body.
         method: if is_order { Method::POST } else { Method::GET },
         path: path.to_owned(),
         query: head.uri.query().unwrap_or_default().to_owned(),
         body,
         who: (*who).clone(),
     };
-    let exchange = door.house.borrow_mut().ask_page(page, line.clone());
+    let exchange = door.driver.borrow_mut().ask_page(page, connection);
     Ok(wait(door, exchange).await)
 }
 
@@ -106,34 +112,35 @@ fn whole(kind: &'static str, body: Bytes) -> Box<Answer> {
     Box::new(Answer { status: StatusCode::OK, session: None, kind, headers: Vec::new(), content, refused: None })
 }
 
-/// Whether an order comes from a page of ours, or from no page at all; three ways, as any one may fail some day.
+/// Whether a changing request comes from the gateway's own page, or from no browser. Three independent checks.
 fn check_order(token: &str, headers: &HeaderMap, authority: Option<&Authority>) -> Result<(), Box<Answer>> {
     let forbid = |message: &str| Err(Answer::refusal(StatusCode::FORBIDDEN, message).because("bad_order"));
     if !Head::of(headers).is_json() {
-        return Err(Answer::refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "an order must be application/json"));
+        return Err(Answer::refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, "the Content-Type must be application/json"));
     }
     let host = authority.map(Authority::as_str).or_else(|| single(headers, header::HOST).ok().flatten());
     match single(headers, header::ORIGIN) {
         Ok(None) => {}
         Ok(Some(origin)) if origin.split_once("://").map(|(_, rest)| rest) == host => {}
-        _ => return forbid("orders are taken from this gateway's own page alone"),
+        _ => return forbid("only this gateway's own status page may send this request"),
     }
     match single(headers, "sec-fetch-site") {
         Ok(None | Some("same-origin" | "none")) => {}
-        _ => return forbid("orders are taken from this gateway's own page alone"),
+        _ => return forbid("only this gateway's own status page may send this request"),
     }
     match single(headers, TOKEN) {
         Ok(Some(given)) if is_same(given, token) => Ok(()),
-        _ => forbid("the X-Outlast-Token header must hold the token of /api/token"),
+        _ => forbid("the X-Outlast-Token header must be the token of /api/token"),
     }
 }
 
-/// Takes as long whether the first letter is wrong or the last.
+/// Compares in constant time.
 fn is_same(given: &str, token: &str) -> bool {
     given.len() == token.len() && given.bytes().zip(token.bytes()).fold(0, |wrong, (a, b)| wrong | (a ^ b)) == 0
 }
 
-/// Nothing but the page's own style and script, known by their hashes, and talk with nobody but us.
+/// Content security policy: only the page's own style and script, by their hashes, and connections only to this
+/// gateway.
 static POLICY: LazyLock<String> = LazyLock::new(|| {
     format!(
         "default-src 'none'; script-src '{}'; style-src '{}'; connect-src 'self'; img-src data:; base-uri 'none'; \
@@ -146,7 +153,7 @@ static POLICY: LazyLock<String> = LazyLock::new(|| {
 fn hash_of(element: &str) -> String {
     let start = STATUS.find(&format!("<{element}>")).expect("the page has one") + element.len() + 2;
     let end = start + STATUS[start..].find(&format!("</{element}>")).expect("and it ends");
-    format!("sha256-{}", base64::encode(&Sha256::digest(&STATUS.as_bytes()[start..end])))
+    format!("sha256-{}", BASE64.encode(Sha256::digest(&STATUS.as_bytes()[start..end])))
 }
 
 #[cfg(test)]
@@ -156,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_order_comes_from_our_own_page_or_from_no_page() {
+    fn an_operator_request_comes_from_our_own_page_or_from_no_page() {
         const TOKEN_OK: (&str, &str) = ("x-outlast-token", "secret");
         const JSON: (&str, &str) = ("content-type", "application/json");
         const HOST: (&str, &str) = ("host", "localhost:80");
@@ -188,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn the_page_brings_all_it_needs() {
+    fn the_page_loads_nothing_from_elsewhere() {
         assert_eq!(STATUS.matches("<script").count(), 1);
         assert_eq!(STATUS.matches("<style").count(), 1);
         for outside in ["http://", "https://", "//cdn", "@import", "innerHTML", "eval(", " style=", " onclick="] {

@@ -1,6 +1,13 @@
-//! One HTTP request: every check before it reaches the machine, and its answer.
+//! Handles one HTTP request: all checks before it reaches the state machine, and its answer.
 
-use std::{convert::Infallible, future::poll_fn, pin::pin, rc::Rc, time::Instant};
+use std::{
+    collections::HashSet,
+    convert::Infallible,
+    future::poll_fn,
+    pin::pin,
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
 use bytes::{Bytes, BytesMut};
 use http_body_util::BodyExt;
@@ -11,59 +18,66 @@ use hyper::{
     http::request::Parts,
 };
 use outlast_core::{
-    gateway::Who,
+    front::{NoStream, Posted, Session, SessionId, record::Change},
+    gateway::{REQUEST_ID_MAX, Who},
     message::{self, Id, Message, Outline, Raw, RawId},
 };
 
 use super::{
     Door, Refused, agree, cors,
+    driver::{Exchange, Shared},
+    forward::{self, Forward, Place},
     headers::{Head, session_id, single},
-    house::{Exchange, Shared},
     pages,
-    session::{NoStream, Session},
-    socket::Line,
-    stream::{Answer, Body, Content, Place, Reply},
+    socket::Connection,
+    stream::{Answer, Body, Content, Owner, Reply},
     words,
 };
 
-/// Where MCP is spoken.
-pub const ENDPOINT: &str = "/mcp";
+/// The path of the MCP endpoint.
+pub(super) const ENDPOINT: &str = "/mcp";
 const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
-/// Room made for a body before any of it is there; the rest is made as it comes.
+/// The initial buffer for a body; it grows as data arrives.
 const BODY_ROOM: usize = 64 << 10;
 /// A batch with more members is refused.
 const BATCH_MAX: usize = 1000;
-/// A body that is of no use is still read if it is no larger.
+/// The body of a refused request is still read if it is no larger, so that the connection can be reused.
 const SKIP_MAX: u64 = 64 << 10;
-/// Letters of a path that stand in the record of a refusal; the rest is cut.
+/// How long a request waits until the sessions of an earlier gateway are loaded.
+const LOADING_MAX: Duration = Duration::from_secs(5);
+/// Characters of a path in the record of a refusal; the rest is cut.
 const PATH_MAX: usize = 200;
-/// A body may take this much longer for each second's worth of bytes that came.
+/// Bytes that extend the deadline of a body by one second.
 const BODY_RATE: usize = 64 << 10;
 
-pub async fn serve(door: Rc<Door>, line: Rc<Line>, request: Request<Incoming>) -> Result<Response<Body>, Infallible> {
-    line.begin();
+pub(super) async fn serve(
+    door: Rc<Door>,
+    connection: Rc<Connection>,
+    request: Request<Incoming>,
+) -> Result<Response<Body>, Infallible> {
+    connection.begin();
     let cors = cors::Cors::of(&door.names.borrow(), &request);
     let about = About::of(&request);
-    let answer = match respond(&door, &line, request).await {
+    let answer = match respond(&door, &connection, request).await {
         Ok(answer) => answer,
         Err(answer) => {
-            door.house.borrow_mut().refused(about.refused(&answer, &line));
+            door.driver.borrow_mut().refused(about.refused(&answer, &connection));
             answer
         }
     };
-    let mut response = response(*answer, door.house.clone(), line);
+    let mut response = response(*answer, door.driver.clone(), connection);
     if let Some(cors) = cors {
         cors.put_into(response.headers_mut());
     }
     Ok(response)
 }
 
-/// Whether MCP is spoken at this path, with a profile or without.
-pub fn is_endpoint(path: &str) -> bool {
+/// Whether the path is the MCP endpoint, with a profile or without.
+pub(super) fn is_endpoint(path: &str) -> bool {
     path.strip_prefix(ENDPOINT).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
-/// What is kept of a request for the record of its refusal. A path is copied only where it is not the usual one.
+/// What is kept of a request for the record of its refusal. The path is copied only if it is not the usual one.
 struct About {
     method: Method,
     path: Option<String>,
@@ -81,7 +95,7 @@ impl About {
         }
     }
 
-    fn refused(self, answer: &Answer, line: &Line) -> Refused {
+    fn refused(self, answer: &Answer, connection: &Connection) -> Refused {
         let told = match &answer.content {
             Content::Whole(body) => body.clone(),
             Content::Nothing | Content::Events(..) => Bytes::new(),
@@ -91,22 +105,22 @@ impl About {
             told,
             method: self.method,
             path: self.path.unwrap_or_else(|| ENDPOINT.to_owned()),
-            peer: line.peer().clone(),
-            who: line.who(),
+            peer: connection.peer().clone(),
+            who: connection.who(),
             session: self.session,
         }
     }
 }
 
-pub type Told = Result<Box<Answer>, Box<Answer>>;
+pub(super) type Told = Result<Box<Answer>, Box<Answer>>;
 
-async fn respond(door: &Rc<Door>, line: &Rc<Line>, request: Request<Incoming>) -> Told {
+async fn respond(door: &Rc<Door>, connection: &Rc<Connection>, request: Request<Incoming>) -> Told {
     let (head, body) = request.into_parts();
     let mut body = Some(body);
-    let told = route(door, line, head, &mut body).await;
+    let told = route(door, connection, head, &mut body).await;
     match (told, body.filter(|body| !body.is_end_stream())) {
-        // Refused before its body was read: a small one is read now, so that the connection can go on; with any other it
-        // has to end here.
+        // Refused before its body was read: a small body is read now, so that the connection can be reused; otherwise
+        // the connection is closed.
         (Err(mut answer), Some(body)) => {
             let is_small = body.size_hint().upper().is_some_and(|size| size <= SKIP_MAX);
             if !is_small || read(door, body).await.is_err() {
@@ -118,7 +132,7 @@ async fn respond(door: &Rc<Door>, line: &Rc<Line>, request: Request<Incoming>) -
     }
 }
 
-async fn route(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Option<Incoming>) -> Told {
+async fn route(door: &Rc<Door>, connection: &Rc<Connection>, head: Parts, body: &mut Option<Incoming>) -> Told {
     let authority = head.uri.authority().map(hyper::http::uri::Authority::as_str);
     let found = Head::of(&head.headers);
     if let Err(why) = door.names.borrow().check(&found, authority) {
@@ -131,40 +145,71 @@ async fn route(door: &Rc<Door>, line: &Rc<Line>, head: Parts, body: &mut Option<
     let Some(named) =
         path.strip_prefix(ENDPOINT).and_then(|rest| rest.strip_prefix('/').or(rest.is_empty().then_some("")))
     else {
-        return pages::turn(door, line, head, body).await;
+        return pages::turn(door, connection, head, body).await;
     };
-    let who = identify(door, line, &head.headers)?;
+    let who = identify(door, connection, &head.headers)?;
     let who = choose_profile(door, who, named, &found)?;
+    if !found.session.is_absent() && door.driver.borrow().is_loading() {
+        // After the timeout the session is not found, as if there were no records.
+        let _ = tokio::time::timeout(LOADING_MAX, poll_fn(|cx| door.driver.borrow_mut().poll_loaded(cx))).await;
+    }
+    let mut read = None;
+    let replica = door.cluster.borrow().clone();
+    if let Some(replica) = replica
+        && let Some(id) = found.session.text().ok().flatten().and_then(session_id)
+        && [Method::POST, Method::GET, Method::DELETE].contains(&head.method)
+        && !version(&found)?.is_some_and(words::is_stateless)
+    {
+        if head.method == Method::POST {
+            check_post(&found)?;
+            read = Some(take(door, body).await?);
+        }
+        for tried in 0..=forward::PLACES_MAX {
+            let home = match forward::place(door, &replica, connection, &who, id).await? {
+                Place::Here => break,
+                Place::At(_) if tried == forward::PLACES_MAX => return Err(words::no_home()),
+                Place::At(home) => home,
+            };
+            // Until the answer is sent, the credentials are checked here.
+            connection.show_pass(found.credentials(&head.headers), who.clone());
+            let (method, headers, who) = (&head.method, &head.headers, &who);
+            let request = forward::Request { method, headers, who, body: read.as_ref() };
+            match forward::forward(door, &replica, connection, request, id, &home).await {
+                Forward::Answered(told) => return told,
+                Forward::Again => {}
+            }
+        }
+    }
     match head.method {
         Method::POST => {
-            let exchange = post(door, line, who, &found, &head.headers, body).await?;
-            // An answer may take long, and all that was read with the head would be held that long.
+            let exchange = post(door, connection, who, &found, &head.headers, read, body).await?;
+            // Frees the headers, because the answer may take long.
             drop(head);
             match exchange {
                 Some(exchange) => Ok(wait(door, exchange).await),
                 None => Ok(Answer::empty(StatusCode::ACCEPTED)),
             }
         }
-        Method::GET => get(door, line, who, &found, &head.headers),
-        Method::DELETE => delete(door, &who, &found),
-        _ => Err(words::method_not_allowed("GET, POST, DELETE", "MCP is spoken by POST, GET and DELETE")),
+        Method::GET => get(door, connection, who, &found, &head.headers),
+        Method::DELETE => delete(door, connection, &who, &found),
+        _ => Err(words::method_not_allowed("GET, POST, DELETE", "only POST, GET and DELETE are allowed")),
     }
 }
 
-pub fn identify(door: &Door, line: &Line, headers: &HeaderMap) -> Result<Rc<Who>, Box<Answer>> {
+pub(super) fn identify(door: &Door, connection: &Connection, headers: &HeaderMap) -> Result<Rc<Who>, Box<Answer>> {
     let (who, until) = match &*door.auth.borrow() {
-        None => Ok((door.nobody.clone(), None)),
+        None => Ok((door.anonymous.clone(), None)),
         Some(auth) => auth(headers).map(|found| (Rc::new(found.who), found.until)).map_err(|refused| {
             let answer = Answer::refusal(StatusCode::UNAUTHORIZED, &refused.why);
             answer.with("www-authenticate", refused.challenge)
         }),
     }?;
-    line.set_who(&who, door.auth.borrow().is_some(), until);
+    connection.set_who(&who, door.auth.borrow().is_some(), until);
     Ok(who)
 }
 
-/// The client with the profile that it asks for, by the path `/mcp/PROFILE` or by the header `X-Outlast-Profile`. A profile
-/// that its credentials give it cannot be exchanged for another.
+/// The client with the profile that it requests, by the path `/mcp/PROFILE` or by the header `X-Outlast-Profile`. A
+/// profile that comes from its credentials cannot be replaced.
 fn choose_profile(door: &Door, who: Rc<Who>, path: &str, head: &Head<'_>) -> Result<Rc<Who>, Box<Answer>> {
     let in_header = head.profile.text().map_err(|_| {
         Answer::refusal(StatusCode::BAD_REQUEST, "the X-Outlast-Profile header is there twice, or is not text")
@@ -189,13 +234,13 @@ fn choose_profile(door: &Door, who: Rc<Who>, path: &str, head: &Head<'_>) -> Res
             Ok(Rc::new(Who { profile: Some(chosen), ..(*who).clone() }))
         }
         None => {
-            let message = format!("there is no profile `{}`", chosen.chars().take(100).collect::<String>());
+            let message = format!("no profile is named `{}`", chosen.chars().take(100).collect::<String>());
             Err(Answer::refusal(StatusCode::NOT_FOUND, &message))
         }
     }
 }
 
-/// `%41` is `A`; what is no such escape stays as it is.
+/// `%41` becomes `A`; an invalid escape stays unchanged.
 fn percent_decoded(text: &str) -> String {
     let bytes = text.as_bytes();
     let mut decoded = Vec::with_capacity(bytes.len());
@@ -216,13 +261,13 @@ fn percent_decoded(text: &str) -> String {
     String::from_utf8_lossy(&decoded).into_owned()
 }
 
-/// The protocol version in the header, if it stands there once.
+/// The protocol version in the header, which may occur once.
 fn version<'a>(head: &Head<'a>) -> Result<Option<&'a str>, Box<Answer>> {
-    head.version.text().map_err(|_| words::mismatch("null", "the MCP-Protocol-Version header stands there twice"))
+    head.version.text().map_err(|_| words::mismatch("null", "the MCP-Protocol-Version header is there twice"))
 }
 
-/// The session that a request of the handshake era says it belongs to.
-fn session_named(head: &Head<'_>, version: Option<&str>) -> Result<u128, Box<Answer>> {
+/// The session that a request of the handshake era names.
+pub(super) fn session_named(head: &Head<'_>, version: Option<&str>) -> Result<SessionId, Box<Answer>> {
     match version {
         Some(version) if !words::HANDSHAKE.contains(&version) => {
             let supported = [&words::STATELESS[..], &words::HANDSHAKE[..]].concat();
@@ -235,81 +280,99 @@ fn session_named(head: &Head<'_>, version: Option<&str>) -> Result<u128, Box<Ans
     session_id(id).ok_or_else(words::no_such_session)
 }
 
-/// The same, and it is there.
-fn session(door: &Door, who: &Who, head: &Head<'_>, version: Option<&str>) -> Result<u128, Box<Answer>> {
+/// The client of the session to which a request belongs.
+fn session(
+    door: &Door,
+    connection: &Connection,
+    who: &Who,
+    head: &Head<'_>,
+    version: Option<&str>,
+) -> Result<u64, Box<Answer>> {
     let id = session_named(head, version)?;
-    let mut house = door.house.borrow_mut();
-    house.session(id, who, Instant::now()).map(|_| id).ok_or_else(words::no_such_session)
+    let mut driver = door.driver.borrow_mut();
+    driver.restore(id, who, connection, Instant::now());
+    driver.session(id, who).map(Session::client).ok_or_else(words::no_such_session)
 }
 
-fn get(door: &Door, line: &Rc<Line>, who: Rc<Who>, head: &Head<'_>, headers: &HeaderMap) -> Told {
+fn get(door: &Door, connection: &Rc<Connection>, who: Rc<Who>, head: &Head<'_>, headers: &HeaderMap) -> Told {
     let version = only_with_sessions(head)?;
     if !head.accepts().1 {
-        return Err(Answer::refusal(StatusCode::NOT_ACCEPTABLE, "a GET is answered by text/event-stream alone"));
+        return Err(Answer::refusal(
+            StatusCode::NOT_ACCEPTABLE,
+            "the Accept header of a GET must include text/event-stream",
+        ));
     }
-    let id = session(door, &who, head, version)?;
-    let last = single(headers, "last-event-id").map_err(|_| lost_stream(NoStream::NotAnId))?;
-    let mut house = door.house.borrow_mut();
-    let (stream, place) = house.listen(id, last, line.clone(), Instant::now()).map_err(lost_stream)?;
-    line.show_pass(head.credentials(headers), who);
-    Ok(Answer::events(None, stream, place))
+    let id = session_named(head, version)?;
+    let last = single(headers, "last-event-id").map_err(|_| words::no_stream(NoStream::NotAnId))?;
+    let mut driver = door.driver.borrow_mut();
+    let (client, answer) = driver.listen(id, &who, last, connection, Instant::now())?;
+    driver.allow_session(client, connection.show_pass(head.credentials(headers), who));
+    Ok(answer)
 }
 
-fn lost_stream(why: NoStream) -> Box<Answer> {
-    let message = match why {
-        NoStream::NotAnId => "the Last-Event-ID is none that was given out here",
-        NoStream::Forgotten => "the stream with that Last-Event-ID is over, and its events are kept no longer",
-    };
-    Answer::refusal(StatusCode::BAD_REQUEST, message)
-}
-
-fn delete(door: &Door, who: &Who, head: &Head<'_>) -> Told {
+pub(super) fn delete(door: &Door, connection: &Connection, who: &Who, head: &Head<'_>) -> Told {
     let version = only_with_sessions(head)?;
-    let id = session(door, who, head, version)?;
-    door.house.borrow_mut().end_session(id);
+    let client = session(door, connection, who, head, version)?;
+    door.driver.borrow_mut().end_session(client, Instant::now());
     Ok(Answer::empty(StatusCode::OK))
 }
 
-/// The protocol version of a request that belongs to a session.
+/// The protocol version of a request that needs a session.
 fn only_with_sessions<'a>(head: &Head<'a>) -> Result<Option<&'a str>, Box<Answer>> {
     match version(head)? {
         Some(version) if words::is_stateless(version) => {
-            Err(words::method_not_allowed("POST", "there are no sessions in this revision, only POST"))
+            Err(words::method_not_allowed("POST", "this revision has no sessions: only POST is allowed"))
         }
         version => Ok(version),
     }
 }
 
-/// A message, and where its answer is to be waited for if it needs one.
-async fn post(
-    door: &Rc<Door>,
-    line: &Rc<Line>,
-    who: Rc<Who>,
-    head: &Head<'_>,
-    headers: &HeaderMap,
-    body: &mut Option<Incoming>,
-) -> Result<Option<Exchange>, Box<Answer>> {
+/// What the headers of every POST must say.
+fn check_post(head: &Head<'_>) -> Result<(), Box<Answer>> {
     if !head.is_json() {
-        let message = "the body must be application/json, and not packed";
+        let message = "the body must be application/json and not compressed";
         return Err(Answer::refusal(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
     }
     if head.accepts() != (true, true) {
         let message = "Accept must name both application/json and text/event-stream";
         return Err(Answer::refusal(StatusCode::NOT_ACCEPTABLE, message));
     }
-    let body = take(door, body).await?;
-    let exchange = said(door, line, &who, head, headers, body)?;
+    Ok(())
+}
+
+/// Forwards a message. Returns where to wait for its answer, if it needs one.
+async fn post(
+    door: &Rc<Door>,
+    connection: &Rc<Connection>,
+    who: Rc<Who>,
+    head: &Head<'_>,
+    headers: &HeaderMap,
+    read: Option<Bytes>,
+    body: &mut Option<Incoming>,
+) -> Result<Option<Exchange>, Box<Answer>> {
+    check_post(head)?;
+    let body = match read {
+        Some(body) => body,
+        None => take(door, body).await?,
+    };
+    let exchange = said(door, connection, &who, head, headers, body)?;
     if let Some(exchange) = &exchange {
-        let pass = line.show_pass(head.credentials(headers), who);
-        door.house.borrow_mut().allow(exchange.place, pass);
+        let pass = connection.show_pass(head.credentials(headers), who);
+        if let Owner::Client(client) = exchange.owner {
+            let mut driver = door.driver.borrow_mut();
+            match exchange.is_session {
+                true => driver.allow_session(client, pass),
+                false => driver.allow_request(client, &pass),
+            }
+        }
     }
     Ok(exchange)
 }
 
-/// Hands a body on. What needs no answer leaves nothing to wait for.
-fn said(
+/// Forwards a body. Returns `None` if it needs no answer.
+pub(super) fn said(
     door: &Door,
-    line: &Rc<Line>,
+    connection: &Rc<Connection>,
     who: &Rc<Who>,
     head: &Head<'_>,
     headers: &HeaderMap,
@@ -328,7 +391,7 @@ fn said(
             let id = known(id)?;
             agree::check(headers, &id.to_string(), &method, &params, &door.mirrors.borrow())?;
             let info = agree::client_info(&params).map(Raw::get);
-            Ok(Some(door.house.borrow_mut().ask_stateless(who, info, body.clone(), outline, line.clone(), now)))
+            Ok(Some(door.driver.borrow_mut().request(who, info, body.clone(), outline, connection, now)))
         }
         Message::Request { id, method, .. } if method == "initialize" && head.session.is_absent() => {
             let id = known(id)?;
@@ -336,37 +399,42 @@ fn said(
                 let message = "initialize belongs to revisions before the one in the MCP-Protocol-Version header";
                 return Err(words::mismatch(&id.to_string(), message));
             }
-            door.house.borrow_mut().open_session(who.clone(), id, body, line.clone(), now).map(Some)
+            door.driver.borrow_mut().open_session(who, id, body, connection, now).map(Some)
         }
-        // Nothing that a client could notify us of has a meaning by itself.
+        // In the stateless era, notifications of clients have no effect.
         Message::Notification { params, .. } if is_stateless || agree::claims(&params) => Ok(None),
         Message::Response { .. } | Message::Batch(_) | Message::Other if is_stateless => {
             Err(invalid("in this revision a POST is one request or one notification"))
         }
-        Message::Other => Err(invalid("the body is no JSON-RPC message")),
-        Message::Request { id, .. } => {
+        Message::Other => Err(invalid("the body is not a JSON-RPC message")),
+        Message::Request { id, method, params } => {
             let session = session_named(head, version)?;
-            let mut house = door.house.borrow_mut();
-            let found = house.session(session, who, now).ok_or_else(words::no_such_session)?;
-            let id = known(id)?;
+            let mut driver = door.driver.borrow_mut();
+            driver.restore(session, who, connection, now);
+            let found = driver.session(session, who).ok_or_else(words::no_such_session)?;
+            let (client, id) = (found.client(), known(id)?);
             fresh(found, std::slice::from_ref(&id))?;
-            Ok(house.ask(session, id, body, outline, line.clone(), now))
+            let change = Change::of(&method, &params);
+            let requests = Posted::One { id, message: body, outline, change };
+            Ok(Some(driver.post(client, requests, connection, now)))
         }
         Message::Notification { .. } | Message::Response { .. } => {
-            let session = session(door, who, head, version)?;
-            door.house.borrow_mut().note(session, vec![body], now);
+            let client = session(door, connection, who, head, version)?;
+            door.driver.borrow_mut().note(client, vec![body], now);
             Ok(None)
         }
         Message::Batch(members) => {
             let session = session_named(head, version)?;
-            let mut house = door.house.borrow_mut();
-            let found = house.session(session, who, now).ok_or_else(words::no_such_session)?;
-            let (ids, messages) = batch(found, &body, &members)?;
+            let mut driver = door.driver.borrow_mut();
+            driver.restore(session, who, connection, now);
+            let found = driver.session(session, who).ok_or_else(words::no_such_session)?;
+            let client = found.client();
+            let Batch { ids, messages, changes } = batch(found, &body, &members)?;
             if ids.is_empty() {
-                house.note(session, messages, now);
+                driver.note(client, messages, now);
                 return Ok(None);
             }
-            Ok(house.ask_batch(session, ids, messages, line.clone(), now))
+            Ok(Some(driver.post(client, Posted::Batch { ids, messages, changes }, connection, now)))
         }
     }
 }
@@ -376,14 +444,20 @@ fn invalid(message: &str) -> Box<Answer> {
 }
 
 fn known(id: RawId<'_>) -> Result<Id, Box<Answer>> {
-    id.parse().ok_or_else(|| invalid("the id of a request must be a string or an integer"))
+    let id = id.parse().ok_or_else(|| invalid("the id of a request must be a string or an integer"))?;
+    if id.size() > REQUEST_ID_MAX {
+        let message = format!("the id of a request may have at most {REQUEST_ID_MAX} bytes");
+        return Err(Answer::error(StatusCode::BAD_REQUEST, &id.to_string(), words::INVALID_REQUEST, &message, None));
+    }
+    Ok(id)
 }
 
-/// Each answer must find its one request.
-fn fresh(session: &Session, ids: &[Id]) -> Result<(), Box<Answer>> {
-    for (at, id) in ids.iter().enumerate() {
-        if session.has(id) || ids[..at].contains(id) {
-            let message = format!("a request with the id {id} is in flight already");
+/// Ids must be unique, so that each answer matches one request.
+fn fresh(session: &Session<Reply>, ids: &[Id]) -> Result<(), Box<Answer>> {
+    let mut seen = HashSet::new();
+    for id in ids {
+        if session.has(id) || !seen.insert(id) {
+            let message = format!("a request with the id {id} is already in flight");
             return Err(Answer::error(
                 StatusCode::BAD_REQUEST,
                 &id.to_string(),
@@ -396,10 +470,17 @@ fn fresh(session: &Session, ids: &[Id]) -> Result<(), Box<Answer>> {
     Ok(())
 }
 
+/// The members of a batch.
+struct Batch {
+    ids: Vec<Id>,
+    messages: Vec<Bytes>,
+    changes: Vec<(Id, Change)>,
+}
+
 /// The parts of a batch, and the ids of its requests.
-fn batch(session: &Session, body: &Bytes, members: &[message::Raw<'_>]) -> Result<(Vec<Id>, Vec<Bytes>), Box<Answer>> {
-    if session.version != words::WITH_BATCHES {
-        let message = format!("revision {} has no batches: send each message by itself", session.version);
+fn batch(session: &Session<Reply>, body: &Bytes, members: &[message::Raw<'_>]) -> Result<Batch, Box<Answer>> {
+    if session.version() != words::WITH_BATCHES {
+        let message = format!("revision {} has no batches: send each message by itself", session.version());
         return Err(invalid(&message));
     }
     if members.is_empty() {
@@ -408,53 +489,57 @@ fn batch(session: &Session, body: &Bytes, members: &[message::Raw<'_>]) -> Resul
     if members.len() > BATCH_MAX {
         return Err(invalid(&format!("the batch has more than {BATCH_MAX} members")));
     }
-    let (mut ids, mut messages) = (Vec::new(), Vec::with_capacity(members.len()));
+    let (mut ids, mut messages, mut changes) = (Vec::new(), Vec::with_capacity(members.len()), Vec::new());
     for member in members {
         match message::parse(member.get().as_bytes()) {
             Ok(Message::Request { method, .. }) if method == "initialize" => {
                 return Err(invalid("initialize must not be part of a batch"));
             }
-            Ok(Message::Request { id, .. }) => ids.push(known(id)?),
+            Ok(Message::Request { id, method, params }) => {
+                let id = known(id)?;
+                changes.extend(Change::of(&method, &params).map(|change| (id.clone(), change)));
+                ids.push(id);
+            }
             Ok(Message::Notification { .. } | Message::Response { .. }) => {}
-            _ => return Err(invalid("a member of the batch is no JSON-RPC message")),
+            _ => return Err(invalid("a member of the batch is not a JSON-RPC message")),
         }
         messages.push(body.slice(message::place(body, *member)));
     }
     fresh(session, &ids)?;
-    Ok((ids, messages))
+    Ok(Batch { ids, messages, changes })
 }
 
-pub async fn take(door: &Door, body: &mut Option<Incoming>) -> Result<Bytes, Box<Answer>> {
+pub(super) async fn take(door: &Door, body: &mut Option<Incoming>) -> Result<Bytes, Box<Answer>> {
     match body.take() {
         Some(body) => read(door, body).await,
         None => Ok(Bytes::new()),
     }
 }
 
-/// The whole body, or why there is none. A body that came together with its head is not copied.
+/// The whole body, or an error answer. A body that arrived together with its head is not copied.
 async fn read(door: &Door, body: Incoming) -> Result<Bytes, Box<Answer>> {
     let (body_max, timeout) = {
-        let house = door.house.borrow();
-        (house.limits.body_max, house.limits.body_timeout)
+        let driver = door.driver.borrow();
+        (driver.limits().body_max, driver.limits().body_timeout)
     };
     let too_large = || {
         let message = format!("the body is larger than {body_max} bytes");
         Answer::refusal(StatusCode::PAYLOAD_TOO_LARGE, &message).with("connection", "close")
     };
-    // Refused before any of it is read, let alone kept.
+    // Refused before any of it is read.
     if body.size_hint().lower() > body_max as u64 {
         return Err(too_large());
     }
     let announced = body.size_hint().exact();
     let mut body = pin!(body);
-    let mut held = Held { house: &door.house, bytes: 0 };
+    let mut held = Held { driver: &door.driver, bytes: 0 };
     let mut first = Bytes::new();
     let mut whole = BytesMut::new();
     let mut deadline = None;
     loop {
         let next = match deadline {
             None => {
-                // Mostly all of it is there already, and no clock is needed.
+                // Usually the whole body has arrived already, and no timeout is needed.
                 let mut frame = body.frame();
                 match poll_fn(|cx| std::task::Poll::Ready(pin!(&mut frame).poll(cx))).await {
                     std::task::Poll::Ready(next) => next,
@@ -467,7 +552,7 @@ async fn read(door: &Door, body: Incoming) -> Result<Bytes, Box<Answer>> {
             Some(at) => {
                 let longer = std::time::Duration::from_secs((held.bytes / BODY_RATE) as u64);
                 tokio::time::timeout_at(at + longer, body.frame()).await.map_err(|_| {
-                    let message = "the body did not come in time";
+                    let message = "the body did not arrive in time";
                     Answer::refusal(StatusCode::REQUEST_TIMEOUT, message).with("connection", "close")
                 })?
             }
@@ -479,7 +564,7 @@ async fn read(door: &Door, body: Incoming) -> Result<Bytes, Box<Answer>> {
                 Err(_) => continue,
             },
             Some(Err(_)) => {
-                let message = "the body ended before its end";
+                let message = "the body is shorter than its Content-Length";
                 return Err(Answer::refusal(StatusCode::BAD_REQUEST, message).with("connection", "close"));
             }
         };
@@ -500,21 +585,19 @@ async fn read(door: &Door, body: Incoming) -> Result<Bytes, Box<Answer>> {
     Ok(if whole.is_empty() { first } else { whole.freeze() })
 }
 
-/// Bytes that were taken from the common store for bodies, and are given back whatever becomes of the request.
+/// Bytes reserved from the shared budget for bodies; released on drop.
 struct Held<'a> {
-    house: &'a Shared,
+    driver: &'a Shared,
     bytes: usize,
 }
 
 impl Held<'_> {
     fn take(&mut self, bytes: usize) -> Result<(), Box<Answer>> {
-        let mut house = self.house.borrow_mut();
-        if house.bodies + bytes > house.limits.bodies_max {
-            let message = "too much is being sent at once: try again later";
+        if !self.driver.borrow_mut().reserve_body(bytes) {
+            let message = "too many bytes are being received: try again later";
             let answer = Answer::refusal(StatusCode::SERVICE_UNAVAILABLE, message);
             return Err(answer.with("retry-after", "1").with("connection", "close"));
         }
-        house.bodies += bytes;
         self.bytes += bytes;
         Ok(())
     }
@@ -522,36 +605,38 @@ impl Held<'_> {
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {
-        self.house.borrow_mut().bodies -= self.bytes;
+        self.driver.borrow_mut().free_body(self.bytes);
     }
 }
 
-pub async fn wait(door: &Rc<Door>, exchange: Exchange) -> Box<Answer> {
-    let mut asker = Asker { house: &door.house, place: Some(exchange.place) };
-    let reply: Rc<Reply> = exchange.reply;
-    let answer = poll_fn(|cx| reply.poll(cx)).await;
-    asker.place = None;
+pub(super) async fn wait(door: &Rc<Door>, exchange: Exchange) -> Box<Answer> {
+    let mut asker = Asker { driver: &door.driver, owner: Some(exchange.owner), reply: exchange.reply };
+    let answer = poll_fn(|cx| asker.reply.poll(cx)).await;
+    asker.owner = None;
     answer
 }
 
-/// If this is dropped with a place in it, whoever asked is gone.
+/// If it is dropped while it has an owner, it reports that the connection is gone.
 struct Asker<'a> {
-    house: &'a Shared,
-    place: Option<Place>,
+    driver: &'a Shared,
+    owner: Option<Owner>,
+    reply: Reply,
 }
 
 impl Drop for Asker<'_> {
     fn drop(&mut self) {
-        if let Some(place) = self.place {
-            self.house.borrow_mut().asker_left(place, Instant::now());
+        if let Some(owner) = self.owner {
+            // Dropped first, because an answer that is a stream refers to its own reply.
+            drop(self.reply.take());
+            self.driver.borrow_mut().asker_left(owner, &self.reply, Instant::now());
         }
     }
 }
 
-fn response(answer: Answer, house: Shared, line: Rc<Line>) -> Response<Body> {
+pub(super) fn response(answer: Answer, driver: Shared, connection: Rc<Connection>) -> Response<Body> {
     let is_empty = matches!(answer.content, Content::Nothing);
     let is_stream = matches!(answer.content, Content::Events(..));
-    let mut response = Response::new(Body::new(answer.content, house, line));
+    let mut response = Response::new(Body::new(answer.content, driver, connection));
     *response.status_mut() = answer.status;
     let headers = response.headers_mut();
     if !is_empty {
@@ -567,7 +652,7 @@ fn response(answer: Answer, house: Shared, line: Rc<Line>) -> Response<Body> {
         headers.insert(SESSION, value);
     }
     for (name, value) in answer.headers {
-        // A value that cannot stand in a header is left out: the words are in the body.
+        // A value that is not valid in a header is left out; the body has the same text.
         if let Ok(value) = HeaderValue::from_str(&value) {
             headers.insert(HeaderName::from_static(name), value);
         }

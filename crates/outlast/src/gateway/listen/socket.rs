@@ -1,4 +1,4 @@
-//! One connection, as the house sees it: what it is at, since when, and how it is told to go.
+//! One connection: its phase, its deadlines, and how it is told to close.
 
 use std::{
     cell::{Cell, RefCell},
@@ -10,95 +10,100 @@ use std::{
     time::{Duration, Instant, SystemTime},
 };
 
+use bytes::Bytes;
 use hyper::{HeaderMap, rt};
 use hyper_util::rt::TokioIo;
 use outlast_core::gateway::Who;
+use outlast_os::{self as os, PeerUser};
 use socket2::TcpKeepalive;
 use tokio::net::TcpStream;
 
-use super::{Auth, Limits, house::Shared, tls::Transport};
-use crate::os::{self, PeerUser};
+use super::{Auth, Limits, driver::Shared, tls::Transport};
 
-/// A connection on which nothing was heard for so long is asked by the kernel whether it is still there.
+/// After this long without data the kernel sends keep-alive probes.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(30);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
 const KEEPALIVE_TRIES: u32 = 3;
 
-/// What a connection is at. Only `Busy` may last: there the answer is ours to give.
+/// The phase of a connection. Only `Busy` has no deadline: then the answer depends on the gateway.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     /// Between two requests, or before the first.
     Idle(Instant),
-    /// A request has begun and its head is not whole.
+    /// A request has begun and its head is incomplete.
     Head(Instant),
     Busy,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wish {
+pub(super) enum Wish {
     Stay,
-    /// After the answer that is being given.
+    /// Close after the current answer.
     Close,
-    /// At once.
+    /// Give the socket to the next program after the current answer.
+    HandOver,
+    /// Close at once.
     Cut,
 }
 
 #[derive(Debug)]
-pub struct Line {
+pub(super) struct Connection {
     ends: Ends,
-    /// The other end, for records.
+    /// The address of the peer, for records.
     peer: Rc<str>,
-    /// Whose the other end is; asked for once.
+    /// The user of the peer; looked up once.
     peer_user: Cell<Option<PeerUser>>,
-    /// Who sent the request that is being answered, if that was found out.
+    /// The client of the current request, if it was identified.
     who: RefCell<Option<Rc<Who>>>,
-    /// It proved that.
+    /// The client has authenticated.
     is_known: Cell<bool>,
     /// When its credentials expire.
     until: Cell<Option<SystemTime>>,
     phase: Cell<Phase>,
-    /// What we have to say is not taken.
+    /// Since when the peer has read nothing.
     stalled: Cell<Option<Instant>>,
     wish: Cell<Wish>,
     waker: RefCell<Option<Waker>>,
-    /// By what right the request that is being answered came.
+    /// The credentials of the current request.
     pass: RefCell<Option<Rc<Pass>>>,
-    /// Bytes of responses that it has not taken yet; they are part of the backlog.
+    /// Unsent bytes of its responses; they count in the backlog.
     waiting: Cell<usize>,
     backlog: Rc<Backlog>,
+    /// Its current response is a stream of events.
+    is_stream: Cell<bool>,
 }
 
-/// Bytes of responses that all connections together have not taken yet.
+/// Unsent bytes of responses, of all connections together.
 #[derive(Debug, Default)]
-pub struct Backlog(Cell<usize>);
+pub(super) struct Backlog(Cell<usize>);
 
 impl Backlog {
-    pub fn bytes(&self) -> usize {
+    pub(super) fn bytes(&self) -> usize {
         self.0.get()
     }
 }
 
-/// The two addresses of a connection; unknown of one that was lost before we could ask.
+/// The two addresses of a connection; `None` if it was lost before they were read.
 #[derive(Debug, Clone, Copy)]
-pub struct Ends {
+pub(super) struct Ends {
     pub ours: Option<SocketAddr>,
     pub peers: Option<SocketAddr>,
 }
 
 impl Ends {
-    pub fn of(tcp: &TcpStream) -> Ends {
+    pub(super) fn of(tcp: &TcpStream) -> Ends {
         Ends { ours: tcp.local_addr().ok(), peers: tcp.peer_addr().ok() }
     }
 
-    /// It came to an address of this machine that no other one can reach.
+    /// It was accepted on a loopback address.
     fn is_local(self) -> bool {
         self.ours.is_some_and(|address| address.ip().is_loopback())
     }
 }
 
-/// An answer may take long, and the right to it may end before.
+/// The credentials of a request, kept because they may expire before the answer is finished.
 #[derive(Debug)]
-pub struct Pass {
+pub(super) struct Pass {
     pub credentials: HeaderMap,
     pub who: Rc<Who>,
     /// When the credentials expire.
@@ -106,15 +111,15 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Whether the credentials still stand for the same client.
-    pub fn is_good(&self, auth: &Auth) -> bool {
+    /// Whether the credentials are still valid for the same client.
+    pub(super) fn is_good(&self, auth: &Auth) -> bool {
         auth(&self.credentials).is_ok_and(|found| is_same(&found.who, &self.who))
     }
 }
 
-impl Line {
-    pub fn new(ends: Ends, backlog: Rc<Backlog>, now: Instant) -> Rc<Line> {
-        Rc::new(Line {
+impl Connection {
+    pub(super) fn new(ends: Ends, backlog: Rc<Backlog>, now: Instant) -> Rc<Connection> {
+        Rc::new(Connection {
             ends,
             peer: ends.peers.map_or_else(String::new, |peer| peer.to_string()).into(),
             peer_user: Cell::new(None),
@@ -128,43 +133,57 @@ impl Line {
             wish: Cell::new(Wish::Stay),
             waker: RefCell::new(None),
             pass: RefCell::new(None),
+            is_stream: Cell::new(false),
         })
     }
 
-    pub fn peer(&self) -> &Rc<str> {
+    /// The connection of a client to another replica, which forwards a request.
+    pub(super) fn of_replica(peer: Rc<str>, backlog: Rc<Backlog>, now: Instant) -> Rc<Connection> {
+        let connection = Connection::new(Ends { ours: None, peers: None }, backlog, now);
+        let mut connection = Rc::into_inner(connection).expect("nothing else has it yet");
+        connection.peer = peer;
+        Rc::new(connection)
+    }
+
+    /// When the credentials of its request expire.
+    pub(super) fn until(&self) -> Option<SystemTime> {
+        self.until.get()
+    }
+
+    pub(super) fn peer(&self) -> &Rc<str> {
         &self.peer
     }
 
-    /// The machine at the other end.
-    pub fn peer_ip(&self) -> Option<IpAddr> {
+    /// The IP address of the peer.
+    pub(super) fn peer_ip(&self) -> Option<IpAddr> {
         self.ends.peers.map(|address| address.ip())
     }
 
-    pub fn set_who(&self, who: &Rc<Who>, is_known: bool, until: Option<SystemTime>) {
+    pub(super) fn set_who(&self, who: &Rc<Who>, is_known: bool, until: Option<SystemTime>) {
         self.who.replace(Some(who.clone()));
         self.is_known.set(is_known);
         self.until.set(until);
     }
 
-    /// Since when it is between two requests, or before the first.
-    pub fn idle_since(&self) -> Option<Instant> {
+    /// Since when it has been between two requests, or before the first.
+    pub(super) fn idle_since(&self) -> Option<Instant> {
         match self.phase.get() {
             Phase::Idle(since) => Some(since),
             Phase::Head(_) | Phase::Busy => None,
         }
     }
 
-    /// Whether the sender of its request proved who it is.
-    pub fn is_known(&self) -> bool {
+    /// Whether the client of its request has authenticated.
+    pub(super) fn is_known(&self) -> bool {
         self.is_known.get()
     }
 
-    pub fn who(&self) -> Option<Rc<Who>> {
+    pub(super) fn who(&self) -> Option<Rc<Who>> {
         self.who.borrow().clone()
     }
 
-    /// The local user at the other end. From another machine it is unknown.
-    pub fn peer_user(&self) -> PeerUser {
+    /// The local user at the other end; unknown for another machine.
+    pub(super) fn peer_user(&self) -> PeerUser {
         if let Some(known) = self.peer_user.get() {
             return known;
         }
@@ -176,31 +195,33 @@ impl Line {
         found
     }
 
-    /// A request is whole.
-    pub fn begin(&self) {
+    /// The head of a request is complete.
+    pub(super) fn begin(&self) {
         self.who.replace(None);
         self.phase.set(Phase::Busy);
     }
 
-    /// Its answer is given, and the next request may come.
-    pub fn rest(&self, house: &Shared) {
+    /// The answer is complete, and the next request may follow.
+    pub(super) fn rest(&self, driver: &Shared) {
         let now = Instant::now();
         self.phase.set(Phase::Idle(now));
         self.pass.replace(None);
-        let mut house = house.borrow_mut();
-        let idle = house.limits.idle_timeout;
-        house.want(now + idle);
+        self.is_stream.set(false);
+        let mut driver = driver.borrow_mut();
+        driver.connection_rests();
+        let idle = driver.limits().idle_timeout;
+        driver.wake_by(now + idle);
     }
 
-    /// The request is this one's, by these headers.
-    pub fn show_pass(&self, credentials: HeaderMap, who: Rc<Who>) -> Rc<Pass> {
+    /// Stores the credentials of the current request.
+    pub(super) fn show_pass(&self, credentials: HeaderMap, who: Rc<Who>) -> Rc<Pass> {
         let pass = Rc::new(Pass { credentials, who, until: self.until.get() });
         self.pass.replace(Some(pass.clone()));
         pass
     }
 
-    /// Cut off, if the right by which its request came has ended.
-    pub fn check_pass(&self, auth: &Auth) {
+    /// Closes the connection if the credentials of its request are no longer valid.
+    pub(super) fn check_pass(&self, auth: &Auth) {
         let is_over = match &*self.pass.borrow() {
             Some(pass) => !pass.is_good(auth),
             None => false,
@@ -210,22 +231,22 @@ impl Line {
         }
     }
 
-    /// Cut off, if it is being answered and nobody asked who it is.
-    pub fn ask_for_pass(&self) {
+    /// Closes the connection if it has a request in progress without authentication.
+    pub(super) fn ask_for_pass(&self) {
         if self.phase.get() == Phase::Busy && self.pass.borrow().is_none() {
             self.cut();
         }
     }
 
-    /// Cut off, if only those who prove who they are may come from there.
-    pub fn ask_for_home(&self) {
+    /// Closes the connection unless it was accepted on a loopback address: from elsewhere authentication is required.
+    pub(super) fn ask_for_home(&self) {
         if !self.ends.is_local() {
             self.cut();
         }
     }
 
-    /// When it has been at the same thing for too long.
-    pub fn deadline(&self, limits: &Limits) -> Option<Instant> {
+    /// When the current phase, or a stalled write, times out.
+    pub(super) fn deadline(&self, limits: &Limits) -> Option<Instant> {
         let phase = match self.phase.get() {
             Phase::Idle(since) => Some(since + limits.idle_timeout),
             Phase::Head(since) => Some(since + limits.head_timeout),
@@ -235,43 +256,70 @@ impl Line {
         phase.into_iter().chain(stalled).min()
     }
 
-    /// It has so much more to take.
-    pub fn add_waiting(&self, bytes: usize) {
+    /// Adds bytes that are to be sent.
+    pub(super) fn add_waiting(&self, bytes: usize) {
         if self.wish.get() != Wish::Cut {
             self.waiting.set(self.waiting.get() + bytes);
             self.backlog.0.set(self.backlog.0.get() + bytes);
         }
     }
 
-    /// It took so much, or will never get it.
-    pub fn remove_waiting(&self, bytes: usize) {
-        // What it had was taken off when it was cut.
+    /// Subtracts bytes that were sent or dropped.
+    pub(super) fn remove_waiting(&self, bytes: usize) {
+        // After a cut the count is already zero.
         let bytes = bytes.min(self.waiting.get());
         self.waiting.set(self.waiting.get() - bytes);
         self.backlog.0.set(self.backlog.0.get() - bytes);
     }
 
-    pub fn waiting(&self) -> usize {
+    pub(super) fn waiting(&self) -> usize {
         self.waiting.get()
     }
 
-    /// How long it has taken nothing.
-    pub fn stalled_for(&self, now: Instant) -> Option<Duration> {
+    /// How long the peer has read nothing.
+    pub(super) fn stalled_for(&self, now: Instant) -> Option<Duration> {
         self.stalled.get().map(|since| now.saturating_duration_since(since))
     }
 
-    pub fn is_stalled(&self) -> bool {
+    pub(super) fn is_stalled(&self) -> bool {
         self.stalled.get().is_some()
     }
 
-    pub fn close(&self) {
-        if self.wish.get() == Wish::Stay {
+    /// The response of the current request is a stream of events.
+    pub(super) fn begin_stream(&self) {
+        self.is_stream.set(true);
+    }
+
+    /// A request is being read or answered, or its answer is being sent. A stream counts only while a part of it waits to
+    /// be sent.
+    pub(super) fn is_serving(&self) -> bool {
+        let is_quiet_stream = self.is_stream.get() && self.waiting() == 0;
+        self.phase.get() == Phase::Busy && !is_quiet_stream || self.is_stalled()
+    }
+
+    /// Between two requests, and everything was sent. A part of the next request may have been read.
+    pub(super) fn can_be_handed_over(&self) -> bool {
+        self.phase.get() != Phase::Busy && !self.is_stalled()
+    }
+
+    /// Gives its socket away as soon as its current response is sent, or stays after all.
+    pub(super) fn hand_over(&self, wanted: bool) {
+        match (self.wish.get(), wanted) {
+            (Wish::Stay, true) => self.wish.set(Wish::HandOver),
+            (Wish::HandOver, false) => self.wish.set(Wish::Stay),
+            _ => {}
+        }
+        self.wake();
+    }
+
+    pub(super) fn close(&self) {
+        if matches!(self.wish.get(), Wish::Stay | Wish::HandOver) {
             self.wish.set(Wish::Close);
         }
         self.wake();
     }
 
-    pub fn cut(&self) {
+    pub(super) fn cut(&self) {
         self.remove_waiting(self.waiting.get());
         self.wish.set(Wish::Cut);
         self.wake();
@@ -283,8 +331,8 @@ impl Line {
         }
     }
 
-    /// What the connection is to do; whoever asks is woken when that changes.
-    pub fn poll_wish(&self, cx: &Context<'_>) -> Wish {
+    /// What the connection should do; the task is woken when that changes.
+    pub(super) fn poll_wish(&self, cx: &Context<'_>) -> Wish {
         let mut waker = self.waker.borrow_mut();
         if waker.as_ref().is_none_or(|known| !known.will_wake(cx.waker())) {
             *waker = Some(cx.waker().clone());
@@ -293,14 +341,14 @@ impl Line {
     }
 }
 
-/// Whether credentials still stand for the same client. A profile that the client chose itself is none of theirs.
+/// Whether credentials still identify the same client. A profile that the client chose itself does not count.
 fn is_same(who: &Who, before: &Who) -> bool {
     (&who.name, &who.role) == (&before.name, &before.role) && (who.profile.is_none() || who.profile == before.profile)
 }
 
-/// A client that vanished is noticed by the kernel, whether we have something to say to it or not.
-pub fn set_options(tcp: &TcpStream, limits: &Limits) {
-    // Each is a help and not a need: a system without one of them still has our own limits.
+/// Socket options by which the kernel detects a lost peer, with or without data to send.
+pub(super) fn set_options(tcp: &TcpStream, limits: &Limits) {
+    // All of them are optional: a system without one of them still has the timeouts of the front.
     let _ = tcp.set_nodelay(true);
     let socket = socket2::SockRef::from(tcp);
     let _ = socket.set_tcp_keepalive(
@@ -312,31 +360,52 @@ pub fn set_options(tcp: &TcpStream, limits: &Limits) {
     let _ = limits;
 }
 
-/// The bytes of a connection.
-pub struct Socket {
+/// The byte stream of a connection.
+pub(super) struct Socket {
     transport: TokioIo<Transport>,
-    line: Rc<Line>,
-    house: Shared,
+    connection: Rc<Connection>,
+    driver: Shared,
+    /// Read by the last program of this process, and not used there.
+    unread: Bytes,
 }
 
 impl Socket {
-    pub fn new(transport: Transport, line: Rc<Line>, house: Shared) -> Socket {
-        Socket { transport: TokioIo::new(transport), line, house }
+    pub(super) fn new(transport: Transport, unread: Bytes, connection: Rc<Connection>, driver: Shared) -> Socket {
+        Socket { transport: TokioIo::new(transport), connection, driver, unread }
+    }
+
+    /// The socket itself, if it can be handed over, with the bytes that were read and not used.
+    pub(super) fn into_plain(self, read: &[u8]) -> Option<(TcpStream, Bytes)> {
+        match self.transport.into_inner() {
+            Transport::Plain(tcp) => Some((tcp, [read, &self.unread].concat().into())),
+            Transport::Tls(_) => None,
+        }
+    }
+
+    /// The first bytes of a request are there.
+    fn begin_head(&self) {
+        if let Phase::Idle(_) = self.connection.phase.get() {
+            let now = Instant::now();
+            self.connection.phase.set(Phase::Head(now));
+            let mut driver = self.driver.borrow_mut();
+            let head = driver.limits().head_timeout;
+            driver.wake_by(now + head);
+        }
     }
 
     fn note_write<T>(&self, poll: Poll<T>) -> Poll<T> {
         if poll.is_ready() {
-            self.line.stalled.set(None);
+            self.connection.stalled.set(None);
             return poll;
         }
         let now = Instant::now();
-        let mut house = self.house.borrow_mut();
-        if self.line.stalled.get().is_none() {
-            self.line.stalled.set(Some(now));
-            let write = house.limits.write_timeout;
-            house.want(now + write);
+        let mut driver = self.driver.borrow_mut();
+        if self.connection.stalled.get().is_none() {
+            self.connection.stalled.set(Some(now));
+            let write = driver.limits().write_timeout;
+            driver.wake_by(now + write);
         }
-        house.shed_backlog(now);
+        driver.shed_backlog(now);
         poll
     }
 }
@@ -345,15 +414,21 @@ impl rt::Read for Socket {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-        cursor: rt::ReadBufCursor<'_>,
+        mut cursor: rt::ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        let read = Pin::new(&mut self.transport).poll_read(cx, cursor);
-        if read.is_ready() && matches!(self.line.phase.get(), Phase::Idle(_)) {
-            let now = Instant::now();
-            self.line.phase.set(Phase::Head(now));
-            let mut house = self.house.borrow_mut();
-            let head = house.limits.head_timeout;
-            house.want(now + head);
+        let is_idle = matches!(self.connection.phase.get(), Phase::Idle(_));
+        if is_idle && self.driver.borrow_mut().poll_requests_begin(cx).is_pending() {
+            return Poll::Pending;
+        }
+        let read = if self.unread.is_empty() {
+            Pin::new(&mut self.transport).poll_read(cx, cursor)
+        } else {
+            let count = self.unread.len().min(cursor.remaining());
+            cursor.put_slice(&self.unread.split_to(count));
+            Poll::Ready(Ok(()))
+        };
+        if read.is_ready() {
+            self.begin_head();
         }
         read
     }
@@ -366,7 +441,7 @@ impl rt::Write for Socket {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // With TLS bytes may have been taken that the socket has not.
+        // With TLS, buffered bytes may not have reached the socket yet.
         match Pin::new(&mut self.transport).poll_flush(cx) {
             Poll::Pending => self.note_write(Poll::Pending),
             poll => poll,
@@ -396,13 +471,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_came_from_afar_goes_when_nobody_is_asked_any_more() {
+    fn remote_connections_are_closed_when_authentication_is_turned_off() {
         for (is_local, wish) in [(true, Wish::Stay), (false, Wish::Cut)] {
             let ours = if is_local { "127.0.0.1:1" } else { "192.0.2.1:1" };
             let ends = Ends { ours: ours.parse().ok(), peers: None };
-            let line = Line::new(ends, Rc::default(), Instant::now());
-            line.ask_for_home();
-            assert_eq!(line.poll_wish(&Context::from_waker(Waker::noop())), wish, "local: {is_local}");
+            let connection = Connection::new(ends, Rc::default(), Instant::now());
+            connection.ask_for_home();
+            assert_eq!(connection.poll_wish(&Context::from_waker(Waker::noop())), wish, "local: {is_local}");
         }
     }
 }

@@ -1,180 +1,199 @@
-//! What an HTTP exchange is answered with: one body as a whole, or events for as long as there are any.
+//! The response to an HTTP request: one body, or a stream of events.
 
 use std::{
     cell::RefCell,
     collections::VecDeque,
-    io,
+    fmt, io,
     pin::Pin,
     rc::Rc,
     task::{Context, Poll, Waker},
     time::Instant,
 };
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, Bytes};
 use hyper::{
     StatusCode,
     body::{Body as HttpBody, Frame, SizeHint},
 };
 
-use super::{house::Shared, socket::Line};
+use outlast_core::front::{SessionId, frames};
 
-/// Nothing but a sign of life; readers of events skip it.
-pub const PING: &[u8] = b":\n\n";
+use super::{driver::Shared, socket::Connection};
 
-/// How many times as much may wait for a reader that has not been found slow.
+/// A reader that is not stalled may have this many times more unsent bytes.
 const BURST: usize = 4;
 
-/// Where an exchange waits for its answer.
-#[derive(Debug, Default)]
-pub struct Reply(RefCell<Waiting>);
-
 #[derive(Debug)]
-enum Waiting {
-    For(Option<Waker>),
-    Told(Box<Answer>),
-}
-
-impl Default for Waiting {
-    fn default() -> Waiting {
-        Waiting::For(None)
-    }
-}
-
-#[derive(Debug)]
-pub struct Answer {
+pub(super) struct Answer {
     pub status: StatusCode,
-    /// Minted with this answer.
-    pub session: Option<u128>,
+    /// The id of a new session, sent with this answer.
+    pub session: Option<SessionId>,
     pub kind: &'static str,
-    /// Further headers, of pages.
+    /// Additional headers, for pages.
     pub headers: Vec<(&'static str, String)>,
     pub content: Content,
-    /// Of a refusal: what was wrong, for audit and metrics, where the status alone does not say it.
+    /// For a refusal: its kind, for audit and metrics, if the status alone does not tell it.
     pub refused: Option<&'static str>,
 }
 
 #[derive(Debug)]
-pub enum Content {
+pub(super) enum Content {
     Nothing,
     Whole(Bytes),
-    Events(Rc<Stream>, Place),
+    Events(Reply, Owner),
 }
 
-/// Which stream it is, for when its reader leaves.
+/// The owner of a response, which is told when its connection is gone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
-    /// Of a client, by its number; 0 is the general stream of a session.
-    Client(u64, u32),
+pub(super) enum Owner {
+    Client(u64),
     /// Events for the status page.
     Page(u64),
+    /// Events that another replica sends.
+    Forward(u64),
 }
 
-impl Reply {
-    pub fn tell(&self, answer: Box<Answer>) {
-        if let Waiting::For(Some(waker)) = self.0.replace(Waiting::Told(answer)) {
-            waker.wake();
-        }
-    }
+/// The response to one HTTP request: the connection waits for its head, and for the events that follow if it is a
+/// stream. Clones are the same response.
+#[derive(Clone)]
+pub(super) struct Reply(Rc<Inner>);
 
-    /// Given once.
-    pub fn poll(&self, cx: &Context<'_>) -> Poll<Box<Answer>> {
-        let mut waiting = self.0.borrow_mut();
-        match std::mem::take(&mut *waiting) {
-            Waiting::Told(answer) => Poll::Ready(answer),
-            Waiting::For(_) => {
-                *waiting = Waiting::For(Some(cx.waker().clone()));
-                Poll::Pending
-            }
-        }
-    }
+struct Inner {
+    connection: Rc<Connection>,
+    head: RefCell<Head>,
+    events: RefCell<Events>,
 }
 
-/// Events on their way to one reader.
-#[derive(Debug)]
-pub struct Stream(RefCell<Queue>);
+enum Head {
+    Awaited(Option<Waker>),
+    Given(Box<Answer>),
+    Taken,
+}
 
-#[derive(Debug)]
-struct Queue {
+#[derive(Default)]
+struct Events {
     frames: VecDeque<Bytes>,
     bytes: usize,
     state: State,
     waker: Option<Waker>,
-    /// When something was last put in.
-    fed: Instant,
-    line: Rc<Line>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum State {
+    #[default]
     Open,
-    /// What waits is still sent.
+    /// Pending frames are still sent.
     Ended,
     /// The reader was too slow.
     Cut,
 }
 
-impl Stream {
-    pub fn new(line: Rc<Line>, now: Instant) -> Rc<Stream> {
-        let queue = Queue { frames: VecDeque::new(), bytes: 0, state: State::Open, waker: None, fed: now, line };
-        Rc::new(Stream(RefCell::new(queue)))
+impl PartialEq for Reply {
+    fn eq(&self, other: &Reply) -> bool {
+        Rc::ptr_eq(&self.0, &other.0)
+    }
+}
+
+impl fmt::Debug for Reply {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Reply")
+    }
+}
+
+impl Reply {
+    pub(super) fn new(connection: Rc<Connection>) -> Reply {
+        let (head, events) = (RefCell::new(Head::Awaited(None)), RefCell::default());
+        Reply(Rc::new(Inner { connection, head, events }))
     }
 
-    /// Whoever takes nothing and lets more than `bytes_max` wait is cut off: nobody waits for it. A single frame may be
-    /// larger, and one who takes what comes may be behind by a burst.
-    pub fn put(&self, frame: Bytes, bytes_max: usize, now: Instant) {
-        let mut queue = self.0.borrow_mut();
-        if queue.state != State::Open {
+    /// Sets the head of the response, and all of it if it is not a stream. Only the first call counts.
+    pub(super) fn answer(&self, answer: Box<Answer>) {
+        let mut head = self.0.head.borrow_mut();
+        if let Head::Awaited(waker) = &mut *head {
+            let waker = waker.take();
+            *head = Head::Given(answer);
+            waker.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// The answer, if it was set and not taken yet.
+    pub(super) fn take(&self) -> Option<Box<Answer>> {
+        match self.0.head.replace(Head::Taken) {
+            Head::Given(answer) => Some(answer),
+            other => {
+                self.0.head.replace(other);
+                None
+            }
+        }
+    }
+
+    pub(super) fn poll(&self, cx: &Context<'_>) -> Poll<Box<Answer>> {
+        if let Some(answer) = self.take() {
+            return Poll::Ready(answer);
+        }
+        if let Head::Awaited(waker) = &mut *self.0.head.borrow_mut() {
+            *waker = Some(cx.waker().clone());
+        }
+        Poll::Pending
+    }
+
+    /// A reader that is stalled with more than `bytes_max` unsent bytes is disconnected. A single frame may be
+    /// larger, and a reader that keeps reading may be behind by a burst.
+    pub(super) fn send(&self, frame: Bytes, bytes_max: usize) {
+        let Inner { connection, events, .. } = &*self.0;
+        let mut events = events.borrow_mut();
+        if events.state != State::Open {
             return;
         }
-        let bytes = queue.bytes + frame.len();
-        let allowed = if queue.line.is_stalled() { bytes_max } else { bytes_max.saturating_mul(BURST) };
-        if !queue.frames.is_empty() && bytes > allowed {
-            queue.state = State::Cut;
-            queue.line.remove_waiting(queue.bytes);
-            queue.frames.clear();
-            queue.bytes = 0;
-            queue.line.cut();
+        let bytes = events.bytes + frame.len();
+        let allowed = if connection.is_stalled() { bytes_max } else { bytes_max.saturating_mul(BURST) };
+        if !events.frames.is_empty() && bytes > allowed {
+            events.state = State::Cut;
+            connection.remove_waiting(events.bytes);
+            events.frames.clear();
+            events.bytes = 0;
+            connection.cut();
         } else {
-            queue.line.add_waiting(frame.len());
-            queue.bytes = bytes;
-            queue.frames.push_back(frame);
-            queue.fed = now;
+            connection.add_waiting(frame.len());
+            events.bytes = bytes;
+            events.frames.push_back(frame);
         }
-        queue.wake();
+        events.wake();
     }
 
-    /// When it was last given something, unless all that still waits to be sent.
-    pub fn silent_since(&self) -> Option<Instant> {
-        let queue = self.0.borrow();
-        (queue.frames.is_empty() && queue.state == State::Open).then_some(queue.fed)
+    /// A ping makes the kernel detect a lost reader. Pending frames have the same effect.
+    pub(super) fn ping(&self) {
+        if self.0.events.borrow().frames.is_empty() {
+            self.send(Bytes::from_static(frames::PING), usize::MAX);
+        }
     }
 
-    pub fn end(&self) {
-        let mut queue = self.0.borrow_mut();
-        if queue.state == State::Open {
-            queue.state = State::Ended;
+    pub(super) fn end(&self) {
+        let mut events = self.0.events.borrow_mut();
+        if events.state == State::Open {
+            events.state = State::Ended;
         }
-        queue.wake();
+        events.wake();
     }
 
-    fn poll(&self, cx: &Context<'_>) -> Poll<Option<io::Result<Chunk>>> {
-        let mut queue = self.0.borrow_mut();
-        if let Some(frame) = queue.frames.pop_front() {
-            queue.bytes -= frame.len();
-            return Poll::Ready(Some(Ok(Chunk { bytes: frame, line: queue.line.clone() })));
+    fn poll_event(&self, cx: &Context<'_>) -> Poll<Option<io::Result<Chunk>>> {
+        let mut events = self.0.events.borrow_mut();
+        if let Some(frame) = events.frames.pop_front() {
+            events.bytes -= frame.len();
+            return Poll::Ready(Some(Ok(Chunk { bytes: frame, connection: self.0.connection.clone() })));
         }
-        match queue.state {
+        match events.state {
             State::Ended => Poll::Ready(None),
             State::Cut => Poll::Ready(Some(Err(io::ErrorKind::TimedOut.into()))),
             State::Open => {
-                queue.waker = Some(cx.waker().clone());
+                events.waker = Some(cx.waker().clone());
                 Poll::Pending
             }
         }
     }
 }
 
-impl Queue {
+impl Events {
     fn wake(&mut self) {
         if let Some(waker) = self.waker.take() {
             waker.wake();
@@ -182,16 +201,16 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl Drop for Inner {
     fn drop(&mut self) {
-        self.line.remove_waiting(self.bytes);
+        self.connection.remove_waiting(self.events.get_mut().bytes);
     }
 }
 
-/// Bytes of a response, counted among those that wait for their connection until the socket has taken them.
-pub struct Chunk {
+/// Bytes of a response. They count as unsent until the socket has taken them.
+pub(super) struct Chunk {
     bytes: Bytes,
-    line: Rc<Line>,
+    connection: Rc<Connection>,
 }
 
 impl Buf for Chunk {
@@ -205,29 +224,38 @@ impl Buf for Chunk {
 
     fn advance(&mut self, count: usize) {
         self.bytes.advance(count);
-        self.line.remove_waiting(count);
+        self.connection.remove_waiting(count);
     }
 }
 
 impl Drop for Chunk {
     fn drop(&mut self) {
-        self.line.remove_waiting(self.bytes.len());
+        self.connection.remove_waiting(self.bytes.len());
     }
 }
 
-/// The body of an answer, as hyper wants it. With its end the connection waits for the next request.
-pub struct Body {
+/// The body of an answer, as hyper needs it. At its end the connection waits for the next request.
+pub(super) struct Body {
     content: Content,
-    house: Shared,
-    line: Rc<Line>,
+    driver: Shared,
+    connection: Rc<Connection>,
 }
 
 impl Body {
-    pub fn new(content: Content, house: Shared, line: Rc<Line>) -> Body {
-        if let Content::Whole(bytes) = &content {
-            line.add_waiting(bytes.len());
+    pub(super) fn new(content: Content, driver: Shared, connection: Rc<Connection>) -> Body {
+        match &content {
+            Content::Whole(bytes) => connection.add_waiting(bytes.len()),
+            Content::Events(..) => connection.begin_stream(),
+            Content::Nothing => {}
         }
-        Body { content, house, line }
+        Body { content, driver, connection }
+    }
+}
+
+impl Body {
+    /// It has no bytes, and none will come.
+    pub(super) fn is_empty(&self) -> bool {
+        matches!(self.content, Content::Nothing)
     }
 }
 
@@ -241,9 +269,9 @@ impl HttpBody for Body {
             Content::Whole(bytes) => {
                 let bytes = std::mem::take(bytes);
                 self.content = Content::Nothing;
-                Poll::Ready(Some(Ok(Frame::data(Chunk { bytes, line: self.line.clone() }))))
+                Poll::Ready(Some(Ok(Frame::data(Chunk { bytes, connection: self.connection.clone() }))))
             }
-            Content::Events(stream, _) => stream.poll(cx).map(|next| next.map(|bytes| bytes.map(Frame::data))),
+            Content::Events(reply, _) => reply.poll_event(cx).map(|next| next.map(|bytes| bytes.map(Frame::data))),
         }
     }
 
@@ -267,62 +295,11 @@ impl HttpBody for Body {
 impl Drop for Body {
     fn drop(&mut self) {
         match &self.content {
-            Content::Events(stream, place) => self.house.borrow_mut().reader_left(*place, stream, Instant::now()),
-            // Nothing of it was sent.
-            Content::Whole(bytes) => self.line.remove_waiting(bytes.len()),
+            Content::Events(reply, owner) => self.driver.borrow_mut().reader_left(*owner, reply, Instant::now()),
+            // No part of it was sent.
+            Content::Whole(bytes) => self.connection.remove_waiting(bytes.len()),
             Content::Nothing => {}
         }
-        self.line.rest(&self.house);
-    }
-}
-
-/// One event with a message. A line feed in JSON text is white space, and would end the event's line.
-pub fn event(id: Option<(u32, u64)>, message: &[u8]) -> Bytes {
-    let message = message.trim_ascii();
-    let mut frame = BytesMut::with_capacity(message.len() + 48);
-    if let Some((stream, number)) = id {
-        frame.put_slice(format!("id: {stream}-{number}\n").as_bytes());
-    }
-    frame.put_slice(b"data: ");
-    let start = frame.len();
-    frame.put_slice(message);
-    if memchr::memchr2(b'\n', b'\r', message).is_some() {
-        for byte in &mut frame[start..] {
-            if matches!(byte, b'\n' | b'\r') {
-                *byte = b' ';
-            }
-        }
-    }
-    frame.put_slice(b"\n\n");
-    frame.freeze()
-}
-
-/// An id by which a stream can be taken up again, and nothing else.
-pub fn prime(stream: u32, number: u64) -> Bytes {
-    format!("id: {stream}-{number}\ndata:\n\n").into()
-}
-
-/// An event of the status page.
-pub fn named(name: &str, data: &str) -> Bytes {
-    let data = data.trim_end().replace(['\n', '\r'], " ");
-    format!("event: {name}\ndata: {data}\n\n").into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn an_event_is_one_line_of_data_whatever_the_json_looks_like() {
-        let table = [
-            ("{}", "data: {}\n\n"),
-            ("{\"a\":1}\n", "data: {\"a\":1}\n\n"),
-            ("{\r\n  \"a\": \"x\\ny\"\n}", "data: {    \"a\": \"x\\ny\" }\n\n"),
-        ];
-        for (message, frame) in table {
-            assert_eq!(event(None, message.as_bytes()), frame);
-        }
-        assert_eq!(event(Some((3, 9)), b"1"), "id: 3-9\ndata: 1\n\n");
-        assert_eq!(named("state", "{\n}\n"), "event: state\ndata: { }\n\n");
+        self.connection.rest(&self.driver);
     }
 }

@@ -1,28 +1,29 @@
-//! TLS on the listener: a certificate with its private key, and the bytes of a connection with or without TLS.
+//! TLS on the listener: a certificate with its private key, and the byte stream of a connection with or without TLS.
 //! It does not watch the files; a change of them is a change of the configuration.
 
 use std::{
-    fmt, fs, io,
+    fmt, io,
     path::Path,
     pin::Pin,
     task::{Context, Poll},
 };
 
+use outlast_os as os;
 use sha2::{Digest, Sha256};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
 };
 
-/// A larger file is no certificate and no key.
+/// A larger file is neither a certificate nor a key.
 const FILE_MAX: u64 = 1 << 20;
 /// The first byte of a TLS connection: a handshake record.
 const HANDSHAKE: u8 = 0x16;
-/// What a client is told that sends plain HTTP to a port with TLS.
+/// The answer to a client that sends plain HTTP to a port with TLS.
 const NOT_TLS: &[u8] = b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\ncontent-type: text/plain\r\n\
     content-length: 53\r\n\r\nthis port speaks TLS: use https:// instead of http://";
 
-/// A certificate chain and its private key, which belong together.
+/// A certificate chain and the matching private key.
 #[derive(Clone)]
 pub struct Certificate {
     acceptor: system::Acceptor,
@@ -53,7 +54,7 @@ impl Certificate {
         Ok(Certificate { acceptor, digest })
     }
 
-    /// The handshake. Nothing if the client speaks no TLS, or does not trust us.
+    /// Performs the handshake. `None` if the client does not use TLS, or rejects the certificate.
     pub async fn accept(&self, mut tcp: TcpStream) -> Option<Transport> {
         let mut first = [0];
         if tcp.peek(&mut first).await.ok()? == 0 {
@@ -70,14 +71,10 @@ impl Certificate {
 
 fn read(path: &Path) -> Result<Vec<u8>, String> {
     let wrong = |why: &dyn fmt::Display| format!("`{}` cannot be read: {why}", path.display());
-    let size = fs::metadata(path).map_err(|error| wrong(&error))?.len();
-    if size > FILE_MAX {
-        return Err(wrong(&format!("it is larger than {FILE_MAX} bytes")));
-    }
-    fs::read(path).map_err(|error| wrong(&error))
+    os::read_named(path, FILE_MAX).map_err(|error| wrong(&error))
 }
 
-/// The bytes of one connection.
+/// The byte stream of one connection.
 pub enum Transport {
     Plain(TcpStream),
     Tls(Box<system::TlsStream>),
@@ -133,7 +130,7 @@ impl AsyncWrite for Transport {
     }
 }
 
-/// The TLS that is compiled in.
+/// The TLS library that is compiled in.
 #[cfg(not(any(windows, target_os = "macos")))]
 mod system {
     use std::{path::Path, sync::Arc};
@@ -146,17 +143,17 @@ mod system {
     use tokio::net::TcpStream;
     use tokio_rustls::TlsAcceptor;
 
-    pub type TlsStream = tokio_rustls::server::TlsStream<TcpStream>;
-    pub type Acceptor = TlsAcceptor;
+    pub(super) type TlsStream = tokio_rustls::server::TlsStream<TcpStream>;
+    pub(super) type Acceptor = TlsAcceptor;
 
-    pub fn acceptor(cert: (&Path, &[u8]), key: (&Path, &[u8])) -> Result<Acceptor, String> {
+    pub(super) fn acceptor(cert: (&Path, &[u8]), key: (&Path, &[u8])) -> Result<Acceptor, String> {
         let chain: Result<Vec<CertificateDer<'static>>, _> = CertificateDer::pem_slice_iter(cert.1).collect();
-        let chain = chain.map_err(|error| format!("`{}` is no certificate in PEM: {error}", cert.0.display()))?;
+        let chain = chain.map_err(|error| format!("`{}` is not a certificate in PEM: {error}", cert.0.display()))?;
         if chain.is_empty() {
-            return Err(format!("`{}` holds no certificate in PEM", cert.0.display()));
+            return Err(format!("`{}` contains no certificate in PEM", cert.0.display()));
         }
         let private = PrivateKeyDer::from_pem_slice(key.1)
-            .map_err(|error| format!("`{}` holds no private key in PEM: {error}", key.0.display()))?;
+            .map_err(|error| format!("`{}` contains no private key in PEM: {error}", key.0.display()))?;
         let mut config = ServerConfig::builder_with_provider(ring::default_provider().into())
             .with_safe_default_protocol_versions()
             .expect("the provider has them")
@@ -171,7 +168,7 @@ mod system {
     }
 }
 
-/// The TLS of the system.
+/// The TLS library of the system.
 #[cfg(any(windows, target_os = "macos"))]
 mod system {
     use std::path::Path;

@@ -1,36 +1,35 @@
-//! What the front itself has to say: refusals, each with its status and a JSON-RPC error that says what to do.
-
-use std::rc::Rc;
+//! The answers of the front itself: refusals, each with an HTTP status and a JSON-RPC error that says what to do.
 
 use bytes::Bytes;
 use hyper::StatusCode;
 use outlast_core::{
+    front::{NoStream, SessionId},
     gateway::Said,
     message::{self, Message},
 };
 
-use super::stream::{Answer, Content, Place, Stream};
+use super::stream::{Answer, Content, Owner, Reply};
 
-pub const JSON: &str = "application/json";
-pub const EVENTS: &str = "text/event-stream";
+pub(super) const JSON: &str = "application/json";
+pub(super) const EVENTS: &str = "text/event-stream";
 
 /// Revisions with a handshake, which clients may name in their headers.
-pub const HANDSHAKE: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
-/// Revisions where each request stands for itself.
-pub const STATELESS: [&str; 1] = ["2026-07-28"];
+pub(super) const HANDSHAKE: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
+/// Revisions without a handshake, in which each request is independent.
+pub(super) const STATELESS: [&str; 1] = ["2026-07-28"];
 /// The one revision with batches.
-pub const WITH_BATCHES: &str = "2025-03-26";
+pub(super) const WITH_BATCHES: &str = "2025-03-26";
 
-pub const NOT_JSON: i32 = -32700;
-pub const INVALID_REQUEST: i32 = -32600;
-pub const NO_SUCH_METHOD: i32 = -32601;
-pub const INVALID_PARAMS: i32 = -32602;
-pub const HEADER_MISMATCH: i32 = -32020;
-pub const MISSING_CAPABILITY: i32 = -32021;
-pub const UNSUPPORTED_VERSION: i32 = -32022;
+pub(super) const NOT_JSON: i32 = -32700;
+pub(super) const INVALID_REQUEST: i32 = -32600;
+pub(super) const NO_SUCH_METHOD: i32 = -32601;
+pub(super) const INVALID_PARAMS: i32 = -32602;
+pub(super) const HEADER_MISMATCH: i32 = -32020;
+pub(super) const MISSING_CAPABILITY: i32 = -32021;
+pub(super) const UNSUPPORTED_VERSION: i32 = -32022;
 
-/// Whether it names a revision without a handshake, be it one we know or a later one.
-pub fn is_stateless(version: &str) -> bool {
+/// Whether it names a revision without a handshake, a known one or a later one.
+pub(super) fn is_stateless(version: &str) -> bool {
     let is_date = version.len() == 10
         && version.bytes().enumerate().all(|(at, byte)| match at {
             4 | 7 => byte == b'-',
@@ -39,13 +38,8 @@ pub fn is_stateless(version: &str) -> bool {
     is_date && version > HANDSHAKE[0]
 }
 
-/// Whether streams of this revision begin with an event that is nothing but an id.
-pub fn has_priming(version: &str) -> bool {
-    version >= "2025-11-25"
-}
-
-/// How an error of the stateless era travels. One that a backend's own method gave is a good answer to HTTP.
-pub fn status_of(code: Option<i64>) -> StatusCode {
+/// The HTTP status for an error of the stateless era. An error of a backend's own method has status 200.
+pub(super) fn status_of(code: Option<i64>) -> StatusCode {
     match code.and_then(|code| i32::try_from(code).ok()) {
         Some(NO_SUCH_METHOD) => StatusCode::NOT_FOUND,
         Some(NOT_JSON | INVALID_REQUEST | HEADER_MISMATCH | MISSING_CAPABILITY | UNSUPPORTED_VERSION) => {
@@ -56,7 +50,7 @@ pub fn status_of(code: Option<i64>) -> StatusCode {
 }
 
 impl Answer {
-    pub fn json(status: StatusCode, session: Option<u128>, body: Bytes) -> Box<Answer> {
+    pub(super) fn json(status: StatusCode, session: Option<SessionId>, body: Bytes) -> Box<Answer> {
         Box::new(Answer {
             status,
             session,
@@ -67,13 +61,13 @@ impl Answer {
         })
     }
 
-    pub fn events(session: Option<u128>, stream: Rc<Stream>, place: Place) -> Box<Answer> {
-        let content = Content::Events(stream, place);
+    pub(super) fn events(session: Option<SessionId>, reply: Reply, owner: Owner) -> Box<Answer> {
+        let content = Content::Events(reply, owner);
         Box::new(Answer { status: StatusCode::OK, session, kind: EVENTS, headers: Vec::new(), content, refused: None })
     }
 
-    /// Nothing more needs to be said.
-    pub fn empty(status: StatusCode) -> Box<Answer> {
+    /// An answer without a body.
+    pub(super) fn empty(status: StatusCode) -> Box<Answer> {
         Box::new(Answer {
             status,
             session: None,
@@ -85,22 +79,22 @@ impl Answer {
     }
 
     /// `id` is JSON.
-    pub fn error(status: StatusCode, id: &str, code: i32, message: &str, data: Option<&str>) -> Box<Answer> {
+    pub(super) fn error(status: StatusCode, id: &str, code: i32, message: &str, data: Option<&str>) -> Box<Answer> {
         Answer::json(status, None, message::error_line(id, code, message, data))
     }
 
-    pub fn refusal(status: StatusCode, message: &str) -> Box<Answer> {
+    pub(super) fn refusal(status: StatusCode, message: &str) -> Box<Answer> {
         Answer::error(status, "null", INVALID_REQUEST, message, None)
     }
 
-    /// Says for audit and metrics what was wrong, where the status alone does not.
-    pub fn because(mut self: Box<Self>, kind: &'static str) -> Box<Answer> {
+    /// Sets the kind of the refusal for audit and metrics, if the status alone does not tell it.
+    pub(super) fn because(mut self: Box<Self>, kind: &'static str) -> Box<Answer> {
         self.refused = Some(kind);
         self
     }
 
-    /// What was wrong, if this refuses a request.
-    pub fn refusal_kind(&self) -> &'static str {
+    /// The kind of the refusal, if this refuses a request.
+    pub(super) fn refusal_kind(&self) -> &'static str {
         self.refused.unwrap_or(match self.status {
             StatusCode::UNAUTHORIZED => "unauthenticated",
             StatusCode::FORBIDDEN => "forbidden",
@@ -113,22 +107,22 @@ impl Answer {
         })
     }
 
-    /// With a header, if there is one to add.
-    pub fn with_all(self: Box<Self>, header: Option<(&'static str, String)>) -> Box<Answer> {
+    /// Adds a header, if there is one.
+    pub(super) fn with_all(self: Box<Self>, header: Option<(&'static str, String)>) -> Box<Answer> {
         match header {
             Some((name, value)) => self.with(name, value),
             None => self,
         }
     }
 
-    pub fn with(mut self: Box<Self>, name: &'static str, value: impl Into<String>) -> Box<Answer> {
+    pub(super) fn with(mut self: Box<Self>, name: &'static str, value: impl Into<String>) -> Box<Answer> {
         self.headers.push((name, value.into()));
         self
     }
 }
 
-/// When a request that was refused for now may be sent again, as a header in whole seconds.
-pub fn retry_after(message: &[u8], said: Said) -> Option<(&'static str, String)> {
+/// The `Retry-After` header, in whole seconds, of a request that was refused temporarily.
+pub(super) fn retry_after(message: &[u8], said: Said) -> Option<(&'static str, String)> {
     const MEMBER: &[u8] = b"\"retry_after_ms\"";
     if said != Said::Error || memchr::memmem::find(message, MEMBER).is_none() {
         return None;
@@ -140,42 +134,56 @@ pub fn retry_after(message: &[u8], said: Said) -> Option<(&'static str, String)>
     Some(("retry-after", millis.div_ceil(1000).to_string()))
 }
 
-pub fn session_ended() -> Box<Answer> {
+pub(super) fn session_ended() -> Box<Answer> {
     Answer::refusal(StatusCode::NOT_FOUND, "this session has ended: send initialize without Mcp-Session-Id")
 }
 
-pub fn closing() -> Box<Answer> {
+pub(super) fn closing() -> Box<Answer> {
     Answer::refusal(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping").with("retry-after", "5")
 }
 
-pub fn no_such_session() -> Box<Answer> {
+/// The replica that serves a session cannot be found out, or not be reached.
+pub(super) fn no_home() -> Box<Answer> {
+    let message = "the replica of this session cannot be reached: try again";
+    Answer::refusal(StatusCode::SERVICE_UNAVAILABLE, message).with("retry-after", "1")
+}
+
+pub(super) fn no_such_session() -> Box<Answer> {
     Answer::refusal(
         StatusCode::NOT_FOUND,
         "there is no such session, or it has ended: send initialize without Mcp-Session-Id",
     )
 }
 
-pub fn session_needed() -> Box<Answer> {
+pub(super) fn no_stream(why: NoStream) -> Box<Answer> {
+    let message = match why {
+        NoStream::NotAnId => "the Last-Event-ID is not one of this session",
+        NoStream::Forgotten => "the stream with this Last-Event-ID has ended, and its events are not kept any more",
+    };
+    Answer::refusal(StatusCode::BAD_REQUEST, message)
+}
+
+pub(super) fn session_needed() -> Box<Answer> {
     Answer::refusal(
         StatusCode::BAD_REQUEST,
-        "the Mcp-Session-Id header is missing: send the one that came with the answer to initialize",
+        "the Mcp-Session-Id header is missing: send the one from the answer to initialize",
     )
 }
 
-pub fn too_many_sessions(max: usize) -> Box<Answer> {
+pub(super) fn too_many_sessions(max: usize) -> Box<Answer> {
     let message = format!("{max} sessions are in use, which is the limit: end one with DELETE, or try again later");
     Answer::refusal(StatusCode::SERVICE_UNAVAILABLE, &message).with("retry-after", "10")
 }
 
-pub fn method_not_allowed(allow: &'static str, message: &str) -> Box<Answer> {
+pub(super) fn method_not_allowed(allow: &'static str, message: &str) -> Box<Answer> {
     Answer::refusal(StatusCode::METHOD_NOT_ALLOWED, message).with("allow", allow)
 }
 
-pub fn mismatch(id: &str, message: &str) -> Box<Answer> {
+pub(super) fn mismatch(id: &str, message: &str) -> Box<Answer> {
     Answer::error(StatusCode::BAD_REQUEST, id, HEADER_MISMATCH, message, None)
 }
 
-pub fn unsupported(id: &str, requested: &str, supported: &[&str]) -> Box<Answer> {
+pub(super) fn unsupported(id: &str, requested: &str, supported: &[&str]) -> Box<Answer> {
     let data = serde_json::json!({"supported": supported, "requested": requested}).to_string();
     let message = format!("protocol version {requested} is not supported");
     Answer::error(StatusCode::BAD_REQUEST, id, UNSUPPORTED_VERSION, &message, Some(&data))

@@ -1,16 +1,80 @@
-//! What a schema costs before it is compiled, and what checking arguments against it costs before that is done.
+//! The cost of a schema, computed before it is compiled, and the cost of a check, computed before it is done.
 //!
-//! Schemas come from backends and arguments from clients, and the validator cannot be interrupted. So its work is bounded in
-//! advance: by a walk over the schema as if every reference were replaced by its target, and by counting each pair of a
-//! subschema and a value that it is applied to. Both walks have a budget of their own, and end when it is used up.
+//! Schemas come from backends and arguments from clients, and the validator cannot be interrupted. Where its work can
+//! be counted, it is limited in advance: by a walk over the schema with every reference replaced by its target, and by
+//! counting each pair of a subschema and a value. Both walks have a budget and stop when it is used up.
+
+use std::collections::BTreeMap;
 
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value};
 
-/// Subschemas of one schema, with every reference replaced by its target. A recursive reference counts once.
+/// Bounds of one schema, with every reference replaced by its target.
+struct Limits {
+    /// Subschemas. A recursive reference counts once.
+    expanded: usize,
+    /// Subschemas within one another.
+    nested: usize,
+    /// The keywords it may have; all, if nothing.
+    keywords: Option<&'static [&'static str]>,
+}
+
+impl Limits {
+    /// Where keywords are restricted, references are paths: a name must be searched for in all of the schema.
+    fn allow(&self, keyword: &str, value: &Value) -> bool {
+        let is_path = || value.as_str().is_some_and(|reference| reference.starts_with("#/"));
+        self.keywords.is_none_or(|known| known.contains(&keyword) && (keyword != "$ref" || is_path()))
+    }
+}
+
 const EXPANDED_MAX: usize = 5_000;
-/// Subschemas within one another, references followed.
 const NESTED_MAX: usize = 100;
+const ANY: Limits = Limits { expanded: EXPANDED_MAX, nested: NESTED_MAX, keywords: None };
+/// The same for a schema that is compiled at once.
+const SIMPLE_EXPANDED_MAX: usize = 500;
+const SIMPLE_NESTED_MAX: usize = 20;
+const SIMPLE: Limits =
+    Limits { expanded: SIMPLE_EXPANDED_MAX, nested: SIMPLE_NESTED_MAX, keywords: Some(&SIMPLE_KEYWORDS) };
+/// Keywords whose evaluation is linear in the value. Those that have no effect are here too.
+const SIMPLE_KEYWORDS: [&str; 37] = [
+    "$comment",
+    "$defs",
+    "$ref",
+    "$schema",
+    "additionalItems",
+    "additionalProperties",
+    "allOf",
+    "anyOf",
+    "const",
+    "default",
+    "definitions",
+    "deprecated",
+    "description",
+    "discriminator",
+    "enum",
+    "examples",
+    "exclusiveMaximum",
+    "exclusiveMinimum",
+    "items",
+    "maxItems",
+    "maxLength",
+    "maxProperties",
+    "maximum",
+    "minItems",
+    "minLength",
+    "minProperties",
+    "minimum",
+    "not",
+    "oneOf",
+    "prefixItems",
+    "properties",
+    "propertyNames",
+    "readOnly",
+    "required",
+    "title",
+    "type",
+    "writeOnly",
+];
 /// Regular expressions in one schema, and the length of each.
 const PATTERNS_MAX: usize = 64;
 const PATTERN_BYTES_MAX: usize = 1_000;
@@ -18,19 +82,27 @@ const PATTERN_BYTES_MAX: usize = 1_000;
 const PATTERN_REPEATED_MAX: u64 = 100_000;
 /// Steps of one evaluation: a keyword that is applied to a value is one, and so are 16 bytes that an expression reads.
 const STEPS_MAX: u64 = 300_000;
-/// Pairs of a subschema and a value that are looked at to count the steps.
+/// Pairs of a subschema and a value that are visited to count the steps.
 const PAIRS_MAX: usize = 100_000;
-/// Subschemas and values within one another, in one evaluation.
+/// Depth of subschemas and values in one evaluation.
 const EVALUATION_DEPTH_MAX: usize = 300;
-/// An evaluation that cannot have more steps than this is not counted more exactly.
+/// Steps of an evaluation that is done at once. Here a keyword has a step for each value within its value, and for each 16 bytes
+/// of text: a branch that does not fit makes an error with a copy of its value.
+const SMALL_STEPS_MAX: u64 = 60_000;
+/// An evaluation that cannot have more steps than this is not counted exactly.
 const STEPS_FEW: u64 = 20_000;
 
-/// The subschemas of a schema, as far as they decide what an evaluation costs.
-pub struct Cost {
+/// The subschemas of a schema, reduced to what determines the cost of an evaluation.
+pub(super) struct Cost {
     nodes: Vec<Node>,
-    /// Nothing if a reference is recursive.
+    /// `None` if a reference is recursive.
     steps_at_most: Option<u64>,
+    /// The targets of its references are known only during the evaluation.
+    is_dynamic: bool,
 }
+
+/// Keywords that change the target of references.
+const DYNAMIC: [&str; 5] = ["$dynamicRef", "$dynamicAnchor", "$recursiveRef", "$recursiveAnchor", "$id"];
 
 #[derive(Default)]
 struct Node {
@@ -38,14 +110,14 @@ struct Node {
     own: u64,
     /// Applied to the same value.
     in_place: Vec<u32>,
-    properties: FxHashMap<Box<str>, u32>,
+    properties: BTreeMap<Box<str>, u32>,
     /// Applied to each member of an object.
     members: Vec<u32>,
-    /// Applied to the element at the same place of an array.
+    /// Applied to the element at the same index of an array.
     prefix: Vec<u32>,
     /// Applied to each element of an array.
     elements: Vec<u32>,
-    /// Expressions that are applied to a text, or to each name of an object.
+    /// Regular expressions that are applied to a text, or to each name of an object.
     patterns: u64,
     is_unique: bool,
     /// `unevaluatedProperties` and `unevaluatedItems` evaluate the rest a second time.
@@ -53,7 +125,7 @@ struct Node {
 }
 
 impl Node {
-    /// It applies nothing else, and costs about the same whatever its value is.
+    /// It applies no subschema, and its cost hardly depends on the value.
     fn is_leaf(&self) -> bool {
         let lists = [&self.in_place, &self.members, &self.prefix, &self.elements];
         lists.into_iter().all(Vec::is_empty) && self.properties.is_empty() && !self.is_unique
@@ -61,34 +133,77 @@ impl Node {
 }
 
 impl Cost {
-    /// The error is why the schema is not compiled, in a few words.
-    pub fn of(schema: &Value) -> Result<Cost, String> {
-        let mut survey =
-            Survey { root: schema, nodes: Vec::new(), numbers: FxHashMap::default(), todo: Vec::new(), patterns: 0 };
+    /// The error says why the schema is not compiled.
+    pub(super) fn of(schema: &Value) -> Result<Cost, String> {
+        if is_dynamic(schema) {
+            return Ok(Cost { nodes: Vec::new(), steps_at_most: None, is_dynamic: true });
+        }
+        Cost::within(schema, &ANY)
+    }
+
+    /// The cost of a schema that can be compiled at once, and whose evaluation is linear in the value. Nothing if it is not
+    /// known to be one.
+    pub(super) fn of_simple(schema: &Value) -> Option<Cost> {
+        let cost = Cost::within(schema, &SIMPLE).ok()?;
+        (cost.steps_at_most.is_some() && !is_dynamic(schema)).then_some(cost)
+    }
+
+    fn within(schema: &Value, limits: &'static Limits) -> Result<Cost, String> {
+        let numbers = FxHashMap::default();
+        let mut survey = Survey { root: schema, limits, nodes: Vec::new(), numbers, todo: Vec::new(), patterns: 0 };
         survey.number(schema)?;
         while let Some((number, schema)) = survey.todo.pop() {
             let node = survey.node(schema)?;
             survey.nodes[number as usize] = node;
         }
         let nodes = survey.nodes;
-        let steps_at_most = expand(&nodes)?;
-        Ok(Cost { nodes, steps_at_most })
+        let steps_at_most = expand(&nodes, limits)?;
+        Ok(Cost { nodes, steps_at_most, is_dynamic: false })
     }
 
-    /// Whether an evaluation stays within its budget.
-    pub fn is_affordable(&self, value: &Value) -> bool {
+    /// Whether an evaluation stays within its budget. A dynamic schema is limited by time instead.
+    pub(super) fn is_affordable(&self, value: &Value) -> bool {
+        self.is_dynamic || self.has_at_most(STEPS_MAX, value, false)
+    }
+
+    /// Whether an evaluation is so short that it may be done at once.
+    pub(super) fn is_small(&self, value: &Value) -> bool {
+        !self.is_dynamic && self.has_at_most(SMALL_STEPS_MAX, value, true)
+    }
+
+    fn has_at_most(&self, max: u64, value: &Value, is_by_size: bool) -> bool {
         if let Some(steps) = self.steps_at_most
             && steps.saturating_mul(size(value, STEPS_FEW)) <= STEPS_FEW
         {
             return true;
         }
-        let mut count = Count { nodes: &self.nodes, known: FxHashMap::default(), pairs: 0 };
+        let mut count = Count { nodes: &self.nodes, max, is_by_size, known: FxHashMap::default(), pairs: 0 };
         count.steps(0, value, 0).is_some()
     }
 }
 
+/// Whether a part of it has one of these keywords. An `$id` at its top does not count.
+fn is_dynamic(schema: &Value) -> bool {
+    let mut todo = vec![schema];
+    while let Some(value) = todo.pop() {
+        match value {
+            Value::Object(members) => {
+                let is_top = std::ptr::eq(value, schema);
+                if members.keys().any(|name| DYNAMIC.contains(&name.as_str()) && !(is_top && name == "$id")) {
+                    return true;
+                }
+                todo.extend(members.values());
+            }
+            Value::Array(elements) => todo.extend(elements),
+            _ => {}
+        }
+    }
+    false
+}
+
 struct Survey<'a> {
     root: &'a Value,
+    limits: &'static Limits,
     nodes: Vec<Node>,
     numbers: FxHashMap<*const Value, u32>,
     todo: Vec<(u32, &'a Value)>,
@@ -100,8 +215,8 @@ impl<'a> Survey<'a> {
         if let Some(known) = self.numbers.get(&std::ptr::from_ref(schema)) {
             return Ok(*known);
         }
-        if self.nodes.len() >= EXPANDED_MAX {
-            return Err(format!("it has more than {EXPANDED_MAX} parts"));
+        if self.nodes.len() >= self.limits.expanded {
+            return Err(format!("it has more than {} parts", self.limits.expanded));
         }
         let number = self.nodes.len() as u32;
         self.nodes.push(Node::default());
@@ -118,6 +233,9 @@ impl<'a> Survey<'a> {
         let mut node = Node { own: 1, ..Node::default() };
         let Value::Object(schema) = schema else { return Ok(node) };
         for (keyword, value) in schema {
+            if !self.limits.allow(keyword, value) {
+                return Err(format!("it has the keyword `{keyword}`"));
+            }
             node.own += 1;
             let map = || value.as_object().into_iter().flat_map(Map::values);
             let list = || value.as_array().into_iter().flatten();
@@ -128,14 +246,8 @@ impl<'a> Survey<'a> {
                 "dependentSchemas" | "dependencies" => node.in_place.extend(self.numbers(map())?),
                 "$ref" => {
                     let target = value.as_str().and_then(|reference| self.target(reference));
-                    let target = target.ok_or("a reference leads out of it, or to nothing")?;
+                    let target = target.ok_or("a reference points outside of it, or to nothing")?;
                     node.in_place.push(self.number(target)?);
-                }
-                "$dynamicRef" | "$recursiveRef" | "$dynamicAnchor" | "$recursiveAnchor" => {
-                    return Err(format!("`{keyword}` is not supported"));
-                }
-                "$id" if !std::ptr::eq(schema, self.root.as_object().unwrap_or(schema)) => {
-                    return Err("`$id` is supported only at its top".to_owned());
                 }
                 "properties" => {
                     for (name, value) in value.as_object().into_iter().flatten() {
@@ -187,7 +299,7 @@ impl<'a> Survey<'a> {
         Ok(())
     }
 
-    /// The target of a reference within this schema: by its path, or by a name that only this schema gives.
+    /// The target of a reference within this schema: by its path, or by an anchor that occurs once.
     fn target(&self, reference: &str) -> Option<&'a Value> {
         let fragment = reference.strip_prefix('#')?;
         let target = match fragment.is_empty() || fragment.starts_with('/') {
@@ -198,8 +310,8 @@ impl<'a> Survey<'a> {
     }
 }
 
-/// Every path through the schema, references followed: how many steps it has for one value if no path ends in itself.
-fn expand(nodes: &[Node]) -> Result<Option<u64>, String> {
+/// Every path through the schema, references followed: its steps for one value if no path is recursive.
+fn expand(nodes: &[Node], limits: &Limits) -> Result<Option<u64>, String> {
     let below = |number: u32| {
         let node = &nodes[number as usize];
         let lists = [&node.in_place, &node.members, &node.prefix, &node.elements];
@@ -220,15 +332,15 @@ fn expand(nodes: &[Node]) -> Result<Option<u64>, String> {
             continue;
         };
         count += 1;
-        if count > EXPANDED_MAX {
-            return Err(format!("with its references it has more than {EXPANDED_MAX} parts"));
+        if count > limits.expanded {
+            return Err(format!("with its references it has more than {} parts", limits.expanded));
         }
         if is_open[next as usize] {
             is_recursive = true;
             continue;
         }
-        if path.len() >= NESTED_MAX {
-            return Err(format!("with its references it is nested deeper than {NESTED_MAX} levels"));
+        if path.len() >= limits.nested {
+            return Err(format!("with its references it is nested deeper than {} levels", limits.nested));
         }
         let node = &nodes[next as usize];
         steps = steps.saturating_add(node.own + node.patterns + u64::from(node.is_unique));
@@ -241,33 +353,45 @@ fn expand(nodes: &[Node]) -> Result<Option<u64>, String> {
 
 struct Count<'a> {
     nodes: &'a [Node],
+    /// Steps.
+    max: u64,
+    /// A keyword counts as often as its value is large.
+    is_by_size: bool,
     pairs: usize,
-    /// Nothing while it is being counted.
+    /// `None` while it is being counted.
     known: FxHashMap<(u32, *const Value), Option<u64>>,
 }
 
 impl Count<'_> {
-    /// How many steps an evaluation may have; nothing if they are too many.
+    fn own(&self, node: &Node, value: &Value) -> u64 {
+        match self.is_by_size {
+            true => node.own.saturating_mul(size(value, self.max)),
+            false => node.own,
+        }
+    }
+
+    /// The number of steps of an evaluation; `None` if there are too many.
     fn steps(&mut self, number: u32, value: &Value, depth: usize) -> Option<u64> {
         let nodes = self.nodes;
         let node = &nodes[number as usize];
         self.pairs += 1;
-        if depth >= EVALUATION_DEPTH_MAX || self.pairs > PAIRS_MAX {
+        if depth >= EVALUATION_DEPTH_MAX || self.pairs > PAIRS_MAX || self.pairs as u64 > self.max {
             return None;
         }
         if node.is_leaf() {
-            return Some(node.own + node.patterns * (1 + value.as_str().map_or(0, str::len) as u64 / 16));
+            let steps = self.own(node, value) + node.patterns * (1 + value.as_str().map_or(0, str::len) as u64 / 16);
+            return within(steps, self.max);
         }
         let pair = (number, std::ptr::from_ref(value));
-        // `None` within: a subschema that is applied to the same value by itself never ends.
+        // `None` within: a subschema that applies itself to the same value never ends.
         if let Some(known) = self.known.get(&pair) {
             return *known;
         }
         self.known.insert(pair, None);
-        let mut steps = node.own;
+        let mut steps = within(self.own(node, value), self.max)?;
         let times = 1 + u64::from(node.is_repeated);
         for next in &node.in_place {
-            steps = within(steps.saturating_add(self.steps(*next, value, depth + 1)?.saturating_mul(times)))?;
+            steps = within(steps.saturating_add(self.steps(*next, value, depth + 1)?.saturating_mul(times)), self.max)?;
         }
         match value {
             Value::String(text) => steps += node.patterns * (1 + text.len() as u64 / 16),
@@ -277,7 +401,7 @@ impl Count<'_> {
                 }
                 for (index, element) in elements.iter().enumerate() {
                     for next in node.prefix.get(index).into_iter().chain(&node.elements) {
-                        steps = within(steps.saturating_add(self.steps(*next, element, depth + 1)?))?;
+                        steps = within(steps.saturating_add(self.steps(*next, element, depth + 1)?), self.max)?;
                     }
                 }
             }
@@ -285,23 +409,23 @@ impl Count<'_> {
                 for (name, member) in members {
                     steps += node.patterns * (1 + name.len() as u64 / 16);
                     for next in node.properties.get(name.as_str()).into_iter().chain(&node.members) {
-                        steps = within(steps.saturating_add(self.steps(*next, member, depth + 1)?))?;
+                        steps = within(steps.saturating_add(self.steps(*next, member, depth + 1)?), self.max)?;
                     }
                 }
             }
             _ => {}
         }
-        let steps = within(steps)?;
+        let steps = within(steps, self.max)?;
         self.known.insert(pair, Some(steps));
         Some(steps)
     }
 }
 
-fn within(steps: u64) -> Option<u64> {
-    (steps <= STEPS_MAX).then_some(steps)
+fn within(steps: u64, max: u64) -> Option<u64> {
+    (steps <= max).then_some(steps)
 }
 
-/// Values within a value, and 16 bytes of text for one more. It is not counted beyond the bound.
+/// Values within a value, and one more for each 16 bytes of text. It is not counted beyond the limit.
 fn size(value: &Value, max: u64) -> u64 {
     let (mut size, mut todo) = (0_u64, vec![value]);
     while let Some(value) = todo.pop() {
@@ -322,7 +446,7 @@ fn size(value: &Value, max: u64) -> u64 {
     size
 }
 
-/// By how much counted repetitions (`{n}`, `{n,m}`) multiply an expression, at most.
+/// The factor by which counted repetitions (`{n}`, `{n,m}`) enlarge an expression, at most.
 fn repetitions(pattern: &str) -> u64 {
     let counted = pattern.split('{').skip(1).filter_map(|rest| rest.split_once('}')).map(|(inner, _)| inner);
     counted.fold(1, |product, inner| {
@@ -351,7 +475,7 @@ fn percent_decoded(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-/// The one part of a schema with this `$anchor`.
+/// The only part of a schema with this `$anchor`.
 fn anchored<'a>(root: &'a Value, name: &str) -> Option<&'a Value> {
     let (mut found, mut todo) = (None, vec![root]);
     while let Some(value) = todo.pop() {
@@ -375,7 +499,7 @@ mod tests {
 
     use super::*;
 
-    /// `count` definitions of which each refers to the next one twice.
+    /// `count` definitions, each of which refers to the next one twice.
     fn doubling(count: usize, keyword: &str) -> Value {
         let mut definitions = Map::new();
         for n in 0..count {
@@ -407,10 +531,8 @@ mod tests {
             (doubling(14, "allOf"), "more than 5000 parts"),
             (doubling(30, "anyOf"), "more than 5000 parts"),
             (json!({"$ref": "#/$defs/d0", "$defs": everywhere}), "more than 5000 parts"),
-            (json!({"$ref": "#/$defs/d0", "$defs": chain}), "leads out of it, or to nothing"),
-            (json!({"$ref": "https://example.com/x"}), "leads out of it"),
-            (json!({"$dynamicRef": "#x"}), "`$dynamicRef` is not supported"),
-            (json!({"properties": {"a": {"$id": "https://example.com/x"}}}), "`$id` is supported only at its top"),
+            (json!({"$ref": "#/$defs/d0", "$defs": chain}), "points outside of it, or to nothing"),
+            (json!({"$ref": "https://example.com/x"}), "points outside of it"),
             (json!({"pattern": "x".repeat(1001)}), "longer than 1000 bytes"),
             (json!({"pattern": "((a{1,100}){1,100}){1,100}"}), "repeats too much"),
             (json!({"allOf": vec![json!({"pattern": "a"}); 65]}), "more than 64 regular expressions"),
@@ -428,7 +550,7 @@ mod tests {
     }
 
     #[test]
-    fn usual_schemas_are_affordable() {
+    fn usual_schemas_are_within_the_budget() {
         let tree = json!({"$ref": "#/$defs/node", "$defs": {"node": {"type": "object", "properties": {
             "name": {"type": "string", "pattern": "^[a-z]{1,64}$"},
             "children": {"type": "array", "items": {"$ref": "#/$defs/node"}}}}}});

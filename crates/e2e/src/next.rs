@@ -1,0 +1,5 @@
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    outlast::main_of_next_version(std::env::args_os())
+}
