@@ -364,7 +364,7 @@ impl<R: Clone + PartialEq> HttpFront<R> {
                     self.release(client, held, now, out);
                 }
             }
-            Event::Moved { key } => self.moved(key, out),
+            Event::Moved { key } => self.moved(key, now, out),
             Event::Listened { client, stream, response } => {
                 if let Some(Entry::Session(session)) = self.clients.get_mut(&client) {
                     session.listen(stream, response, now, out);
@@ -438,6 +438,11 @@ impl<R: Clone + PartialEq> HttpFront<R> {
             Some(Entry::Session(session)) if session.is_of(who) => Some(session),
             _ => None,
         }
+    }
+
+    /// A session of that id is open, whichever client it belongs to.
+    pub fn has_session(&self, id: SessionId) -> bool {
+        self.sessions.contains_key(&id)
     }
 
     /// Whether there are sessions of an earlier run of the gateway whose clients have not come back.
@@ -631,12 +636,14 @@ impl<R: Clone + PartialEq> HttpFront<R> {
         }
     }
 
-    fn moved(&mut self, key: RecordKey, out: &mut Vec<Action<R>>) {
+    /// The session goes on elsewhere, so its open requests are not refused as those of a session that has ended.
+    fn moved(&mut self, key: RecordKey, now: Instant, out: &mut Vec<Action<R>>) {
         let Some(records) = &mut self.records else { return };
         records.take(key);
         let is_it = |(id, _): &(&SessionId, &Client)| records.key(**id) == key;
         let Some(client) = self.sessions.iter().find(is_it).map(|(_, client)| *client) else { return };
         if let Some(Entry::Session(mut session)) = self.take_out(client) {
+            session.answer_lost(&self.limits, now, out);
             session.end(Refusal::SessionEnded, out);
             out.push(Action::Left { client, peer: None });
         }

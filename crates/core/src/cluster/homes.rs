@@ -143,6 +143,10 @@ pub enum Event {
     Closed {
         key: RecordKey,
     },
+    /// It counts as open here and is not: the request that was to open it was gone before.
+    Unopened {
+        key: RecordKey,
+    },
     /// The watch of the bucket. Without a home the record was deleted. Keys that are not of interest are ignored
     /// ([`Homes::is_of_interest`]).
     Changed {
@@ -215,7 +219,8 @@ pub enum Action {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     Here,
-    /// It is to be opened from this record first. Counts as open here from now on; [`Event::Closed`] if that fails.
+    /// It is to be opened from this record first. Counts as open here from now on; [`Event::Closed`] if that fails,
+    /// [`Event::Unopened`] if it was not tried.
     Restore {
         record: Box<Record>,
         revision: u64,
@@ -350,6 +355,7 @@ impl Homes {
                 self.closed.insert(key);
                 self.answer_all(key, &Outcome::NotFound, actions);
             }
+            Event::Unopened { key } => drop(self.open.remove(&key)),
             Event::Changed { key, revision, home } => self.changed(key, revision, home, actions),
             Event::Alive { instance } => {
                 for key in self.checks.remove(&instance).unwrap_or_default() {

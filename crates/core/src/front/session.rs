@@ -635,6 +635,17 @@ impl<R: Clone + PartialEq> Session<R> {
         (self.general.is_empty() && !self.posts.values().any(is_open)).then_some(self.seen)
     }
 
+    /// Answers every open request: its outcome is unknown.
+    pub(super) fn answer_lost(&mut self, limits: &Limits, now: Instant, out: &mut Vec<Action<R>>) {
+        let mut open: Vec<(u32, Id)> = self.requests.iter().map(|(id, number)| (*number, id.clone())).collect();
+        open.sort_unstable_by(|one, other| {
+            one.0.cmp(&other.0).then_with(|| one.1.to_string().cmp(&other.1.to_string()))
+        });
+        for (_, id) in open {
+            self.tell(lost_in_restart(&id), Said::Error, Some(&id), limits, now, out);
+        }
+    }
+
     /// Ends every response; one that has not begun is refused.
     pub(super) fn end(&mut self, why: Refusal, out: &mut Vec<Action<R>>) {
         let mut posts: Vec<(u32, Post<R>)> = self.posts.drain().collect();
@@ -802,7 +813,7 @@ fn join(answers: &[Bytes], last: &Bytes) -> Bytes {
     body.freeze()
 }
 
-/// The answer to a request that was in flight when the gateway ended.
+/// The answer to a request that was in flight when the gateway ended, or when another replica took the session over.
 fn lost_in_restart(request: &Id) -> Bytes {
     const WORDS: &str =
         "The gateway ended while this was running. It may or may not have taken effect: check before repeating it.";

@@ -158,6 +158,23 @@ fn a_session_is_stored_before_initialize_is_answered() {
 }
 
 #[test]
+fn open_requests_of_a_session_that_moved_are_answered_and_not_refused() {
+    let mut story = Story::new(Some(key));
+    story.open(7, "anna", INITIALIZE).told(7, 0).stored(7, 1, true);
+    story.post(7, 1, 20, None).pass(limits().quiet).did(&["events 20", "send 20 2-1-n1"]);
+    story.post(7, 2, 21, None);
+    story.event(Event::Moved { key: key(7) });
+    let words = story.words();
+    assert!(words[0].starts_with("send 20 "), "{words:?}");
+    assert_eq!(words[1..], ["end 20", "answer 21", "left 7"]);
+    let Some(Action::Answer { body, .. }) = story.done.get(2) else { panic!("{words:?}") };
+    let answer: serde_json::Value = serde_json::from_slice(body).unwrap();
+    assert_eq!((&answer["id"], &answer["error"]["code"]), (&2.into(), &7001.into()));
+    assert_eq!(answer["error"]["data"]["outcome"], "unknown");
+    assert!(!story.front.has_session(7));
+}
+
+#[test]
 fn an_answer_waits_one_second_for_the_store() {
     for is_late in [true, false] {
         let mut story = Story::new(Some(key));

@@ -281,6 +281,17 @@ fn a_session_that_ended_here_does_not_come_back() {
 }
 
 #[test]
+fn a_session_whose_request_left_before_it_was_opened_is_read_again() {
+    let mut story = Story::new();
+    story.asked(1, "anna");
+    assert_eq!(story.read(1, found(3, "a", 1)), [answer(1, restore(3))]);
+    assert_eq!(story.asked(2, "anna"), [answer(2, Outcome::Here)]);
+    assert_eq!(story.event(Event::Unopened { key: KEY }), []);
+    assert_eq!(story.asked(3, "anna"), [read(2)]);
+    assert_eq!(story.read(2, found(3, "a", 1)), [answer(3, restore(3))]);
+}
+
+#[test]
 fn a_local_session_stays_unless_its_record_shows_another_home() {
     for (found, is_here) in [(Found::None, true), (found(1, "a", 1), true), (found(2, "b", 2), false)] {
         let mut story = Story::new();

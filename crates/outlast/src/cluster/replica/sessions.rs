@@ -112,6 +112,11 @@ impl Replica {
         self.home_event(homes::Event::Refused { key, by: by.instance });
     }
 
+    /// A session that counts as open here is not: the request that was to open it has left.
+    pub(crate) fn not_opened(&mut self, key: RecordKey) {
+        self.home_event(homes::Event::Unopened { key });
+    }
+
     /// A session that was to be opened from its record is not open here.
     pub(crate) fn not_restored(&mut self, key: RecordKey) {
         self.home_event(homes::Event::Closed { key });

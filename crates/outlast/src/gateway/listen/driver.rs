@@ -605,6 +605,11 @@ impl FrontDriver {
         self.front.session(id, who)
     }
 
+    /// A session of that id is open, whichever client it belongs to.
+    pub(super) fn has_session(&self, id: SessionId) -> bool {
+        self.front.has_session(id)
+    }
+
     /// An `initialize`. Its answer carries the session id.
     pub(super) fn open_session(
         &mut self,

@@ -102,10 +102,19 @@ pub(super) async fn place(
     id: SessionId,
 ) -> Result<Place, Box<Answer>> {
     let key = record_key(id);
-    match resolve(replica, key, who).await {
+    let mut outcome = resolve(replica, key, who).await;
+    if matches!(outcome, Outcome::Here) && !door.driver.borrow().has_session(id) {
+        // The request that was to open it has left, or comes after this one.
+        replica.borrow_mut().not_opened(key);
+        outcome = resolve(replica, key, who).await;
+    }
+    match outcome {
         Outcome::Here => Ok(Place::Here),
         Outcome::Restore { record, .. } => {
             let mut driver = door.driver.borrow_mut();
+            if driver.session(id, who).is_some() {
+                return Ok(Place::Here);
+            }
             driver.load(key, *record, Instant::now());
             driver.restore(id, who, connection, Instant::now());
             if driver.session(id, who).is_none() {
