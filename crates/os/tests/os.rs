@@ -47,6 +47,24 @@ fn the_exit_of_a_child_is_reported() {
     }
 }
 
+/// As in a background command of a shell script.
+#[test]
+fn a_child_gets_sigint_even_if_outlast_was_started_without() {
+    let mut keep = Keep::start(|command| {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", "trap '' INT QUIT; exec \"$0\""]).arg(command.get_program());
+        shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        shell.stdin(Stdio::piped()).stdout(Stdio::piped()).process_group(0);
+        *command = shell;
+    });
+    for (key, (words, ending)) in
+        [("kill -2 $$; exit 1", "signal 2"), ("kill -3 $$; exit 1", "signal 3")].iter().enumerate()
+    {
+        keep.tell(&format!("spawn {key} piped {words}"));
+        assert_eq!(keep.hear(&format!("exited {key}")), *ending, "{words}");
+    }
+}
+
 #[test]
 fn stdin_and_stdout_of_a_child_are_connected() {
     let mut keep = Keep::begin();

@@ -19,6 +19,9 @@ use crate::{
     support::{COMPOSER, OUTLAST},
 };
 
+/// In place of the addresses of the book. No program listens there.
+const LOCAL: &str = "https://127.0.0.1:9";
+
 struct Reader {
     place: Place,
     tools: Option<Client>,
@@ -49,8 +52,9 @@ impl Reader {
         let home = self.place.path();
         let mut command = Command::new(OUTLAST);
         let words = words.iter().skip(1).map(|word| word.replace("~/", &format!("{}/", home.display())));
-        // The port of the book may be in use.
-        command.args(words.map(|word| word.replace(":7332", ":0")));
+        // The port of the book may be in use, and nothing is sent to other machines.
+        let local = |word: String| word.replace("https://example.com", LOCAL).replace("https://ntfy.sh", LOCAL);
+        command.args(words.map(|word| local(word.replace(":7332", ":0"))));
         command.current_dir(home.join("project")).env_clear().env("HOME", home);
         command.env("PATH", format!("{}:/usr/bin:/bin", home.join("bin").display()));
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
@@ -121,7 +125,10 @@ impl Reader {
             "run" if has("-d") => {
                 self.run("outlast stop night");
                 let begun = self.run(line);
-                // The next command finds the session as `have_all` starts it.
+                // The next command finds the session as `have_all` starts it, and no other.
+                for row in self.rows().iter().filter(|row| is_new(row)) {
+                    self.run(&format!("outlast stop {}", row["id"].as_str().expect("an id")));
+                }
                 self.run("outlast stop night");
                 begun
             }

@@ -700,7 +700,8 @@ extern "C" fn shrug(_signal: libc::c_int) {}
 
 /// Installs a handler for SIGCHLD, and empty handlers for signals that ask to stop: this process stops when outlast
 /// does. Ignoring those signals is no alternative, because children would inherit that. A signal that was ignored at
-/// the start, as under `nohup`, stays ignored for children too.
+/// the start, as under `nohup`, stays ignored for children too. SIGINT and SIGQUIT do not: a shell ignores them in a
+/// background command because of the terminal's keys, and the child has a terminal or a process group of its own.
 fn watch_signals() -> io::Result<OwnedFd> {
     let (wakes, waker) = pipe()?;
     set_nonblocking(&wakes)?;
@@ -709,7 +710,7 @@ fn watch_signals() -> io::Result<OwnedFd> {
     WAKE.store(waker.into_raw_fd(), Ordering::Relaxed);
     handle(libc::SIGCHLD, wake)?;
     for signal in [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGQUIT, libc::SIGUSR1, libc::SIGUSR2] {
-        if !is_ignored(signal) {
+        if matches!(signal, libc::SIGINT | libc::SIGQUIT) || !is_ignored(signal) {
             handle(signal, shrug)?;
         }
     }
