@@ -22,7 +22,7 @@ use super::{
     world::{Gate, HASTY, backend},
 };
 use crate::{
-    mcp::client::{PUPPET, Place, signal, until},
+    mcp::client::{PUPPET, Place, is_alive, signal, until},
     support::{
         nats::{NatsPrograms, NatsServer},
         peers::{Client, Peer, Peers, Project, Server},
@@ -248,7 +248,8 @@ fn another_replica_takes_over_a_backend_whose_owner_is_lost() {
         (result["isError"] != true).then(|| crate::mcp::client::text(&result))
     });
     assert_ne!(third, second);
-    assert!(!PathBuf::from(format!("/proc/{second}")).exists(), "the old process is gone before the new one starts");
+    let is_old_alive = is_alive(second.parse().expect("a pid"));
+    assert!(!is_old_alive, "the old process has ended before the new one starts");
     // It runs again, and uses the process of the new owner.
     signal(first.client.pid(), Signal::SIGCONT);
     let mut late = first.session();
