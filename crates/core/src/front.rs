@@ -10,7 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashMap;
 
 use crate::{
     gateway::{Client, Said, Who},
@@ -24,6 +24,7 @@ mod records;
 mod request;
 mod saved;
 mod session;
+mod session_ids;
 mod stateless_clients;
 
 use record::{Change, Record, RecordKey, SessionState};
@@ -31,6 +32,7 @@ use records::Records;
 use request::Request;
 pub use saved::{Busy, Saved};
 pub use session::{NoStream, Session, StreamStart};
+use session_ids::SessionIds;
 pub use stateless_clients::Caller;
 use stateless_clients::StatelessClients;
 
@@ -302,7 +304,7 @@ pub struct HttpFront<R> {
     limits: Limits,
     clients: FxHashMap<Client, Entry<R>>,
     /// Sessions whose ids were told to their clients.
-    sessions: FxHashMap<SessionId, Client>,
+    sessions: SessionIds,
     sessions_open: usize,
     stateless: StatelessClients,
     /// If sessions are stored.
@@ -323,7 +325,7 @@ impl<R: Clone + PartialEq> HttpFront<R> {
             records: hash.map(Records::new),
             is_stopping: false,
             clients: FxHashMap::default(),
-            sessions: FxHashMap::default(),
+            sessions: SessionIds::new(hash),
             sessions_open: 0,
             stateless: StatelessClients::default(),
             events_bytes: 0,
@@ -434,7 +436,7 @@ impl<R: Clone + PartialEq> HttpFront<R> {
 
     /// The session of that id, if it is this client's.
     pub fn session(&self, id: SessionId, who: &Who) -> Option<&Session<R>> {
-        match self.clients.get(self.sessions.get(&id)?) {
+        match self.clients.get(&self.sessions.of_id(id)?) {
             Some(Entry::Session(session)) if session.is_of(who) => Some(session),
             _ => None,
         }
@@ -442,7 +444,7 @@ impl<R: Clone + PartialEq> HttpFront<R> {
 
     /// A session of that id is open, whichever client it belongs to.
     pub fn has_session(&self, id: SessionId) -> bool {
-        self.sessions.contains_key(&id)
+        self.sessions.of_id(id).is_some()
     }
 
     /// Whether there are sessions of an earlier run of the gateway whose clients have not come back.
@@ -627,8 +629,7 @@ impl<R: Clone + PartialEq> HttpFront<R> {
         let room = self.limits.sessions_max.saturating_sub(self.sessions_open);
         if let Some(store) = &mut self.records {
             // Sessions that the last program of this process handed over are open already.
-            let open: FxHashSet<RecordKey> = self.sessions.keys().map(|id| store.key(*id)).collect();
-            records.retain(|loaded| !open.contains(&loaded.key));
+            records.retain(|loaded| self.sessions.of_key(loaded.key).is_none());
             let ttl = self.limits.session_ttl + self.limits.session_ttl / RENEWALS;
             let dropped = store.load(records, ttl, room, now);
             out.extend(dropped.into_iter().map(|key| Action::Unstore { key }));
@@ -640,8 +641,7 @@ impl<R: Clone + PartialEq> HttpFront<R> {
     fn moved(&mut self, key: RecordKey, now: Instant, out: &mut Vec<Action<R>>) {
         let Some(records) = &mut self.records else { return };
         records.take(key);
-        let is_it = |(id, _): &(&SessionId, &Client)| records.key(**id) == key;
-        let Some(client) = self.sessions.iter().find(is_it).map(|(_, client)| *client) else { return };
+        let Some(client) = self.sessions.of_key(key) else { return };
         if let Some(Entry::Session(mut session)) = self.take_out(client) {
             session.answer_lost(&self.limits, now, out);
             session.end(Refusal::SessionEnded, out);
@@ -725,7 +725,7 @@ impl<R: Clone + PartialEq> HttpFront<R> {
             self.sessions_open -= 1;
             self.events_bytes -= session.events_bytes();
             if let Some(id) = session.id() {
-                self.sessions.remove(&id);
+                self.sessions.remove(id);
             }
         }
         Some(entry)
