@@ -24,7 +24,7 @@ use super::{
 use crate::{
     mcp::client::{PUPPET, Place, is_alive, signal, until},
     support::{
-        nats::{NatsPrograms, NatsServer},
+        nats::{NatsPrograms, NatsServer, Version},
         peers::{Client, Peer, Peers, Project, Server},
     },
 };
@@ -40,9 +40,12 @@ struct Team {
 
 impl Team {
     fn new(test: &str) -> Option<Team> {
-        let nats = NatsPrograms::find(test)?.one();
+        Some(Team::with(NatsPrograms::find(test)?.one()))
+    }
+
+    fn with(nats: NatsServer) -> Team {
         let lock = TempDir::new().expect("a directory");
-        Some(Team { nats, lock, more: String::new(), of_backends: String::new() })
+        Team { nats, lock, more: String::new(), of_backends: String::new() }
     }
 
     fn lock(&self) -> PathBuf {
@@ -337,6 +340,57 @@ fn replicas_serve_alone_without_nats_and_join_again() {
     assert_eq!(said.messages()[0]["result"], json!({}));
     until("the backend that runs once", || (local.result("one__pid", json!({}))["isError"] != true).then_some(()));
     never_two(&[&a, &b]);
+    a.end();
+    b.end();
+}
+
+/// What a user of NATS without permissions for the cluster is told when it subscribes.
+fn subscribe_as_stranger(port: u16, subject: &str) -> String {
+    let mut line = TcpStream::connect(("127.0.0.1", port)).expect("NATS listens");
+    let hello = r#"{"verbose":false,"user":"stranger","pass":"known"}"#;
+    write!(line, "CONNECT {hello}\r\nSUB {subject} 1\r\nPING\r\n").expect("NATS reads");
+    let (mut said, mut part) = (String::new(), [0; 4096]);
+    while !said.contains("PONG") {
+        let length = line.read(&mut part).expect("NATS answers");
+        assert!(length > 0, "NATS closed the connection: {said}");
+        said += &String::from_utf8_lossy(&part[..length]);
+    }
+    said
+}
+
+#[test]
+fn the_permissions_of_the_example_are_enough_and_others_see_nothing() {
+    let Some(programs) = NatsPrograms::find("gateway::replicas::the_permissions_of_the_example") else { return };
+    let example = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/cluster/nats.conf");
+    let example = fs::read_to_string(example).expect("the example");
+    let (_, users) = example.split_once("authorization {").expect("it has users");
+    let users = users.replace("v1.tools", "v1.team").replace("v1_tools", "v1_team").replace("$NATS_PASSWORD", "right");
+    let stranger = "{ user: stranger, password: known, permissions: { publish: \"own.>\", subscribe: \"own.>\" } }";
+    let users = users.replacen("users: [", &format!("users: [ {stranger}"), 1);
+    let lines = format!("jetstream {{}}\nauthorization {{{users}");
+    let mut team = Team::with(programs.one_with(Version::Newest, &lines));
+    team.more = "user = \"outlast\"\npassword = \"right\"".to_owned();
+    let (a, b) = (team.start("a"), team.start("b"));
+    let mut session = a.session();
+    assert_eq!(session.call("one__echo", json!({"text": "at the owner"})), "at the owner");
+    session.reconnect(&b.address);
+    assert_eq!(session.call("one__echo", json!({"text": "from the other"})), "from the other");
+    assert_eq!(session.call("each__echo", json!({"text": "forwarded"})), "forwarded");
+    assert_eq!(b.state()["cluster"]["sessions_local"], 0);
+    assert!(a.outlast(&["switch", "--off", "each__echo"]).status.success());
+    until("the switch on the other replica", || {
+        (!b.session().tools().contains(&"each__echo".to_owned())).then_some(())
+    });
+    // The records of both replicas can be read from the stream.
+    until("the audit of both", || {
+        let output = a.outlast(&["audit", "--cluster", "--json"]);
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        (text.contains("\"id\":\"a-") && text.contains("\"id\":\"b-")).then_some(())
+    });
+    for subject in [">", "outlast.v1.team.>", "$KV.>", "$JS.API.>"] {
+        let said = subscribe_as_stranger(team.nats.port, subject);
+        assert!(said.contains("Permissions Violation"), "{subject}: {said}");
+    }
     a.end();
     b.end();
 }
