@@ -4,6 +4,8 @@
 //! first, a secret is used only for HS256, and a public key only for the one algorithm of its type. Key addresses in a
 //! token are not followed.
 
+mod signatures;
+
 use std::{
     cell::RefCell,
     io,
@@ -221,6 +223,7 @@ fn claim<'a>(claims: &'a Value, name: &str) -> Option<&'a Value> {
 
 impl Jwt {
     fn load(settings: JwtSettings) -> Result<Jwt, String> {
+        signatures::install();
         let secret = match &settings.secret {
             Some(secret) if secret.0.is_empty() => return Err("the secret for tokens is empty".to_owned()),
             Some(secret) => Some(DecodingKey::from_secret(&secret.0)),

@@ -132,8 +132,14 @@ fn read_as<T: DeserializeOwned>(format: &Format, kind: Kind, bytes: &[u8]) -> Re
     if let Some(missing) = format.members.iter().find(|member| value.get(**member).is_none()) {
         return Err(Unreadable::Wrong(format!("it has no `{missing}`")));
     }
-    let Read { state } = serde_json::from_value(value)?;
+    let Read { state } = from_value(&value)?;
     Ok((header, state))
+}
+
+/// Reads a part of a state by way of its text. `serde_json::from_value` would compile a second reader for every type of
+/// every state, half a megabyte of code.
+pub(crate) fn from_value<T: DeserializeOwned>(value: &Value) -> Result<T, Unreadable> {
+    Ok(serde_json::from_slice(&serde_json::to_vec(value)?)?)
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ use crate::{
         place::{Files, Hubs, OWN},
     },
     state::home,
-    upgrade::format::{self, Header, Unreadable},
+    upgrade::format::{self, Header},
 };
 
 /// How many notes of the hub may wait for the log; more are dropped.
@@ -269,8 +269,7 @@ pub(super) fn check_hub(arguments: &cli::Mcp, state: &[u8]) -> Result<(), Report
 
 fn read_hub(state: &[u8]) -> Result<(Header, upgrade::Saved, hub::Saved), Report> {
     let (header, mut saved): (_, upgrade::Saved) = format::read(format::Kind::Hub, state).map_err(unreadable)?;
-    let hub = serde_json::from_value(saved.inner.take().unwrap_or_default());
-    let hub = hub.map_err(|error| unreadable(Unreadable::Wrong(error.to_string())))?;
+    let hub = format::from_value(&saved.inner.take().unwrap_or_default()).map_err(unreadable)?;
     Ok((header, saved, hub))
 }
 

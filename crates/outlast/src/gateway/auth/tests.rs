@@ -75,6 +75,8 @@ fn with(change: impl FnOnce(&mut Value)) -> Value {
 }
 
 fn header(algorithm: Algorithm, id: Option<&str>) -> Header {
+    // Before the first token is made: otherwise the library chooses the provider that signs to verify, too.
+    signatures::install();
     Header { kid: id.map(str::to_owned), ..Header::new(algorithm) }
 }
 
@@ -141,6 +143,28 @@ fn valid_tokens_name_their_client() {
     let lower =
         HeaderMap::from_iter([(AUTHORIZATION, HeaderValue::from_str(&format!("bearer {}", hs(&claims()))).unwrap())]);
     assert_eq!(world.auth.who(&lower), Ok(ann));
+}
+
+#[test]
+fn zeros_before_the_modulus_of_a_key_do_not_count() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("keys.json");
+    let mut set: Value = serde_json::from_str(JWKS).unwrap();
+    let modulus = set["keys"][0]["n"].as_str().unwrap().replace('-', "+").replace('_', "/");
+    let padding = "=".repeat((4 - modulus.len() % 4) % 4);
+    let modulus = [vec![0], BASE64.decode(modulus + &padding).unwrap()].concat();
+    set["keys"][0]["n"] = json!(url_safe(&modulus));
+    fs::write(&path, set.to_string()).unwrap();
+    let auth = Auth::load(settings(Some(jwt_settings(Some(&path))))).unwrap();
+    assert_eq!(auth.who(&bearer(&rs(&claims(), Some("rsa-1")))).unwrap().name, "ann");
+
+    // A short key does not become long by zeros.
+    let short = [vec![0; 200], modulus[..100].to_vec()].concat();
+    set["keys"][0]["n"] = json!(url_safe(&short));
+    fs::write(&path, set.to_string()).unwrap();
+    let auth = Auth::load(settings(Some(jwt_settings(Some(&path))))).unwrap();
+    let said = auth.who(&bearer(&rs(&claims(), Some("rsa-1"))));
+    assert_eq!(said, Err(Unauthorized::Invalid("the token's signature is wrong")));
 }
 
 #[test]
