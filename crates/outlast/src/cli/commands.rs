@@ -30,7 +30,7 @@ use outlast_os::handover::Received;
 use outlast_os::{self as os, ChildProcesses, Keeper, Outer, offload};
 use serde::Deserialize;
 use serde_json::json;
-use tokio::runtime::Runtime;
+use tokio::runtime::{LocalOptions, LocalRuntime};
 
 #[cfg(unix)]
 use crate::{
@@ -151,17 +151,18 @@ fn begin_shared(arguments: &cli::Mcp, _cwd: &Path) -> Result<Begun, Report> {
 }
 
 /// The keeper first, before any thread, as it is a fork of this process; then the loop's runtime.
-pub(crate) fn settle_in() -> Result<(Keeper, Runtime), Report> {
+pub(crate) fn settle_in() -> Result<(Keeper, LocalRuntime), Report> {
     let keeper = Keeper::begin()
         .map_err(|error| Report::new(report::FAILURE, "cannot start the keeper process").because(error))?;
     Ok((keeper, runtime()?))
 }
 
-pub(crate) fn runtime() -> Result<Runtime, Report> {
+/// All tasks are in one queue: those of this program, which stay on their thread, and those that libraries spawn.
+pub(crate) fn runtime() -> Result<LocalRuntime, Report> {
     tokio::runtime::Builder::new_current_thread()
         .enable_io()
         .enable_time()
-        .build()
+        .build_local(LocalOptions::default())
         .map_err(|error| Report::new(report::FAILURE, "cannot start").because(error))
 }
 

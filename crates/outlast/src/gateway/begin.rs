@@ -17,10 +17,7 @@ use outlast_core::{gateway::Gateway, life::Grace};
 #[cfg(unix)]
 use outlast_os::handover::Received;
 use outlast_os::{self as os, Keeper, offload};
-use tokio::{
-    runtime::Runtime,
-    task::{LocalSet, spawn_local},
-};
+use tokio::task::spawn_local;
 
 #[cfg(unix)]
 use super::upgrade;
@@ -71,19 +68,10 @@ pub(crate) fn gateway(arguments: &cli::Gateway) -> Result<ExitCode, Report> {
             .hint("write an outlast.toml, or use a client's file: outlast gateway --config .mcp.json"));
     }
     let (keeper, runtime) = settle_in()?;
-    block_on(runtime, serve(arguments, source, config, keeper))?;
+    runtime.block_on(serve(arguments, source, config, keeper))?;
+    drop(runtime);
     offload::finish(FILES_MAX);
     Ok(ExitCode::SUCCESS)
-}
-
-fn block_on<T>(runtime: Runtime, future: impl Future<Output = T>) -> T {
-    let local = LocalSet::new();
-    let result = local.block_on(&runtime, future);
-    // Subscriptions to NATS spawn a task when they are dropped.
-    let entered = runtime.enter();
-    drop(local);
-    drop(entered);
-    result
 }
 
 async fn serve(arguments: &cli::Gateway, source: Source, config: Config, keeper: Keeper) -> Result<(), Report> {
@@ -180,7 +168,8 @@ pub(crate) fn gateway_again(arguments: &cli::Gateway, mut received: Received) ->
     let source = Source { files: arguments.config.clone(), cwd: report::cwd()? };
     let config = Config::read_again(&source.files, &source.cwd, &saved.config)?;
     let runtime = runtime()?;
-    block_on(runtime, serve_again(arguments, source, config, header, saved, received))?;
+    runtime.block_on(serve_again(arguments, source, config, header, saved, received))?;
+    drop(runtime);
     offload::finish(FILES_MAX);
     Ok(ExitCode::SUCCESS)
 }

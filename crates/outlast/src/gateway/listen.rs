@@ -370,7 +370,7 @@ struct Door {
     cluster: RefCell<Option<SharedReplica>>,
 }
 
-/// The front. Must be polled within a `LocalSet`, or another executor that keeps tasks on their thread.
+/// The front. Must be polled by a runtime that keeps tasks on their thread.
 pub struct Listen {
     listener: Option<TcpListener>,
     address: SocketAddr,

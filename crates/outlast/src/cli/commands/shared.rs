@@ -19,7 +19,7 @@ use outlast_os::{self as os, Announce, BlockingStream, Claim, Detached, Listener
 use serde_json::{Value, json};
 use tokio::{
     sync::mpsc,
-    task::{JoinHandle, LocalSet, spawn_local},
+    task::{JoinHandle, spawn_local},
 };
 
 use super::{
@@ -196,7 +196,7 @@ fn hub(
         }
     };
     let (claim, files) = files.map_or((None, None), |(claim, files)| (Some(Rc::new(claim)), Some(files)));
-    LocalSet::new().block_on(&runtime, async {
+    runtime.block_on(async {
         match begin(arguments, scope, files.as_ref(), claim.clone(), first, keeper, cwd) {
             Ok((hub, server)) => {
                 announce.say(&json!({"ok": true}).to_string());
@@ -232,7 +232,7 @@ pub(super) fn hub_again(
     let (name, scope) = (arguments.hub.as_deref().unwrap_or(OWN), arguments.share.unwrap_or(Share::Directory));
     let files = files_of(arguments, name, cwd)?;
     let runtime = runtime()?;
-    let claim = LocalSet::new().block_on(&runtime, async {
+    let claim = runtime.block_on(async {
         let stops = os::Stops::begin().map_err(failed("cannot listen for signals"))?;
         let mut conversation = plan_of_mcp(arguments, &saved.relay.id, cwd);
         let report = report_of(&mut conversation);
