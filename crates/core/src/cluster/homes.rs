@@ -395,6 +395,11 @@ impl Homes {
         self.open.get(&key).and_then(|open| open.revision)
     }
 
+    /// A request of this session is answered with [`Outcome::Here`] at once, for every client.
+    pub fn is_here(&self, key: RecordKey) -> bool {
+        self.open.get(&key).is_some_and(|open| self.is_verified(open))
+    }
+
     /// The session is open here, a request waits for it, or its home is cached.
     pub fn is_of_interest(&self, key: RecordKey) -> bool {
         self.open.contains_key(&key) || self.lookups.contains_key(&key) || self.cache.get(key).is_some()
@@ -445,7 +450,7 @@ impl Homes {
 
     fn asked(&mut self, ticket: u64, key: RecordKey, who: Who, now: Instant, actions: &mut Vec<Action>) {
         let mut answer = |outcome| actions.push(Action::Answer { ticket, outcome });
-        if self.open.get(&key).is_some_and(|open| self.is_verified(open)) {
+        if self.is_here(key) {
             return answer(Outcome::Here);
         }
         if self.closed.contains(key) {

@@ -35,6 +35,9 @@ pub(super) struct Resolution {
 
 /// Which replica serves the session of this key, for this client.
 pub(crate) async fn resolve(shared: &SharedReplica, key: RecordKey, who: &Who) -> Outcome {
+    if shared.borrow().homes.is_here(key) {
+        return Outcome::Here;
+    }
     let mut waiting = Waiting { shared, ticket: 0 };
     {
         let mut replica = shared.borrow_mut();
