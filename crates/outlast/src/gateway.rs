@@ -325,10 +325,12 @@ impl Driver {
                     && self.listen.as_mut().is_none_or(|listen| listen.poll_over(cx).is_ready());
                 let is_released = self.cluster.as_ref().is_none_or(|replica| replica.borrow().is_over());
                 if is_said && self.links.is_empty() && is_released || until <= self.now {
+                    self.flush_streams();
                     return Poll::Ready(());
                 }
             }
             if !moved {
+                self.flush_streams();
                 if std::mem::take(&mut self.has_started) {
                     os::give_back_code();
                 }

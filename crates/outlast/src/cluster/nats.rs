@@ -57,8 +57,8 @@ const OUTBOX_MAX: usize = 64 << 20;
 /// Subjects of replicas that are remembered.
 const SUBJECTS_MAX: usize = 1024;
 
-/// A handle; all waiting is done by tasks of the current `LocalSet`. That must be dropped in the context of its runtime,
-/// because a subscription of async-nats spawns a task when it is dropped.
+/// A handle; all waiting is done by local tasks of the runtime. They must be dropped in its context, because a subscription of
+/// async-nats spawns a task when it is dropped.
 pub(crate) struct Nats {
     names: Rc<Names>,
     news: mpsc::Receiver<News>,
@@ -177,8 +177,9 @@ impl Nats {
     pub(crate) fn publish(&mut self, to: u64, packet: Bytes) {
         let Some(up) = &self.up else { return };
         let subject = self.outbox.subject(&self.names, to);
-        self.outbox.put(&up.link, subject, up.link.signed(&packet));
-        self.wake();
+        if !self.outbox.put(&up.link, subject, up.link.signed(&packet)) {
+            self.wake();
+        }
     }
 
     pub(crate) fn probe(&mut self, to: u64, packet: Bytes, within: Duration) {
@@ -207,8 +208,9 @@ impl Nats {
 
     pub(crate) fn answer(&mut self, ReplyTo(subject): ReplyTo, answer: Bytes) {
         let Some(up) = &self.up else { return };
-        self.outbox.put(&up.link, Subject::from(subject), answer);
-        self.wake();
+        if !self.outbox.put(&up.link, Subject::from(subject), answer) {
+            self.wake();
+        }
     }
 
     /// Reads from the leader of the bucket.
@@ -347,20 +349,21 @@ impl Outbox {
         self.subjects.entry(to).or_insert_with(|| names.replica(to)).clone()
     }
 
-    /// Usually the connection takes the packet at once.
-    fn put(&mut self, link: &Link, subject: Subject, payload: Bytes) {
+    /// Usually the connection takes the packet at once. False: it waits, and the outbox must be polled.
+    fn put(&mut self, link: &Link, subject: Subject, payload: Bytes) -> bool {
         if self.sending.is_none() && self.queue.is_empty() {
             let sending = pin!(link.client.publish(subject.clone(), payload.clone()));
             if sending.poll(&mut Context::from_waker(Waker::noop())).is_ready() {
-                return;
+                return true;
             }
         }
         if OUTBOX_MAX < self.bytes + payload.len() {
             self.dropped += 1;
-            return;
+            return true;
         }
         self.bytes += payload.len();
         self.queue.push_back((subject, payload));
+        false
     }
 
     fn poll(&mut self, link: &Link, cx: &mut Context<'_>) {

@@ -201,6 +201,10 @@ pub(crate) struct Replica {
     loop_waker: Option<Waker>,
     task_waker: Option<Waker>,
     timer: Timer,
+    /// What the timer is set to.
+    timer_at: Option<Instant>,
+    /// The loop or a task has used a stream since the last flush.
+    must_flush: bool,
     next_tick: BootTime,
     is_closing: bool,
     links_lost: u64,
@@ -277,6 +281,8 @@ impl Replica {
             loop_waker: None,
             task_waker: None,
             timer: Timer::default(),
+            timer_at: None,
+            must_flush: false,
             next_tick: boot_now() + TICK,
             is_closing: false,
             links_lost: 0,
@@ -305,7 +311,11 @@ impl Replica {
         }
         self.poll_audit(cx);
         self.flush();
-        while self.timer.poll(self.deadline(), Instant::now(), cx) {
+        loop {
+            self.timer_at = self.deadline();
+            if !self.timer.poll(self.timer_at, Instant::now(), cx) {
+                break;
+            }
             self.time_passed();
             self.poll_audit(cx);
             self.flush();
@@ -650,6 +660,7 @@ impl Replica {
     }
 
     fn flush(&mut self) {
+        self.must_flush = false;
         let mut actions = Vec::new();
         self.streams.flush(Instant::now(), &mut actions);
         self.stream_actions(actions);
@@ -705,6 +716,18 @@ impl Replica {
         }
     }
 
+    /// At the end of each turn of the loop: what the loop said in it is sent now, without a turn of the task.
+    pub(crate) fn loop_turned(&mut self) {
+        if !self.must_flush {
+            return;
+        }
+        self.flush();
+        // Later deadlines are found when the timer fires.
+        if self.streams.deadline().is_some_and(|next| self.timer_at.is_none_or(|at| next < at)) {
+            self.wake_task();
+        }
+    }
+
     /// A stream to a backend at its owner. None if no replica owns it.
     pub(crate) fn open_backend(&mut self, backend: &str) -> Option<Stream> {
         let to = self.owners.get(backend)?.1;
@@ -715,31 +738,32 @@ impl Replica {
         let stream = self.streams.next_stream();
         self.owner_streams.insert(stream, to);
         self.stream_event(streams::Event::Opened { stream, to, hello: hello.into() });
-        self.wake_task();
+        self.must_flush = true;
         Some(stream)
     }
 
+    /// What the loop does with streams takes effect at the end of its turn.
     pub(crate) fn send(&mut self, stream: Stream, message: Bytes) {
         self.stream_event(streams::Event::Sent { stream, message });
-        self.wake_task();
+        self.must_flush = true;
     }
 
     /// The loop has dealt with a message of so many bytes.
     pub(crate) fn consumed(&mut self, stream: Stream, bytes: usize) {
         self.stream_event(streams::Event::Consumed { stream, bytes });
-        self.wake_task();
+        self.must_flush = true;
     }
 
     pub(crate) fn close(&mut self, stream: Stream) {
         self.owner_streams.remove(&stream);
         self.stream_event(streams::Event::Closed { stream });
-        self.wake_task();
+        self.must_flush = true;
     }
 
     pub(crate) fn abort(&mut self, stream: Stream, why: &str) {
         self.owner_streams.remove(&stream);
         self.stream_event(streams::Event::Aborted { stream, why: why.to_owned() });
-        self.wake_task();
+        self.must_flush = true;
     }
 
     // ---- leases, shares and switches -------------------------------------------------------------------------------

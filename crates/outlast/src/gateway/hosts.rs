@@ -325,6 +325,13 @@ impl Driver {
         true
     }
 
+    /// At the end of a turn: sends what was said to other replicas in it.
+    pub(super) fn flush_streams(&self) {
+        if let Some(replica) = &self.cluster {
+            replica.borrow_mut().loop_turned();
+        }
+    }
+
     fn cluster_heard(&mut self, replica: &SharedReplica, heard: Heard) {
         match heard {
             Heard::BackendWanted { stream, from, backend } => self.backend_wanted(replica, stream, from, &backend),

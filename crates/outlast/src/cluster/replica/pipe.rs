@@ -58,7 +58,9 @@ impl Pipe {
     }
 
     pub(crate) fn send(&self, message: Bytes) {
-        self.replica.borrow_mut().send(self.stream, message);
+        let mut replica = self.replica.borrow_mut();
+        replica.send(self.stream, message);
+        replica.wake_task();
     }
 
     /// Waits until the other replica has read enough.
@@ -84,6 +86,7 @@ impl Pipe {
             let Some(pipe) = replica.pipes.get_mut(&self.stream) else { return Poll::Pending };
             if let Some(message) = pipe.inbox.pop_front() {
                 replica.consumed(self.stream, message.len());
+                replica.wake_task();
                 return Poll::Ready(Ok(message));
             }
             if let Some(end) = &pipe.end {
@@ -100,6 +103,7 @@ impl Pipe {
         let mut replica = self.replica.borrow_mut();
         if replica.pipes.remove(&self.stream).is_some_and(|pipe| pipe.end.is_none()) {
             replica.close(self.stream);
+            replica.wake_task();
         }
     }
 
@@ -112,6 +116,7 @@ impl super::Replica {
     fn end_pipe(&mut self, stream: Stream, why: &str) {
         if self.pipes.remove(&stream).is_some_and(|pipe| pipe.end.is_none()) {
             self.abort(stream, why);
+            self.wake_task();
         }
     }
 }
