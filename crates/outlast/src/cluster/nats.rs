@@ -128,14 +128,8 @@ impl Nats {
                 Poll::Pending if self.lost.is_some() => return Poll::Pending,
                 Poll::Ready(None) | Poll::Pending => {}
             }
-            if let Some(up) = &mut self.up {
+            if let Some(up) = &self.up {
                 self.outbox.poll(&up.link, cx);
-                if let Poll::Ready(Some(message)) = Pin::new(&mut up.subscriber).poll_next(cx) {
-                    match self.message(message) {
-                        Some(heard) => return Poll::Ready(heard),
-                        None => continue,
-                    }
-                }
             }
             match self.news.poll_recv(cx) {
                 Poll::Ready(Some(News::Up(up))) => {
@@ -152,6 +146,19 @@ impl Nats {
                 Poll::Ready(None) | Poll::Pending => return Poll::Pending,
             }
         }
+    }
+
+    /// The next message of another replica. Another task than that of [`Nats::poll`] may poll it; it is to do so after
+    /// [`Heard::Connected`], because each connection has its own queue.
+    pub(crate) fn poll_message(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
+        while let Some(up) = &mut self.up
+            && let Poll::Ready(Some(message)) = Pin::new(&mut up.subscriber).poll_next(cx)
+        {
+            if let Some(heard) = self.message(message) {
+                return Poll::Ready(heard);
+            }
+        }
+        Poll::Pending
     }
 
     /// A message to the subject of this replica.

@@ -26,6 +26,10 @@ impl Nats {
         Poll::Pending
     }
 
+    pub(crate) fn poll_message(&mut self, _: &mut Context<'_>) -> Poll<Heard> {
+        Poll::Pending
+    }
+
     pub(crate) fn publish(&mut self, _: u64, _: Bytes) {}
 
     pub(crate) fn probe(&mut self, _: u64, _: Bytes, _: Duration) {}

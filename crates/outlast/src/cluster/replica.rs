@@ -378,9 +378,7 @@ impl Replica {
 
     fn hear(&mut self, heard: Heard) {
         self.heard.push_back(heard);
-        if let Some(waker) = self.loop_waker.take() {
-            waker.wake();
-        }
+        self.loop_waker.take().into_iter().for_each(Waker::wake);
     }
 
     fn ticket(&mut self, purpose: Purpose) -> u64 {
@@ -847,14 +845,20 @@ impl Replica {
 
     // ---- for the loop of the gateway -------------------------------------------------------------------------------
 
-    pub(crate) fn poll_heard(&mut self, cx: &Context<'_>) -> Poll<Heard> {
-        match self.heard.pop_front() {
-            Some(heard) => Poll::Ready(heard),
-            None => {
-                self.loop_waker = Some(cx.waker().clone());
-                Poll::Pending
+    /// Messages of other replicas are taken here, without a turn of the task.
+    pub(crate) fn poll_heard(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
+        // While the loop asks, it is not woken.
+        let waker = self.loop_waker.take();
+        loop {
+            if let Some(heard) = self.heard.pop_front() {
+                return Poll::Ready(heard);
             }
+            let Poll::Ready(heard) = self.nats.poll_message(cx) else { break };
+            self.nats_heard(heard);
+            self.must_flush = true;
         }
+        self.loop_waker = waker.filter(|waker| waker.will_wake(cx.waker())).or_else(|| Some(cx.waker().clone()));
+        Poll::Pending
     }
 
     /// The local audit log has records up to this number.

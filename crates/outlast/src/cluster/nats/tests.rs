@@ -113,11 +113,18 @@ fn block_on(test: impl Future<Output = ()>) {
     drop(local);
 }
 
+fn poll_all(nats: &mut Nats, cx: &mut Context<'_>) -> Poll<Heard> {
+    match nats.poll(cx) {
+        Poll::Pending => nats.poll_message(cx),
+        heard => heard,
+    }
+}
+
 /// Polls all of them; returns what one heard. Answers probes and requests of operators with the text reversed.
 async fn any(all: &mut [&mut Nats]) -> (usize, Heard) {
     let one = poll_fn(|cx| {
         for (n, nats) in all.iter_mut().enumerate() {
-            if let Poll::Ready(heard) = nats.poll(cx) {
+            if let Poll::Ready(heard) = poll_all(nats, cx) {
                 match heard {
                     Heard::Probe { packet, reply, .. } => nats.answer_probe(reply, reversed(&packet)),
                     Heard::Operator { request, reply, .. } => nats.answer(reply, reversed(&request)),
@@ -397,7 +404,7 @@ impl Future for LocalPoll<'_> {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        while self.0.poll(cx).is_ready() {}
+        while poll_all(self.0, cx).is_ready() {}
         Poll::Pending
     }
 }
