@@ -39,7 +39,9 @@ Commands:
   chaos [--cluster] [--minutes N] [--seed S]
                                   Faults on real processes of `mcp`, `gateway` and `run` under load; a ledger of
                                   all calls shows what was lost, executed twice or leaked (30 s by default).
-                                  --cluster: on three gateways and three NATS servers instead
+                                  --cluster: on three gateways and three NATS servers instead; `--only T` limits
+                                  the faults to replicas, nats, network or disks; `--recovery` (and two
+                                  minutes or more) also measures how long each fault is noticed
   conformance [ARGS…]             Run the conformance suites against a server, directly and through
                                   the gateway; ARGS go to outlast-conformance
   capi                            Build the library for C, shared and static, with its header,
@@ -90,6 +92,7 @@ fn main() -> ExitCode {
 fn test(arguments: &[String]) -> Result<(), Failure> {
     let peers = peers::provide(peers::FOR_TESTS)?;
     peers::shells();
+    peers::namespaces();
     let mut failed = Vec::new();
 
     if !succeeds(cargo(["fmt", "--all", "--check"]))? {
@@ -188,6 +191,7 @@ fn chaos(arguments: &[String]) -> Result<(), Failure> {
     let mut command = Command::new(target().join("debug").join(format!("outlast-chaos{}", env::consts::EXE_SUFFIX)));
     command.args(arguments).current_dir(root());
     if arguments.iter().any(|argument| argument == "--cluster") {
+        peers::namespaces();
         command.env(peers::VARIABLE, peers::provide(peers::FOR_CLUSTER)?);
     }
     must(command, "a promise was broken")

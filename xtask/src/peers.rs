@@ -283,6 +283,14 @@ pub(crate) fn shells() {
     install(&[("tmux", "-V", "tmux"), ("zsh", "--version", "zsh"), ("fish", "--version", "fish")]);
 }
 
+/// The tool that makes network namespaces, for partitions of a cluster. Only root can make them; without them the tests use
+/// proxies, and say so.
+pub(crate) fn namespaces() {
+    if is_root() {
+        install(&[("ip", "-V", "iproute2")]);
+    }
+}
+
 /// Programs that cannot be installed are reported as missing.
 fn install(programs: &[(&str, &str, &str)]) {
     for &(program, option, package) in programs {

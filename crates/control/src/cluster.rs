@@ -89,6 +89,9 @@ pub struct Nats {
     /// Why it is not connected.
     #[serde(deserialize_with = "lenient")]
     pub why: Option<String>,
+    /// Buckets whose changes are not reported at the moment: `replicas`, `sessions`, `leases` or `state`.
+    #[serde(deserialize_with = "lenient", skip_serializing_if = "Vec::is_empty")]
+    pub watches_down: Vec<String>,
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -189,6 +192,9 @@ pub struct Counters {
     /// Calls that failed because the replica that executed them was lost.
     #[serde(deserialize_with = "lenient")]
     pub calls_lost: u64,
+    /// Watches of buckets that failed and were opened again.
+    #[serde(deserialize_with = "lenient")]
+    pub watches_lost: u64,
 }
 
 /// A page of the audit stream.

@@ -19,8 +19,8 @@ use crate::{
 pub const STORE_MAX: Duration = Duration::from_secs(1);
 /// How long a request waits until it is known whether another replica is alive.
 pub const CHECK_MAX: Duration = Duration::from_secs(4);
-/// After a pause of this process, its sessions are not served without a look at their records for so long, even if there
-/// is no connection: the connection may just be coming back.
+/// After a pause of this process, and after a connection was lost, sessions that another replica may have taken over are not
+/// served without a look at their records for so long: the connection may just be coming back.
 pub const DOUBT: Duration = Duration::from_secs(2);
 
 /// A record that another replica changes all the time is read so often for one request, at most.
@@ -107,6 +107,8 @@ pub enum Event {
     Disconnected,
     /// This process did not run for 2 s or more. It is told before anything else that was received meanwhile.
     Paused,
+    /// The watch of the records was interrupted, or begins: changes of them may not have been reported.
+    Missed,
     /// A request names a session. It is answered by [`Action::Answer`], at once if it is known.
     Asked {
         ticket: u64,
@@ -252,7 +254,7 @@ pub struct Homes {
     is_connected: bool,
     /// Counts the moments after which another replica may have taken over sessions that are open here.
     epoch: u64,
-    /// Set by a pause of this process.
+    /// Set by a pause of this process, and by the loss of the connection.
     doubt_until: Option<Instant>,
     open: FxHashMap<RecordKey, Open>,
     closed: Closed,
@@ -326,6 +328,10 @@ impl Homes {
                 self.look_up_again(now, actions);
             }
             Event::Disconnected => self.disconnected(now, actions),
+            Event::Missed => {
+                self.epoch += 1;
+                self.look_up_again(now, actions);
+            }
             Event::Paused => {
                 self.epoch += 1;
                 self.doubt_until = Some(now + DOUBT);
@@ -418,6 +424,8 @@ impl Homes {
     /// Without a connection this replica goes on with the sessions that it has.
     fn disconnected(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.is_connected = false;
+        // The connection may be back soon: until then, what was not verified over the lost one stays in doubt.
+        self.doubt_until = Some(now + DOUBT);
         self.checks.clear();
         for key in self.lookups.keys().copied().collect::<Vec<_>>() {
             let outcome = self.alone(key, now);

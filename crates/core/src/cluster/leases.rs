@@ -449,6 +449,10 @@ impl Leases {
                 let attempt = self.attempts;
                 backend.request = Some(Request { what: What::Write { attempt }, until: now + REQUEST_MAX });
                 backend.attempts.push_back(Attempt { number: attempt, sent: now, released });
+                if released {
+                    // It may take effect at any moment: no host may be started under the lease that it gives up.
+                    backend.expiry = None;
+                }
                 wakes.push(now + REQUEST_MAX);
                 let lease = Lease { owner: self.name.clone(), instance: self.instance, attempt, released };
                 let expected = backend.known.as_ref().map_or(0, |known| known.revision);

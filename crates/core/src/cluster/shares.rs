@@ -438,6 +438,10 @@ impl Shares {
         if matches!(self.stop, Stop::Removing { .. }) {
             return own.map(|_| now);
         }
+        // An earlier write took effect after this replica had given it up. Only a new write can let its parts grow.
+        if own.is_some_and(|own| own.instance == self.instance && self.parts < own.parts) {
+            return Some(now);
+        }
         let wanted = self.table_to_write(0, now);
         let parts = |table: &Table| table.members.get(&self.name).map(|own| (own.instance, own.parts));
         if parts(&wanted) != parts(&self.table) || wanted.members.len() != self.table.members.len() {

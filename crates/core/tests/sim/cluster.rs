@@ -639,21 +639,29 @@ impl World {
         check!(self, owners.len() <= 1, "{backend} runs on {owners:?} at the same time");
     }
 
+    /// The replica that a session belongs to if it is not this one, and since when.
+    fn other_home(&self, node: usize, key: RecordKey) -> Option<(String, Duration)> {
+        let entry = self.nats.entry(Bucket::Sessions, &key.to_string())?;
+        let home = entry.value.as_ref().and_then(|value| value.home())?;
+        let process = self.nodes[node].process.as_ref()?;
+        (home.instance != process.instance).then(|| (home.name.clone(), entry.changed))
+    }
+
+    /// False only while this replica cannot know yet that another one has taken the session over.
+    fn is_home_or_should_know(&self, node: usize, key: RecordKey) -> bool {
+        self.other_home(node, key).is_none_or(|(_, since)| {
+            let known_since = since.max(self.nodes[node].whole_since);
+            self.is_reachable(node) && known_since + STALE_MAX < self.now && !self.is_slow
+        })
+    }
+
     /// A replica is about to serve a session.
     fn check_home(&mut self, node: usize, key: RecordKey) {
-        let Some(entry) = self.nats.entry(Bucket::Sessions, &key.to_string()) else { return };
-        let Some(home) = entry.value.as_ref().and_then(|value| value.home()) else { return };
-        let Some(process) = &self.nodes[node].process else { return };
-        let known_since = entry.changed.max(self.nodes[node].whole_since);
-        let is_known = self.is_reachable(node) && known_since + STALE_MAX < self.now && !self.is_slow;
-        check!(
-            self,
-            home.instance == process.instance || !is_known,
-            "{key} is served by {} although {} has been its home since {:?}",
-            self.nodes[node].name,
-            home.name,
-            entry.changed
-        );
+        if let Some((home, since)) = self.other_home(node, key) {
+            let name = &self.nodes[node].name;
+            let should_know = self.is_home_or_should_know(node, key);
+            check!(self, !should_know, "{key} is served by {name} although {home} has been its home since {since:?}");
+        }
     }
 
     /// What is in the stream is the beginning of the local log: so is what the last message adds to it.

@@ -1,11 +1,13 @@
 //! Faults on a cluster: three NATS servers, three gateways and clients that send each request to another gateway, while
-//! processes are killed and stopped, and replicas are cut off from NATS.
+//! processes are killed and stopped, the network is partitioned, and disks are full.
 
 mod client;
 mod faults;
 mod nats;
+mod network;
 mod plan;
 mod proxy;
+mod recovery;
 mod team;
 
 use std::{
@@ -37,6 +39,8 @@ const PEERS: &str = "OUTLAST_PEERS";
 /// Clients with a session that lasts for the whole run.
 const SESSIONS: usize = 8;
 const STATELESS: usize = 2;
+/// A run of this length also measures how long the cluster takes to recover from each kind of fault.
+const LONG_RUN: Duration = Duration::from_secs(120);
 /// Sessions that were opened while there were faults, and are checked at the end.
 const VISITORS_MAX: usize = 40;
 
@@ -48,6 +52,11 @@ pub(super) fn run(options: &Options) -> Result<bool, String> {
     let peers = env::var_os(PEERS).filter(|value| !value.is_empty());
     let peers = peers.ok_or("OUTLAST_PEERS is not set: `cargo xtask chaos --cluster` sets it")?;
     let nats = PathBuf::from(peers).join("nats/bin/nats-server");
+    let only = options.only.as_deref();
+    if only.is_some_and(|only| Target::ALL.iter().all(|target| target.name() != only)) {
+        let names = Target::ALL.map(Target::name).join(", ");
+        return Err(format!("`--only` needs one of {names}"));
+    }
     let programs = Programs::find(options.outlast.clone())?;
     // A process that escapes from its parents becomes a child of this program, and is found.
     nix::sys::prctl::set_child_subreaper(true).map_err(|error| error.to_string())?;
@@ -75,11 +84,17 @@ pub(super) fn run(options: &Options) -> Result<bool, String> {
             (team.warm_clients() == SESSIONS + STATELESS || team.is_over()).then_some(())
         });
         must_be_stored(&team);
+        if options.is_recovery || LONG_RUN <= options.length {
+            recovery::measure(&team, &seen, only);
+        }
         let visitors = scope.spawn(|| visit(&team, &seen, options.seed));
-        let injectors = Target::ALL.map(|target| {
-            let (team, applied) = (&team, &applied);
-            scope.spawn(move || inject(team, target, options.seed, applied))
-        });
+        let targets = Target::ALL.into_iter().filter(|target| only.is_none_or(|only| only == target.name()));
+        let injectors: Vec<_> = targets
+            .map(|target| {
+                let (team, applied) = (&team, &applied);
+                scope.spawn(move || inject(team, target, options.seed, applied))
+            })
+            .collect();
         let end = Instant::now() + options.length;
         while Instant::now() < end && !team.is_over() {
             thread::sleep(Duration::from_millis(50));
@@ -108,6 +123,10 @@ pub(super) fn run(options: &Options) -> Result<bool, String> {
     let (tallies, breaches) = ledger.judge(&read_executions(&text)?);
     print_calls(&ledger, &tallies);
     report(&team, &seen, &lock_of(&applied), &audit);
+    let kept = (!breaches.is_empty()).then_some(&team.scratch);
+    for (name, disk) in REPLICAS.into_iter().zip(&team.disks) {
+        disk.end(kept.map(|scratch| scratch.join(format!("{name}-state"))).as_deref());
+    }
     if breaches.is_empty() {
         if let Err(error) = fs::remove_dir_all(&team.scratch) {
             eprintln!("chaos: cannot remove {}: {error}", team.scratch.display());
@@ -292,7 +311,9 @@ fn end(team: &Team, guard: u32) {
             team.ledger.breach(format!("replica {name} ended with {code:?} instead of 0"));
         }
     }
-    lock_of(&team.nats).clear();
+    for server in lock_of(&team.nats).drain(..) {
+        server.end();
+    }
     let left: Vec<_> = team.left().into_iter().filter(|process| process.pid != guard).collect();
     for left in processes::wait_gone(&left, HUNG_AFTER) {
         team.ledger.breach(format!("process {} was left behind: {}", left.pid, left.command()));

@@ -16,6 +16,10 @@ use super::{
 };
 
 const PART: &str = "gateway";
+/// The key of all clients. Only gateways that do not listen on loopback ask for it.
+const KEY: &str = "chaos";
+/// Its hash, as a gateway has it in its configuration.
+pub(super) const KEY_SHA256: &str = "5d5bddb577102d0a960bcf6fea9050c10fe5e9feddcb5c2170ccab872db9ee87";
 
 pub(super) struct Http {
     address: String,
@@ -73,6 +77,13 @@ impl Http {
         http.session = Some(session.ok_or_else(|| io::Error::other(format!("no session: HTTP {}", reply.status)))?);
         http.post(&initialized(), None)?;
         Ok(http)
+    }
+
+    /// Another connection with the same session.
+    pub(super) fn again(&self) -> Http {
+        let mut http = Http::stateless(&self.address, &self.ledger);
+        http.session.clone_from(&self.session);
+        http
     }
 
     /// The next request goes to this address, over a connection of its own.
@@ -158,7 +169,7 @@ impl Http {
         let body = message.to_string();
         let mut head = format!(
             "POST /mcp HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n\
-             accept: application/json, text/event-stream\r\ncontent-length: {}\r\n",
+             authorization: Bearer {KEY}\r\naccept: application/json, text/event-stream\r\ncontent-length: {}\r\n",
             self.address,
             body.len()
         );

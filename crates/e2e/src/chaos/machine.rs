@@ -1,5 +1,5 @@
-//! Resources that all parts share: the disk of the state directory, which can be full, and the wall clock, which can
-//! jump.
+//! Resources that all parts share: the disk of the state directory, which can be full, the wall clock, which can jump, and
+//! the namespaces of the run.
 
 use std::{
     env,
@@ -11,24 +11,40 @@ use std::{
 
 use super::processes::{self, Process};
 
-/// Set for this program once it has a mount namespace of its own.
+/// Set for this program once it has a mount namespace of its own: to `network` if it has a network namespace, too.
 const INSIDE: &str = "OUTLAST_CHAOS_INSIDE";
-/// The state of three kinds of outlast and their logs fit into it.
-const DISK_SIZE: &str = "size=24m,mode=700";
+/// Where `ip netns` keeps the names of network namespaces.
+const NAMES: &str = "/run/netns";
 /// With this limit no file of the state directory can grow.
 const FILE_MAX: u64 = 64;
 
-/// Starts this program again in its own mount namespace, so that a mount cannot outlive it. Returns if that is not
-/// permitted.
-pub(super) fn enter_namespace() {
+/// Starts this program again in its own mount namespace, so that a mount cannot outlive it, and, if it `needs_network`, in
+/// its own network namespace. Returns if that is not permitted.
+pub(super) fn enter_namespace(needs_network: bool) {
     if env::var_os(INSIDE).is_some() || !runs("unshare", &["--mount", "true"]) {
         return;
     }
+    let has_network = needs_network && runs("unshare", &["--mount", "--net", "ip", "link"]);
     let Ok(program) = env::current_exe() else { return };
     let mut command = Command::new("unshare");
-    command.args(["--mount", "--propagation", "private", "--"]).arg(program).args(env::args_os().skip(1));
-    let error = command.env(INSIDE, "1").exec();
+    command.args(["--mount", "--propagation", "private"]);
+    command.args(has_network.then_some("--net")).arg("--").arg(program).args(env::args_os().skip(1));
+    let error = command.env(INSIDE, if has_network { "network" } else { "mount" }).exec();
     eprintln!("chaos: cannot start again in a mount namespace: {error}");
+}
+
+/// Whether network namespaces can be made here. Their names are in a file system of this run, and vanish with it.
+pub(super) fn has_network() -> Result<(), String> {
+    match env::var(INSIDE).as_deref() {
+        Ok("network") => {}
+        Ok(_) => return Err("no network namespace is permitted here, or there is no `ip` (iproute2)".to_owned()),
+        Err(_) => return Err("no namespace is permitted here: that needs root".to_owned()),
+    }
+    fs::create_dir_all(NAMES).map_err(|error| format!("{NAMES}: {error}"))?;
+    match runs("mount", &["-t", "tmpfs", "-o", "size=1m", "outlast-chaos", NAMES]) {
+        true => Ok(()),
+        false => Err(format!("no file system can be mounted on {NAMES}")),
+    }
 }
 
 fn runs(program: &str, args: &[&str]) -> bool {
@@ -45,17 +61,18 @@ pub(super) enum Disk {
 }
 
 impl Disk {
-    pub(super) fn new(state: &Path) -> Disk {
+    pub(super) fn new(state: &Path, megabytes: u32) -> Disk {
         fs::create_dir_all(state).expect("a directory for the state");
         let path = state.to_str().expect("a path in UTF-8");
+        let size = format!("size={megabytes}m,mode=700");
         let mounts =
-            env::var_os(INSIDE).is_some() && runs("mount", &["-t", "tmpfs", "-o", DISK_SIZE, "outlast-chaos", path]);
+            env::var_os(INSIDE).is_some() && runs("mount", &["-t", "tmpfs", "-o", &size, "outlast-chaos", path]);
         if mounts { Disk::Small { path: state.to_owned() } } else { Disk::FileLimit }
     }
 
     pub(super) fn name(&self) -> &'static str {
         match self {
-            Disk::Small { .. } => "a tmpfs of 24 MB on the state directory, filled to the last byte",
+            Disk::Small { .. } => "a small tmpfs on the directory, filled to the last byte",
             Disk::FileLimit => "RLIMIT_FSIZE of outlast, as no file system can be mounted here",
         }
     }

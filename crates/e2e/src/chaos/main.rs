@@ -3,7 +3,7 @@
 //! misbehave.
 //!
 //! ```text
-//! outlast-chaos [--cluster] [--minutes N | --seconds N] [--seed S] [--outlast PATH]
+//! outlast-chaos [--cluster [--only TARGET] [--recovery]] [--minutes N | --seconds N] [--seed S] [--outlast PATH]
 //! ```
 //!
 //! The plan of faults is a function of the seed ([`plan`]). Every call is entered in a ledger when it is sent, when
@@ -65,6 +65,10 @@ struct Options {
     seed: u64,
     outlast: Option<PathBuf>,
     is_cluster: bool,
+    /// The only target of faults in a cluster.
+    only: Option<String>,
+    /// Measure how long a cluster takes to recover, also in a short run.
+    is_recovery: bool,
 }
 
 pub(crate) fn main() -> ExitCode {
@@ -78,12 +82,8 @@ pub(crate) fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let outcome = if options.is_cluster {
-        cluster::run(&options)
-    } else {
-        machine::enter_namespace();
-        run(&options)
-    };
+    machine::enter_namespace(options.is_cluster);
+    let outcome = if options.is_cluster { cluster::run(&options) } else { run(&options) };
     match outcome {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
@@ -97,10 +97,22 @@ pub(crate) fn main() -> ExitCode {
 fn read_options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
     let nanos = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.subsec_nanos());
     let seed = u64::from(nanos) / 1000;
-    let mut options = Options { length: Duration::from_secs(30), seed, outlast: None, is_cluster: false };
+    let mut options = Options {
+        length: Duration::from_secs(30),
+        seed,
+        outlast: None,
+        is_cluster: false,
+        only: None,
+        is_recovery: false,
+    };
     while let Some(arg) = args.next() {
-        if arg == "--cluster" {
-            options.is_cluster = true;
+        let flag = match arg.as_str() {
+            "--cluster" => Some(&mut options.is_cluster),
+            "--recovery" => Some(&mut options.is_recovery),
+            _ => None,
+        };
+        if let Some(flag) = flag {
+            *flag = true;
             continue;
         }
         let value = args.next().ok_or_else(|| format!("`{arg}` needs a value"))?;
@@ -110,6 +122,7 @@ fn read_options(mut args: impl Iterator<Item = String>) -> Result<Options, Strin
             "--seconds" => options.length = Duration::from_secs(number()?),
             "--seed" => options.seed = number()?,
             "--outlast" => options.outlast = Some(value.into()),
+            "--only" => options.only = Some(value),
             other => return Err(format!("no option `{other}`")),
         }
     }

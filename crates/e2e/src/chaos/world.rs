@@ -25,6 +25,8 @@ use super::{
 };
 
 /// The variable that all processes of a run have, except those that a server started without it.
+/// The state of three kinds of outlast and their logs fit into it.
+const DISK_MEGABYTES: u32 = 24;
 pub(super) const MARKER: &str = "OUTLAST_CHAOS";
 pub(super) const BACKENDS: [&str; 3] = ["a", "b", "c"];
 /// How often a thread checks a state that it waits for.
@@ -82,7 +84,7 @@ impl World {
         for path in [&project, &home] {
             fs::create_dir_all(path).expect("the scratch directory can be written");
         }
-        let disk = Disk::new(&project.join(".outlast"));
+        let disk = Disk::new(&project.join(".outlast"), DISK_MEGABYTES);
         let clock = Clock::new(&scratch);
         let marker = scratch.file_name().expect("a directory has a name").to_string_lossy().into_owned();
         let world = World {

@@ -11,6 +11,7 @@ mod ending;
 mod endpoint;
 mod guards;
 mod limits;
+mod members;
 mod page;
 mod peers;
 mod questions;

@@ -50,6 +50,15 @@ pub(crate) enum Heard {
         ticket: u64,
         result: Written,
     },
+    /// The bucket is watched from now on. Its entries are reported after this, except those of sessions.
+    Watching {
+        bucket: Bucket,
+    },
+    /// The watch of a bucket ended. It is begun again until it works; [`Heard::Watching`] says so.
+    WatchLost {
+        bucket: Bucket,
+        why: String,
+    },
     /// A watched entry, in the order of the bucket. An entry that expired is not reported.
     Changed {
         bucket: Bucket,
@@ -96,12 +105,24 @@ pub(crate) enum Written {
     Unknown(String),
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Bucket {
     Replicas,
     Sessions,
     Leases,
     State,
+}
+
+impl Bucket {
+    /// For people, and in the name of the bucket.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Bucket::Replicas => "replicas",
+            Bucket::Sessions => "sessions",
+            Bucket::Leases => "leases",
+            Bucket::State => "state",
+        }
+    }
 }
 
 /// What must be in a bucket for a write to take effect.

@@ -61,6 +61,8 @@ const PAUSE: Duration = Duration::from_secs(2);
 const SILENT_AFTER: Duration = Duration::from_secs(3);
 /// How often a replica is asked whether it is alive.
 const CHECK_EVERY: Duration = Duration::from_millis(200);
+/// A registration that was not renewed for so long has expired: NATS does not report that.
+const PRESENCE_MAX: Duration = Duration::from_secs(12);
 /// Events of NATS in one turn.
 const EVENTS_MAX: usize = 256;
 
@@ -179,8 +181,11 @@ pub(crate) struct Replica {
     /// None without a local log.
     audit: Option<AuditPublisher>,
     connection: Connection,
-    /// By name, from the bucket.
-    presences: BTreeMap<String, Presence>,
+    /// By name, from the bucket, and when each was last renewed.
+    presences: BTreeMap<String, (Presence, Instant)>,
+    /// Buckets whose changes are not reported at the moment, and why.
+    watches_down: BTreeMap<Bucket, String>,
+    watches_lost: u64,
     owners: BTreeMap<String, (String, Instance)>,
     /// Owners that were lost. No stream is opened to one of them until it is heard from.
     lost_owners: FxHashSet<Instance>,
@@ -265,6 +270,8 @@ impl Replica {
             audit,
             connection: Connection { is_up: false, since: Instant::now(), why: None },
             presences: BTreeMap::new(),
+            watches_down: BTreeMap::new(),
+            watches_lost: 0,
             owners: BTreeMap::new(),
             lost_owners: FxHashSet::default(),
             owner_streams: FxHashMap::default(),
@@ -336,6 +343,9 @@ impl Replica {
         let now = boot_now();
         if now.since(self.next_tick) >= PAUSE {
             self.home_event(homes::Event::Paused);
+            // Renewals of the others wait to be read.
+            let now = Instant::now();
+            self.presences.values_mut().for_each(|(_, renewed)| *renewed = now);
         }
         if self.next_tick <= now {
             self.next_tick = now + TICK;
@@ -363,6 +373,7 @@ impl Replica {
         self.home_event(homes::Event::TimePassed);
         self.share_event(shares::Event::TimePassed);
         self.probe_due_checks();
+        self.expire_presences();
     }
 
     /// There is nothing to load: a record is read when its session is asked for.
@@ -405,6 +416,8 @@ impl Replica {
             nats::Heard::Disconnected { why } => {
                 self.hear(Heard::Note(format!("the connection to NATS is lost: {why}; it is opened again")));
                 self.connection = Connection { is_up: false, since: Instant::now(), why: Some(why) };
+                // They begin anew with the next connection.
+                self.watches_down.clear();
                 self.audit.iter_mut().for_each(|audit| audit.disconnected(Instant::now()));
                 self.stream_event(streams::Event::Disconnected);
                 self.lease_event(leases::Event::Disconnected);
@@ -431,6 +444,21 @@ impl Replica {
             nats::Heard::Read { ticket, found } => self.was_read(ticket, found),
             nats::Heard::Written { ticket, result } => self.was_written(ticket, result),
             nats::Heard::Changed { bucket, key, revision, value } => self.changed(bucket, &key, revision, value),
+            nats::Heard::Watching { bucket } => {
+                if self.watches_down.remove(&bucket).is_some() {
+                    self.hear(Heard::Note(format!("changes of `{}` in NATS are reported again", bucket.name())));
+                }
+                self.watch_changed(bucket);
+            }
+            nats::Heard::WatchLost { bucket, why } => {
+                self.hear(Heard::Note(format!(
+                    "changes of `{}` in NATS are not reported at the moment: {why}; the watch is opened again",
+                    bucket.name()
+                )));
+                self.watches_lost += 1;
+                self.watches_down.insert(bucket, why);
+                self.watch_changed(bucket);
+            }
             nats::Heard::LastAudit { ticket, last } => {
                 if let Some(audit) = &mut self.audit {
                     audit.last_read(ticket, last, Instant::now());
@@ -566,13 +594,35 @@ impl Replica {
         }
     }
 
+    /// A watch ended, or begins: what changed in between was not reported. Other entries than those of sessions are all
+    /// reported after the begin.
+    fn watch_changed(&mut self, bucket: Bucket) {
+        match bucket {
+            Bucket::Sessions => self.home_event(homes::Event::Missed),
+            Bucket::Replicas => {
+                let now = Instant::now();
+                self.presences.values_mut().for_each(|(_, renewed)| *renewed = now);
+            }
+            Bucket::Leases | Bucket::State => {}
+        }
+    }
+
+    /// Forgets replicas that ended without removing their registration. Whether one is alive is found out by probes.
+    fn expire_presences(&mut self) {
+        if !self.connection.is_up || self.watches_down.contains_key(&Bucket::Replicas) {
+            return;
+        }
+        let (now, own) = (Instant::now(), self.instance);
+        self.presences.retain(|_, (presence, renewed)| presence.instance == own || now < *renewed + PRESENCE_MAX);
+    }
+
     fn presence_changed(&mut self, name: &str, value: Option<&[u8]>) {
         let presence = value.and_then(Presence::read);
         let before = match &presence {
-            Some(presence) => self.presences.insert(name.to_owned(), presence.clone()),
+            Some(presence) => self.presences.insert(name.to_owned(), (presence.clone(), Instant::now())),
             None => self.presences.remove(name),
         };
-        if let Some(before) = before
+        if let Some((before, _)) = before
             && presence.is_none_or(|presence| presence.instance != before.instance)
         {
             self.instance_lost(before.instance);
@@ -941,7 +991,17 @@ impl Replica {
     }
 
     pub(crate) fn presences(&self) -> impl Iterator<Item = &Presence> {
-        self.presences.values()
+        self.presences.values().map(|(presence, _)| presence)
+    }
+
+    /// Buckets whose changes are not reported at the moment, and why.
+    pub(crate) fn watches_down(&self) -> impl Iterator<Item = (Bucket, &str)> {
+        self.watches_down.iter().map(|(bucket, why)| (*bucket, why.as_str()))
+    }
+
+    /// Watches that failed, since the start.
+    pub(crate) fn watches_lost(&self) -> u64 {
+        self.watches_lost
     }
 
     pub(crate) fn owner(&self, backend: &str) -> Option<&(String, Instance)> {

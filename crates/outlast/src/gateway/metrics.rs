@@ -64,6 +64,8 @@ pub(crate) struct ClusterFigures {
     pub(crate) sessions_local: u64,
     pub(crate) late_messages: u64,
     pub(crate) resent: u64,
+    pub(crate) watches_down: u64,
+    pub(crate) watches_lost: u64,
     pub(crate) share_parts: u32,
 }
 
@@ -80,6 +82,8 @@ impl ClusterFigures {
             sessions_local: own.sessions_local_only.unwrap_or_default(),
             late_messages: state.counters.late_messages,
             resent: state.counters.resent,
+            watches_down: state.nats.watches_down.len() as u64,
+            watches_lost: state.counters.watches_lost,
             share_parts: own.share_parts.unwrap_or_default(),
         }
     }
@@ -96,6 +100,8 @@ struct ClusterMetrics {
     sessions_local: Gauge,
     late_messages: Counter<u64, AtomicU64>,
     resent: Counter<u64, AtomicU64>,
+    watches_down: Gauge,
+    watches_lost: Counter<u64, AtomicU64>,
     share_parts: Gauge,
 }
 
@@ -114,6 +120,7 @@ impl ClusterMetrics {
         let streams = gauge("streams", "Open streams between this replica and others");
         let sessions_local = gauge("sessions_local", "Sessions that only this replica knows");
         let share_parts = gauge("share_parts", "The share of all rate budgets, in millionths");
+        let watches_down = gauge("watches_down", "Buckets of NATS whose changes are not reported at the moment");
         let mut counter = |name: &str, help: &str| {
             let counter = Counter::<u64, AtomicU64>::default();
             registry.register(name, help, counter.clone());
@@ -121,6 +128,7 @@ impl ClusterMetrics {
         };
         let late_messages = counter("late_messages", "Messages for calls and streams that had ended");
         let resent = counter("resent", "Packets that were sent to another replica again");
+        let watches_lost = counter("watches_lost", "Watches of buckets that failed and were opened again");
         ClusterMetrics {
             registry,
             replicas,
@@ -131,6 +139,8 @@ impl ClusterMetrics {
             sessions_local,
             late_messages,
             resent,
+            watches_down,
+            watches_lost,
             share_parts,
         }
     }
@@ -146,8 +156,10 @@ impl ClusterMetrics {
         gauge(&self.streams, figures.streams);
         gauge(&self.sessions_local, figures.sessions_local);
         gauge(&self.share_parts, figures.share_parts.into());
+        gauge(&self.watches_down, figures.watches_down);
         self.late_messages.inner().store(figures.late_messages, Ordering::Relaxed);
         self.resent.inner().store(figures.resent, Ordering::Relaxed);
+        self.watches_lost.inner().store(figures.watches_lost, Ordering::Relaxed);
     }
 }
 
@@ -468,10 +480,10 @@ mod tests {
         let owned = |owner: Option<&str>| PlacedBackend { owner: owner.map(Into::into), ..PlacedBackend::default() };
         let state = ClusterState {
             replica: "a".into(),
-            nats: Nats { connected: true, ..Nats::default() },
+            nats: Nats { connected: true, watches_down: vec!["leases".into()], ..Nats::default() },
             replicas: vec![replica("a", true, true), replica("b", false, true), replica("c", false, false)],
             backends: vec![owned(Some("a")), owned(Some("b")), owned(None)],
-            counters: Counters { late_messages: 3, resent: 7, ..Counters::default() },
+            counters: Counters { late_messages: 3, resent: 7, watches_lost: 2, ..Counters::default() },
             ..ClusterState::default()
         };
         let mut metrics = Metrics::new();
@@ -488,8 +500,10 @@ mod tests {
         outlast_cluster_streams 4
         outlast_cluster_sessions_local 2
         outlast_cluster_share_parts 500000
+        outlast_cluster_watches_down 1
         outlast_cluster_late_messages_total 3
         outlast_cluster_resent_total 7
+        outlast_cluster_watches_lost_total 2
         ");
         metrics.set_cluster(None);
         assert!(!metrics.text(&status()).contains("cluster"));

@@ -278,6 +278,7 @@ impl Driver {
                 "instance": format!("{:016x}", replica.instance()),
                 "connected": connection.is_up,
                 "why": connection.why,
+                "watches_down": replica.watches_down().map(|(bucket, _)| bucket.name()).collect::<Vec<_>>(),
                 "replicas": replica.presences().map(|presence| presence.name.clone()).collect::<Vec<_>>(),
                 "owned": replica.owned(),
                 "sessions_local": replica.home_counts().local,

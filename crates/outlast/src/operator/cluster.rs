@@ -448,7 +448,11 @@ fn nats_in_words(state: &ClusterState) -> String {
     let since = nats.since_s.map(|since| format!(" for {}", in_short(since))).unwrap_or_default();
     if nats.connected {
         let server = nats.server.as_ref().map(|server| format!(" to {server}")).unwrap_or_default();
-        return format!("connected{server}{since}");
+        let missing = match nats.watches_down.is_empty() {
+            true => String::new(),
+            false => format!(", which does not report changes of {}", nats.watches_down.join(", ")),
+        };
+        return format!("connected{server}{since}{missing}");
     }
     let why = nats.why.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
     format!("not connected{since}{why}")
@@ -496,6 +500,7 @@ fn state_in_words(state: &ClusterState, width: Option<usize>) -> String {
         (counters.late_messages, "late message", "late messages"),
         (counters.duplicates, "duplicate packet", "duplicate packets"),
         (counters.resent, "packet sent again", "packets sent again"),
+        (counters.watches_lost, "watch lost", "watches lost"),
     ];
     let counted = counted.into_iter().filter(|(number, ..)| *number > 0);
     say("counted", counted.map(|(number, one, many)| count(number, one, many)).collect::<Vec<_>>().join(", "));
@@ -616,6 +621,7 @@ mod tests {
                 server: Some("nats://10.0.0.1:4222".into()),
                 since_s: Some(7380.0),
                 why: None,
+                watches_down: Vec::new(),
             },
             replicas: vec![
                 Replica { sessions_local_only: Some(2), ..replica("east-1", true) },
@@ -652,6 +658,15 @@ mod tests {
     }
 
     #[test]
+    fn a_bucket_that_is_not_watched_is_named() {
+        let mut state = example();
+        assert_eq!(nats_in_words(&state), "connected to nats://10.0.0.1:4222 for 2h03m");
+        state.nats.watches_down = vec!["leases".into(), "state".into()];
+        let words = "connected to nats://10.0.0.1:4222 for 2h03m, which does not report changes of leases, state";
+        assert_eq!(nats_in_words(&state), words);
+    }
+
+    #[test]
     fn ps_lists_every_replica_with_its_backends() {
         let state = example();
         insta::assert_snapshot!(ps_in_words(&state, Some(160), Paint::plain()));
@@ -664,7 +679,7 @@ mod tests {
             connected: false,
             since_s: Some(4.0),
             why: Some("connection refused".into()),
-            server: None,
+            ..Default::default()
         };
         let said = ps_in_words(&ClusterState { nats: lost, ..state }, None, Paint::plain());
         let words =

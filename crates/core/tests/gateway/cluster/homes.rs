@@ -185,8 +185,8 @@ fn reads_checks_and_takes_do_not_wait_for_ever() {
 }
 
 #[test]
-fn after_a_pause_or_a_new_connection_the_record_is_read_first() {
-    for event in [Event::Paused, Event::Connected] {
+fn after_a_pause_a_new_connection_or_a_gap_of_the_watch_the_record_is_read_first() {
+    for event in [Event::Paused, Event::Connected, Event::Missed] {
         let mut story = Story::open();
         assert_eq!(story.event(event.clone()), []);
         assert_eq!(story.asked(1, "anna"), [read(1)]);
@@ -224,6 +224,20 @@ fn without_a_connection_open_sessions_are_served_but_not_right_after_a_pause() {
     story.event(Event::Paused);
     assert_eq!(story.asked(1, "anna"), [read(1)]);
     assert_eq!(story.event(Event::Disconnected), [answer(1, Outcome::Unavailable)]);
+}
+
+/// Seeds 10291 and 51897 of the cluster world: another replica had taken the session over during the first pause.
+#[test]
+fn a_session_that_was_not_verified_stays_in_doubt_when_the_next_connection_is_lost() {
+    for before in [Event::Paused, Event::Connected] {
+        let mut story = Story::open();
+        story.event(before);
+        story.pass(5_000);
+        story.event(Event::Disconnected);
+        assert_eq!(story.asked(1, "anna"), [answer(1, Outcome::Unavailable)]);
+        story.pass(2_000);
+        assert_eq!(story.asked(2, "anna"), [answer(2, Outcome::Here)]);
+    }
 }
 
 #[test]

@@ -230,6 +230,28 @@ fn a_backend_that_is_removed_is_released_and_forgotten() {
     assert_eq!(story.configure(&["x"]), [read()]);
 }
 
+/// Seed 1796 of the cluster world: the backend was removed from the configuration for a moment.
+#[test]
+fn no_host_is_started_under_a_lease_that_is_being_released() {
+    let mut story = Story::owner();
+    assert_eq!(story.configure(&[]), [stop(false), owned(None)]);
+    assert_eq!(story.gone(), [write(1, released(lease(2)))]);
+    // The release may take effect at any moment, and another replica may take the lease right after it.
+    assert_eq!(story.configure(&["x"]), []);
+    assert_eq!(story.written(2, Written::Done { revision: 2 }), [write(2, lease(3))]);
+
+    // A release whose outcome is not known: what the bucket has is read, and the lease is taken anew.
+    let mut story = Story::owner();
+    story.configure(&[]);
+    assert_eq!(story.gone(), [write(1, released(lease(2)))]);
+    story.configure(&["x"]);
+    assert_eq!(story.written(2, Written::Unknown), []);
+    assert_eq!(story.pass(1_000), [read()]);
+    assert_eq!(story.changed(1, Some(lease(1))), [write(1, lease(3))]);
+    let until = story.now + ms(9_500);
+    assert_eq!(story.written(3, Written::Done { revision: 2 }), [start(until), owned(Some(("a", OWN)))]);
+}
+
 #[test]
 fn a_key_or_bucket_that_was_deleted_is_not_taken_while_its_host_may_run() {
     let mut story = Story::new(&["x"]);

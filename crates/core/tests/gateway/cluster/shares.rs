@@ -128,6 +128,32 @@ fn a_write_without_an_answer_counts_when_it_is_seen() {
     assert_eq!(actions[0], Action::Share { parts: WHOLE });
 }
 
+/// Seeds 35582 and 56374 of the cluster world: the replica used nothing until its next renewal, a minute later.
+#[test]
+fn a_write_that_took_effect_after_it_was_given_up_is_written_again_at_once() {
+    let mut story = Story::member(&[("b", 2, WHOLE)]);
+    let mut actions = story.changed(7, &[("a", 1, 0), ("b", 2, 500_000)]);
+    actions.append(&mut story.pass(100));
+    assert!(matches!(actions[..], [Action::Write { attempt: 2, expected: 7, .. }]), "{actions:?}");
+    // The connection is lost, and the write is repeated over the next one. The first one takes effect after all.
+    story.event(Event::Disconnected);
+    assert_eq!(story.event(Event::Connected), [Action::Read]);
+    let found = Found::Some { revision: 7, table: table(&[("a", 1, 0), ("b", 2, 500_000)]) };
+    let mut actions = story.event(Event::Read { found });
+    actions.append(&mut story.pass(100));
+    assert!(matches!(actions[..], [Action::Write { attempt: 3, expected: 7, .. }]), "{actions:?}");
+    let mut stored = table(&[("a", 1, 500_000), ("b", 2, 500_000)]);
+    stored.members.get_mut("a").unwrap().renewed = 2;
+    story.event(Event::Changed { revision: 8, table: Some(stored.clone()) });
+    story.event(Event::Written { attempt: 3, result: Written::Conflict });
+    assert_eq!(story.pass(1_000), [Action::Read]);
+    let mut actions = story.event(Event::Read { found: Found::Some { revision: 8, table: stored } });
+    actions.append(&mut story.pass(100));
+    assert!(matches!(actions[..], [Action::Write { attempt: 4, expected: 8, .. }]), "{actions:?}");
+    story.event(Event::Written { attempt: 4, result: Written::Done { revision: 9 } });
+    assert_eq!(story.shares.parts(), 500_000);
+}
+
 #[test]
 fn a_replica_that_cannot_renew_for_an_hour_uses_nothing() {
     let mut story = Story::member(&[]);

@@ -890,7 +890,11 @@ impl World {
                 let key = ask.request.key;
                 check!(self, record.who == ask.request.who, "{ask:?} restores a session of another principal");
                 let restored = self.ledger.restored(key, &record);
-                self.must(restored);
+                // The answer to its take may reach it after another replica has taken the session from it, which it
+                // notices soon. Until then it may have an older record; no write of it takes effect.
+                if self.is_home_or_should_know(node, key) {
+                    self.must(restored);
+                }
                 let level = level(&record);
                 let is_new = self.process(node).sessions.insert(key, (record.who, level)).is_none();
                 check!(self, is_new, "{key} is restored although it is open");
@@ -939,7 +943,10 @@ impl World {
             What::Call => self.reply(node, ask, Reply::Served),
             What::SetLevel(new) => match self.process(node).homes.revision(key) {
                 Some(expected) => {
-                    let value = Value::session(key, &record(&who, new.max(level)), &home);
+                    // The session has the level before it is stored: a write beside this one contains it.
+                    let level = new.max(level);
+                    self.process(node).sessions.insert(key, (who.clone(), level));
+                    let value = Value::session(key, &record(&who, level), &home);
                     let (bucket, value) = (Bucket::Sessions, Some(value));
                     let op = Op::Write { bucket, key: key.to_string(), expected, value };
                     self.operate(node, op, Operation::Store { ask });
@@ -960,13 +967,10 @@ impl World {
     }
 
     fn stored(&mut self, node: usize, ask: Ask, answer: Option<Answer>) {
-        let (key, What::SetLevel(new)) = (ask.request.key, ask.request.what) else { return };
+        let key = ask.request.key;
         match answer {
             Some(Answer::Done(revision)) => {
                 self.homes(node, homes::Event::Stored { key, revision });
-                if let Some((_, level)) = self.process(node).sessions.get_mut(&key) {
-                    *level = new.max(*level);
-                }
                 self.reply(node, ask, Reply::Served);
             }
             Some(_) => {

@@ -60,6 +60,11 @@ impl<'a> Client<'a> {
         }
     }
 
+    /// Another client with the same session.
+    pub(super) fn again(&self) -> Client<'a> {
+        Client { team: self.team, seen: self.seen, http: self.http.again(), name: self.name.clone() }
+    }
+
     /// Makes a call through this replica, and waits for what comes of it. None once the run is over.
     pub(super) fn call(&mut self, life: &Life, part: &'static str, request: &Request) -> Option<u64> {
         let call = self.team.ledger.sent(part, request.is_tool())?;

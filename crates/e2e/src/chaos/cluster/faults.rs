@@ -5,7 +5,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use super::{
+    super::machine::Disk,
     nats,
+    network::{SERVERS, Sides},
     plan::{Fault, Kind},
     proxy::Mode,
     team::{REPLICAS, Team, lock_of},
@@ -41,6 +43,17 @@ pub(super) fn apply(team: &Team, fault: &Fault) -> bool {
         Kind::SilenceReplica => disconnect(team, replica, Mode::Silent, lasts),
         Kind::CutOwner => owner(team).is_some_and(|owner| disconnect(team, owner, Mode::Cut, lasts)),
         Kind::SilenceOwner => owner(team).is_some_and(|owner| disconnect(team, owner, Mode::Silent, lasts)),
+        Kind::PartitionMinority => separate(team, &[(fault.choice % 3, 1), (SERVERS + replica, 1)], lasts),
+        Kind::PartitionMajority => {
+            let others = [SERVERS + replica, SERVERS + (replica + 1) % 3].map(|node| (node, 1));
+            separate(team, &[&[(fault.choice % 3, 1)], &others[..]].concat(), lasts)
+        }
+        Kind::PartitionAll => {
+            let side = |n: usize| [(n, n + 1), (SERVERS + (n + fault.choice) % 3, n + 1)];
+            separate(team, &[side(0), side(1), side(2)].concat(), lasts)
+        }
+        Kind::FillState => fill_state(team, replica, lasts),
+        Kind::FillStore => fill_store(team, fault.choice % 3, lasts),
     }
 }
 
@@ -49,6 +62,7 @@ pub(super) fn restore(team: &Team) {
     for server in lock_of(&team.nats).iter() {
         server.signal(Signal::SIGCONT);
     }
+    team.separate(&Sides::new());
     for replica in 0..REPLICAS.len() {
         team.connect(replica, Mode::Open);
         if let Some(process) = team.process(replica) {
@@ -129,4 +143,47 @@ fn stop_nats(team: &Team, targets: &[usize], lasts: Duration) -> bool {
         servers[*target].signal(Signal::SIGCONT);
     }
     is_done
+}
+
+fn separate(team: &Team, sides: &[(usize, usize)], lasts: Duration) -> bool {
+    team.separate(&sides.iter().copied().collect());
+    team.pause(lasts);
+    team.separate(&Sides::new());
+    true
+}
+
+fn fill_state(team: &Team, replica: usize, lasts: Duration) -> bool {
+    let disk = &team.disks[replica];
+    let running: Vec<_> = team.process(replica).into_iter().collect();
+    let filled = disk.fill(&running);
+    team.pause(lasts);
+    // It may have been started again meanwhile.
+    let running: Vec<_> = running.into_iter().chain(team.process(replica)).collect();
+    if let Err(problem) = filled.clone().and(disk.free(&running)) {
+        team.ledger.breach(format!("the disk of replica {}: {problem}", REPLICAS[replica]));
+    }
+    filled.is_ok()
+}
+
+/// A NATS server without room turns JetStream off, which its own service manager has to notice: it is started again once there
+/// is room. The other servers go on meanwhile.
+fn fill_store(team: &Team, server: usize, lasts: Duration) -> bool {
+    // No other fault starts a server meanwhile.
+    let mut servers = lock_of(&team.nats);
+    // A limit of file sizes would end it by a signal.
+    if !matches!(servers[server].disk, Disk::Small { .. }) || servers[server].disk.fill(&[]).is_err() {
+        return false;
+    }
+    team.pause(lasts);
+    if let Err(problem) = servers[server].disk.free(&[]) {
+        team.ledger.breach(format!("the disk of NATS server {server}: {problem}"));
+    }
+    if !servers[server].has_jetstream() {
+        team.note(&format!("NATS server {server} has turned JetStream off"));
+        servers[server].kill();
+        if let Err(problem) = servers[server].start() {
+            team.ledger.breach(problem);
+        }
+    }
+    true
 }

@@ -5,7 +5,8 @@ use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
     path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+    process::{Child, Stdio},
+    sync::Arc,
     thread,
     time::{Duration, Instant},
 };
@@ -16,9 +17,14 @@ use nix::{
 };
 use serde_json::Value;
 
-use super::super::ledger::HUNG_AFTER;
+use super::{
+    super::{ledger::HUNG_AFTER, machine::Disk},
+    network::Network,
+};
 
 const LOOK: Duration = Duration::from_millis(20);
+/// What the streams of a run need is much less.
+const DISK_MEGABYTES: u32 = 96;
 /// A stopped server accepts connections and does not answer.
 const PAGE_MAX: Duration = Duration::from_secs(2);
 
@@ -28,8 +34,12 @@ pub(super) struct Server {
     dir: PathBuf,
     /// Set in all processes of the run.
     marker: (String, String),
-    /// Ports of the servers that it connects to.
-    routes: Vec<u16>,
+    network: Arc<Network>,
+    node: usize,
+    /// Its store is on it.
+    pub disk: Disk,
+    /// Nodes and ports of the servers that it connects to.
+    routes: Vec<(usize, u16)>,
     pub port: u16,
     route: u16,
     monitor: u16,
@@ -37,7 +47,12 @@ pub(super) struct Server {
 }
 
 /// Starts three servers, and waits until they have elected a leader.
-pub(super) fn start(program: &Path, scratch: &Path, marker: (&str, &str)) -> Result<Vec<Server>, String> {
+pub(super) fn start(
+    program: &Path,
+    scratch: &Path,
+    marker: (&str, &str),
+    network: &Arc<Network>,
+) -> Result<Vec<Server>, String> {
     // Each needs the ports of the others before it starts. They are bound all at once, so that they differ.
     let listeners: Result<Vec<TcpListener>, _> = (0..3).map(|_| TcpListener::bind("127.0.0.1:0")).collect();
     let ports: Result<Vec<u16>, String> = listeners
@@ -47,19 +62,22 @@ pub(super) fn start(program: &Path, scratch: &Path, marker: (&str, &str)) -> Res
         .map_err(|error: std::io::Error| error.to_string());
     let ports = ports?;
     let mut servers: Vec<Server> = Vec::new();
-    for (name, route) in ["n1", "n2", "n3"].into_iter().zip(ports.iter().copied()) {
+    for (node, (name, route)) in ["n1", "n2", "n3"].into_iter().zip(ports.iter().copied()).enumerate() {
+        let dir = scratch.join(name);
         let mut server = Server {
             program: program.to_owned(),
             name,
-            dir: scratch.join(name),
+            disk: Disk::new(&dir.join("store"), DISK_MEGABYTES),
+            dir,
             marker: (marker.0.to_owned(), marker.1.to_owned()),
-            routes: ports.iter().copied().filter(|port| *port != route).collect(),
+            network: Arc::clone(network),
+            node,
+            routes: ports.iter().copied().enumerate().filter(|(_, port)| *port != route).collect(),
             port: 0,
             route,
             monitor: 0,
             child: None,
         };
-        fs::create_dir_all(&server.dir).map_err(|error| error.to_string())?;
         server.start()?;
         servers.push(server);
     }
@@ -91,13 +109,14 @@ impl Server {
     /// Starts it with the data and the ports of its last run.
     pub(super) fn start(&mut self) -> Result<(), String> {
         let port = |port: u16| if port == 0 { -1 } else { i32::from(port) };
-        let routes: Vec<String> = self.routes.iter().map(|port| format!("\"nats-route://127.0.0.1:{port}\"")).collect();
-        let routes = routes.join(", ");
+        let route = |(node, port): &(usize, u16)| format!("\"nats-route://{}:{port}\"", self.network.inner(*node));
+        let routes = self.routes.iter().map(route).collect::<Vec<_>>().join(", ");
+        let (inner, outer) = (self.network.inner(self.node), self.network.outer(self.node));
         // Without `no_advertise` replicas would learn addresses that bypass their proxies.
         let text = format!(
-            "server_name: {}\nlisten: \"127.0.0.1:{}\"\nhttp: \"127.0.0.1:{}\"\nports_file_dir: {:?}\n\
-             jetstream {{ store_dir: {:?} }}\n\
-             cluster {{ name: chaos, listen: \"127.0.0.1:{}\", no_advertise: true, routes: [{routes}] }}\n",
+            "server_name: {}\nlisten: \"{inner}:{}\"\nhttp: \"{outer}:{}\"\nports_file_dir: {:?}\n\
+             jetstream {{ store_dir: {:?}, max_file_store: 8GB }}\n\
+             cluster {{ name: chaos, listen: \"{inner}:{}\", no_advertise: true, routes: [{routes}] }}\n",
             self.name,
             port(self.port),
             port(self.monitor),
@@ -108,7 +127,7 @@ impl Server {
         let config = self.dir.join("nats.conf");
         fs::write(&config, text).map_err(|error| error.to_string())?;
         let log = fs::OpenOptions::new().create(true).append(true).open(self.dir.join("log"));
-        let mut command = Command::new(&self.program);
+        let mut command = self.network.command(self.node, &self.program);
         command.arg("-c").arg(config).env(&self.marker.0, &self.marker.1);
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log.map_err(|error| error.to_string())?);
         let child = command.spawn().map_err(|error| format!("{}: {error}", self.program.display()))?;
@@ -141,13 +160,29 @@ impl Server {
         }
     }
 
+    /// Ends it for good, and unmounts its disk.
+    pub(super) fn end(mut self) {
+        self.kill();
+        self.disk.end(None);
+    }
+
     pub(super) fn signal(&self, signal: Signal) -> bool {
         self.child.as_ref().is_some_and(|child| kill(Pid::from_raw(child.id() as i32), signal).is_ok())
     }
 
+    /// False if it runs without JetStream: a server whose disk was full turns it off until it is started again.
+    pub(super) fn has_jetstream(&self) -> bool {
+        self.page("/varz").is_none_or(|page| page["jetstream"]["config"].is_object())
+    }
+
+    /// Where replicas reach it.
+    pub(super) fn url(&self) -> String {
+        format!("nats://{}:{}", self.network.inner(self.node), self.port)
+    }
+
     /// A page of its monitoring endpoint.
     fn page(&self, path: &str) -> Option<Value> {
-        let mut stream = TcpStream::connect(("127.0.0.1", self.monitor)).ok()?;
+        let mut stream = TcpStream::connect((self.network.outer(self.node).as_str(), self.monitor)).ok()?;
         stream.set_read_timeout(Some(PAGE_MAX)).ok()?;
         write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").ok()?;
         let mut text = String::new();

@@ -9,27 +9,39 @@ pub(super) enum Target {
     Replicas,
     /// The NATS servers.
     Nats,
-    /// The connections of one replica to NATS.
+    /// The connections of replicas to NATS, and of NATS servers to each other.
     Network,
+    /// The disks of replicas and of NATS servers.
+    Disks,
 }
 
 impl Target {
-    pub(super) const ALL: [Target; 3] = [Target::Replicas, Target::Nats, Target::Network];
+    pub(super) const ALL: [Target; 4] = [Target::Replicas, Target::Nats, Target::Network, Target::Disks];
 
     pub(super) fn name(self) -> &'static str {
         match self {
             Target::Replicas => "replicas",
             Target::Nats => "nats",
             Target::Network => "network",
+            Target::Disks => "disks",
         }
     }
 
-    fn faults(self) -> &'static [Kind] {
+    pub(super) fn faults(self) -> &'static [Kind] {
         use Kind::*;
         match self {
             Target::Replicas => &[KillReplica, KillOwner, StopReplica, StopOwner, KillOne, KillLocal, EndReplica],
             Target::Nats => &[KillLeader, KillFollower, KillAll, StopMinority, StopMajority],
-            Target::Network => &[CutReplica, CutOwner, SilenceReplica, SilenceOwner],
+            Target::Network => &[
+                CutReplica,
+                CutOwner,
+                SilenceReplica,
+                SilenceOwner,
+                PartitionMinority,
+                PartitionMajority,
+                PartitionAll,
+            ],
+            Target::Disks => &[FillState, FillStore],
         }
     }
 
@@ -39,6 +51,7 @@ impl Target {
             Target::Replicas => 15_000,
             Target::Nats => 6_000,
             Target::Network => 13_000,
+            Target::Disks => 5_000,
         }
     }
 
@@ -46,8 +59,9 @@ impl Target {
     fn pause_max_ms(self) -> u64 {
         match self {
             Target::Replicas => 2_500,
-            Target::Nats => 9_000,
-            Target::Network => 6_000,
+            Target::Nats => 14_000,
+            Target::Network => 12_000,
+            Target::Disks => 16_000,
         }
     }
 }
@@ -83,6 +97,16 @@ pub(super) enum Kind {
     /// Connections of a replica to NATS carry nothing, and stay open.
     SilenceReplica,
     SilenceOwner,
+    /// One NATS server and one replica are separated from all others: this side has no quorum.
+    PartitionMinority,
+    /// One NATS server and two replicas are separated from all others: most replicas have no quorum.
+    PartitionMajority,
+    /// Each NATS server is separated from the others, with one replica each: no side has a quorum.
+    PartitionAll,
+    /// No byte can be added to the state directory of a replica.
+    FillState,
+    /// No byte can be added to the store of a NATS server. It turns JetStream off then, until it is started again.
+    FillStore,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +181,7 @@ mod tests {
                 assert_eq!(kinds.len(), Plan::kinds(target), "{target:?}");
             }
             let is_long = faults.iter().any(|fault| fault.lasts_ms > 11_000);
-            assert_eq!(is_long, target != Target::Nats, "{target:?}");
+            assert_eq!(is_long, matches!(target, Target::Replicas | Target::Network), "{target:?}");
         }
     }
 }

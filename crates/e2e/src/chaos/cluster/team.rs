@@ -1,4 +1,5 @@
-//! The processes of a cluster: three NATS servers, three replicas, and a proxy between each replica and each server.
+//! The processes of a cluster: three NATS servers and three replicas, each in a network namespace of its own or with a proxy
+//! between each replica and each server, and the small disks of all of them.
 
 use std::{
     collections::BTreeMap,
@@ -19,17 +20,22 @@ use serde_json::Value;
 
 use super::{
     super::{
+        http::KEY_SHA256,
         ledger::{HUNG_AFTER, Ledger},
+        machine::Disk,
         processes::{self, Process},
         world::{MARKER, Programs},
     },
     nats::{self, Server},
+    network::{Network, SERVERS, Sides},
     proxy::{Mode, Proxy},
 };
 
 pub(super) const REPLICAS: [&str; 3] = ["a", "b", "c"];
 /// How often a thread checks a state that it waits for.
 const LOOK: Duration = Duration::from_millis(50);
+/// The state and the logs of a replica fit into it.
+const DISK_MEGABYTES: u32 = 48;
 /// The exit code of a process of `one` that meets another one.
 pub(super) const TWO_AT_ONCE: u32 = 99;
 
@@ -48,6 +54,7 @@ struct Running {
 }
 
 struct Replica {
+    /// None with network namespaces.
     proxies: Vec<Proxy>,
     running: Option<Running>,
     /// How often it was started.
@@ -60,7 +67,10 @@ pub(super) struct Team {
     pub scratch: PathBuf,
     marker: String,
     pub ledger: Arc<Ledger>,
+    pub network: Arc<Network>,
     pub nats: Mutex<Vec<Server>>,
+    /// Of the state directories.
+    pub disks: [Disk; 3],
     replicas: [Mutex<Replica>; 3],
     /// No further faults.
     is_over: AtomicBool,
@@ -76,12 +86,16 @@ pub(super) struct Team {
 impl Team {
     pub(super) fn new(programs: Programs, nats: &Path, scratch: PathBuf, ledger: Arc<Ledger>) -> Result<Team, String> {
         let marker = name_of(&scratch);
-        let servers = nats::start(nats, &scratch, (MARKER, &marker))?;
+        let network = Arc::new(Network::new());
+        println!("network: {}", network.name());
+        let servers = nats::start(nats, &scratch, (MARKER, &marker), &network)?;
+        let disks = REPLICAS.map(|name| Disk::new(&scratch.join(name).join(".outlast"), DISK_MEGABYTES));
+        println!("disks: {}", disks[0].name());
         let mut replicas = Vec::new();
-        for name in REPLICAS {
-            let proxies: Result<Vec<Proxy>, _> = servers.iter().map(|server| Proxy::start(server.port)).collect();
+        for _ in REPLICAS {
+            let proxied = servers.iter().filter(|_| !network.has_namespaces());
+            let proxies: Result<Vec<Proxy>, _> = proxied.map(|server| Proxy::start(server.port)).collect();
             let proxies = proxies.map_err(|error| error.to_string())?;
-            fs::create_dir_all(scratch.join(name)).map_err(|error| error.to_string())?;
             replicas.push(Mutex::new(Replica { proxies, running: None, starts: 0 }));
         }
         let replicas = replicas.try_into().map_err(|_| "three replicas")?;
@@ -90,7 +104,9 @@ impl Team {
             scratch,
             marker,
             ledger,
+            network,
             nats: Mutex::new(servers),
+            disks,
             replicas,
             is_over: AtomicBool::new(false),
             is_restored: AtomicBool::new(false),
@@ -166,15 +182,23 @@ impl Team {
         );
         let puppet = self.programs.puppet.to_str().expect("a path in UTF-8");
         let lock = self.scratch.join("lock");
-        let urls: Vec<String> = lock_of(&self.replicas[replica])
-            .proxies
-            .iter()
-            .map(|proxy| format!("nats://127.0.0.1:{}", proxy.port))
-            .collect();
+        let urls: Vec<String> = match self.network.has_namespaces() {
+            true => lock_of(&self.nats).iter().map(Server::url).collect(),
+            false => {
+                let proxies = &lock_of(&self.replicas[replica]).proxies;
+                proxies.iter().map(|proxy| format!("nats://127.0.0.1:{}", proxy.port)).collect()
+            }
+        };
         let mut text = format!(
             "[limits]\nhold = \"20s\"\n\n[cluster]\nnats = {urls:?}\nname = \"chaos\"\nreplica = {:?}\nreplicas = 3\n\n",
             REPLICAS[replica]
         );
+        if self.network.has_namespaces() {
+            // Beyond loopback clients need a key, and all of them have the same one.
+            text += &format!(
+                "[gateway]\nsessions_per_client = 1024\n\n[[auth.key]]\nname = \"client\"\nsha256 = {KEY_SHA256:?}\n\n"
+            );
+        }
         for (name, children) in [("each", "shared"), ("own", "per_session")] {
             text += &format!(
                 "[[backend]]\nname = {name:?}\ncommand = {puppet:?}\nargs = [\"--ledger\", {executions:?}]\n\
@@ -191,7 +215,15 @@ impl Team {
     }
 
     fn outlast(&self, replica: usize, args: &[&str], stderr: &Path) -> Command {
-        let mut command = Command::new(&self.programs.outlast);
+        let mut command = match self.disks[replica] {
+            Disk::Small { .. } => self.network.command(SERVERS + replica, &self.programs.outlast),
+            // A write beyond the limit must be an error, and not a signal.
+            Disk::FileLimit => {
+                let mut shell = self.network.command(SERVERS + replica, Path::new("sh"));
+                shell.args(["-c", "trap '' XFSZ; exec \"$@\"", "sh"]).arg(&self.programs.outlast);
+                shell
+            }
+        };
         let dir = self.dir(replica);
         let file = fs::OpenOptions::new().create(true).append(true).open(stderr);
         command.args(args).current_dir(&dir).stderr(file.expect("the scratch directory can be written"));
@@ -208,7 +240,8 @@ impl Team {
         let mut slot = lock_of(&self.replicas[replica]);
         slot.starts += 1;
         let stderr = self.scratch.join(format!("{name}-{}.stderr", slot.starts));
-        let args = ["gateway", "--config", "outlast.toml", "--listen", "127.0.0.1:0", "--name", name];
+        let listen = format!("{}:0", self.network.outer(SERVERS + replica));
+        let args = ["gateway", "--config", "outlast.toml", "--listen", &listen, "--name", name];
         let grace = ["--stdin-grace", "0.3", "--term-grace", "0.3"];
         let mut command = self.outlast(replica, &[&args[..], &grace].concat(), &stderr);
         let child = command.stdin(Stdio::null()).stdout(Stdio::null()).spawn();
@@ -274,9 +307,33 @@ impl Team {
         status.and_then(|status| status.code())
     }
 
+    /// Cuts the connections of a replica to all NATS servers, or opens them.
     pub(super) fn connect(&self, replica: usize, mode: Mode) {
         for proxy in &lock_of(&self.replicas[replica]).proxies {
             proxy.set(mode);
+        }
+        let node = SERVERS + replica;
+        let alone = Sides::from([(node, 1)]);
+        let changed = match mode {
+            Mode::Open => self.network.link(node, true).and_then(|()| self.network.separate(&Sides::new())),
+            Mode::Cut => self.network.link(node, false),
+            Mode::Silent => self.network.separate(&alone),
+        };
+        if let Err(problem) = changed {
+            self.ledger.breach(problem);
+        }
+    }
+
+    /// Separates NATS servers and replicas. Without namespaces only replicas are separated from servers.
+    pub(super) fn separate(&self, sides: &Sides) {
+        let side = |node: usize| sides.get(&node).copied().unwrap_or(0);
+        for replica in 0..REPLICAS.len() {
+            for (server, proxy) in lock_of(&self.replicas[replica]).proxies.iter().enumerate() {
+                proxy.set(if side(server) == side(SERVERS + replica) { Mode::Open } else { Mode::Silent });
+            }
+        }
+        if let Err(problem) = self.network.separate(sides) {
+            self.ledger.breach(problem);
         }
     }
 

@@ -321,6 +321,12 @@ fn replicas_serve_alone_without_nats_and_join_again() {
     team.nats.kill();
     until("the loss to show", || (a.state()["cluster"]["connected"] == false).then_some(()));
     assert_eq!(session.call("each__echo", json!({"text": "without"})), "without");
+    // It is ready for what it can serve, and says what it cannot.
+    let mut web = super::web::Web::connect(&a.address);
+    let ready = web.get("/ready");
+    let body: Value = serde_json::from_str(&ready.text()).expect("JSON");
+    assert_eq!((ready.status, &body["cluster"]["connected"]), (200, &json!(false)), "{body}");
+    assert!(web.get("/metrics").text().contains("\noutlast_cluster_connected 0\n"));
     let mut local = b.session();
     assert_eq!(local.call("each__echo", json!({"text": "local"})), "local");
     assert_eq!(b.state()["cluster"]["sessions_local"], 1);

@@ -42,13 +42,7 @@ impl Names {
     }
 
     pub(super) fn bucket(&self, bucket: Bucket) -> String {
-        let name = match bucket {
-            Bucket::Replicas => "replicas",
-            Bucket::Sessions => "sessions",
-            Bucket::Leases => "leases",
-            Bucket::State => "state",
-        };
-        format!("{}_{name}", self.objects)
+        format!("{}_{}", self.objects, bucket.name())
     }
 
     /// The stream of a bucket, as all clients of NATS name it.

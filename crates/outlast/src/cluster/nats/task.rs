@@ -24,7 +24,7 @@ use crate::cluster::NatsSettings;
 
 /// Pauses between attempts to connect double from the first to the last.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
-const PAUSE_MAX: Duration = Duration::from_secs(2);
+const PAUSE_MAX: Duration = Duration::from_millis(500);
 /// Servers that are tried, those that the servers name included.
 const SERVERS_MAX: usize = 32;
 
@@ -126,6 +126,8 @@ impl Task {
         let ended = tokio::select! {
             by = keep_name(&link, &self.own, &revision) => Ended::Taken(by),
             why = lost_connection(&mut events) => Ended::Lost(why),
+            // A watch runs as long as the connection. If one panicked, everything begins again.
+            Some(_) = watches.join_next() => Ended::Lost("a watch of a bucket ended".to_owned()),
             _ = &mut self.close => {
                 let _ = timeout(OPERATION_MAX, presence::leave(&link, &self.own)).await;
                 let _ = timeout(OPERATION_MAX, link.client.flush()).await;

@@ -440,7 +440,7 @@ fn a_lost_connection_ends_what_is_in_flight_and_is_opened_again() {
                 None
             }
             Heard::Disconnected { why } => Some(why.clone()),
-            Heard::Changed { .. } => None,
+            Heard::Changed { .. } | Heard::Watching { .. } => None,
             other => panic!("{other:?}"),
         })
         .await;
@@ -496,7 +496,48 @@ fn a_watch_goes_on_when_its_consumer_is_lost() {
             () = &mut polled => unreachable!("it is polled for ever"),
         };
         assert!(!deleted.is_empty());
+        // What changes meanwhile is read when the bucket is watched again.
         nats.write(Bucket::State, "shares", Expected::Any, Bytes::from_static(b"x"), 1);
+        let lost = |heard: &Heard| match heard {
+            Heard::WatchLost { bucket: Bucket::State, why } => Some(why.clone()),
+            Heard::Changed { bucket: Bucket::State, value, .. } => panic!("{value:?} was reported by a lost watch"),
+            _ => None,
+        };
+        assert!(!until(&mut [&mut nats], 0, lost).await.is_empty());
+        until(&mut [&mut nats], 0, |heard| matches!(heard, Heard::Watching { bucket: Bucket::State }).then_some(()))
+            .await;
+        assert_eq!(until(&mut [&mut nats], 0, changed).await, "x");
+    });
+}
+
+#[test]
+fn a_watch_of_a_bucket_that_is_made_anew_reports_its_entries() {
+    let Some(server) = Server::start("a_watch_of_a_bucket_that_is_made_anew_reports_its_entries") else { return };
+    block_on(async {
+        let mut nats = Nats::connect(server.settings("a"), 1, None);
+        connected(&mut [&mut nats]).await;
+        let changed = |heard: &Heard| match heard {
+            Heard::Changed { bucket: Bucket::State, value, .. } => value.clone(),
+            _ => None,
+        };
+        for (ticket, value) in [(1, &b"u"[..]), (2, b"v"), (3, b"w")] {
+            nats.write(Bucket::State, "shares", Expected::Any, Bytes::from_static(value), ticket);
+            assert_eq!(until(&mut [&mut nats], 0, changed).await, value);
+        }
+        // Its numbers begin at 1 again, below those that were seen.
+        let jetstream = nats.up.as_ref().unwrap().link.jetstream.clone();
+        let mut polled = LocalPoll(&mut nats);
+        let again = async {
+            let stream = jetstream.get_stream("KV_outlast_v1_test_state").await.unwrap();
+            let config = stream.cached_info().config.clone();
+            jetstream.delete_stream("KV_outlast_v1_test_state").await.unwrap();
+            jetstream.create_stream(config).await.unwrap();
+        };
+        tokio::select! {
+            () = again => {}
+            () = &mut polled => unreachable!("it is polled for ever"),
+        }
+        nats.write(Bucket::State, "shares", Expected::Any, Bytes::from_static(b"x"), 4);
         assert_eq!(until(&mut [&mut nats], 0, changed).await, "x");
     });
 }

@@ -404,6 +404,7 @@ impl Driver {
                 server: server.map(|server| server.url),
                 since_s: Some(connection.since.elapsed().as_secs_f64()),
                 why: connection.why.clone(),
+                watches_down: replica.watches_down().map(|(bucket, _)| bucket.name().to_owned()).collect(),
             },
             replicas,
             backends: backends.collect(),
@@ -414,6 +415,7 @@ impl Driver {
                 resent: streams.resent,
                 takeovers: homes.taken,
                 calls_lost: replica.links_lost(),
+                watches_lost: replica.watches_lost(),
             },
             unreachable: Vec::new(),
         })
