@@ -7,9 +7,9 @@ use outlast_core::message::{self, Params, Raw};
 use serde_json::Value;
 
 use super::{
+    answers,
     headers::{single, unpack},
     stream::Answer,
-    words,
 };
 
 const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
@@ -84,8 +84,8 @@ pub(super) fn check(
     mirrors: &Mirrors,
 ) -> Result<(), Box<Answer>> {
     let version = check_envelope(headers, id, params)?;
-    if !words::STATELESS.contains(&version.as_str()) {
-        return Err(words::unsupported(id, &version, &words::STATELESS));
+    if !answers::STATELESS.contains(&version.as_str()) {
+        return Err(answers::unsupported(id, &version, &answers::STATELESS));
     }
     let said = header(headers, id, "Mcp-Method")?;
     if said != Some(method) {
@@ -112,7 +112,7 @@ pub(super) fn check(
 fn check_envelope(headers: &HeaderMap, id: &str, params: &Params<'_>) -> Result<String, Box<Answer>> {
     let missing = |what: &str| {
         let message = format!("params._meta must carry {what}");
-        Answer::error(hyper::StatusCode::BAD_REQUEST, id, words::INVALID_PARAMS, &message, None)
+        Answer::error(hyper::StatusCode::BAD_REQUEST, id, answers::INVALID_PARAMS, &message, None)
     };
     let (version, capabilities) = envelope(params).unwrap_or_default();
     let version = version.and_then(Raw::text).ok_or_else(|| missing(&format!("{VERSION}, a string")))?;
@@ -128,11 +128,11 @@ fn check_envelope(headers: &HeaderMap, id: &str, params: &Params<'_>) -> Result<
 
 fn header<'a>(headers: &'a HeaderMap, id: &str, name: &str) -> Result<Option<&'a str>, Box<Answer>> {
     single(headers, name)
-        .map_err(|_| words::mismatch(id, &format!("the {name} header is there twice, or is not plain text")))
+        .map_err(|_| answers::mismatch(id, &format!("the {name} header is there twice, or is not plain text")))
 }
 
 fn disagrees(id: &str, header: &str, said: Option<&str>, body: &str) -> Box<Answer> {
-    words::mismatch(
+    answers::mismatch(
         id,
         &match said {
             Some(said) => format!("the {header} header says `{said}`, and the body `{body}`"),

@@ -34,10 +34,9 @@ use {
 };
 
 use super::{
-    Auth, Counts, Heard, Limits, Page, PageAnswer, Refused,
+    Auth, Counts, Heard, Limits, Page, PageAnswer, Refused, answers,
     socket::{Backlog, Connection, Ends, Pass},
     stream::{Answer, Content, Owner, Reply},
-    words,
 };
 use crate::{
     gateway::session_store::{SessionStore, StoreEvent, record_key},
@@ -208,8 +207,8 @@ impl FrontDriver {
             }
             Action::Answer { response, session, body, kind } => response.answer(whole(session, body, kind)),
             Action::Refuse { response, why } => response.answer(match why {
-                Refusal::SessionEnded => words::session_ended(),
-                Refusal::Stopping => words::closing(),
+                Refusal::SessionEnded => answers::session_ended(),
+                Refusal::Stopping => answers::closing(),
             }),
             Action::OpenEvents { response, client, session } => {
                 response.answer(Answer::events(session, response.clone(), Owner::Client(client)));
@@ -620,7 +619,7 @@ impl FrontDriver {
         now: Instant,
     ) -> Result<Exchange, Box<Answer>> {
         let is_known = connection.is_known();
-        self.front.has_room(who, is_known).map_err(words::too_many_sessions)?;
+        self.front.has_room(who, is_known).map_err(answers::too_many_sessions)?;
         let (client, reply) = (self.next_client(), Reply::new(connection.clone()));
         let (peer, response, random) = (connection.peer().clone(), reply.clone(), random_id());
         let who = who.clone();
@@ -674,11 +673,11 @@ impl FrontDriver {
         now: Instant,
     ) -> Result<(u64, Box<Answer>), Box<Answer>> {
         self.restore(id, who, connection, now);
-        let session = self.session(id, who).ok_or_else(words::no_such_session)?;
-        let (client, stream) = (session.client(), session.stream(last).map_err(words::no_stream)?);
+        let session = self.session(id, who).ok_or_else(answers::no_such_session)?;
+        let (client, stream) = (session.client(), session.stream(last).map_err(answers::no_stream)?);
         let reply = Reply::new(connection.clone());
         self.handle(Event::Listened { client, stream, response: reply.clone() }, now);
-        let answer = reply.take().ok_or_else(|| words::no_stream(NoStream::Forgotten))?;
+        let answer = reply.take().ok_or_else(|| answers::no_stream(NoStream::Forgotten))?;
         Ok((client, answer))
     }
 
@@ -784,11 +783,11 @@ pub(super) struct Exchange {
 /// An answer as one body.
 fn whole(session: Option<SessionId>, body: Bytes, kind: AnswerKind) -> Box<Answer> {
     let (status, retry_after) = match kind {
-        AnswerKind::OfSession(said) => (StatusCode::OK, words::retry_after(&body, said)),
+        AnswerKind::OfSession(said) => (StatusCode::OK, answers::retry_after(&body, said)),
         AnswerKind::Batch => (StatusCode::OK, None),
         AnswerKind::Stateless(said) => {
             let code = if said == Said::Error { error_code(&body) } else { None };
-            (words::status_of(code), words::retry_after(&body, said))
+            (answers::status_of(code), answers::retry_after(&body, said))
         }
     };
     Answer::json(status, session, body).with_all(retry_after)
