@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     gateway::{Client, Said, SavedWho, Who},
+    mcp::revision,
     message::{self, Id, Message},
     saved::{Moment, Octets},
 };
@@ -27,9 +28,7 @@ use crate::{
 const GENERAL: u32 = 0;
 /// General streams that one session may have open; with one more the oldest ends. Each message goes to the newest.
 const GENERAL_MAX: usize = 4;
-/// Streams of this revision and later ones begin with an event that has only an id. Clients of earlier ones fail on it.
-const PRIMING_SINCE: &str = "2025-11-25";
-/// [`Limits::quiet`] of those revisions, unless that is shorter. A client can resume the stream after a restart of the
+/// [`Limits::quiet`] of revisions whose streams begin with an event that has only an id, unless that is shorter. A client can resume the stream after a restart of the
 /// gateway. Without a response, some clients end their whole session when the connection breaks.
 const QUIET_PRIMED: Duration = Duration::from_secs(1);
 
@@ -581,7 +580,7 @@ impl<R: Clone + PartialEq> Session<R> {
 
     /// How long a request may wait for its answer before its response becomes a stream.
     pub(super) fn quiet(&self, limits: &Limits) -> Duration {
-        match self.version.as_str() >= PRIMING_SINCE {
+        match self.version.as_str() >= revision::FIRST_WITH_PRIMING {
             true => limits.quiet.min(QUIET_PRIMED),
             false => limits.quiet,
         }
@@ -751,7 +750,7 @@ impl<R: Clone + PartialEq> Session<R> {
         out.push(Action::OpenEvents { response: response.clone(), client: self.client, session });
         post.state = PostState::Events(Some(Stream { response, fed: now }));
         let (answers, request) = (std::mem::take(&mut post.answers), post.request.clone());
-        if self.version.as_str() >= PRIMING_SINCE {
+        if self.version.as_str() >= revision::FIRST_WITH_PRIMING {
             let frame = frames::prime(&EventId { stream: number, number: self.next_event, request });
             self.keep(number, frame, limits, now, out);
         }

@@ -36,6 +36,7 @@ use hyper::{HeaderMap, Method, Uri, header::HeaderValue};
 use outlast_core::{
     exit::How,
     gateway::Refused,
+    mcp::{method, notification},
     message::{self, Id, Message},
 };
 use tokio::{
@@ -522,8 +523,8 @@ impl HttpLink {
         match message::parse(&line) {
             Ok(Message::Request { id, method, params }) => {
                 asks = id.parse();
-                is_initialize = method == "initialize";
-                is_tools_list = method == "tools/list";
+                is_initialize = method == method::INITIALIZE;
+                is_tools_list = method == method::TOOLS_LIST;
                 is_safe = is_safe_to_repeat(&method);
                 if let Some(version) = headers::stated_version(&params) {
                     is_stateless = true;
@@ -532,8 +533,8 @@ impl HttpLink {
                 }
             }
             Ok(Message::Notification { method, params }) => {
-                is_initialized = method == "notifications/initialized";
-                if method == "notifications/cancelled" {
+                is_initialized = method == notification::INITIALIZED;
+                if method == notification::CANCELLED {
                     cancels = params.request_id().and_then(|id| Id::parse(id.get()));
                 }
             }
@@ -627,7 +628,7 @@ impl HttpLink {
                     self.wake();
                 }
             }
-            Ok(Message::Notification { method, params }) if method == "notifications/cancelled" => {
+            Ok(Message::Notification { method, params }) if method == notification::CANCELLED => {
                 if let Some(id) = params.request_id().and_then(|id| Id::parse(id.get())) {
                     self.abort(&id, "it was cancelled");
                     self.end_if_done();
@@ -689,19 +690,19 @@ impl Drop for HttpLink {
 fn is_safe_to_repeat(method: &str) -> bool {
     matches!(
         method,
-        "ping"
-            | "server/discover"
-            | "tools/list"
-            | "prompts/list"
-            | "prompts/get"
-            | "resources/list"
-            | "resources/templates/list"
-            | "resources/read"
-            | "resources/subscribe"
-            | "resources/unsubscribe"
-            | "completion/complete"
-            | "logging/setLevel"
-            | "tasks/get"
-            | "tasks/list"
+        method::PING
+            | method::DISCOVER
+            | method::TOOLS_LIST
+            | method::PROMPTS_LIST
+            | method::PROMPTS_GET
+            | method::RESOURCES_LIST
+            | method::TEMPLATES_LIST
+            | method::RESOURCES_READ
+            | method::SUBSCRIBE
+            | method::UNSUBSCRIBE
+            | method::COMPLETE
+            | method::SET_LEVEL
+            | method::TASKS_GET
+            | method::TASKS_LIST
     )
 }

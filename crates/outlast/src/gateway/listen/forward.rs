@@ -21,6 +21,7 @@ use outlast_core::{
     },
     front::SessionId,
     gateway::Who,
+    mcp,
     message::{self, Message, RawId},
 };
 use serde::{Deserialize, Serialize};
@@ -44,7 +45,8 @@ pub(super) const PLACES_MAX: usize = 4;
 /// The home of a session that another replica took over meanwhile refuses a request with this.
 const NOT_HERE: &str = "no_such_session";
 /// Headers that the home needs. Credentials are not among them: this replica has checked them.
-const FORWARDED: [&str; 5] = ["accept", "content-type", "mcp-protocol-version", "mcp-session-id", "last-event-id"];
+const FORWARDED: [&str; 5] =
+    ["accept", "content-type", mcp::header::PROTOCOL_VERSION, mcp::header::SESSION_ID, "last-event-id"];
 /// Headers of an answer that reach the client.
 const RETURNED: [&str; 1] = ["retry-after"];
 

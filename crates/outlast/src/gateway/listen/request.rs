@@ -20,6 +20,7 @@ use hyper::{
 use outlast_core::{
     front::{NoStream, Posted, Session, SessionId, record::Change},
     gateway::{REQUEST_ID_MAX, Who},
+    mcp::{self, method, revision},
     message::{self, Id, Message, Outline, Raw, RawId},
 };
 
@@ -35,7 +36,7 @@ use super::{
 
 /// The path of the MCP endpoint.
 pub(super) const ENDPOINT: &str = "/mcp";
-const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
+const SESSION: HeaderName = HeaderName::from_static(mcp::header::SESSION_ID);
 /// The initial buffer for a body; it grows as data arrives.
 const BODY_ROOM: usize = 64 << 10;
 /// A batch with more members is refused.
@@ -162,7 +163,7 @@ async fn route(
     if let Some(replica) = replica
         && let Some(id) = found.session.text().ok().flatten().and_then(session_id)
         && [Method::POST, Method::GET, Method::DELETE].contains(&head.method)
-        && !version(&found)?.is_some_and(answers::is_stateless)
+        && !version(&found)?.is_some_and(revision::is_stateless)
     {
         if head.method == Method::POST {
             check_post(&found)?;
@@ -277,8 +278,8 @@ fn version<'a>(head: &Head<'a>) -> Result<Option<&'a str>, Box<Answer>> {
 /// The session that a request of the handshake era names.
 pub(super) fn session_named(head: &Head<'_>, version: Option<&str>) -> Result<SessionId, Box<Answer>> {
     match version {
-        Some(version) if !answers::HANDSHAKE.contains(&version) => {
-            let supported = [&answers::STATELESS[..], &answers::HANDSHAKE[..]].concat();
+        Some(version) if !revision::HANDSHAKE.contains(&version) => {
+            let supported = [&[revision::STATELESS][..], &revision::HANDSHAKE[..]].concat();
             return Err(answers::unsupported("null", version, &supported));
         }
         _ => {}
@@ -334,7 +335,7 @@ pub(super) fn delete(endpoint: &HttpEndpoint, connection: &Connection, who: &Who
 /// The protocol version of a request that needs a session.
 fn only_with_sessions<'a>(head: &Head<'a>) -> Result<Option<&'a str>, Box<Answer>> {
     match version(head)? {
-        Some(version) if answers::is_stateless(version) => {
+        Some(version) if revision::is_stateless(version) => {
             Err(answers::method_not_allowed("POST", "this revision has no sessions: only POST is allowed"))
         }
         version => Ok(version),
@@ -396,18 +397,18 @@ pub(super) fn said(
     let message = message::parse(&body)
         .map_err(|unreadable| Answer::json(StatusCode::BAD_REQUEST, None, unreadable.refusal()))?;
     let version = version(head)?;
-    let is_stateless = version.is_some_and(answers::is_stateless);
+    let is_stateless = version.is_some_and(revision::is_stateless);
     let outline = Outline::of(&body, &message);
     match message {
         Message::Request { id, method, params }
-            if agree::claims(&params) || (is_stateless && method != "initialize") =>
+            if agree::claims(&params) || (is_stateless && method != method::INITIALIZE) =>
         {
             let id = known(id)?;
             agree::check(headers, &id.to_string(), &method, &params, &endpoint.mirrors.borrow())?;
             let info = agree::client_info(&params).map(Raw::get);
             Ok(Some(endpoint.driver.borrow_mut().request(who, info, body.clone(), outline, connection, now)))
         }
-        Message::Request { id, method, .. } if method == "initialize" && head.session.is_absent() => {
+        Message::Request { id, method, .. } if method == method::INITIALIZE && head.session.is_absent() => {
             let id = known(id)?;
             if is_stateless {
                 let message = "initialize belongs to revisions before the one in the MCP-Protocol-Version header";
@@ -493,7 +494,7 @@ struct Batch {
 
 /// The parts of a batch, and the ids of its requests.
 fn batch(session: &Session<Reply>, body: &Bytes, members: &[message::Raw<'_>]) -> Result<Batch, Box<Answer>> {
-    if session.version() != answers::WITH_BATCHES {
+    if session.version() != revision::WITH_BATCHES {
         let message = format!("revision {} has no batches: send each message by itself", session.version());
         return Err(invalid(&message));
     }
@@ -506,7 +507,7 @@ fn batch(session: &Session<Reply>, body: &Bytes, members: &[message::Raw<'_>]) -
     let (mut ids, mut messages, mut changes) = (Vec::new(), Vec::with_capacity(members.len()), Vec::new());
     for member in members {
         match message::parse(member.get().as_bytes()) {
-            Ok(Message::Request { method, .. }) if method == "initialize" => {
+            Ok(Message::Request { method, .. }) if method == method::INITIALIZE => {
                 return Err(invalid("initialize must not be part of a batch"));
             }
             Ok(Message::Request { id, method, params }) => {
