@@ -44,6 +44,7 @@ mod records;
 mod reload;
 pub(crate) mod schemas;
 pub(crate) mod session_store;
+mod state;
 mod stdio;
 #[cfg(unix)]
 pub(crate) mod upgrade;
