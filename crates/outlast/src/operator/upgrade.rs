@@ -1,4 +1,4 @@
-//! `outlast upgrade`: lets running instances go on as another program. How an instance does that is in its driver.
+//! `outlast upgrade`: replaces the program of running instances. How an instance does that is in its driver.
 
 use std::{path::Path, process::ExitCode, time::Duration};
 
