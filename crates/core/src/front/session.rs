@@ -52,7 +52,7 @@ pub struct Session<R> {
     general: VecDeque<Stream<R>>,
     /// The last event of the general stream that was sent.
     general_sent: u64,
-    events: VecDeque<Kept>,
+    events: VecDeque<KeptEvent>,
     events_bytes: usize,
     /// The upper half is a number of this run of the gateway: 0 in the one that opened the session, random in a later one.
     next_event: u64,
@@ -128,19 +128,19 @@ struct Stream<R> {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct KeptEvent {
     stream: u32,
     number: u64,
     frame: Bytes,
 }
 
-impl Kept {
+impl KeptEvent {
     fn save(&self) -> SavedEvent {
         SavedEvent { stream: self.stream, number: self.number, frame: Octets::of(&self.frame) }
     }
 
-    fn restore(saved: SavedEvent) -> Kept {
-        Kept { stream: saved.stream, number: saved.number, frame: saved.frame.bytes() }
+    fn restore(saved: SavedEvent) -> KeptEvent {
+        KeptEvent { stream: saved.stream, number: saved.number, frame: saved.frame.bytes() }
     }
 }
 
@@ -684,7 +684,7 @@ impl<R: Clone + PartialEq> Session<R> {
             version: self.version.clone(),
             next_post: self.next_post,
             general_sent: self.general_sent,
-            events: self.events.iter().map(Kept::save).collect(),
+            events: self.events.iter().map(KeptEvent::save).collect(),
             next_event: self.next_event,
             seen: Moment::of(self.seen, now),
             stored: SavedStored {
@@ -702,7 +702,7 @@ impl<R: Clone + PartialEq> Session<R> {
     /// None if its id is not one.
     pub(super) fn restore(saved: SavedSession, now: Instant) -> Option<Session<R>> {
         let id = SessionId::from_str_radix(&saved.id, 16).ok()?;
-        let events: VecDeque<Kept> = saved.events.into_iter().map(Kept::restore).collect();
+        let events: VecDeque<KeptEvent> = saved.events.into_iter().map(KeptEvent::restore).collect();
         let stored = saved.stored;
         Some(Session {
             is_id_told: true,
@@ -776,7 +776,7 @@ impl<R: Clone + PartialEq> Session<R> {
     /// Sends an event to the reader of that stream, and keeps it for resumption.
     fn keep(&mut self, number: u32, frame: Bytes, limits: &Limits, now: Instant, out: &mut Vec<Action<R>>) {
         self.events_bytes += frame.len();
-        self.events.push_back(Kept { stream: number, number: self.next_event, frame: frame.clone() });
+        self.events.push_back(KeptEvent { stream: number, number: self.next_event, frame: frame.clone() });
         while self.events.len() > limits.events_max || self.events_bytes > limits.events_bytes_max {
             self.drop_oldest_event();
         }

@@ -45,7 +45,7 @@ pub use agree::{Mirror, Mirrors, mirrors_of};
 use driver::{FrontDriver, Shared};
 pub use headers::Names;
 use outlast_os as os;
-use socket::{Connection, Ends, Socket, Wish};
+use socket::{CloseRequest, Connection, Ends, Socket};
 pub use tls::Certificate;
 use tls::Transport;
 
@@ -81,7 +81,7 @@ const HEAD_MAX: usize = 32 << 10;
 const BACKLOG: i32 = 1024;
 /// An event of the front.
 #[derive(Debug)]
-pub enum Heard {
+pub enum FrontEvent {
     Came {
         client: Client,
         front: Front,
@@ -466,7 +466,7 @@ impl Listen {
     }
 
     /// The next event.
-    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<FrontEvent> {
         if let Some(heard) = self.endpoint.driver.borrow_mut().next_heard() {
             return Poll::Ready(heard);
         }
@@ -798,8 +798,8 @@ impl Listen {
 async fn unless_closed<T>(connection: &Connection, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     std::future::poll_fn(|cx| match connection.poll_wish(cx) {
-        Wish::Stay => work.as_mut().poll(cx).map(Some),
-        Wish::Close | Wish::HandOver | Wish::Cut => Poll::Ready(None),
+        CloseRequest::Stay => work.as_mut().poll(cx).map(Some),
+        CloseRequest::Close | CloseRequest::HandOver | CloseRequest::Cut => Poll::Ready(None),
     })
     .await
 }
@@ -819,20 +819,20 @@ where
     let is_handed_over = std::future::poll_fn(|cx| {
         let wish = connection.poll_wish(cx);
         match wish {
-            Wish::Stay => {}
-            Wish::HandOver if is_plain => {}
-            Wish::Close | Wish::HandOver if is_closing => {}
-            Wish::Close | Wish::HandOver => {
+            CloseRequest::Stay => {}
+            CloseRequest::HandOver if is_plain => {}
+            CloseRequest::Close | CloseRequest::HandOver if is_closing => {}
+            CloseRequest::Close | CloseRequest::HandOver => {
                 is_closing = true;
                 Pin::new(&mut http).graceful_shutdown();
             }
-            Wish::Cut => return Poll::Ready(false),
+            CloseRequest::Cut => return Poll::Ready(false),
         }
         // The result is ignored: requests that wait on the connection are notified by their own drop.
         if Pin::new(&mut http).poll(cx).is_ready() {
             return Poll::Ready(false);
         }
-        match wish == Wish::HandOver && is_plain && connection.can_be_handed_over() {
+        match wish == CloseRequest::HandOver && is_plain && connection.can_be_handed_over() {
             true => Poll::Ready(true),
             false => Poll::Pending,
         }

@@ -34,7 +34,7 @@ use {
 };
 
 use super::{
-    Auth, Counts, Heard, Limits, Page, PageAnswer, Refused, answers,
+    Auth, Counts, FrontEvent, Limits, Page, PageAnswer, Refused, answers,
     socket::{Backlog, Connection, Ends, Pass},
     stream::{Answer, Content, Owner, Reply},
 };
@@ -64,7 +64,7 @@ pub(super) struct FrontDriver {
     /// The addresses of answered single requests, by client, until the owner is told that they ended.
     answered: FxHashMap<u64, Rc<str>>,
     /// Events for the owner.
-    heard: VecDeque<Heard>,
+    heard: VecDeque<FrontEvent>,
     owner: Option<Waker>,
     pages: FxHashMap<u64, Reply>,
     next_ticket: u64,
@@ -149,7 +149,7 @@ impl FrontDriver {
                 StoreEvent::Written { client, write, is_ok } => {
                     self.handle(Event::Stored { client, write, is_ok }, now);
                 }
-                StoreEvent::Note(text) => self.hear(Heard::Note(text)),
+                StoreEvent::Note(text) => self.hear(FrontEvent::Note(text)),
             }
         }
     }
@@ -186,24 +186,24 @@ impl FrontDriver {
     fn act(&mut self, action: Action<Reply>) {
         match action {
             Action::SessionCame { client, who } => {
-                self.hear(Heard::Came { client, front: Front::Session, who: (*who).clone() });
+                self.hear(FrontEvent::Came { client, front: Front::Session, who: (*who).clone() });
             }
             Action::SessionRestored { client, who, state } => {
-                self.hear(Heard::Restored { client, who: (*who).clone(), state });
+                self.hear(FrontEvent::Restored { client, who: (*who).clone(), state });
             }
             Action::RequestCame { client, who } => {
-                self.hear(Heard::Came { client, front: Front::Request, who: (*who).clone() });
+                self.hear(FrontEvent::Came { client, front: Front::Request, who: (*who).clone() });
             }
             Action::Said { client, message, outline: Some(outline) } => {
-                self.hear(Heard::Requested { client, message, outline });
+                self.hear(FrontEvent::Requested { client, message, outline });
             }
-            Action::Said { client, message, outline: None } => self.hear(Heard::Said { client, message }),
+            Action::Said { client, message, outline: None } => self.hear(FrontEvent::Said { client, message }),
             Action::Left { client, peer } => {
                 self.passes.remove(&client);
                 if let Some(peer) = peer {
                     self.answered.insert(client, peer);
                 }
-                self.hear(Heard::Left { client });
+                self.hear(FrontEvent::Left { client });
             }
             Action::Answer { response, session, body, kind } => response.answer(whole(session, body, kind)),
             Action::Refuse { response, why } => response.answer(match why {
@@ -254,7 +254,7 @@ impl FrontDriver {
 
     fn hear_allowed(&mut self, client: u64, until: Option<SystemTime>) {
         let left = until.map(|until| until.duration_since(SystemTime::now()).unwrap_or_default());
-        self.hear(Heard::Allowed { client, until: left.map(|left| Instant::now() + left) });
+        self.hear(FrontEvent::Allowed { client, until: left.map(|left| Instant::now() + left) });
     }
 
     /// After a change of the authentication, sessions whose credentials are no longer valid are not served. Single
@@ -270,7 +270,7 @@ impl FrontDriver {
             }
         }
         for client in over {
-            self.hear(Heard::Allowed { client, until: Some(now) });
+            self.hear(FrontEvent::Allowed { client, until: Some(now) });
         }
     }
 
@@ -307,9 +307,9 @@ impl FrontDriver {
 
     // For the owner of the front.
 
-    pub(super) fn next_heard(&mut self) -> Option<Heard> {
+    pub(super) fn next_heard(&mut self) -> Option<FrontEvent> {
         let heard = self.heard.pop_front();
-        if let Some(Heard::Left { client }) = &heard {
+        if let Some(FrontEvent::Left { client }) = &heard {
             self.answered.remove(client);
         }
         heard
@@ -327,11 +327,11 @@ impl FrontDriver {
 
     /// Reports a request that was refused here.
     pub(super) fn refused(&mut self, refused: Refused) {
-        self.hear(Heard::Refused(Box::new(refused)));
+        self.hear(FrontEvent::Refused(Box::new(refused)));
     }
 
     /// Wakes the polling task when there is an event or an earlier deadline.
-    pub(super) fn poll_heard(&mut self, cx: &Context<'_>) -> Poll<Heard> {
+    pub(super) fn poll_heard(&mut self, cx: &Context<'_>) -> Poll<FrontEvent> {
         if let Some(heard) = self.next_heard() {
             return Poll::Ready(heard);
         }
@@ -692,7 +692,7 @@ impl FrontDriver {
         page.ticket = ticket;
         let reply = Reply::new(connection.clone());
         self.pages.insert(ticket, reply.clone());
-        self.hear(Heard::Page(Box::new(page)));
+        self.hear(FrontEvent::Page(Box::new(page)));
         Exchange { owner: Owner::Page(ticket), is_session: false, reply }
     }
 
@@ -750,7 +750,7 @@ impl FrontDriver {
         self.next_client - 1
     }
 
-    fn hear(&mut self, heard: Heard) {
+    fn hear(&mut self, heard: FrontEvent) {
         self.heard.push_back(heard);
         self.wake();
     }

@@ -32,7 +32,7 @@ use super::{
     HttpEndpoint, answers,
     headers::{Head, single},
     request::{self, Told, response, said, wait},
-    socket::{Connection, Wish},
+    socket::{CloseRequest, Connection},
     stream::{Answer, Body, Owner, Reply},
 };
 use crate::{
@@ -82,7 +82,7 @@ enum BodyKind {
 }
 
 /// Where a request is served.
-pub(super) enum Place {
+pub(super) enum ServedBy {
     Here,
     At(Home),
 }
@@ -101,7 +101,7 @@ pub(super) async fn place(
     connection: &Connection,
     who: &Who,
     id: SessionId,
-) -> Result<Place, Box<Answer>> {
+) -> Result<ServedBy, Box<Answer>> {
     let key = record_key(id);
     let mut outcome = resolve(replica, key, who).await;
     if matches!(outcome, Outcome::Here) && !endpoint.driver.borrow().has_session(id) {
@@ -110,11 +110,11 @@ pub(super) async fn place(
         outcome = resolve(replica, key, who).await;
     }
     match outcome {
-        Outcome::Here => Ok(Place::Here),
+        Outcome::Here => Ok(ServedBy::Here),
         Outcome::Restore { record, .. } => {
             let mut driver = endpoint.driver.borrow_mut();
             if driver.session(id, who).is_some() {
-                return Ok(Place::Here);
+                return Ok(ServedBy::Here);
             }
             driver.load(key, *record, Instant::now());
             driver.restore(id, who, connection, Instant::now());
@@ -122,9 +122,9 @@ pub(super) async fn place(
                 replica.borrow_mut().not_restored(key);
                 return Err(answers::no_such_session());
             }
-            Ok(Place::Here)
+            Ok(ServedBy::Here)
         }
-        Outcome::Forward { to } => Ok(Place::At(to)),
+        Outcome::Forward { to } => Ok(ServedBy::At(to)),
         Outcome::NotFound => Err(answers::no_such_session()),
         Outcome::Unavailable => Err(answers::no_home()),
     }
@@ -291,8 +291,8 @@ async fn respond(
     connection.set_who(&who, request.is_known, until);
     let id = request::session_named(&head, None).ok()?;
     match place(endpoint, replica, connection, &who, id).await {
-        Ok(Place::Here) => {}
-        Ok(Place::At(_)) | Err(_) => return None,
+        Ok(ServedBy::Here) => {}
+        Ok(ServedBy::At(_)) | Err(_) => return None,
     }
     endpoint.driver.borrow().session(id, &who)?;
     Some(match request.method.as_str() {
@@ -379,8 +379,8 @@ async fn send(connection: &Connection, pipe: Pipe, response: Response<Body>) {
 /// Ready when the front closes the connection.
 async fn closed(connection: &Connection) {
     poll_fn(|cx| match connection.poll_wish(cx) {
-        Wish::Stay | Wish::HandOver => Poll::Pending,
-        Wish::Close | Wish::Cut => Poll::Ready(()),
+        CloseRequest::Stay | CloseRequest::HandOver => Poll::Pending,
+        CloseRequest::Close | CloseRequest::Cut => Poll::Ready(()),
     })
     .await;
 }

@@ -27,7 +27,7 @@ use outlast_core::{
 use super::{
     HttpEndpoint, Refused, agree, answers, cors,
     driver::{Exchange, Shared},
-    forward::{self, Forward, Place},
+    forward::{self, Forward, ServedBy},
     headers::{Head, session_id, single},
     pages,
     socket::Connection,
@@ -57,7 +57,7 @@ pub(super) async fn serve(
 ) -> Result<Response<Body>, Infallible> {
     connection.begin();
     let cors = cors::Cors::of(&endpoint.names.borrow(), &request);
-    let about = About::of(&request);
+    let about = RequestSummary::of(&request);
     let answer = match respond(&endpoint, &connection, request).await {
         Ok(answer) => answer,
         Err(answer) => {
@@ -78,17 +78,17 @@ pub(super) fn is_endpoint(path: &str) -> bool {
 }
 
 /// What is kept of a request for the record of its refusal. The path is copied only if it is not the usual one.
-struct About {
+struct RequestSummary {
     method: Method,
     path: Option<String>,
     session: Option<u32>,
 }
 
-impl About {
-    fn of(request: &Request<Incoming>) -> About {
+impl RequestSummary {
+    fn of(request: &Request<Incoming>) -> RequestSummary {
         let path = request.uri().path();
         let session = request.headers().get(SESSION).and_then(|value| session_id(value.to_str().ok()?));
-        About {
+        RequestSummary {
             method: request.method().clone(),
             path: (path != ENDPOINT).then(|| path.chars().take(PATH_MAX).collect()),
             session: session.map(|id| (id >> 96) as u32),
@@ -171,9 +171,9 @@ async fn route(
         }
         for tried in 0..=forward::PLACES_MAX {
             let home = match forward::place(endpoint, &replica, connection, &who, id).await? {
-                Place::Here => break,
-                Place::At(_) if tried == forward::PLACES_MAX => return Err(answers::no_home()),
-                Place::At(home) => home,
+                ServedBy::Here => break,
+                ServedBy::At(_) if tried == forward::PLACES_MAX => return Err(answers::no_home()),
+                ServedBy::At(home) => home,
             };
             // Until the answer is sent, the credentials are checked here.
             connection.show_pass(found.credentials(&head.headers), who.clone());
@@ -547,7 +547,7 @@ async fn read(endpoint: &HttpEndpoint, body: Incoming) -> Result<Bytes, Box<Answ
     }
     let announced = body.size_hint().exact();
     let mut body = pin!(body);
-    let mut held = Held { driver: &endpoint.driver, bytes: 0 };
+    let mut held = BodyReservation { driver: &endpoint.driver, bytes: 0 };
     let mut first = Bytes::new();
     let mut whole = BytesMut::new();
     let mut deadline = None;
@@ -601,12 +601,12 @@ async fn read(endpoint: &HttpEndpoint, body: Incoming) -> Result<Bytes, Box<Answ
 }
 
 /// Bytes reserved from the shared budget for bodies; released on drop.
-struct Held<'a> {
+struct BodyReservation<'a> {
     driver: &'a Shared,
     bytes: usize,
 }
 
-impl Held<'_> {
+impl BodyReservation<'_> {
     fn take(&mut self, bytes: usize) -> Result<(), Box<Answer>> {
         if !self.driver.borrow_mut().reserve_body(bytes) {
             let message = "too many bytes are being received: try again later";
@@ -618,7 +618,7 @@ impl Held<'_> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for BodyReservation<'_> {
     fn drop(&mut self) {
         self.driver.borrow_mut().free_body(self.bytes);
     }

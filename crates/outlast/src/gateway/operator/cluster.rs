@@ -86,14 +86,14 @@ pub(in crate::gateway) struct ClusterRequests {
 }
 
 struct Gather {
-    what: What,
+    what: AskedOfReplicas,
     until: Instant,
     /// By the name of the replica; none of those that have not answered.
     answers: BTreeMap<String, Option<Result<Value, String>>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum What {
+enum AskedOfReplicas {
     State,
     Restart {
         /// The operator named one backend of this replica and did not ask for the cluster.
@@ -145,7 +145,7 @@ impl Driver {
         };
         let answers = others.iter().map(|(name, _)| (name.clone(), None)).collect();
         let until = self.now + REPLICAS_ANSWER_MAX;
-        self.cluster_requests.gathers.insert(ticket, Gather { what: What::State, until, answers });
+        self.cluster_requests.gathers.insert(ticket, Gather { what: AskedOfReplicas::State, until, answers });
         for (name, instance) in others {
             self.ask_replica(replica, ticket, &name, instance, &Question::State, REPLICAS_ANSWER_MAX);
         }
@@ -176,7 +176,7 @@ impl Driver {
             }
         };
         let answers = targets.iter().map(|(name, _)| (name.clone(), None)).collect();
-        let (what, until) = (What::Restart { is_plain }, self.now + RESTART_MAX);
+        let (what, until) = (AskedOfReplicas::Restart { is_plain }, self.now + RESTART_MAX);
         self.cluster_requests.gathers.insert(ticket, Gather { what, until, answers });
         for (name, instance) in targets {
             let question = Question::Restart { backend: backend.clone(), reason: reason.to_owned() };
@@ -290,9 +290,9 @@ impl Driver {
         let Some(gather) = self.cluster_requests.gathers.remove(&ticket) else { return };
         self.cluster_requests.asked.retain(|_, (of, _)| *of != ticket);
         let result = match gather.what {
-            What::State => Ok(json!(self.joined_state(gather.answers))),
-            What::Restart { is_plain: false } => Ok(json!(joined_restart(gather.answers))),
-            What::Restart { is_plain: true } => match gather.answers.into_values().next().flatten() {
+            AskedOfReplicas::State => Ok(json!(self.joined_state(gather.answers))),
+            AskedOfReplicas::Restart { is_plain: false } => Ok(json!(joined_restart(gather.answers))),
+            AskedOfReplicas::Restart { is_plain: true } => match gather.answers.into_values().next().flatten() {
                 Some(Ok(value)) => Ok(value),
                 Some(Err(why)) => Err(Refusal::new("failed", why)),
                 None => Err(Refusal::new("failed", "the owner of the backend does not answer")),
