@@ -17,7 +17,7 @@ impl Failure {
     }
 
     pub(crate) fn usage(what: impl Into<String>) -> Failure {
-        Failure { code: 2, ..Failure::new(what) }.hint("`cargo xtask --help` lists the chores")
+        Failure { code: 2, ..Failure::new(what) }.hint("`cargo xtask --help` lists the commands")
     }
 
     pub(crate) fn because(self, cause: impl Display) -> Failure {

@@ -1,7 +1,7 @@
 //! The answers of instances as types, with the members that readers use. A missing or invalid member counts as
 //! absent, and unknown members are ignored.
 
-use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde::{Deserialize, Deserializer, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use crate::cluster::Membership;
@@ -297,6 +297,28 @@ impl Restarted {
     /// The current state, if there was nothing to resume.
     pub fn nothing_to_resume(&self) -> Option<&str> {
         (self.resumed == Some(false)).then(|| self.state.as_deref().unwrap_or("running"))
+    }
+}
+
+/// The result of an upgrade in place, or why it is postponed.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
+#[serde(default)]
+pub struct Upgraded {
+    #[serde(deserialize_with = "lenient")]
+    pub upgraded: bool,
+    #[serde(deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
+    pub previous_version: Option<String>,
+    #[serde(deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
+    pub version: Option<String>,
+    #[serde(deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
+    pub pause_ms: Option<f64>,
+    #[serde(deserialize_with = "lenient", skip_serializing_if = "Option::is_none")]
+    pub postponed: Option<String>,
+}
+
+impl Upgraded {
+    pub fn read(answer: &Value) -> Upgraded {
+        Upgraded::deserialize(answer).unwrap_or_default()
     }
 }
 

@@ -20,11 +20,11 @@ pub const HOOK_TIMEOUT_S: u64 = 10;
 pub struct Report {
     /// The conversation the agent is in.
     pub conversation: String,
-    pub what: What,
+    pub what: ReportKind,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum What {
+pub enum ReportKind {
     /// The agent is now in this conversation: at its start, or after `/clear`, `/resume` or a compaction.
     Began { source: String },
     /// The agent has left this conversation.
@@ -43,22 +43,22 @@ impl Report {
     pub fn read(event: &Value) -> Option<Report> {
         let text = |member: &str| event[member].as_str().map(str::to_owned);
         let what = match event["hook_event_name"].as_str()? {
-            "SessionStart" => What::Began { source: text("source").unwrap_or_default() },
-            "SessionEnd" => What::Left { reason: text("reason").unwrap_or_default() },
+            "SessionStart" => ReportKind::Began { source: text("source").unwrap_or_default() },
+            "SessionEnd" => ReportKind::Left { reason: text("reason").unwrap_or_default() },
             "UserPromptSubmit" => {
                 let text = text("prompt")?;
                 let whole = event["prompt_bytes"].as_u64().and_then(|bytes| usize::try_from(bytes).ok());
-                What::Prompt { bytes: whole.unwrap_or(text.len()), text }
+                ReportKind::Prompt { bytes: whole.unwrap_or(text.len()), text }
             }
             "Stop" => {
                 let answer = text("last_assistant_message");
                 let whole =
                     event["last_assistant_message_bytes"].as_u64().and_then(|bytes| usize::try_from(bytes).ok());
                 let bytes = whole.unwrap_or_else(|| answer.as_ref().map_or(0, String::len));
-                What::TurnEnded { answer, bytes }
+                ReportKind::TurnEnded { answer, bytes }
             }
             "Notification" => {
-                What::Notified { kind: text("notification_type"), message: text("message").unwrap_or_default() }
+                ReportKind::Notified { kind: text("notification_type"), message: text("message").unwrap_or_default() }
             }
             _ => return None,
         };
@@ -68,11 +68,11 @@ impl Report {
     /// For the log.
     pub fn word(&self) -> &'static str {
         match &self.what {
-            What::Began { .. } => "began",
-            What::Left { .. } => "left",
-            What::Prompt { .. } => "prompt",
-            What::TurnEnded { .. } => "turn_ended",
-            What::Notified { .. } => "notified",
+            ReportKind::Began { .. } => "began",
+            ReportKind::Left { .. } => "left",
+            ReportKind::Prompt { .. } => "prompt",
+            ReportKind::TurnEnded { .. } => "turn_ended",
+            ReportKind::Notified { .. } => "notified",
         }
     }
 }
@@ -115,14 +115,14 @@ mod tests {
         let read = |event: Value| Report::read(&trimmed(&event, 4)).map(|report| report.what);
         #[rustfmt::skip]
         let table = [
-            (about("SessionStart", "source", "clear"),     Some(What::Began { source: "clear".into() })),
-            (about("SessionEnd", "reason", "clear"),       Some(What::Left { reason: "clear".into() })),
-            (about("UserPromptSubmit", "prompt", "abc"),   Some(What::Prompt { text: "abc".into(), bytes: 3 })),
-            (about("UserPromptSubmit", "prompt", "abcéf"), Some(What::Prompt { text: "abc".into(), bytes: 6 })),
+            (about("SessionStart", "source", "clear"),     Some(ReportKind::Began { source: "clear".into() })),
+            (about("SessionEnd", "reason", "clear"),       Some(ReportKind::Left { reason: "clear".into() })),
+            (about("UserPromptSubmit", "prompt", "abc"),   Some(ReportKind::Prompt { text: "abc".into(), bytes: 3 })),
+            (about("UserPromptSubmit", "prompt", "abcéf"), Some(ReportKind::Prompt { text: "abc".into(), bytes: 6 })),
             (about("UserPromptSubmit", "x", ""),           None),
-            (about("Stop", "x", ""),                       Some(What::TurnEnded { answer: None, bytes: 0 })),
-            (about("Stop", "last_assistant_message", "abcde"), Some(What::TurnEnded { answer: Some("abcd".into()), bytes: 5 })),
-            (about("Notification", "message", "hi"),       Some(What::Notified { kind: None, message: "hi".into() })),
+            (about("Stop", "x", ""),                       Some(ReportKind::TurnEnded { answer: None, bytes: 0 })),
+            (about("Stop", "last_assistant_message", "abcde"), Some(ReportKind::TurnEnded { answer: Some("abcd".into()), bytes: 5 })),
+            (about("Notification", "message", "hi"),       Some(ReportKind::Notified { kind: None, message: "hi".into() })),
             (about("Later", "x", ""),                      None),
             (json!({"hook_event_name": "Stop"}),           None),
             (json!(1),                                     None),

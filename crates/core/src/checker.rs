@@ -106,7 +106,7 @@ pub struct Checker {
     /// The asker that had the last turn.
     last: Option<Asker>,
     /// With a keyed hash, because backends choose the schemas.
-    kept: HashMap<Bytes, Kept>,
+    kept: HashMap<Bytes, SchemaState>,
     kept_bytes: usize,
     next_key: u64,
 }
@@ -147,7 +147,7 @@ struct Waiting {
 }
 
 #[derive(Debug)]
-enum Kept {
+enum SchemaState {
     /// Not compiled by this process, or not yet.
     Known(u64),
     Compiled(u64),
@@ -217,9 +217,9 @@ impl Checker {
         match (step, reply) {
             (Step::Compiling, Reply::Compiled) => {
                 if let Some(kept) = self.kept.get_mut(&waiting.job.schema)
-                    && let Kept::Known(key) = *kept
+                    && let SchemaState::Known(key) = *kept
                 {
-                    *kept = Kept::Compiled(key);
+                    *kept = SchemaState::Compiled(key);
                 }
                 self.begin(waiting, now, actions);
             }
@@ -235,7 +235,7 @@ impl Checker {
 
     fn unusable(&mut self, job: &Job, why: String, actions: &mut Vec<Action>) {
         actions.push(Action::Decide { ticket: job.ticket, fit: Fit::Unchecked(why.clone()) });
-        self.kept.insert(job.schema.clone(), Kept::Unusable(why));
+        self.kept.insert(job.schema.clone(), SchemaState::Unusable(why));
     }
 
     fn over_budget(&mut self, job: &Job, step: Step, why: &str, actions: &mut Vec<Action>) {
@@ -255,8 +255,8 @@ impl Checker {
 
     fn exited(&mut self, now: Instant, actions: &mut Vec<Action>) {
         for kept in self.kept.values_mut() {
-            if let Kept::Compiled(key) = *kept {
-                *kept = Kept::Known(key);
+            if let SchemaState::Compiled(key) = *kept {
+                *kept = SchemaState::Known(key);
             }
         }
         match std::mem::take(&mut self.process) {
@@ -314,14 +314,14 @@ impl Checker {
     fn begin(&mut self, waiting: Waiting, now: Instant, actions: &mut Vec<Action>) {
         let job = &waiting.job;
         let (order, step, length) = match self.kept.get(&job.schema) {
-            Some(Kept::Unusable(why)) => {
+            Some(SchemaState::Unusable(why)) => {
                 return actions.push(Action::Decide { ticket: job.ticket, fit: Fit::Unchecked(why.clone()) });
             }
-            Some(Kept::Compiled(key)) => {
+            Some(SchemaState::Compiled(key)) => {
                 let order = Order::Evaluate { key: *key, arguments: job.arguments.clone() };
                 (order, Step::Evaluating, EVALUATE_MAX)
             }
-            Some(Kept::Known(key)) => {
+            Some(SchemaState::Known(key)) => {
                 (Order::Compile { key: *key, schema: job.schema.clone() }, Step::Compiling, COMPILE_MAX)
             }
             None => {
@@ -341,7 +341,7 @@ impl Checker {
         }
         self.kept_bytes += schema.len();
         self.next_key += 1;
-        self.kept.insert(schema, Kept::Known(self.next_key));
+        self.kept.insert(schema, SchemaState::Known(self.next_key));
         self.next_key
     }
 }

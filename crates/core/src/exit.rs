@@ -116,12 +116,25 @@ impl How {
 
     /// The `exit` of our errors and of `server_status`: `{"code":1}`, `{"signal":9}` or `{"why":"closed its stdout"}`.
     pub fn to_json(&self) -> Value {
+        json!(self.status())
+    }
+
+    pub fn status(&self) -> HowStatus {
         match self {
-            How::Exited(Exit::Code(code)) => json!({ "code": code }),
-            How::Exited(Exit::Signal(signal)) => json!({ "signal": signal }),
-            how => json!({ "why": how.to_string() }),
+            How::Exited(Exit::Code(code)) => HowStatus::Code(*code),
+            How::Exited(Exit::Signal(signal)) => HowStatus::Signal(*signal),
+            how => HowStatus::Why(how.to_string()),
         }
     }
+}
+
+/// How a process ended, in the JSON of errors and states.
+#[derive(Debug, Clone, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum HowStatus {
+    Code(i32),
+    Signal(i32),
+    Why(String),
 }
 
 impl fmt::Display for How {

@@ -50,9 +50,9 @@ pub struct Limits {
     /// With a session more, the one of the same client that was idle longest ends; if none of it is idle, the new one is
     /// refused.
     pub sessions_max: usize,
-    /// The same for the sessions of one client, where clients prove who they are.
+    /// The same for the sessions of one client, where clients authenticate.
     pub sessions_of_client_max: usize,
-    /// A session ends if no response of it is open and nothing was heard of it for so long.
+    /// A session ends if it has no open response and sent no request for this long.
     pub session_ttl: Duration,
     /// A stream that was silent for so long gets a ping.
     pub ping: Duration,
@@ -73,7 +73,7 @@ pub enum Event<R> {
     Opened {
         client: Client,
         who: Rc<Who>,
-        /// The client proved who it is.
+        /// The client is authenticated.
         is_known: bool,
         peer: Rc<str>,
         id: Id,
@@ -429,7 +429,7 @@ impl<R: Clone + PartialEq> HttpFront<R> {
         }
     }
 
-    /// When it wants to hear that time passed. It may turn out that nothing was due.
+    /// When `TimePassed` is due. It may turn out that no timer has fired.
     pub fn deadline(&self) -> Option<Instant> {
         self.due
     }

@@ -261,7 +261,7 @@ impl Gateway {
         mem::swap(&mut self.out, actions);
     }
 
-    /// When it wants to hear that time passed, at the latest. It may turn out that nothing was due.
+    /// When `TimePassed` is due, at the latest. It may turn out that no timer has fired.
     pub fn deadline(&self) -> Option<Instant> {
         self.timers.next()
     }

@@ -152,7 +152,7 @@ impl Inherit {
         self.settle(now, actions);
     }
 
-    /// When the machine next wants to hear that time passed.
+    /// When `TimePassed` is due: the first timer.
     pub fn deadline(&self) -> Option<Instant> {
         self.slot.due().filter(|_| !self.is_occupied && self.plan == Plan::Stay)
     }

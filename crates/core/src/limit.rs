@@ -48,7 +48,7 @@ pub enum OnLimit {
 
 /// A notice that the agent shows.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Seen {
+pub struct ShownNotice {
     pub text: String,
     /// None if the notice says no time that can be read.
     pub end: Option<End>,
@@ -65,7 +65,7 @@ pub enum Event {
     /// The agent is at work.
     Worked,
     /// The notice that the screen shows now, if there is one.
-    Looked(Option<Seen>),
+    Looked(Option<ShownNotice>),
     /// The result of `Action::Continue`: whether the agent has recorded the text as a turn.
     Continued {
         is_submitted: bool,
@@ -105,14 +105,14 @@ pub struct Limit {
 enum State {
     Free,
     Limited {
-        seen: Seen,
+        seen: ShownNotice,
         /// On the wall clock: when the limit is over, or the next attempt to continue. None: only a person ends it.
         due: Option<i64>,
         tries: u32,
     },
     /// The text is being sent, or was sent and has had no visible effect yet.
     Continuing {
-        seen: Seen,
+        seen: ShownNotice,
         tries: u32,
         until: Instant,
         is_submitted: bool,
@@ -153,7 +153,7 @@ impl Limit {
     }
 
     /// The notice, while the agent is limited.
-    pub fn seen(&self) -> Option<&Seen> {
+    pub fn seen(&self) -> Option<&ShownNotice> {
         match &self.state {
             State::Free => None,
             State::Limited { seen, .. } | State::Continuing { seen, .. } => Some(seen),
@@ -165,8 +165,8 @@ impl Limit {
         self.is_running && self.is_armed
     }
 
-    fn looked(&mut self, seen: Option<Seen>, wall: i64, actions: &mut Vec<Action>) {
-        let is_past = |seen: &Seen| seen.end.is_some_and(|end| end.at + MARGIN_MINUTE < wall);
+    fn looked(&mut self, seen: Option<ShownNotice>, wall: i64, actions: &mut Vec<Action>) {
+        let is_past = |seen: &ShownNotice| seen.end.is_some_and(|end| end.at + MARGIN_MINUTE < wall);
         let seen = seen.filter(|seen| self.is_armed && !is_past(seen));
         let Some(new) = seen else {
             // Enter was typed since, and what follows it shows no limit.
@@ -191,7 +191,7 @@ impl Limit {
         }
     }
 
-    fn due_after(&self, seen: &Seen, wall: i64, tries: u32) -> Option<i64> {
+    fn due_after(&self, seen: &ShownNotice, wall: i64, tries: u32) -> Option<i64> {
         let margin = match seen.end {
             Some(_) if seen.continues_itself => MARGIN_ITSELF,
             Some(end) if end.is_exact => MARGIN_EXACT,
@@ -232,7 +232,7 @@ impl Limit {
         self.failed(seen, tries, wall, actions);
     }
 
-    fn failed(&mut self, seen: Seen, tries: u32, wall: i64, actions: &mut Vec<Action>) {
+    fn failed(&mut self, seen: ShownNotice, tries: u32, wall: i64, actions: &mut Vec<Action>) {
         let is_last = tries >= TRIES_MAX;
         if is_last {
             actions.push(Action::GaveUp);
@@ -348,9 +348,9 @@ mod tests {
         }
     }
 
-    fn seen(end: Option<i64>) -> Seen {
+    fn seen(end: Option<i64>) -> ShownNotice {
         let end = end.map(|second| End { at: T0 + second, is_exact: true });
-        Seen { text: "limit".to_owned(), end, continues_itself: false }
+        ShownNotice { text: "limit".to_owned(), end, continues_itself: false }
     }
 
     #[test]
@@ -415,7 +415,7 @@ mod tests {
     fn an_agent_that_continues_itself_gets_no_text() {
         let mut story = Story::new(OnLimit::Wait);
         story.tell(Event::Worked);
-        let itself = Seen { continues_itself: true, ..seen(Some(1000)) };
+        let itself = ShownNotice { continues_itself: true, ..seen(Some(1000)) };
         assert_eq!(story.tell(Event::Looked(Some(itself))), [Action::Limited]);
         assert_eq!(story.wait(1000 + MARGIN_ITSELF - 1), []);
         assert_eq!(story.tell(Event::Worked), [Action::Over]);

@@ -3,18 +3,31 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::message::{Raw, pick, text};
+use crate::message::{Params, Raw, pick, text};
 
 /// Protocol revisions. They are dates, so a smaller text is an older revision.
 pub mod revision {
     /// The newest revision that opens a conversation with `initialize`.
     pub const NEWEST_HANDSHAKE: &str = "2025-11-25";
+    /// The first revision in which an event stream begins with an event that has only an id.
+    /// Clients of earlier revisions fail on it.
+    pub const FIRST_WITH_PRIMING: &str = "2025-11-25";
     /// The only revision with JSON-RPC batches.
     pub const WITH_BATCHES: &str = "2025-03-26";
     /// Every revision that opens a conversation with `initialize`, newest first.
     pub const HANDSHAKE: [&str; 4] = [NEWEST_HANDSHAKE, "2025-06-18", WITH_BATCHES, "2024-11-05"];
     /// The revision without a handshake: each request carries its version in `_meta`.
     pub const STATELESS: &str = "2026-07-28";
+
+    /// Whether this names a revision without a handshake, a known one or a later one.
+    pub fn is_stateless(version: &str) -> bool {
+        let is_date = version.len() == 10
+            && version.bytes().enumerate().all(|(at, byte)| match at {
+                4 | 7 => byte == b'-',
+                _ => byte.is_ascii_digit(),
+            });
+        is_date && version > NEWEST_HANDSHAKE
+    }
 }
 
 /// Methods of requests.
@@ -69,6 +82,29 @@ pub mod method {
         ELICIT,
         ROOTS_LIST,
     ];
+}
+
+/// How the methods about tasks begin.
+pub const TASKS_PREFIX: &str = "tasks/";
+
+/// Headers of the HTTP transport, in the lower case in which HTTP libraries compare them.
+pub mod header {
+    pub const SESSION_ID: &str = "mcp-session-id";
+    pub const PROTOCOL_VERSION: &str = "mcp-protocol-version";
+    pub const METHOD: &str = "mcp-method";
+    pub const NAME: &str = "mcp-name";
+    /// How the headers begin that repeat an argument of a tool.
+    pub const PARAM_PREFIX: &str = "mcp-param-";
+}
+
+/// The parameter that the header [`header::NAME`] of a stateless request repeats.
+pub fn repeated_name<'a>(method: &str, params: &Params<'a>) -> Option<Raw<'a>> {
+    match method {
+        method::TOOLS_CALL | method::PROMPTS_GET => params.name(),
+        method::RESOURCES_READ => params.uri(),
+        method::TASKS_GET | method::TASKS_UPDATE | method::TASKS_CANCEL => params.task_id(),
+        _ => None,
+    }
 }
 
 /// Methods of notifications.
@@ -246,6 +282,25 @@ mod tests {
     fn revisions_are_ordered_as_text() {
         assert!(revision::HANDSHAKE.is_sorted_by(|newer, older| newer > older));
         assert!(revision::STATELESS > revision::NEWEST_HANDSHAKE);
+    }
+
+    #[test]
+    fn a_revision_names_its_era() {
+        let table = [
+            ("2026-07-28", true),
+            ("2027-01-01", true),
+            ("2025-11-25", false),
+            ("2025-03-26", false),
+            ("1999-01-01", false),
+            ("draft", false),
+            ("", false),
+            ("2026-07-2x", false),
+            ("2026/07/28", false),
+            ("2026-07-281", false),
+        ];
+        for (version, is) in table {
+            assert_eq!(revision::is_stateless(version), is, "{version}");
+        }
     }
 
     #[test]

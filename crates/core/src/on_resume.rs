@@ -1,4 +1,4 @@
-//! The text that makes an agent go on with a turn that a crash interrupted. It decides whether the text is owed; the
+//! The text that makes an agent go on with a turn that a crash interrupted. It decides whether the text is to be sent; the
 //! driver sends it, and the crash policy bounds how often an agent is started again.
 
 use serde::{Deserialize, Serialize};
@@ -34,7 +34,7 @@ impl OnResume {
         (self.is_owed, self.failures) = (saved.is_owed && self.is_wanted(), saved.failures);
     }
 
-    /// Without a text nothing is ever owed.
+    /// Without a text nothing is ever sent.
     pub fn new(text: Option<String>) -> OnResume {
         OnResume { text, is_owed: false, failures: 0 }
     }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::exit::{Cause, How};
+use crate::exit::{Cause, How, HowStatus};
 
 mod saved;
 
@@ -184,16 +184,29 @@ pub struct Past {
 }
 
 impl Past {
-    /// Its wire format.
     pub fn to_json(&self, now: Instant) -> Value {
-        json!({
-            "how": self.how.to_string(),
-            "exit": self.how.to_json(),
-            "crashed": matches!(self.cause, Cause::Crashed | Cause::NeverReady),
-            "seconds_ago": now.saturating_duration_since(self.at).as_secs_f64(),
-            "uptime_s": self.uptime.as_secs_f64(),
-        })
+        json!(self.status(now))
     }
+
+    pub fn status(&self, now: Instant) -> PastStatus {
+        PastStatus {
+            how: self.how.to_string(),
+            exit: self.how.status(),
+            crashed: matches!(self.cause, Cause::Crashed | Cause::NeverReady),
+            seconds_ago: now.saturating_duration_since(self.at).as_secs_f64(),
+            uptime_s: self.uptime.as_secs_f64(),
+        }
+    }
+}
+
+/// The end of a child, in the JSON of states.
+#[derive(Debug, Clone, Serialize)]
+pub struct PastStatus {
+    pub how: String,
+    pub exit: HowStatus,
+    pub crashed: bool,
+    pub seconds_ago: f64,
+    pub uptime_s: f64,
 }
 
 /// The restart history of one slot, which children fill one after the other. It records the child that serves or

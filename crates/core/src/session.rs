@@ -218,11 +218,11 @@ enum Phase {
     Starting {
         mode: Mode,
         asked: bool,
-        wish: Option<Wish>,
+        wish: Option<AfterStop>,
     },
     Running {
         mode: Mode,
-        wish: Option<Wish>,
+        wish: Option<AfterStop>,
     },
     /// `ask_at`: the question is not shown yet, and this is when it will be.
     Asking {
@@ -235,7 +235,7 @@ enum Phase {
 
 /// What follows after the requested stop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Wish {
+enum AfterStop {
     Restart(Mode),
     End,
 }
@@ -323,8 +323,8 @@ impl Session {
             Phase::Starting { wish, .. } | Phase::Running { wish, .. } => match wish {
                 None if self.slot.serving().is_some() => "ready",
                 None => "starting",
-                Some(Wish::Restart(_)) => "restarting",
-                Some(Wish::End) => "stopping",
+                Some(AfterStop::Restart(_)) => "restarting",
+                Some(AfterStop::End) => "stopping",
             },
             Phase::Asking { .. } => "exited",
             Phase::Away if self.slot.is_given_up() => "halted",
@@ -388,7 +388,7 @@ impl Session {
     fn start_failed(&mut self, why: String, code: u8, now: Instant, actions: &mut Vec<Action>) {
         let Phase::Starting { wish, .. } = self.phase else { return };
         self.refuse_waiting(&Refused::Failed(why.clone()), actions);
-        if !self.has_run || wish == Some(Wish::End) {
+        if !self.has_run || wish == Some(AfterStop::End) {
             // A command that never ran was mistyped, and another attempt would fail as well.
             return self.end(code, actions);
         }
@@ -434,8 +434,8 @@ impl Session {
         let crashes = self.restarts().crashes(now);
         actions.push(Action::Note(Note::Ended { how, class, mode, pid, uptime, crashes, delay }));
         match (wish, verdict) {
-            (Some(Wish::End), _) => self.end(self.last_code, actions),
-            (Some(Wish::Restart(mode)), _) => {
+            (Some(AfterStop::End), _) => self.end(self.last_code, actions),
+            (Some(AfterStop::Restart(mode)), _) => {
                 self.old_pid = self.old_pid.or(pid);
                 self.start(mode, true, actions);
             }
@@ -450,8 +450,8 @@ impl Session {
     fn restart_asked(&mut self, ticket: u64, mode: Mode, actions: &mut Vec<Action>) {
         match &mut self.phase {
             Phase::Over
-            | Phase::Starting { wish: Some(Wish::End), .. }
-            | Phase::Running { wish: Some(Wish::End), .. } => {
+            | Phase::Starting { wish: Some(AfterStop::End), .. }
+            | Phase::Running { wish: Some(AfterStop::End), .. } => {
                 actions.push(Action::Answer { ticket, result: Err(Refused::Stopping) });
             }
             Phase::Away if self.slot.is_given_up() => {
@@ -460,7 +460,7 @@ impl Session {
             Phase::Starting { wish, .. } | Phase::Running { wish, .. } => {
                 self.tickets.push(ticket);
                 // One stop serves all requests; the mode of the last request counts.
-                if wish.replace(Wish::Restart(mode)).is_none() {
+                if wish.replace(AfterStop::Restart(mode)).is_none() {
                     actions.push(Action::Stop);
                 }
             }
@@ -486,7 +486,7 @@ impl Session {
         match &mut self.phase {
             Phase::Over => {}
             Phase::Starting { wish, .. } | Phase::Running { wish, .. } => {
-                let before = wish.replace(Wish::End);
+                let before = wish.replace(AfterStop::End);
                 self.refuse_waiting(&Refused::Stopping, actions);
                 match (force, before) {
                     (true, _) => actions.push(Action::Kill),

@@ -105,7 +105,7 @@ pub enum Action {
 /// What a viewer gets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Way {
+pub enum Delivery {
     /// Every byte unchanged.
     Exact,
     /// Pictures of the screen.
@@ -118,7 +118,7 @@ pub enum Way {
 struct Viewer {
     role: Role,
     size: Size,
-    way: Way,
+    way: Delivery,
     /// The viewer that was active last has the largest number.
     active: u64,
     /// The screen has changed since its last picture. Only for viewers that get pictures.
@@ -156,20 +156,20 @@ impl Terminal {
             Event::Typed { key } => self.typed(key, now, &mut actions),
             Event::FellBehind { key } => {
                 if let Some(viewer) = self.viewers.get_mut(&key) {
-                    viewer.way = Way::Behind;
+                    viewer.way = Delivery::Behind;
                 }
             }
             Event::PaintAsked { key } => self.paint(key, false, now, &mut actions),
             Event::Drained { key } => self.drained(key, now, &mut actions),
             Event::Shown => {
-                for viewer in self.viewers.values_mut().filter(|viewer| viewer.way == Way::Painted) {
+                for viewer in self.viewers.values_mut().filter(|viewer| viewer.way == Delivery::Painted) {
                     viewer.is_dirty = true;
                 }
                 self.paint_due(now, &mut actions);
             }
             Event::LeftAlternate => {
                 for (key, viewer) in &mut self.viewers {
-                    if std::mem::take(&mut viewer.misses_below) && viewer.way == Way::Exact {
+                    if std::mem::take(&mut viewer.misses_below) && viewer.way == Delivery::Exact {
                         actions.push(Action::Paint { key: *key, with_history: false });
                     }
                 }
@@ -193,7 +193,7 @@ impl Terminal {
         self.viewers.len()
     }
 
-    pub fn way(&self, key: u64) -> Option<Way> {
+    pub fn way(&self, key: u64) -> Option<Delivery> {
         self.viewers.get(&key).map(|viewer| viewer.way)
     }
 
@@ -237,7 +237,7 @@ impl Terminal {
             role,
             size,
             // Its first picture decides.
-            way: Way::Exact,
+            way: Delivery::Exact,
             active: self.activity,
             is_dirty: false,
             is_busy: false,
@@ -280,18 +280,18 @@ impl Terminal {
             let fits = viewer.size.holds_as_much_as(self.size);
             match (viewer.way, fits) {
                 // `Drained` ends this state.
-                (Way::Behind, _) | (Way::Exact, true) => {}
-                (Way::Painted, true) => {
-                    viewer.way = Way::Exact;
+                (Delivery::Behind, _) | (Delivery::Exact, true) => {}
+                (Delivery::Painted, true) => {
+                    viewer.way = Delivery::Exact;
                     viewer.is_dirty = false;
                     self.paint(key, false, now, actions);
                 }
-                (Way::Exact, false) => {
-                    viewer.way = Way::Painted;
+                (Delivery::Exact, false) => {
+                    viewer.way = Delivery::Painted;
                     self.paint(key, false, now, actions);
                 }
-                (Way::Painted, false) if moved == Some(key) => self.paint(key, false, now, actions),
-                (Way::Painted, false) => {
+                (Delivery::Painted, false) if moved == Some(key) => self.paint(key, false, now, actions),
+                (Delivery::Painted, false) => {
                     viewer.is_dirty = true;
                     self.paint_due(now, actions);
                 }
@@ -303,8 +303,8 @@ impl Terminal {
         let size = self.size;
         let Some(viewer) = self.viewers.get_mut(&key) else { return };
         viewer.is_busy = false;
-        if viewer.way == Way::Behind {
-            viewer.way = if viewer.size.holds_as_much_as(size) { Way::Exact } else { Way::Painted };
+        if viewer.way == Delivery::Behind {
+            viewer.way = if viewer.size.holds_as_much_as(size) { Delivery::Exact } else { Delivery::Painted };
             return self.paint(key, false, now, actions);
         }
         self.paint_due(now, actions);
@@ -324,7 +324,7 @@ impl Terminal {
     fn paint(&mut self, key: u64, with_history: bool, now: Instant, actions: &mut Vec<Action>) {
         if let Some(viewer) = self.viewers.get_mut(&key) {
             viewer.is_dirty = false;
-            viewer.is_busy = viewer.way == Way::Painted;
+            viewer.is_busy = viewer.way == Delivery::Painted;
             viewer.painted = Some(now);
             actions.push(Action::Paint { key, with_history });
         }
@@ -372,11 +372,11 @@ mod tests {
         // The picture of the new viewer follows the resize, and the owner gets pictures from now on.
         let actions = terminal.handle(came(2, Role::Attached, small()), now);
         assert_eq!(actions, [Action::Resize(small()), painted(1), first]);
-        assert_eq!((terminal.way(1), terminal.way(2)), (Some(Way::Painted), Some(Way::Exact)));
+        assert_eq!((terminal.way(1), terminal.way(2)), (Some(Delivery::Painted), Some(Delivery::Exact)));
         assert_eq!(terminal.handle(Event::Typed { key: 2 }, now), []);
         let actions = terminal.handle(Event::Typed { key: 1 }, now);
         assert_eq!(actions, [Action::Resize(large()), painted(1), painted(2)]);
-        assert_eq!((terminal.way(1), terminal.way(2)), (Some(Way::Exact), Some(Way::Painted)));
+        assert_eq!((terminal.way(1), terminal.way(2)), (Some(Delivery::Exact), Some(Delivery::Painted)));
         // The size of a viewer that was not active last changes nothing.
         assert_eq!(terminal.handle(Event::Resized { key: 2, size: size(61, 20) }, now), [painted(2)]);
         assert_eq!(terminal.size(), large());
@@ -392,7 +392,7 @@ mod tests {
         let now = birth();
         let mut terminal = Terminal::new(large());
         terminal.handle(came(1, Role::Watcher, small()), now);
-        assert_eq!((terminal.size(), terminal.way(1)), (large(), Some(Way::Painted)));
+        assert_eq!((terminal.size(), terminal.way(1)), (large(), Some(Delivery::Painted)));
         terminal.handle(Event::Typed { key: 1 }, now);
         assert!(!terminal.has_person() && !terminal.answers(1) && !terminal.may_type(1));
         terminal.handle(came(2, Role::Attached, large()), now);
@@ -417,10 +417,10 @@ mod tests {
         let mut terminal = Terminal::new(large());
         terminal.handle(came(1, Role::Attached, large()), now);
         terminal.handle(Event::FellBehind { key: 1 }, now);
-        assert_eq!(terminal.way(1), Some(Way::Behind));
+        assert_eq!(terminal.way(1), Some(Delivery::Behind));
         assert_eq!(terminal.handle(Event::Shown, now), []);
         assert_eq!(terminal.handle(Event::Drained { key: 1 }, now), [painted(1)]);
-        assert_eq!(terminal.way(1), Some(Way::Exact));
+        assert_eq!(terminal.way(1), Some(Delivery::Exact));
     }
 
     #[test]

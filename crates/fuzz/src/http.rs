@@ -15,7 +15,9 @@ use std::{
 use bytes::Bytes;
 use hyper::{HeaderMap, StatusCode};
 use memchr::memmem;
-use outlast::gateway::listen::{Auth, Heard, Limits, Listen, Mirrors, Options, PageAnswer, Unauthorized, mirrors_of};
+use outlast::gateway::listen::{
+    Auth, FrontEvent, Limits, Listen, Mirrors, Options, PageAnswer, Unauthorized, mirrors_of,
+};
 use outlast_core::{
     gateway::{Front, Said, Who},
     message::{Id, Message, error_line, parse, result_line},
@@ -274,28 +276,30 @@ impl World {
 
     // ---- the machine behind the front -----------------------------------------------------------
 
-    fn hear(&mut self, heard: Heard) {
+    fn hear(&mut self, heard: FrontEvent) {
         match heard {
-            Heard::Came { client, front, who } => {
+            FrontEvent::Came { client, front, who } => {
                 assert!(PEOPLE.contains(&who.name.as_str()), "a client without a token was accepted: {who:?}");
                 assert!(self.owners.insert(client, who.name.clone()).is_none(), "client {client} came twice");
                 self.clients.insert(client, Client { who: who.name, front, held: Vec::new() });
             }
-            Heard::Said { client, message } => self.said(client, &message),
-            Heard::Requested { client, message, outline } => {
+            FrontEvent::Said { client, message } => self.said(client, &message),
+            FrontEvent::Requested { client, message, outline } => {
                 assert!(outline.read(&message).is_some(), "the outline is not of its message: {message:?}");
                 self.said(client, &message);
             }
-            Heard::Left { client } => assert!(self.clients.remove(&client).is_some(), "client {client} left twice"),
-            Heard::Page(page) => {
+            FrontEvent::Left { client } => {
+                assert!(self.clients.remove(&client).is_some(), "client {client} left twice")
+            }
+            FrontEvent::Page(page) => {
                 assert!(PEOPLE.contains(&page.who.name.as_str()), "a page for a client without a token");
                 let body: Bytes = format!("{:?}", page.path).into();
                 let answer = PageAnswer { status: StatusCode::OK, kind: "text/plain", headers: vec![], body };
                 self.listen.answer_page(page.ticket, answer);
             }
             // The front has no store.
-            Heard::Restored { .. } | Heard::Note(_) => panic!("{heard:?}"),
-            Heard::Allowed { .. } | Heard::Refused(_) => {}
+            FrontEvent::Restored { .. } | FrontEvent::Note(_) => panic!("{heard:?}"),
+            FrontEvent::Allowed { .. } | FrontEvent::Refused(_) => {}
         }
     }
 

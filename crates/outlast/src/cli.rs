@@ -767,10 +767,10 @@ pub struct Stop {
     pub force: bool,
 }
 
-/// Let running instances go on as the program that is on disk now.
+/// Replace the program of running instances by the one that is on disk now.
 ///
 /// Clients, servers, agents and terminals stay connected. The new program first proves that it can read the state of the
-/// instance; otherwise the old one goes on. SIGUSR2 does the same. Not on Windows.
+/// instance; otherwise the old one continues. SIGUSR2 does the same. Not on Windows.
 #[derive(Debug, Args)]
 pub struct Upgrade {
     /// The id of the instance, the beginning of it, or its name [default: the only instance in this directory]
@@ -781,7 +781,7 @@ pub struct Upgrade {
     #[arg(long)]
     pub all: bool,
 
-    /// The program to go on as; it must belong to this user or to root [default: the file that the instance was started
+    /// The new program; it must belong to this user or to root [default: the file that the instance was started
     /// from]
     #[arg(long, value_name = "PATH")]
     pub program: Option<PathBuf>,

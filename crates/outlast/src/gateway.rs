@@ -44,6 +44,7 @@ mod records;
 mod reload;
 pub(crate) mod schemas;
 pub(crate) mod session_store;
+mod state;
 mod stdio;
 #[cfg(unix)]
 pub(crate) mod upgrade;
@@ -522,19 +523,19 @@ impl Driver {
             let Some(listen) = &mut self.listen else { return false };
             let Poll::Ready(heard) = listen.poll(cx) else { return turn > 0 };
             match heard {
-                listen::Heard::Came { client, front, who } => self.tell(Event::ClientCame { client, front, who }),
-                listen::Heard::Restored { client, who, state } => {
+                listen::FrontEvent::Came { client, front, who } => self.tell(Event::ClientCame { client, front, who }),
+                listen::FrontEvent::Restored { client, who, state } => {
                     self.tell(Event::ClientRestored { client, who, state });
                 }
-                listen::Heard::Note(text) => self.journal.note(&text),
-                listen::Heard::Said { client, message } => self.tell(Event::ClientSaid { client, message }),
-                listen::Heard::Requested { client, message, outline } => {
+                listen::FrontEvent::Note(text) => self.journal.note(&text),
+                listen::FrontEvent::Said { client, message } => self.tell(Event::ClientSaid { client, message }),
+                listen::FrontEvent::Requested { client, message, outline } => {
                     self.tell(Event::ClientRequested { client, message, outline });
                 }
-                listen::Heard::Left { client } => self.tell(Event::ClientLeft { client }),
-                listen::Heard::Allowed { client, until } => self.tell(Event::ClientAllowed { client, until }),
-                listen::Heard::Page(page) => self.turn_page(*page),
-                listen::Heard::Refused(refused) => self.refused(*refused),
+                listen::FrontEvent::Left { client } => self.tell(Event::ClientLeft { client }),
+                listen::FrontEvent::Allowed { client, until } => self.tell(Event::ClientAllowed { client, until }),
+                listen::FrontEvent::Page(page) => self.turn_page(*page),
+                listen::FrontEvent::Refused(refused) => self.refused(*refused),
             }
         }
         true

@@ -8,7 +8,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use outlast::gateway::http::{Heard, HttpClient, HttpLink, HttpSettings, WaitLimits};
+use outlast::gateway::http::{HttpClient, HttpLink, HttpSettings, LinkEvent, WaitLimits};
 use outlast_core::{exit::How, gateway::Refused, message::Id};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -176,43 +176,43 @@ fn run(story: impl Future<Output = ()>) {
 }
 
 /// The next report, except the one that the link fails, which precedes its end.
-async fn hear(link: &mut HttpLink) -> Heard {
+async fn hear(link: &mut HttpLink) -> LinkEvent {
     loop {
         match hear_all(link).await {
-            Heard::Failing(_) => {}
+            LinkEvent::Failing(_) => {}
             heard => return heard,
         }
     }
 }
 
-async fn hear_all(link: &mut HttpLink) -> Heard {
+async fn hear_all(link: &mut HttpLink) -> LinkEvent {
     within(poll_fn(|cx| link.poll(cx))).await
 }
 
 async fn hear_refused(link: &mut HttpLink) -> Refused {
     match hear(link).await {
-        Heard::Refused { refused, .. } => *refused,
+        LinkEvent::Refused { refused, .. } => *refused,
         other => panic!("{other:?}"),
     }
 }
 
 async fn hear_said(link: &mut HttpLink) -> String {
     match hear(link).await {
-        Heard::Said(line) | Heard::SaidFor { message: line, .. } => String::from_utf8(line.to_vec()).unwrap(),
+        LinkEvent::Said(line) | LinkEvent::SaidFor { message: line, .. } => String::from_utf8(line.to_vec()).unwrap(),
         other => panic!("{other:?}"),
     }
 }
 
 async fn hear_lost(link: &mut HttpLink) -> (Id, bool, String) {
     match hear(link).await {
-        Heard::Lost { id, was_sent, why } => (id, was_sent, why),
+        LinkEvent::Lost { id, was_sent, why } => (id, was_sent, why),
         other => panic!("{other:?}"),
     }
 }
 
 async fn hear_down(link: &mut HttpLink) -> (String, bool) {
     match hear(link).await {
-        Heard::Down { why, is_forgotten } => (why, is_forgotten),
+        LinkEvent::Down { why, is_forgotten } => (why, is_forgotten),
         other => panic!("{other:?}"),
     }
 }
@@ -320,7 +320,7 @@ fn messages_of_a_stream_are_reported_before_it_ends() {
         let mut link = connect(&settings(&server.url));
         link.send(request(1, "tools/call"));
         let said = hear(&mut link).await;
-        assert!(matches!(&said, Heard::SaidFor { id: Id::Integer(1), .. }), "{said:?}");
+        assert!(matches!(&said, LinkEvent::SaidFor { id: Id::Integer(1), .. }), "{said:?}");
     });
 }
 
@@ -413,7 +413,7 @@ fn a_lost_session_ends_the_link_and_its_requests() {
             link.send(request(2, "tools/call"));
             let failing = hear_all(&mut link).await;
             assert!(
-                matches!(failing, Heard::Failing(How::Forgot(_))),
+                matches!(failing, LinkEvent::Failing(How::Forgot(_))),
                 "before what is to be sent elsewhere: {failing:?}"
             );
             let (id, was_sent, why) = hear_lost(&mut link).await;
@@ -460,7 +460,7 @@ fn late_requests_are_lost_before_the_end_is_reported() {
         drop(listener);
         let mut link = connect(&settings(&url));
         link.send(request(1, "tools/call"));
-        assert!(matches!(hear_all(&mut link).await, Heard::Failing(How::Lost(_))));
+        assert!(matches!(hear_all(&mut link).await, LinkEvent::Failing(How::Lost(_))));
         link.send(request(2, "tools/call"));
         for id in [1, 2] {
             let (lost, was_sent, _) = hear_lost(&mut link).await;
@@ -495,11 +495,14 @@ fn missing_credentials_are_reported_with_the_challenge() {
             let mut link = connect(&settings(&server.url));
             open(&mut link).await;
             let heard = hear(&mut link).await;
-            assert!(matches!(&heard, Heard::Denied(refused) if refused.challenge.is_some()), "{refuses}: {heard:?}");
+            assert!(
+                matches!(&heard, LinkEvent::Denied(refused) if refused.challenge.is_some()),
+                "{refuses}: {heard:?}"
+            );
         }
         let server = Server::start(|_, _| respond("401 Unauthorized", CHALLENGE, "")).await;
         let mut link = connect(&HttpSettings { is_sse: true, ..settings(&server.url) });
-        assert!(matches!(hear_all(&mut link).await, Heard::Denied(refused) if refused.status == 401));
+        assert!(matches!(hear_all(&mut link).await, LinkEvent::Denied(refused) if refused.status == 401));
         hear_down(&mut link).await;
     });
 }
@@ -628,7 +631,7 @@ fn garbage_between_events_is_noted_and_the_answer_arrives() {
         let mut link = connect(&settings(&server.url));
         link.send(request(1, "tools/call"));
         match hear(&mut link).await {
-            Heard::Note(note) => assert!(note.contains("not JSON"), "{note}"),
+            LinkEvent::Note(note) => assert!(note.contains("not JSON"), "{note}"),
             other => panic!("{other:?}"),
         }
         assert_eq!(hear_said(&mut link).await, answer(1));

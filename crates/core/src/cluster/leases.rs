@@ -1,6 +1,6 @@
 //! Which replica runs each backend with `placement = "one"`: one lease for each, a key in a bucket that is changed by
-//! compare-and-swap. Two replicas never run a backend at the same time, because the owner's keeper ends it before the lease can
-//! be taken by another.
+//! compare-and-swap. Two replicas never run a backend at the same time, because the monitor of its process at the owner ends it
+//! before another replica can take the lease.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

@@ -26,7 +26,7 @@ mod incoming;
 mod outgoing;
 mod packet;
 
-use channel::{Channel, Order, Seen};
+use channel::{Channel, HeaderMeaning, Order};
 pub use events::{Action, Counts, End, Event, Limits, PeerCounts};
 use incoming::{Incoming, Joined, Refusal};
 use outgoing::{Outgoing, Wrote};
@@ -281,7 +281,7 @@ impl Streams {
         let seen = self.read(&header, now, &mut actions);
         self.pending = actions;
         let Some(peer) = self.peers.get_mut(&from) else { return Bytes::new() };
-        if seen == Seen::Current {
+        if seen == HeaderMeaning::Current {
             peer.channel.reached(&header, now);
         }
         bare(&mut peer.channel, false, self.own, from)
@@ -574,32 +574,34 @@ impl Streams {
         let has_frames = packet.len() > HEADER_LEN;
         let Some(peer) = self.peers.get_mut(&from) else { return };
         match seen {
-            Seen::Current if has_frames => match peer.channel.order(header.number, packet.len(), &self.limits, now) {
-                Order::Next => self.take(from, packet, now, actions),
-                Order::Duplicate => self.counts.duplicates += 1,
-                Order::Early => self.counts.out_of_order += 1,
-            },
-            Seen::Current => peer.channel.reached(&header, now),
-            Seen::Late | Seen::Impossible => {}
-            Seen::Greeting | Seen::Renewed => peer.channel.tell(),
+            HeaderMeaning::Current if has_frames => {
+                match peer.channel.order(header.number, packet.len(), &self.limits, now) {
+                    Order::Next => self.take(from, packet, now, actions),
+                    Order::Duplicate => self.counts.duplicates += 1,
+                    Order::Early => self.counts.out_of_order += 1,
+                }
+            }
+            HeaderMeaning::Current => peer.channel.reached(&header, now),
+            HeaderMeaning::Late | HeaderMeaning::Impossible => {}
+            HeaderMeaning::Greeting | HeaderMeaning::Renewed => peer.channel.tell(),
         }
     }
 
     /// Reads a header, and does what follows for the channel.
-    fn read(&mut self, header: &Header, now: Instant, actions: &mut Vec<Action>) -> Seen {
+    fn read(&mut self, header: &Header, now: Instant, actions: &mut Vec<Action>) -> HeaderMeaning {
         let Some(peer) = self.peers.get_mut(&header.from) else {
             if self.has_room_for_peer() {
                 let channel = self.new_channel(Some(header.source), now);
                 self.peers.insert(header.from, Peer::new(channel));
             }
-            return Seen::Greeting;
+            return HeaderMeaning::Greeting;
         };
         let seen = peer.channel.read(header, now);
         match seen {
-            Seen::Late => self.counts.late_packets += 1,
-            Seen::Impossible => self.counts.unreadable += 1,
-            Seen::Renewed => self.renew(header.from, header.source, now, actions),
-            Seen::Current | Seen::Greeting => {}
+            HeaderMeaning::Late => self.counts.late_packets += 1,
+            HeaderMeaning::Impossible => self.counts.unreadable += 1,
+            HeaderMeaning::Renewed => self.renew(header.from, header.source, now, actions),
+            HeaderMeaning::Current | HeaderMeaning::Greeting => {}
         }
         seen
     }

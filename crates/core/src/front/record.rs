@@ -1,5 +1,5 @@
 //! What is stored of a session, so that a gateway that is started again can serve it: a versioned text with a checksum.
-//! Where it is stored is the driver's business.
+//! The driver decides where it is stored.
 
 use std::collections::BTreeSet;
 

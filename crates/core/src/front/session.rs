@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     gateway::{Client, Said, SavedWho, Who},
+    mcp::revision,
     message::{self, Id, Message},
     saved::{Moment, Octets},
 };
@@ -27,9 +28,7 @@ use crate::{
 const GENERAL: u32 = 0;
 /// General streams that one session may have open; with one more the oldest ends. Each message goes to the newest.
 const GENERAL_MAX: usize = 4;
-/// Streams of this revision and later ones begin with an event that has only an id. Clients of earlier ones fail on it.
-const PRIMING_SINCE: &str = "2025-11-25";
-/// [`Limits::quiet`] of those revisions, unless that is shorter. A client can resume the stream after a restart of the
+/// [`Limits::quiet`] of revisions whose streams begin with an event that has only an id, unless that is shorter. A client can resume the stream after a restart of the
 /// gateway. Without a response, some clients end their whole session when the connection breaks.
 const QUIET_PRIMED: Duration = Duration::from_secs(1);
 
@@ -53,7 +52,7 @@ pub struct Session<R> {
     general: VecDeque<Stream<R>>,
     /// The last event of the general stream that was sent.
     general_sent: u64,
-    events: VecDeque<Kept>,
+    events: VecDeque<KeptEvent>,
     events_bytes: usize,
     /// The upper half is a number of this run of the gateway: 0 in the one that opened the session, random in a later one.
     next_event: u64,
@@ -129,19 +128,19 @@ struct Stream<R> {
 }
 
 #[derive(Debug)]
-struct Kept {
+struct KeptEvent {
     stream: u32,
     number: u64,
     frame: Bytes,
 }
 
-impl Kept {
+impl KeptEvent {
     fn save(&self) -> SavedEvent {
         SavedEvent { stream: self.stream, number: self.number, frame: Octets::of(&self.frame) }
     }
 
-    fn restore(saved: SavedEvent) -> Kept {
-        Kept { stream: saved.stream, number: saved.number, frame: saved.frame.bytes() }
+    fn restore(saved: SavedEvent) -> KeptEvent {
+        KeptEvent { stream: saved.stream, number: saved.number, frame: saved.frame.bytes() }
     }
 }
 
@@ -581,7 +580,7 @@ impl<R: Clone + PartialEq> Session<R> {
 
     /// How long a request may wait for its answer before its response becomes a stream.
     pub(super) fn quiet(&self, limits: &Limits) -> Duration {
-        match self.version.as_str() >= PRIMING_SINCE {
+        match self.version.as_str() >= revision::FIRST_WITH_PRIMING {
             true => limits.quiet.min(QUIET_PRIMED),
             false => limits.quiet,
         }
@@ -685,7 +684,7 @@ impl<R: Clone + PartialEq> Session<R> {
             version: self.version.clone(),
             next_post: self.next_post,
             general_sent: self.general_sent,
-            events: self.events.iter().map(Kept::save).collect(),
+            events: self.events.iter().map(KeptEvent::save).collect(),
             next_event: self.next_event,
             seen: Moment::of(self.seen, now),
             stored: SavedStored {
@@ -703,7 +702,7 @@ impl<R: Clone + PartialEq> Session<R> {
     /// None if its id is not one.
     pub(super) fn restore(saved: SavedSession, now: Instant) -> Option<Session<R>> {
         let id = SessionId::from_str_radix(&saved.id, 16).ok()?;
-        let events: VecDeque<Kept> = saved.events.into_iter().map(Kept::restore).collect();
+        let events: VecDeque<KeptEvent> = saved.events.into_iter().map(KeptEvent::restore).collect();
         let stored = saved.stored;
         Some(Session {
             is_id_told: true,
@@ -751,7 +750,7 @@ impl<R: Clone + PartialEq> Session<R> {
         out.push(Action::OpenEvents { response: response.clone(), client: self.client, session });
         post.state = PostState::Events(Some(Stream { response, fed: now }));
         let (answers, request) = (std::mem::take(&mut post.answers), post.request.clone());
-        if self.version.as_str() >= PRIMING_SINCE {
+        if self.version.as_str() >= revision::FIRST_WITH_PRIMING {
             let frame = frames::prime(&EventId { stream: number, number: self.next_event, request });
             self.keep(number, frame, limits, now, out);
         }
@@ -777,7 +776,7 @@ impl<R: Clone + PartialEq> Session<R> {
     /// Sends an event to the reader of that stream, and keeps it for resumption.
     fn keep(&mut self, number: u32, frame: Bytes, limits: &Limits, now: Instant, out: &mut Vec<Action<R>>) {
         self.events_bytes += frame.len();
-        self.events.push_back(Kept { stream: number, number: self.next_event, frame: frame.clone() });
+        self.events.push_back(KeptEvent { stream: number, number: self.next_event, frame: frame.clone() });
         while self.events.len() > limits.events_max || self.events_bytes > limits.events_bytes_max {
             self.drop_oldest_event();
         }

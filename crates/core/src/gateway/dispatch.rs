@@ -24,7 +24,7 @@ use super::{
 use crate::{
     checker::{Asker, Job},
     json::Raw,
-    mcp::{List, method},
+    mcp::{List, TASKS_PREFIX, method},
     message,
     message::{Params, RawId, pick},
     record,
@@ -397,7 +397,7 @@ impl Gateway {
             (CallKind::Read | CallKind::Complete, _) => {
                 (!view.is_open(owner)).then(|| Failure::denied(backend, role, "resources of this backend"))
             }
-            (CallKind::Other, _) if !call.method.starts_with("tasks/") => (!self
+            (CallKind::Other, _) if !call.method.starts_with(TASKS_PREFIX) => (!self
                 .forwards_unknown(call.reply_to.as_ref()?.client))
             .then(|| Failure::denied(backend, role, &format!("the method `{}`", call.method))),
             _ => None,

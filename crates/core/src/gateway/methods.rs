@@ -4,7 +4,7 @@
 use std::rc::Rc;
 
 use super::{Action, Client, Gateway, RefusedNotification, Sender, clients, messages};
-use crate::mcp::{method, notification};
+use crate::mcp::{TASKS_PREFIX, method, notification};
 
 /// How much of a method's name is recorded if the sender chose it.
 pub(super) const METHOD_SHOWN_MAX: usize = 100;
@@ -25,7 +25,7 @@ pub(super) fn is_for_caller(notification: &str) -> bool {
 
 /// Whether a backend may send this request to a client in some revision of MCP.
 pub(super) fn is_asked_of_clients(method: &str) -> bool {
-    clients::capability_for(method).is_some() || method.starts_with("tasks/") && method::ALL.contains(&method)
+    clients::capability_for(method).is_some() || method.starts_with(TASKS_PREFIX) && method::ALL.contains(&method)
 }
 
 /// Whether a method differs from one of MCP only in capitals, white space or control characters. A lenient backend may

@@ -8,11 +8,11 @@ use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::{
-    exit::How,
+    exit::HowStatus,
     mcp::List,
     pace::Figures,
     record::millis,
-    restarts::{Past, RECENT_MAX},
+    restarts::{Past, PastStatus, RECENT_MAX},
     slot::Current,
 };
 
@@ -101,7 +101,7 @@ pub struct BackendStatus {
     /// `restarts` of it are of all slots, also of those that were removed; the rest is of the first slot.
     #[serde(flatten)]
     pub life: LifeStatus,
-    pub last_exits: Vec<Value>,
+    pub last_exits: Vec<PastStatus>,
     /// `confirmed`, `stale` or `unknown`.
     pub catalogue: &'static str,
     pub tools: Vec<String>,
@@ -198,7 +198,7 @@ pub struct SlotStatus {
 #[derive(Debug, Clone, Serialize)]
 pub struct ExitStatus {
     #[serde(flatten)]
-    pub how: Value,
+    pub how: HowStatus,
     pub words: String,
     pub ago_ms: u64,
 }
@@ -293,7 +293,7 @@ impl Gateway {
             kind: if backend.is_http() { "http" } else { "stdio" },
             state,
             life: LifeStatus { restarts, ..main.map(|main| main.life).unwrap_or_default() },
-            last_exits: past.iter().map(|past| past.to_json(now)).collect(),
+            last_exits: past.iter().map(|past| past.status(now)).collect(),
             catalogue: match backend.offer_state() {
                 OfferState::Confirmed => "confirmed",
                 OfferState::Stale => "stale",
@@ -372,11 +372,7 @@ impl Gateway {
 impl ExitStatus {
     fn new(end: &LastEnd, now: Instant) -> ExitStatus {
         let LastEnd { how, at, .. } = end;
-        ExitStatus {
-            how: How::to_json(how),
-            words: how.to_string(),
-            ago_ms: millis(now.saturating_duration_since(*at)),
-        }
+        ExitStatus { how: how.status(), words: how.to_string(), ago_ms: millis(now.saturating_duration_since(*at)) }
     }
 }
 

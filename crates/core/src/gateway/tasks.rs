@@ -26,7 +26,7 @@ use super::{
 };
 use crate::{
     json::Raw,
-    mcp::{meta, method},
+    mcp::{TASKS_PREFIX, meta, method},
     message,
     message::{Message, Params, patch, pick},
 };
@@ -108,7 +108,7 @@ impl Gateway {
         let call = &self.calls[&key];
         let Some(reply_to) = &call.reply_to else { return Ok(None) };
         let is_made = call.task || reply_to.era == Era::Stateless && call.kind == CallKind::Tool;
-        let is_about = call.method.starts_with("tasks/");
+        let is_about = call.method.starts_with(TASKS_PREFIX);
         if !(is_made || is_about || !self.tasks.by_handle.is_empty())
             || memchr::memmem::find(result.get().as_bytes(), b"\"taskId\"").is_none()
         {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Limit, OnLimit, Seen, State};
+use super::{Limit, OnLimit, ShownNotice, State};
 use crate::saved::Moment;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -20,8 +20,8 @@ pub struct Saved {
 #[serde(rename_all = "snake_case")]
 enum SavedState {
     Free,
-    Limited { seen: Seen, due: Option<i64>, tries: u32 },
-    Continuing { seen: Seen, tries: u32, until: Moment, is_submitted: bool },
+    Limited { seen: ShownNotice, due: Option<i64>, tries: u32 },
+    Continuing { seen: ShownNotice, tries: u32, until: Moment, is_submitted: bool },
 }
 
 impl Limit {

@@ -14,7 +14,7 @@ use super::{
 use crate::message;
 
 impl Relay {
-    /// Takes a request out of every table. The caller answers it, or knows why no answer is owed.
+    /// Takes a request out of every table. The caller answers it, or knows why it gets no answer.
     pub(super) fn close(&mut self, seq: u64) -> Box<OpenRequest> {
         self.call_timeout_ends(seq);
         self.requests.close(seq)
@@ -38,7 +38,7 @@ impl Relay {
         self.answer(open, message::result_line(open.id(), result));
     }
 
-    /// A closed request that is owed nothing.
+    /// A closed request that gets no answer.
     pub(super) fn forget(&mut self, open: &OpenRequest) {
         self.heartbeat_ends(open.seq());
         if let Some(batch) = open.batch() {

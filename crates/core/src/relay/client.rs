@@ -84,7 +84,7 @@ impl Relay {
         now: Instant,
     ) {
         let Some(id) = id else {
-            // No answer to it could be told apart: it passes, and nothing is promised.
+            // An answer to it could not be recognised: it is forwarded, and no answer is guaranteed.
             return self.pass_or_hold(line, None, now);
         };
         let ended_probe = self.conversation.hear(method, params);

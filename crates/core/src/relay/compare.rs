@@ -1,4 +1,4 @@
-//! Lists stay true: after a restart the new child's are compared with what the client holds.
+//! Compares the lists of a new child with those that the client has, and announces each list that changed.
 
 use std::time::Instant;
 
@@ -111,7 +111,7 @@ impl Relay {
         let fetch = child.fetches.remove(&list).expect("found above");
         if fetch.again {
             self.fetch(generation, list, None, now);
-            // A child that never rests does not put the comparison off for ever.
+            // A child that keeps changing its list does not delay the comparison without end.
             if let Some(again) = self.servers.get_mut(generation).and_then(|child| child.fetches.get_mut(&list)) {
                 again.by = fetch.by;
             }

@@ -1,5 +1,5 @@
 //! The client's side of the conversation: its era, how it was opened, and what it has set that every later server is to
-//! have set again. Which server hears of it, and when, is decided by the other modules of the relay.
+//! have set again. The other modules of the relay decide which server gets it, and when.
 
 use std::collections::BTreeMap;
 

@@ -11,7 +11,7 @@ use super::{
     Relay,
     failures::{FailureKind, Loss},
     requests::{Class, OpenRequest},
-    servers::{Current, Ended, LastEnd, Purpose, Was},
+    servers::{Current, Ended, EndedRole, LastEnd, Purpose},
     settings::OnCleanExit,
 };
 use crate::{exit::How, message, message::Message, record::Record, restarts::Verdict, slot::Until};
@@ -35,15 +35,15 @@ impl Relay {
         self.record(record.clone());
         let mut left = false;
         match was {
-            Was::Current(Some(verdict)) => {
+            EndedRole::Current(Some(verdict)) => {
                 // A restart that was to bring this child up has failed.
                 if self.reloads.waits_for(generation) {
                     self.restart_failed_with(&how, &end.stderr, now);
                 }
                 left = self.follow(&verdict, record, now);
             }
-            Was::Candidate => self.restart_failed_with(&how, &end.stderr, now),
-            Was::Current(None) | Was::Other => {}
+            EndedRole::Candidate => self.restart_failed_with(&how, &end.stderr, now),
+            EndedRole::Current(None) | EndedRole::Other => {}
         }
         self.reloads.child_ended(generation, &how);
         self.place_after_end(&end, hung.as_deref(), unsent, now);
@@ -206,7 +206,7 @@ impl Relay {
         }
     }
 
-    /// Whether the ended child held this request. A line that it has not read is as if it came now, if it owes no answer.
+    /// Whether the ended child held this request. A line that it has not read, and that needs no answer, counts as new.
     fn is_lost_with(&mut self, generation: u32, seq: u64, unsent: Option<&Bytes>, now: Instant) -> bool {
         match (self.requests.get_mut(seq), unsent) {
             (Some(open), _) if open.is_on(generation) => return true,
@@ -258,7 +258,7 @@ impl Relay {
         fits.then(|| kept.clone())
     }
 
-    /// What never reached the child and owes no answer is as if it came now.
+    /// A message that never reached the child and needs no answer counts as new.
     pub(super) fn untracked_again(&mut self, seq: u64, line: &Bytes, now: Instant) {
         match message::parse(line) {
             Ok(Message::Notification { method, params }) => {

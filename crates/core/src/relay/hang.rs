@@ -40,13 +40,13 @@ pub(super) struct Hang {
 #[derive(Debug)]
 struct Suspicion {
     generation: u32,
-    about: About,
+    about: PingCause,
     ping: Patience,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub(super) enum About {
+pub(super) enum PingCause {
     /// Calls that were cancelled: an answer to each of them clears the server as well as the ping's. `what` is the first.
     Cancelled { calls: Vec<Id>, what: String },
     /// A request that needs no work was not answered.
@@ -122,7 +122,7 @@ impl Relay {
     /// A call on the serving child was cancelled, by the client or by its time limit.
     pub(super) fn suspect_after_cancel(&mut self, generation: u32, id: Id, what: &str, now: Instant) {
         match &mut self.hang.suspicion {
-            Some(Suspicion { generation: suspected, about: About::Cancelled { calls, .. }, .. })
+            Some(Suspicion { generation: suspected, about: PingCause::Cancelled { calls, .. }, .. })
                 if *suspected == generation =>
             {
                 if calls.len() < CALLS_MAX {
@@ -130,13 +130,13 @@ impl Relay {
                 }
             }
             _ => {
-                let about = About::Cancelled { calls: vec![id], what: what.to_owned() };
+                let about = PingCause::Cancelled { calls: vec![id], what: what.to_owned() };
                 self.suspect(generation, about, now);
             }
         }
     }
 
-    fn suspect(&mut self, generation: u32, about: About, now: Instant) {
+    fn suspect(&mut self, generation: u32, about: PingCause, now: Instant) {
         // A hung server is asked again if its replacement failed.
         let is_known = self.hung(generation).is_some() && self.reloads.is_wanted();
         let is_over = self.servers.is_stopping(generation) || self.is_leaving();
@@ -206,7 +206,7 @@ impl Relay {
         }
         self.hang.quiet = None;
         if !self.hang.watches(generation) {
-            self.suspect(generation, About::Quiet { what }, now);
+            self.suspect(generation, PingCause::Quiet { what }, now);
         }
     }
 
@@ -224,7 +224,7 @@ impl Relay {
             return;
         };
         let is_clear = match &mut suspicion.about {
-            About::Cancelled { calls, .. } => {
+            PingCause::Cancelled { calls, .. } => {
                 let before = calls.len();
                 calls.retain(|call| call != id);
                 if calls.len() < before {
@@ -233,7 +233,7 @@ impl Relay {
                 }
                 calls.is_empty()
             }
-            About::Quiet { .. } => true,
+            PingCause::Quiet { .. } => true,
         };
         if is_clear {
             self.suspicion_ends(generation, now);
@@ -285,10 +285,10 @@ impl Relay {
         let Some(child) = self.servers.get_mut(generation) else { return };
         let seconds = ping.length().as_secs_f64();
         let why = match about {
-            About::Cancelled { what, .. } => {
+            PingCause::Cancelled { what, .. } => {
                 format!("`{what}` was cancelled, and neither it nor a ping was answered within {seconds} s")
             }
-            About::Quiet { what } => {
+            PingCause::Quiet { what } => {
                 let quiet = self.settings.limits.hang.quiet_max.as_secs_f64();
                 format!("{what} was not answered for {quiet} s, nor a ping within {seconds} s")
             }

@@ -67,7 +67,7 @@ impl Relay {
         }
     }
 
-    /// It is answered, or owed nothing any more, or its server speaks for itself.
+    /// It is answered or needs no answer any more, or its server sends progress itself.
     pub(super) fn heartbeat_ends(&mut self, seq: u64) {
         self.heartbeats.0.remove(&seq);
     }

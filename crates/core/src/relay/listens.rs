@@ -26,7 +26,7 @@ const FLAGS: [&str; 3] = ["toolsListChanged", "promptsListChanged", "resourcesLi
 pub(super) struct Listen {
     /// The filter it asked for, as JSON.
     filter: String,
-    /// Which families' changes it wants to hear of.
+    /// The families whose changes it subscribed to.
     wants: [bool; 3],
     acknowledged: bool,
     /// The child's message that the subscription is over, delayed for a moment.

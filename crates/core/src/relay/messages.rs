@@ -1,4 +1,4 @@
-//! What the relay says in its own name: its tools, its failures, its stand-in answers.
+//! Messages of the relay itself: its tools, its failures, and the answers that it gives in place of a server.
 
 use std::time::Duration;
 

@@ -252,7 +252,7 @@ struct Batch {
 
 /// A batch whose members are all answered or cancelled.
 pub(super) struct FinishedBatch {
-    /// The answers as one array; none if no member is owed one.
+    /// The answers as one array; none if no member gets an answer.
     pub(super) line: Option<Bytes>,
     /// Lists in it that changed after they were answered.
     pub(super) outdated: BTreeSet<Family>,
@@ -383,7 +383,7 @@ impl Requests {
         self.open.insert(request.seq, request);
     }
 
-    /// Takes a request out of every table. The caller answers it, or knows why no answer is owed.
+    /// Takes a request out of every table. The caller answers it, or knows why it gets no answer.
     pub(super) fn close(&mut self, seq: u64) -> Box<OpenRequest> {
         let mut request = self.open.remove(&seq).expect("only open requests are closed");
         if let Entry::Occupied(mut entry) = self.by_id.entry(request.id.clone())
@@ -530,7 +530,7 @@ impl Requests {
         self.held.get(&seq).map(|held| &held.line)
     }
 
-    /// Drops what waits and owes no answer; how many that were.
+    /// Drops waiting messages that need no answer, and returns how many.
     pub(super) fn drop_held_notifications(&mut self) -> u64 {
         let notifications: Vec<u64> =
             self.held.iter().filter(|(_, held)| !held.is_request).map(|(seq, _)| *seq).collect();
@@ -555,7 +555,7 @@ impl Requests {
         }
     }
 
-    /// One member is answered, or owed nothing. Returns the batch if it was the last one.
+    /// One member is answered, or gets no answer. Returns the batch if it was the last one.
     pub(super) fn batch_answered(&mut self, key: u64, line: Option<Bytes>) -> Option<FinishedBatch> {
         let batch = self.batches.get_mut(&key)?;
         batch.answers.extend(line);

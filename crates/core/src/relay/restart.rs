@@ -320,7 +320,7 @@ impl Relay {
         }
     }
 
-    /// Restarts in a row wait for calls to finish rather than cost them, but not for ever: until then.
+    /// Restarts in a row wait for calls to finish, so that these do not fail, but only until then.
     pub(super) fn waits_for_room(&self) -> Option<Instant> {
         let queued = self.reloads.queued.as_ref()?;
         let crowded = self.servers.slot.serving().is_some() && !self.has_room_to_drain();

@@ -170,7 +170,7 @@ pub(super) struct SavedHang {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct SavedSuspicion {
     pub(super) generation: u32,
-    pub(super) about: hang::About,
+    pub(super) about: hang::PingCause,
     pub(super) ping: patience::Saved,
 }
 

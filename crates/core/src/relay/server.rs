@@ -365,7 +365,7 @@ impl Relay {
         match value {
             // Progress must rise, and the first child may have come further.
             Some(value) if (open.resent > 0 || open.class == Class::Listen) && value <= open.progress => false,
-            // The same below what outlast has told in its own name.
+            // The same for values below those that outlast itself has sent.
             Some(value) if told.is_some_and(|told| value <= told) => false,
             Some(value) => {
                 open.progress = open.progress.max(value);

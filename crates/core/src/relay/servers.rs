@@ -73,12 +73,12 @@ pub(super) struct Ended {
     pub(super) hung: Option<String>,
     /// For the audit log.
     pub(super) record: Record,
-    pub(super) was: Was,
+    pub(super) was: EndedRole,
 }
 
 /// What an ended child was.
 #[derive(Debug)]
-pub(super) enum Was {
+pub(super) enum EndedRole {
     /// The current one. No verdict if a candidate takes its place, or if outlast is leaving.
     Current(Option<Verdict>),
     Candidate,
@@ -381,11 +381,11 @@ impl Servers {
             reason,
             ..Record::new(event)
         };
-        let mut ended = Ended { end, hung: child.hung, record, was: Was::Other };
+        let mut ended = Ended { end, hung: child.hung, record, was: EndedRole::Other };
         if self.slot.child() != Some(generation) {
             if self.slot.candidate() == Some(generation) {
                 self.slot.take_candidate();
-                ended.was = Was::Candidate;
+                ended.was = EndedRole::Candidate;
             }
             ended.record = ended.record.ended(how);
             return Some(ended);
@@ -396,14 +396,14 @@ impl Servers {
         if is_leaving {
             ended.record = ended.record.ended(how);
             self.slot.rest();
-            ended.was = Was::Current(None);
+            ended.was = EndedRole::Current(None);
             return Some(ended);
         }
         let cause = classify(how, false, is_ready);
         let (verdict, record) = self.slot.end(cause, how, Record { event: slot::event_of(cause), ..ended.record }, now);
         // A candidate on its way takes the place; the crash counts all the same.
         let is_replaced = self.slot.promote(now);
-        Some(Ended { record, was: Was::Current((!is_replaced).then_some(verdict)), ..ended })
+        Some(Ended { record, was: EndedRole::Current((!is_replaced).then_some(verdict)), ..ended })
     }
 
     /// Carries out the policy's verdict on an end; one more record, if there is something to add to that of the end.

@@ -1,4 +1,4 @@
-//! How the server does, as a value, for agents, people and programs. Its JSON is the wire format of `server_status` and of
+//! The status of the server, as a type, for agents, people and programs. Its JSON is the wire format of `server_status` and of
 //! the control socket's `state`.
 
 use std::time::{Duration, Instant};

@@ -47,7 +47,7 @@ enum Timer {
 }
 
 impl Relay {
-    /// When the machine next wants to hear that time passed.
+    /// When `TimePassed` is due: the first entry of the table.
     pub fn deadline(&self) -> Option<Instant> {
         let mut soonest: Option<Instant> = None;
         self.each_timer(|_, at| soonest = Some(soonest.map_or(at, |soonest| soonest.min(at))));

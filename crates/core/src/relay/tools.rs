@@ -1,4 +1,4 @@
-//! Our own tools: their names beside the server's, and what they answer.
+//! The tools of outlast itself: their names beside those of the server, and their answers.
 
 use std::time::Instant;
 

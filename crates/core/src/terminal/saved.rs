@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, time::Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Role, Size, Terminal, Viewer, Way};
+use super::{Delivery, Role, Size, Terminal, Viewer};
 use crate::saved::Moment;
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -18,7 +18,7 @@ pub struct Saved {
 struct SavedViewer {
     role: Role,
     size: Size,
-    way: Way,
+    way: Delivery,
     active: u64,
     is_dirty: bool,
     is_busy: bool,

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use outlast_core::limit::{
-    ATTEMPT_MAX, Action, Event, LOOK_AT_CLOCK, Limit, MARGIN_ITSELF, MARGIN_MINUTE, OnLimit, RETRY_MAX, Seen,
+    ATTEMPT_MAX, Action, Event, LOOK_AT_CLOCK, Limit, MARGIN_ITSELF, MARGIN_MINUTE, OnLimit, RETRY_MAX, ShownNotice,
     UNKNOWN_WAIT, reset::End,
 };
 
@@ -21,7 +21,7 @@ struct World {
     /// The account is limited up to this time.
     limited_until: Option<i64>,
     /// What the screen shows.
-    notice: Option<Seen>,
+    notice: Option<ShownNotice>,
     is_running: bool,
     /// A text is being sent.
     is_sending: bool,
@@ -134,7 +134,7 @@ impl World {
             let at = if is_exact { until } else { until - until.rem_euclid(60) };
             let end = (!self.dice.one_in(6)).then_some(End { at, is_exact });
             let continues_itself = end.is_some() && self.dice.one_in(4);
-            self.notice = Some(Seen { text: format!("until {until}"), end, continues_itself });
+            self.notice = Some(ShownNotice { text: format!("until {until}"), end, continues_itself });
         }
         self.look();
         assert_eq!(self.is_limited, self.notice.is_some(), "a notice after work counts at once");

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use outlast_core::terminal::{Action, Event, PAINT_EVERY, Role, Size, Terminal, Way};
+use outlast_core::terminal::{Action, Delivery, Event, PAINT_EVERY, Role, Size, Terminal};
 
 use crate::{Dice, Upgrades, birth, ms};
 
@@ -132,7 +132,7 @@ impl World {
                 self.viewers.get_mut(&key).unwrap().active = self.activity;
                 Event::Typed { key }
             }
-            (4, Some(key)) if self.terminal.way(key) == Some(Way::Exact) => {
+            (4, Some(key)) if self.terminal.way(key) == Some(Delivery::Exact) => {
                 self.viewers.get_mut(&key).unwrap().is_loaded = true;
                 Event::FellBehind { key }
             }
@@ -145,7 +145,7 @@ impl World {
             _ => {
                 self.written += 1;
                 for (key, viewer) in &mut self.viewers {
-                    if self.terminal.way(*key) == Some(Way::Exact) {
+                    if self.terminal.way(*key) == Some(Delivery::Exact) {
                         viewer.seen = self.written;
                     }
                 }
@@ -202,12 +202,12 @@ impl World {
         assert_eq!(answering, usize::from(leader.is_some()), "seed {seed}: one answers, not several");
         for (key, viewer) in &self.viewers {
             match self.terminal.way(*key).expect("it is there") {
-                Way::Exact => {
+                Delivery::Exact => {
                     assert_eq!(viewer.size, self.size, "seed {seed}: bytes are for a terminal of the same size");
                     assert_eq!(viewer.seen, self.written, "seed {seed}: {key} gets every byte");
                 }
-                Way::Painted => assert_ne!(viewer.size, self.size, "seed {seed}: {key} could have the bytes"),
-                Way::Behind => {}
+                Delivery::Painted => assert_ne!(viewer.size, self.size, "seed {seed}: {key} could have the bytes"),
+                Delivery::Behind => {}
             }
         }
     }

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use outlast::gateway::http::{Heard, HttpClient, HttpLink, HttpSettings, WaitLimits};
+use outlast::gateway::http::{HttpClient, HttpLink, HttpSettings, LinkEvent, WaitLimits};
 use serde_json::{Value, json};
 
 use crate::support::peers::Peers;
@@ -89,7 +89,7 @@ impl Link {
         Link(HttpLink::connect(&client, &settings))
     }
 
-    async fn hear(&mut self) -> Heard {
+    async fn hear(&mut self) -> LinkEvent {
         tokio::time::timeout(ANSWER_MAX, poll_fn(|cx| self.0.poll(cx))).await.expect("in time")
     }
 
@@ -98,14 +98,14 @@ impl Link {
         self.0.send(json!({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).to_string().into());
         loop {
             match self.hear().await {
-                Heard::Said(message) | Heard::SaidFor { message, .. } => {
+                LinkEvent::Said(message) | LinkEvent::SaidFor { message, .. } => {
                     let message: Value = serde_json::from_slice(&message).expect("JSON");
                     if message["id"] == id && message.get("method").is_none() {
                         return message;
                     }
                 }
-                Heard::Note(note) => eprintln!("note: {note}"),
-                Heard::Failing(_) => {}
+                LinkEvent::Note(note) => eprintln!("note: {note}"),
+                LinkEvent::Failing(_) => {}
                 other => panic!("{method}: {other:?}"),
             }
         }
@@ -127,7 +127,7 @@ impl Link {
     /// Reads until the link is down; returns the reason.
     async fn end(&mut self) -> (String, bool) {
         loop {
-            if let Heard::Down { why, is_forgotten } = self.hear().await {
+            if let LinkEvent::Down { why, is_forgotten } = self.hear().await {
                 return (why, is_forgotten);
             }
         }

@@ -41,7 +41,7 @@ impl Stops {
         Poll::Pending
     }
 
-    /// Ready when SIGUSR2 came, which asks outlast to go on as the program that is on disk now. Cancel-safe.
+    /// Ready when SIGUSR2 came, which requests an upgrade to the program that is on disk now. Cancel-safe.
     pub fn poll_upgrade(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.upgrade.poll_recv(cx).map(drop)
     }

@@ -55,7 +55,7 @@ use self::{
     turn_log::TurnLog, viewers::Viewers,
 };
 pub(crate) use self::{
-    plan::{Place, Plan, Receiver},
+    plan::{Plan, Receiver, StartContext},
     screen::Screen,
 };
 #[cfg(unix)]
@@ -73,7 +73,7 @@ const FINAL_OUTPUT_MAX: Duration = Duration::from_secs(1);
 /// Everything that belongs to one session.
 pub(crate) struct Terminal {
     plan: Plan,
-    place: Place,
+    place: StartContext,
     first: Mode,
     session: Session,
     agent: Agent,
@@ -155,7 +155,7 @@ pub(crate) struct Terminal {
 /// What a session is built from.
 pub(crate) struct Parts {
     pub plan: Plan,
-    pub place: Place,
+    pub place: StartContext,
     pub session: Session,
     pub agent: Agent,
     pub records: Option<Records>,

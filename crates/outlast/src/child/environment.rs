@@ -80,7 +80,7 @@ const PASSED_ON_WINDOWS: [&str; 27] = [
 
 /// Variables of the session, which override all others.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct About<'a> {
+pub(crate) struct SessionVariables<'a> {
     pub session: &'a str,
     pub document: Option<&'a Path>,
     pub cwd: &'a Path,
@@ -142,7 +142,7 @@ pub(crate) fn build(
     ours: impl IntoIterator<Item = (OsString, OsString)>,
     agent: For<'_>,
     document: &[(String, String, usize)],
-    about: About<'_>,
+    about: SessionVariables<'_>,
 ) -> Result<Environment, EnvironmentError> {
     let ours: Vec<(OsString, OsString)> = ours.into_iter().collect();
     let configured = configured::names(agent.profile, agent.args, about.cwd, &ours);
@@ -319,7 +319,7 @@ mod tests {
             .enumerate()
             .map(|(at, (name, value))| (name.to_string(), value.to_string(), at + 3))
             .collect();
-        let about = About { session: "s1", document: path.map(Path::new), cwd: Path::new("/docs") };
+        let about = SessionVariables { session: "s1", document: path.map(Path::new), cwd: Path::new("/docs") };
         let agent = For { profile: Profile::None, args: &[], passed: &passed };
         let built = build(ours, agent, &document, about)?;
         Ok(built.all.iter().map(|(name, value)| format!("{}={}", name.display(), value.display())).collect())
@@ -373,7 +373,7 @@ mod tests {
         let ours = ours.iter().map(|(name, value)| (OsString::from(name), OsString::from(value)));
         let passed: Vec<String> = passed.iter().map(|&name| name.to_owned()).collect();
         let document = [("SET".to_owned(), "x".to_owned(), 1)];
-        let about = About { session: "s1", document: None, cwd: Path::new("/docs") };
+        let about = SessionVariables { session: "s1", document: None, cwd: Path::new("/docs") };
         build(ours, For { profile, args: &[], passed: &passed }, &document, about).unwrap()
     }
 
@@ -419,7 +419,7 @@ mod tests {
     fn the_pattern_for_everything_includes_names_that_are_not_utf8() {
         use std::os::unix::ffi::OsStringExt;
         let odd = (OsString::from_vec(b"A\xff".to_vec()), OsString::from("x"));
-        let about = About { session: "s1", document: None, cwd: Path::new("/docs") };
+        let about = SessionVariables { session: "s1", document: None, cwd: Path::new("/docs") };
         for (passed, is_passed) in [("B", false), ("*", true)] {
             let passed = [passed.to_owned()];
             let agent = For { profile: Profile::None, args: &[], passed: &passed };

@@ -63,7 +63,7 @@ pub(crate) struct Watch {
     debounce: Debounce,
     timer: Option<Pin<Box<Sleep>>>,
     trouble: Arc<Mutex<Option<String>>>,
-    to_scout: SyncSender<News>,
+    to_scout: SyncSender<ScanEvent>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -184,13 +184,13 @@ impl Drop for Watch {
     fn drop(&mut self) {
         // If its queue is full it is awake, and finds the channel closed.
         self.changes.close();
-        let _ = self.to_scout.try_send(News::Enough);
+        let _ = self.to_scout.try_send(ScanEvent::Enough);
     }
 }
 
 /// The state of a changed file. Reading it may wait for a disk, so call it on a thread that may block.
 #[derive(Debug, Default)]
-pub(crate) struct Look {
+pub(crate) struct FileState {
     /// When its content, its name or its attributes last changed, by the clock of its file system. Unlike the
     /// modification time this cannot be set, so it also shows a file that was moved, unpacked or copied with its old
     /// time. `None` if the file is gone, or where the system does not report it.
@@ -199,13 +199,13 @@ pub(crate) struct Look {
     pub print: Option<Print>,
 }
 
-impl Look {
-    pub(crate) fn at(path: &Path) -> Look {
-        let Ok(found) = fs::metadata(path) else { return Look::default() };
+impl FileState {
+    pub(crate) fn at(path: &Path) -> FileState {
+        let Ok(found) = fs::metadata(path) else { return FileState::default() };
         // A link may now point to another file that is older.
         let link = fs::symlink_metadata(path).ok().and_then(|link| changed_at(&link));
         let changed = changed_at(&found).and_then(|changed| Some(changed.max(link?)));
-        Look { changed, print: found.is_file().then(|| print_of(path, &found)).flatten() }
+        FileState { changed, print: found.is_file().then(|| print_of(path, &found)).flatten() }
     }
 }
 
@@ -288,8 +288,8 @@ impl Root {
 
 /// What the scanning thread receives.
 #[derive(Debug)]
-enum News {
-    Happened(PathBuf, What),
+enum ScanEvent {
+    Happened(PathBuf, FileChange),
     /// The system's event queue overflowed.
     Overflow,
     RulesDue,
@@ -297,7 +297,7 @@ enum News {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum What {
+enum FileChange {
     Came,
     Written,
     /// Its times, its mode or its owner changed.
@@ -310,17 +310,17 @@ enum What {
 }
 
 /// What an event says about a file; `None` if the file was only read.
-fn meaning(kind: EventKind) -> Option<What> {
+fn meaning(kind: EventKind) -> Option<FileChange> {
     match kind {
-        EventKind::Create(_) => Some(What::Came),
-        EventKind::Remove(RemoveKind::Folder) => Some(What::DirectoryGone),
-        EventKind::Remove(_) => Some(What::Gone),
-        EventKind::Modify(ModifyKind::Data(_) | ModifyKind::Any) => Some(What::Written),
-        EventKind::Modify(ModifyKind::Name(RenameMode::From)) => Some(What::Gone),
-        EventKind::Modify(ModifyKind::Name(RenameMode::To)) => Some(What::Came),
-        EventKind::Modify(ModifyKind::Name(_)) => Some(What::CameOrGone),
+        EventKind::Create(_) => Some(FileChange::Came),
+        EventKind::Remove(RemoveKind::Folder) => Some(FileChange::DirectoryGone),
+        EventKind::Remove(_) => Some(FileChange::Gone),
+        EventKind::Modify(ModifyKind::Data(_) | ModifyKind::Any) => Some(FileChange::Written),
+        EventKind::Modify(ModifyKind::Name(RenameMode::From)) => Some(FileChange::Gone),
+        EventKind::Modify(ModifyKind::Name(RenameMode::To)) => Some(FileChange::Came),
+        EventKind::Modify(ModifyKind::Name(_)) => Some(FileChange::CameOrGone),
         EventKind::Modify(ModifyKind::Metadata(MetadataKind::AccessTime)) => None,
-        EventKind::Modify(ModifyKind::Metadata(_)) => Some(What::Attributes),
+        EventKind::Modify(ModifyKind::Metadata(_)) => Some(FileChange::Attributes),
         EventKind::Modify(ModifyKind::Other) => None,
         EventKind::Access(_) | EventKind::Any | EventKind::Other => None,
     }
@@ -329,10 +329,10 @@ fn meaning(kind: EventKind) -> Option<What> {
 /// Starts the system's watcher. Its thread drops irrelevant events and never waits.
 fn listen(
     roots: Arc<[Root]>,
-    to_scout: SyncSender<News>,
+    to_scout: SyncSender<ScanEvent>,
     events_lost: Arc<AtomicBool>,
 ) -> Result<RecommendedWatcher, WatchError> {
-    let tell = move |news: News| {
+    let tell = move |news: ScanEvent| {
         if to_scout.try_send(news).is_err() {
             events_lost.store(true, Ordering::Relaxed);
         }
@@ -341,7 +341,7 @@ fn listen(
         // An error is no change; if a directory was lost by it, its removal is an event of its own.
         let Ok(event) = event else { return };
         if event.need_rescan() {
-            tell(News::Overflow);
+            tell(ScanEvent::Overflow);
             return;
         }
         let Some(what) = meaning(event.kind) else { return };
@@ -353,7 +353,7 @@ fn listen(
                     || (is_gitignore(&path) && path.parent().is_some_and(|dir| root.is_reached_by(dir)))
             };
             if roots.iter().any(matters) {
-                tell(News::Happened(path, what));
+                tell(ScanEvent::Happened(path, what));
             }
         }
     };
@@ -415,7 +415,7 @@ impl Scout {
         Scout { cwd: cwd.to_owned(), rules_due: None, roots, rules, watcher, watched, followed, times, since, missed }
     }
 
-    fn run(mut self, news: &Receiver<News>, events_lost: &AtomicBool, report: &Reporter) {
+    fn run(mut self, news: &Receiver<ScanEvent>, events_lost: &AtomicBool, report: &Reporter) {
         while let Ok(news) = self.hear(news) {
             let mut changes = Vec::new();
             let mut outcome = Ok(());
@@ -424,17 +424,17 @@ impl Scout {
                 outcome = self.watch_all();
             }
             let heard = match news {
-                News::Enough => return,
-                News::Overflow => {
+                ScanEvent::Enough => return,
+                ScanEvent::Overflow => {
                     changes.push(Change::Somewhere);
                     self.watch_all()
                 }
-                News::RulesDue => {
+                ScanEvent::RulesDue => {
                     self.rules_due = None;
                     self.rules = Rules::new(&self.roots);
                     self.watch_all() // Directories may have become ours, or no longer be.
                 }
-                News::Happened(path, what) => self.happened(&path, what, &mut changes),
+                ScanEvent::Happened(path, what) => self.happened(&path, what, &mut changes),
             };
             for change in changes {
                 report.change(change);
@@ -449,26 +449,26 @@ impl Scout {
     }
 
     /// The next event, or that it is time to read the rules.
-    fn hear(&self, news: &Receiver<News>) -> Result<News, RecvTimeoutError> {
+    fn hear(&self, news: &Receiver<ScanEvent>) -> Result<ScanEvent, RecvTimeoutError> {
         let Some(due) = self.rules_due else { return news.recv().map_err(|_| RecvTimeoutError::Disconnected) };
         match due.saturating_duration_since(Instant::now()) {
-            Duration::ZERO => Ok(News::RulesDue),
+            Duration::ZERO => Ok(ScanEvent::RulesDue),
             left => match news.recv_timeout(left) {
-                Err(RecvTimeoutError::Timeout) => Ok(News::RulesDue),
+                Err(RecvTimeoutError::Timeout) => Ok(ScanEvent::RulesDue),
                 other => other,
             },
         }
     }
 
-    fn happened(&mut self, path: &Path, what: What, changes: &mut Vec<Change>) -> Result<(), WatchError> {
+    fn happened(&mut self, path: &Path, what: FileChange, changes: &mut Vec<Change>) -> Result<(), WatchError> {
         let roots = Arc::clone(&self.roots);
         let path = match roots.iter().find(|root| root.holds(path) || root.is_reached_by(path)) {
             Some(_) => path.to_owned(),
             None => roots.iter().find_map(|root| root.rename(path)).unwrap_or_else(|| path.to_owned()),
         };
         let what = match what {
-            What::CameOrGone if path.symlink_metadata().is_ok() => What::Came,
-            What::CameOrGone => What::Gone,
+            FileChange::CameOrGone if path.symlink_metadata().is_ok() => FileChange::Came,
+            FileChange::CameOrGone => FileChange::Gone,
             other => other,
         };
 
@@ -477,7 +477,7 @@ impl Scout {
             return Ok(());
         }
         // The object at this path is not the one that was watched there. This comes before any root watches it again.
-        let may_be_another = !matches!(what, What::Written | What::Attributes);
+        let may_be_another = !matches!(what, FileChange::Written | FileChange::Attributes);
         if may_be_another && (self.knows(&path) || roots.iter().any(|root| root.is_reached_by(&path))) {
             self.forget(&path);
         }
@@ -497,17 +497,19 @@ impl Scout {
         root: &Root,
         number: usize,
         path: &Path,
-        what: What,
+        what: FileChange,
         changes: &mut Vec<Change>,
     ) -> Result<(), WatchError> {
         match what {
-            What::Written | What::Attributes if root.is_directory || path != root.path => return Ok(()),
-            What::Attributes if !self.is_touched(path) => return Ok(()),
-            What::Attributes => {}
-            What::Written => drop(self.is_touched(path)),
-            What::Came | What::Gone | What::DirectoryGone | What::CameOrGone => self.watch_root(root, number)?,
+            FileChange::Written | FileChange::Attributes if root.is_directory || path != root.path => return Ok(()),
+            FileChange::Attributes if !self.is_touched(path) => return Ok(()),
+            FileChange::Attributes => {}
+            FileChange::Written => drop(self.is_touched(path)),
+            FileChange::Came | FileChange::Gone | FileChange::DirectoryGone | FileChange::CameOrGone => {
+                self.watch_root(root, number)?
+            }
         }
-        if what != What::Came || root.path.exists() {
+        if what != FileChange::Came || root.path.exists() {
             changes.push(Change::To(root.path.clone()));
         }
         Ok(())
@@ -519,24 +521,24 @@ impl Scout {
         root: &Root,
         number: usize,
         path: &Path,
-        what: What,
+        what: FileChange,
         changes: &mut Vec<Change>,
     ) -> Result<(), WatchError> {
         match what {
-            What::Gone | What::DirectoryGone | What::CameOrGone => {
+            FileChange::Gone | FileChange::DirectoryGone | FileChange::CameOrGone => {
                 // Its former kind is unknown, so a rule for either kind applies.
                 let ignored = [false, true].into_iter().any(|is_dir| self.rules.ignore(root, number, path, is_dir));
-                if what != What::DirectoryGone && !ignored {
+                if what != FileChange::DirectoryGone && !ignored {
                     changes.push(Change::To(path.to_owned()));
                 }
             }
-            What::Attributes => {
+            FileChange::Attributes => {
                 let is_file = fs::metadata(path).is_ok_and(|found| found.is_file());
                 if is_file && !self.rules.ignore(root, number, path, false) && self.is_touched(path) {
                     changes.push(Change::To(path.to_owned()));
                 }
             }
-            What::Came | What::Written => {
+            FileChange::Came | FileChange::Written => {
                 // If it is gone by now, its removal is another event.
                 let Ok(found) = fs::metadata(path).or_else(|_| fs::symlink_metadata(path)) else { return Ok(()) };
                 if self.rules.ignore(root, number, path, found.is_dir()) {
@@ -546,7 +548,7 @@ impl Scout {
                     self.note_time(path, &found);
                     let is_content = found.is_file() || found.is_symlink();
                     changes.extend(is_content.then(|| Change::To(path.to_owned())));
-                } else if what == What::Came {
+                } else if what == FileChange::Came {
                     // Files may have been created in it before the watch was set.
                     let mut files = Vec::new();
                     let outcome = self.watch_tree(root, number, path, &mut files);
@@ -934,7 +936,7 @@ mod tests {
     async fn a_watch_that_begins_again_reports_what_changed_meanwhile() {
         let project = tempfile::tempdir().unwrap();
         put(&project.path().join("src/a.py"), "1");
-        let changed = Look::at(&project.path().join("src/a.py")).changed.unwrap();
+        let changed = FileState::at(&project.path().join("src/a.py")).changed.unwrap();
         let begin = |since| Watch::begin_since(&["src".into()], project.path(), Some(since)).unwrap();
         let later = begin(changed + Duration::from_secs(1));
         assert!(!later.is_restless(), "it changed before");
@@ -975,12 +977,12 @@ mod tests {
             file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000)).unwrap();
         }
         std::os::unix::fs::symlink("server.py", at("link.py")).unwrap();
-        let before = Look::at(&at("server.py"));
-        let link_before = Look::at(&at("link.py"));
+        let before = FileState::at(&at("server.py"));
+        let link_before = FileState::at(&at("link.py"));
         // The clock of a file system may not advance for a few milliseconds.
         thread::sleep(Duration::from_millis(50));
         fs::rename(at("old.py"), at("server.py")).unwrap();
-        let after = Look::at(&at("server.py"));
+        let after = FileState::at(&at("server.py"));
         assert_eq!(
             fs::metadata(at("server.py")).unwrap().modified().unwrap(),
             SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000)
@@ -991,9 +993,9 @@ mod tests {
         thread::sleep(Duration::from_millis(50));
         std::os::unix::fs::symlink("elsewhere.py", at("next")).unwrap();
         fs::rename(at("next"), at("link.py")).unwrap();
-        let link_after = Look::at(&at("link.py"));
+        let link_after = FileState::at(&at("link.py"));
         assert!(link_after.changed.unwrap() > link_before.changed.unwrap(), "a link that leads elsewhere");
-        assert!(Look::at(&at("gone.py")).print.is_none());
+        assert!(FileState::at(&at("gone.py")).print.is_none());
     }
 
     #[test]
@@ -1002,14 +1004,14 @@ mod tests {
         let path = dir.path().join("a");
         let print = |text: &[u8]| {
             fs::write(&path, text).unwrap();
-            Look::at(&path).print.unwrap()
+            FileState::at(&path).print.unwrap()
         };
         assert_eq!(print(b"one"), print(b"one"));
         assert_ne!(print(b"one"), print(b"two"));
         let file = fs::File::create(&path).unwrap();
         file.set_len(1 << 40).unwrap();
         let begun = Instant::now();
-        assert!(Look::at(&path).print.is_some(), "a file of a terabyte is not read");
+        assert!(FileState::at(&path).print.is_some(), "a file of a terabyte is not read");
         assert!(begun.elapsed() < Duration::from_secs(30));
     }
 
@@ -1222,8 +1224,8 @@ mod tests {
         let scout = Scout::new(roots, project.path(), watcher);
         let (changes_lost, trouble) = (Arc::default(), Arc::default());
         let report = Reporter { cwd: project.path().to_owned(), to_loop, changes_lost, trouble };
-        to_scout.send(News::Overflow).unwrap();
-        to_scout.send(News::Enough).unwrap();
+        to_scout.send(ScanEvent::Overflow).unwrap();
+        to_scout.send(ScanEvent::Enough).unwrap();
         scout.run(&news, &events_lost, &report);
         assert_eq!(changes.try_recv().unwrap(), Change::Somewhere);
     }

@@ -42,7 +42,7 @@ use crate::{
     agent::{
         frontmatter,
         session_record::{Records, SessionRecord, State},
-        terminal::{self, Parts, Place, Receiver, Terminal},
+        terminal::{self, Parts, Receiver, StartContext, Terminal},
     },
     child::{Children, environment, own_streams::OwnStreams, watch::Watch},
     cli::{
@@ -385,7 +385,7 @@ pub(crate) fn run(arguments: cli::Run) -> Result<ExitCode, Report> {
 
 async fn own(
     plan: terminal::Plan,
-    place: Place,
+    place: StartContext,
     keeper: Keeper,
     announce: Option<os::Announce>,
     stand_in: Option<os::StandIn>,
@@ -546,7 +546,7 @@ async fn own_again(
         session: Session::restore(Policy::session(), saved.session, Instant::now()),
         agent: Agent::new(&plan.program, &plan.args, plan.profile.clone()),
         plan,
-        place: Place::restore(saved.place),
+        place: StartContext::restore(saved.place),
         records: env::home_dir().filter(|home| home.is_absolute()).map(|home| Records::of(&home)),
         // The agent was started already.
         first: Mode::Continue,
@@ -588,7 +588,7 @@ fn check_unattended(arguments: &cli::Run, plan: &terminal::Plan) -> Result<(), R
 }
 
 /// A restored session has the agent and the directory of its record, because its conversation belongs to them.
-fn check_restorable(plan: &terminal::Plan, place: &Place) -> Result<(), Report> {
+fn check_restorable(plan: &terminal::Plan, place: &StartContext) -> Result<(), Report> {
     let failed = |why: String| {
         Report::new(report::FAILURE, format!("the session `{}` cannot continue its conversation", plan.id)).because(why)
     };
@@ -609,7 +609,7 @@ fn check_restorable(plan: &terminal::Plan, place: &Place) -> Result<(), Report> 
 
 /// Whether the session was interrupted: outlast was killed, lost its terminal, or the machine was shut down. A session that
 /// its user ended begins anew; so does one of another agent or in another directory.
-fn goes_on(record: &SessionRecord, place: &Place, agent: &Agent) -> bool {
+fn goes_on(record: &SessionRecord, place: &StartContext, agent: &Agent) -> bool {
     let is_same_agent = record.agent == agent.kind().word();
     let is_here = record.cwd == place.cwd.path;
     let can_go_on = matches!(agent.kind(), Kind::Claude | Kind::Codex | Kind::Described | Kind::Other);

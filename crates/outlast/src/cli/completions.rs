@@ -1,4 +1,4 @@
-//! `outlast completions` and `outlast man`: what shells and `man` want to know of the command line.
+//! `outlast completions` and `outlast man`: the command line as shells and `man` need it.
 
 use std::{fs, path::Path, process::ExitCode};
 

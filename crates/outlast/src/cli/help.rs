@@ -63,7 +63,7 @@ const GROUPS: [(&str, &[(&str, &str)]); 5] = [
             ("restart", "reload a server, or restart an agent"),
             ("stop", "stop an instance"),
             ("resume", "start a server or an agent that was given up on"),
-            ("upgrade", "let running instances go on as the program that is on disk now"),
+            ("upgrade", "replace the program of running instances by the one on disk"),
             ("switch", "turn a tool or a backend of a gateway off or on"),
             ("reload", "make a gateway read its configuration again"),
             ("logs", "show the log of an instance and its server's stderr"),

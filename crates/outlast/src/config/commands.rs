@@ -16,6 +16,7 @@ use outlast_core::{
     secret::Resolved,
 };
 use outlast_os as os;
+use serde::Serialize;
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
@@ -170,18 +171,26 @@ pub(crate) fn check(arguments: &Check) -> Result<ExitCode, Report> {
     })
 }
 
-/// What a connection to NATS shows, for programs: the server, and what the first replica will create.
+/// What a connection to NATS shows.
+#[derive(Default, Serialize)]
+struct NatsFound {
+    server: String,
+    version: String,
+    /// Buckets and streams that the first replica will create.
+    missing: Vec<String>,
+}
+
 #[cfg(feature = "cluster")]
-fn nats(settings: &NatsSettings) -> Result<serde_json::Value, Report> {
+fn nats(settings: &NatsSettings) -> Result<NatsFound, Report> {
     let check = crate::cluster::nats::check(settings, home::random(), false);
     let checked = crate::cli::commands::runtime()?.block_on(check).map_err(|error| error.report())?;
-    Ok(json!({ "server": checked.server.url, "version": checked.server.version, "missing": checked.missing }))
+    Ok(NatsFound { server: checked.server.url, version: checked.server.version, missing: checked.missing })
 }
 
 /// A configuration with `[cluster]` is an error in this build.
 #[cfg(not(feature = "cluster"))]
-fn nats(_: &NatsSettings) -> Result<serde_json::Value, Report> {
-    Ok(serde_json::Value::Null)
+fn nats(_: &NatsSettings) -> Result<NatsFound, Report> {
+    Ok(NatsFound::default())
 }
 
 /// Names that several backends offered when a gateway with these files last ran here, as `outlast state` lists them.
@@ -194,7 +203,7 @@ fn collisions(gateway: &Gateway, files: &[PathBuf], cwd: &Path) -> serde_json::V
 }
 
 /// The result for programs, without secrets.
-fn summary(gateway: &Gateway, collisions: &serde_json::Value, nats: Option<&serde_json::Value>) -> serde_json::Value {
+fn summary(gateway: &Gateway, collisions: &serde_json::Value, nats: Option<&NatsFound>) -> serde_json::Value {
     let backends: Vec<serde_json::Value> = gateway
         .settings
         .backends
@@ -254,12 +263,7 @@ fn children(children: Children) -> String {
     }
 }
 
-fn words(
-    gateway: &Gateway,
-    config: &Config,
-    collisions: &serde_json::Value,
-    nats: Option<&serde_json::Value>,
-) -> String {
+fn words(gateway: &Gateway, config: &Config, collisions: &serde_json::Value, nats: Option<&NatsFound>) -> String {
     let mut out = String::new();
     let files: Vec<String> = config.files.iter().map(|file| file.shown.clone()).collect();
     if files.is_empty() {
@@ -318,10 +322,8 @@ fn words(
             match nats {
                 None => "not checked, because the file is not trusted".to_owned(),
                 Some(nats) => {
-                    let text = |key: &str| nats[key].as_str().unwrap_or_default().to_owned();
-                    let is_new = nats["missing"].as_array().is_some_and(|missing| !missing.is_empty());
-                    let new = if is_new { "; its buckets will be created" } else { "" };
-                    format!("{}, version {}{new}", text("server"), text("version"))
+                    let new = if nats.missing.is_empty() { "" } else { "; its buckets will be created" };
+                    format!("{}, version {}{new}", nats.server, nats.version)
                 }
             },
         );

@@ -47,7 +47,7 @@ impl References<'_> {
             return Ok((place.clone(), None));
         }
         if let Some(input) = inner.strip_prefix("input:") {
-            let what = format!("`${{input:{input}}}` asks a person, which a gateway cannot do");
+            let what = format!("`${{input:{input}}}` asks the user for a value, which a gateway cannot do");
             let hint = format!("put the value into the environment, and write `${{{}}}`", variable_for(input));
             return Err((what, hint));
         }
@@ -111,7 +111,7 @@ mod tests {
             ("${TOKEN",                    Err("a `${` has no `}`")),
             ("${}",                        Err("`${}` is not the name of an environment variable")),
             ("${a-b}",                     Err("`${a-b}` is not the name of an environment variable")),
-            ("${input:api-key}",           Err("`${input:api-key}` asks a person, which a gateway cannot do")),
+            ("${input:api-key}",           Err("`${input:api-key}` asks the user for a value, which a gateway cannot do")),
         ];
         for (written, wanted) in table {
             let got = references.put_in(written);

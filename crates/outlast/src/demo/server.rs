@@ -11,10 +11,9 @@ use std::{
     time::Duration,
 };
 
+use outlast_core::mcp::{method, notification, revision};
 use serde::Deserialize;
 use serde_json::{Value, json};
-
-const PROTOCOL: &str = "2025-06-18";
 
 /// The content of the server's file.
 #[derive(Debug, Clone, Deserialize)]
@@ -83,30 +82,30 @@ impl Server {
     fn hear(&mut self, message: &Value) {
         let method = message["method"].as_str();
         let Some(id) = message.get("id") else {
-            if method == Some("notifications/initialized") && self.phase == Phase::Initializing {
+            if method == Some(notification::INITIALIZED) && self.phase == Phase::Initializing {
                 self.phase = Phase::Ready;
             }
             return;
         };
         match method {
-            Some("initialize") => {
+            Some(method::INITIALIZE) => {
                 self.phase = Phase::Initializing;
                 let result = json!({
-                    "protocolVersion": PROTOCOL,
+                    "protocolVersion": revision::NEWEST_HANDSHAKE,
                     "capabilities": {"tools": {}},
                     "serverInfo": {"name": "demo", "version": self.code.version.to_string()},
                 });
                 answer(id, &result);
             }
-            Some("ping") => answer(id, &json!({})),
+            Some(method::PING) => answer(id, &json!({})),
             Some(_) if self.phase != Phase::Ready => {
                 refuse(id, -32602, "Received request before initialization was complete");
             }
-            Some("tools/list") => {
+            Some(method::TOOLS_LIST) => {
                 let tools: Vec<Value> = self.code.tools.iter().map(Tool::listed).collect();
                 answer(id, &json!({"tools": tools}));
             }
-            Some("tools/call") => self.call(id, &message["params"]),
+            Some(method::TOOLS_CALL) => self.call(id, &message["params"]),
             Some(_) => refuse(id, -32601, "Method not found"),
             // A response: this server sends no requests.
             None => {}

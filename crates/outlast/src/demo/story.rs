@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use outlast_core::mcp::{method, notification, revision};
 use serde_json::{Value, json};
 
 /// The time between two calls.
@@ -256,11 +257,11 @@ impl Story {
             complaints: Vec::new(),
         };
         let hello = json!({
-            "protocolVersion": "2025-06-18",
+            "protocolVersion": revision::NEWEST_HANDSHAKE,
             "capabilities": {},
             "clientInfo": {"name": "outlast demo", "version": env!("CARGO_PKG_VERSION")},
         });
-        story.ask(Ask::Handshake, "initialize", &hello);
+        story.ask(Ask::Handshake, method::INITIALIZE, &hello);
         story
     }
 
@@ -392,12 +393,12 @@ impl Story {
         let Ok(message) = serde_json::from_str::<Value>(line) else {
             return self.fail(format!("outlast sent a line that is not JSON: {line}"), at);
         };
-        if message["method"] == "notifications/tools/list_changed" {
+        if message["method"] == notification::TOOLS_CHANGED {
             // Outlast also announces this when the first list differs from the one it served before; only the demo's
             // change matters.
             if matches!(self.step, Step::Reloading | Step::Reloaded { .. }) && !self.relist_heard {
                 self.relist_heard = true;
-                self.ask(Ask::Tools, "tools/list", &json!({}));
+                self.ask(Ask::Tools, method::TOOLS_LIST, &json!({}));
             }
             return;
         }
@@ -415,8 +416,8 @@ impl Story {
             }
             Ask::Handshake => {
                 self.actions
-                    .push(Action::Say(json!({"jsonrpc": "2.0", "method": "notifications/initialized"}).to_string()));
-                self.ask(Ask::Tools, "tools/list", &json!({}));
+                    .push(Action::Say(json!({"jsonrpc": "2.0", "method": notification::INITIALIZED}).to_string()));
+                self.ask(Ask::Tools, method::TOOLS_LIST, &json!({}));
             }
             Ask::Tools if self.step == Step::Greeting => {
                 self.ask_tool(Ask::Status, "server_status", &json!({}));
@@ -660,7 +661,7 @@ impl Story {
     }
 
     fn call(&mut self, tool: &str, now: Instant) -> u64 {
-        let id = self.say("tools/call", &|id| json!({"name": tool, "arguments": {"n": id}}));
+        let id = self.say(method::TOOLS_CALL, &|id| json!({"name": tool, "arguments": {"n": id}}));
         let at = self.scenes.len() - 1;
         let calls = &mut self.scenes[at].calls;
         calls.push(Call { asked: now, is_long: tool == "report", outcome: Outcome::Waiting });
@@ -669,7 +670,7 @@ impl Story {
     }
 
     fn ask_tool(&mut self, ask: Ask, tool: &str, arguments: &Value) {
-        self.ask(ask, "tools/call", &json!({"name": tool, "arguments": arguments}));
+        self.ask(ask, method::TOOLS_CALL, &json!({"name": tool, "arguments": arguments}));
     }
 
     fn ask(&mut self, ask: Ask, method: &str, params: &Value) {
@@ -716,8 +717,8 @@ impl Scene {
 impl Ask {
     fn name(self) -> &'static str {
         match self {
-            Ask::Handshake => "initialize",
-            Ask::Tools => "tools/list",
+            Ask::Handshake => method::INITIALIZE,
+            Ask::Tools => method::TOOLS_LIST,
             Ask::Status => "server_status",
             Ask::Restart => "restart_server",
         }
@@ -840,8 +841,8 @@ pub(super) mod rehearsal {
             let soon = now + Duration::from_micros(400);
             let report = |done: Value, is_error: bool| json!({"structuredContent": done, "isError": is_error});
             match (message["method"].as_str(), message["params"]["name"].as_str()) {
-                (Some("initialize"), _) => self.answer(id, json!({}), soon),
-                (Some("tools/list"), _) => {
+                (Some(method::INITIALIZE), _) => self.answer(id, json!({}), soon),
+                (Some(method::TOOLS_LIST), _) => {
                     let code: Value = serde_json::from_str(self.code).expect("only code that was taken is listed");
                     self.answer(id, json!({"tools": code["tools"]}), soon);
                 }
@@ -866,7 +867,7 @@ pub(super) mod rehearsal {
                     let done = json!({"old_pid": 101, "new_pid": 102, "generation": 2, "took_ms": 5, "tools": tools});
                     self.answer(id, report(done, false), now + Duration::from_millis(5));
                     if self.flaw != Flaw::KeepsTheListToItself {
-                        let line = json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}).to_string();
+                        let line = json!({"jsonrpc": "2.0", "method": notification::TOOLS_CHANGED}).to_string();
                         self.due.push((now + Duration::from_millis(5), Event::Heard { line, at: now }, None));
                     }
                 }

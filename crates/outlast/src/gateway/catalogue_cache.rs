@@ -39,7 +39,7 @@ const WAIT: Duration = Duration::from_millis(500);
 
 pub(crate) struct CatalogueCache {
     path: Option<PathBuf>,
-    kept: BTreeMap<String, Kept>,
+    kept: BTreeMap<String, StoredOffer>,
     /// A hash of each backend's command or address, by name.
     marks: BTreeMap<String, String>,
     due: Option<Instant>,
@@ -49,7 +49,7 @@ pub(crate) struct CatalogueCache {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Kept {
+struct StoredOffer {
     mark: String,
     offer: Offer,
 }
@@ -137,7 +137,7 @@ impl CatalogueCache {
     /// Caches what a backend offers now.
     pub(crate) fn keep(&mut self, backend: &str, offer: Offer, now: Instant) {
         let Some(mark) = self.marks.get(backend).cloned() else { return };
-        let kept = Kept { mark, offer };
+        let kept = StoredOffer { mark, offer };
         if self.kept.get(backend) != Some(&kept) {
             self.kept.insert(backend.to_owned(), kept);
             self.due.get_or_insert(now + WAIT);
@@ -264,7 +264,7 @@ fn mark(kind: &Kind) -> String {
 }
 
 /// `None` if there is no such file.
-fn read(path: &Path) -> Result<Option<BTreeMap<String, Kept>>, String> {
+fn read(path: &Path) -> Result<Option<BTreeMap<String, StoredOffer>>, String> {
     let read = match os::read_own(path, FILE_MAX as u64) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) if error.kind() == io::ErrorKind::FileTooLarge => return Err("it is too large".to_owned()),
@@ -290,7 +290,7 @@ fn read(path: &Path) -> Result<Option<BTreeMap<String, Kept>>, String> {
             capabilities: cached.capabilities.map(bytes).unwrap_or_default(),
             instructions: cached.instructions,
         };
-        (name, Kept { mark: cached.mark, offer })
+        (name, StoredOffer { mark: cached.mark, offer })
     });
     Ok(Some(backends.collect()))
 }
@@ -299,10 +299,10 @@ fn bytes(value: &RawValue) -> Bytes {
     Bytes::copy_from_slice(value.get().as_bytes())
 }
 
-fn write(path: &Path, kept: &BTreeMap<String, Kept>) -> io::Result<()> {
+fn write(path: &Path, kept: &BTreeMap<String, StoredOffer>) -> io::Result<()> {
     let bad = |error: serde_json::Error| io::Error::new(io::ErrorKind::InvalidData, error);
     let mut backends = BTreeMap::new();
-    for (name, Kept { mark, offer }) in kept {
+    for (name, StoredOffer { mark, offer }) in kept {
         let cached = CachedOffer {
             mark: mark.clone(),
             tools: raws(&offer.tools).map_err(bad)?,

@@ -13,12 +13,11 @@ use outlast_core::{
         streams::{End, Stream},
     },
     exit::How,
-    gateway::{Action, Backend, Client, Event, Front, Gateway, Link, Placement, Switch, Who},
+    gateway::{Action, Backend, BackendStatus, Client, Event, Front, Gateway, Link, Placement, Switch, Who},
     record::{self, Record},
 };
 use outlast_os as os;
 use rustc_hash::FxHashMap;
-use serde_json::Value;
 
 use super::{Driver, EVENTS_MAX, Stopping, links::WireKind, operator::NO_TICKET};
 use crate::{
@@ -448,10 +447,9 @@ impl Driver {
         self.tell(Event::LinkDown { link: wire.link, how, stderr_tail: String::new(), unsent });
     }
 
-    /// The state of a backend at its host, if it runs here.
-    pub(super) fn hosted_state(&self, backend: &str) -> Option<Value> {
+    /// The status of a backend at its host, if it runs here.
+    pub(super) fn hosted_status(&self, backend: &str) -> Option<BackendStatus> {
         let (_, host) = self.hosts.of_backend(backend)?;
-        let mut state = host.status(self.now).to_json();
-        state["backends"].as_array_mut().and_then(|backends| backends.pop())
+        host.status(self.now).backends.pop()
     }
 }

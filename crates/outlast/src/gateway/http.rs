@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Each message is posted by a task of its own, which reports here. Only the link knows the session, the requests
-//! without an answer, and when it ends. Every request ends in its answer, in [`Heard::Refused`] or in [`Heard::Lost`],
-//! and before [`Heard::Down`] if the link ends. A link that accepts no more requests first reports [`Heard::Failing`],
+//! without an answer, and when it ends. Every request ends in its answer, in [`LinkEvent::Refused`] or in [`LinkEvent::Lost`],
+//! and before [`LinkEvent::Down`] if the link ends. A link that accepts no more requests first reports [`LinkEvent::Failing`],
 //! so that requests that did not reach the server are not sent on it again.
 
 mod client;
@@ -36,6 +36,7 @@ use hyper::{HeaderMap, Method, Uri, header::HeaderValue};
 use outlast_core::{
     exit::How,
     gateway::Refused,
+    mcp::{method, notification},
     message::{self, Id, Message},
 };
 use tokio::{
@@ -99,7 +100,7 @@ impl Default for WaitLimits {
 }
 
 #[derive(Debug, PartialEq, Eq)]
-pub enum Heard {
+pub enum LinkEvent {
     /// One message, with the white space that the server put in.
     Said(Bytes),
     /// The same, in the response stream of a request: it belongs to that request.
@@ -137,7 +138,7 @@ pub(crate) struct SavedHttp {
 
 /// What tasks report.
 #[derive(Debug)]
-enum News {
+enum TaskReport {
     /// The session is open.
     Opened {
         session: Option<HeaderValue>,
@@ -230,12 +231,12 @@ pub struct HttpLink {
     next_key: u64,
     /// Messages that cannot be posted yet.
     held: VecDeque<Bytes>,
-    news: Receiver<News>,
-    tell: Sender<News>,
+    news: Receiver<TaskReport>,
+    tell: Sender<TaskReport>,
     /// Reports that are not returned yet.
-    ready: VecDeque<Heard>,
+    ready: VecDeque<LinkEvent>,
     /// The end of the link, reported last.
-    down: Option<Heard>,
+    down: Option<LinkEvent>,
     /// Why nothing more is sent, and whether only the session is lost.
     failed: Option<(String, bool)>,
     stream: Option<AbortHandle>,
@@ -324,7 +325,7 @@ impl HttpLink {
     }
 
     /// The next report. `Pending` wakes when there is one.
-    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LinkEvent> {
         loop {
             if let Some(heard) = self.ready.pop_front().or_else(|| self.down.take()) {
                 return Poll::Ready(heard);
@@ -341,7 +342,7 @@ impl HttpLink {
     }
 
     /// Gracefully: the server is told that the session has ended. In both cases open requests are lost, and
-    /// [`Heard::Down`] follows.
+    /// [`LinkEvent::Down`] follows.
     pub fn close(&mut self, at_once: bool) {
         if matches!(self.state, State::Closing | State::Down) && !at_once {
             return;
@@ -358,7 +359,7 @@ impl HttpLink {
                         let nothing = Bytes::new();
                         let _ =
                             timeout(session_end, target.ask(&Method::DELETE, &target.url, &headers, &nothing)).await;
-                        let _ = tell.send(News::SessionEnded).await;
+                        let _ = tell.send(TaskReport::SessionEnded).await;
                     })
                     .abort_handle(),
                 );
@@ -368,41 +369,41 @@ impl HttpLink {
         }
     }
 
-    fn learn(&mut self, news: News) {
+    fn learn(&mut self, news: TaskReport) {
         match news {
-            News::Opened { session, version } => {
+            TaskReport::Opened { session, version } => {
                 self.session = session;
                 self.version = version;
             }
-            News::Said { message, answers, within } => {
+            TaskReport::Said { message, answers, within } => {
                 // The request was given up before this answer arrived.
                 if answers.is_none_or(|id| self.note_answer(&id, &message)) {
                     self.ready.push_back(match within {
-                        Some(id) => Heard::SaidFor { id, message },
-                        None => Heard::Said(message),
+                        Some(id) => LinkEvent::SaidFor { id, message },
+                        None => LinkEvent::Said(message),
                     });
                     self.end_if_done();
                 }
             }
-            News::Note(what) => self.ready.push_back(Heard::Note(what)),
-            News::Endpoint(endpoint) => {
+            TaskReport::Note(what) => self.ready.push_back(LinkEvent::Note(what)),
+            TaskReport::Endpoint(endpoint) => {
                 self.post = Post::To(endpoint);
                 self.release();
             }
-            News::Ended { key, end } => self.ended(key, end),
-            News::Overdue(id) => self.abort(&id, "it was cancelled"),
-            News::Denied(refused) => self.ready.push_back(Heard::Denied(refused)),
-            News::Forgotten => {
+            TaskReport::Ended { key, end } => self.ended(key, end),
+            TaskReport::Overdue(id) => self.abort(&id, "it was cancelled"),
+            TaskReport::Denied(refused) => self.ready.push_back(LinkEvent::Denied(refused)),
+            TaskReport::Forgotten => {
                 self.fail(How::Forgot(self.forgotten()));
                 self.end_if_done();
             }
             // Without its stream the old transport receives no answers.
-            News::Unreachable(why) if !matches!(self.post, Post::Here) => self.go_down(why),
-            News::Unreachable(why) => {
+            TaskReport::Unreachable(why) if !matches!(self.post, Post::Here) => self.go_down(why),
+            TaskReport::Unreachable(why) => {
                 self.fail(How::Lost(why));
                 self.end_if_done();
             }
-            News::SessionEnded => self.go_down("the link was closed".into()),
+            TaskReport::SessionEnded => self.go_down("the link was closed".into()),
         }
     }
 
@@ -417,7 +418,7 @@ impl HttpLink {
             How::Lost(why) => Some((why.clone(), false)),
             how => Some((how.to_string(), false)),
         };
-        self.ready.push_back(Heard::Failing(how));
+        self.ready.push_back(LinkEvent::Failing(how));
         if let Some(stream) = self.stream.take_if(|_| matches!(self.post, Post::Here)) {
             stream.abort();
         }
@@ -471,7 +472,7 @@ impl HttpLink {
             End::Answered | End::Taken => Some((true, "it was accepted without an answer".to_owned())),
             End::Lost { was_sent, why } => Some((was_sent, why)),
             End::Refused(refused) => {
-                self.ready.extend(waits.clone().map(|id| Heard::Refused { id, refused }));
+                self.ready.extend(waits.clone().map(|id| LinkEvent::Refused { id, refused }));
                 None
             }
             // First that the link failed, so that this request is repeated on another one.
@@ -485,7 +486,7 @@ impl HttpLink {
             }
         };
         if let (Some((was_sent, why)), Some(id)) = (lost, waits) {
-            self.ready.push_back(Heard::Lost { id, was_sent, why });
+            self.ready.push_back(LinkEvent::Lost { id, was_sent, why });
         }
         if is_settling && self.state == State::Open {
             self.listen();
@@ -522,8 +523,8 @@ impl HttpLink {
         match message::parse(&line) {
             Ok(Message::Request { id, method, params }) => {
                 asks = id.parse();
-                is_initialize = method == "initialize";
-                is_tools_list = method == "tools/list";
+                is_initialize = method == method::INITIALIZE;
+                is_tools_list = method == method::TOOLS_LIST;
                 is_safe = is_safe_to_repeat(&method);
                 if let Some(version) = headers::stated_version(&params) {
                     is_stateless = true;
@@ -532,8 +533,8 @@ impl HttpLink {
                 }
             }
             Ok(Message::Notification { method, params }) => {
-                is_initialized = method == "notifications/initialized";
-                if method == "notifications/cancelled" {
+                is_initialized = method == notification::INITIALIZED;
+                if method == notification::CANCELLED {
                     cancels = params.request_id().and_then(|id| Id::parse(id.get()));
                 }
             }
@@ -579,7 +580,7 @@ impl HttpLink {
                 tokio::spawn(async move {
                     exchange.run().await;
                     sleep(linger).await;
-                    let _ = tell.send(News::Overdue(id)).await;
+                    let _ = tell.send(TaskReport::Overdue(id)).await;
                 })
             }
         };
@@ -612,7 +613,7 @@ impl HttpLink {
         };
         if let Some(flight) = self.flights.remove(&key) {
             flight.task.abort();
-            self.ready.push_back(Heard::Lost { id: id.clone(), was_sent: true, why: why.into() });
+            self.ready.push_back(LinkEvent::Lost { id: id.clone(), was_sent: true, why: why.into() });
             self.wake();
         }
     }
@@ -623,11 +624,11 @@ impl HttpLink {
             Ok(Message::Request { id, .. }) => {
                 if let Some(id) = id.parse() {
                     let why = self.failed.as_ref().map_or_else(|| "the link was closed".into(), |(why, _)| why.clone());
-                    self.ready.push_back(Heard::Lost { id, was_sent: false, why });
+                    self.ready.push_back(LinkEvent::Lost { id, was_sent: false, why });
                     self.wake();
                 }
             }
-            Ok(Message::Notification { method, params }) if method == "notifications/cancelled" => {
+            Ok(Message::Notification { method, params }) if method == notification::CANCELLED => {
                 if let Some(id) = params.request_id().and_then(|id| Id::parse(id.get())) {
                     self.abort(&id, "it was cancelled");
                     self.end_if_done();
@@ -643,7 +644,7 @@ impl HttpLink {
         for (_, flight) in flights {
             flight.task.abort();
             if let Some(id) = flight.waits {
-                self.ready.push_back(Heard::Lost { id, was_sent: true, why: why.into() });
+                self.ready.push_back(LinkEvent::Lost { id, was_sent: true, why: why.into() });
             }
         }
         if let Some(stream) = self.stream.take() {
@@ -662,7 +663,7 @@ impl HttpLink {
         self.lose_all(&why);
         self.state = State::Down;
         let (why, is_forgotten) = self.failed.clone().unwrap_or((why, false));
-        self.down = Some(Heard::Down { why, is_forgotten });
+        self.down = Some(LinkEvent::Down { why, is_forgotten });
         self.wake();
     }
 
@@ -689,19 +690,19 @@ impl Drop for HttpLink {
 fn is_safe_to_repeat(method: &str) -> bool {
     matches!(
         method,
-        "ping"
-            | "server/discover"
-            | "tools/list"
-            | "prompts/list"
-            | "prompts/get"
-            | "resources/list"
-            | "resources/templates/list"
-            | "resources/read"
-            | "resources/subscribe"
-            | "resources/unsubscribe"
-            | "completion/complete"
-            | "logging/setLevel"
-            | "tasks/get"
-            | "tasks/list"
+        method::PING
+            | method::DISCOVER
+            | method::TOOLS_LIST
+            | method::PROMPTS_LIST
+            | method::PROMPTS_GET
+            | method::RESOURCES_LIST
+            | method::TEMPLATES_LIST
+            | method::RESOURCES_READ
+            | method::SUBSCRIBE
+            | method::UNSUBSCRIBE
+            | method::COMPLETE
+            | method::SET_LEVEL
+            | method::TASKS_GET
+            | method::TASKS_LIST
     )
 }

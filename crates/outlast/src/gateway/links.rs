@@ -298,31 +298,31 @@ impl Driver {
             let link = *link;
             let Poll::Ready(heard) = http.poll(&mut Context::from_waker(waker.rearm())) else { return };
             match heard {
-                http::Heard::Said(message) => self.tell(Event::LinkSaid { link, message }),
-                http::Heard::SaidFor { id, message } => self.tell(Event::LinkSaidFor { link, id, message }),
-                http::Heard::Lost { id, was_sent, why } => {
+                http::LinkEvent::Said(message) => self.tell(Event::LinkSaid { link, message }),
+                http::LinkEvent::SaidFor { id, message } => self.tell(Event::LinkSaidFor { link, id, message }),
+                http::LinkEvent::Lost { id, was_sent, why } => {
                     let why = self.journal.mask().hide(&why).into_owned();
                     self.tell(Event::RequestLost { link, id, was_sent, why });
                 }
-                http::Heard::Refused { id, mut refused } => {
+                http::LinkEvent::Refused { id, mut refused } => {
                     self.mask_refusal(&mut refused);
                     self.tell(Event::RequestRefused { link, id, refused });
                 }
-                http::Heard::Denied(mut refused) => {
+                http::LinkEvent::Denied(mut refused) => {
                     self.mask_refusal(&mut refused);
                     self.tell(Event::LinkDenied { link, refused });
                 }
-                http::Heard::Failing(how) => {
+                http::LinkEvent::Failing(how) => {
                     let how = self.masked(how);
                     self.tell(Event::LinkFailing { link, how });
                 }
-                http::Heard::Note(text) => {
+                http::LinkEvent::Note(text) => {
                     if let Some(backend) = self.gateway.backend(link.backend) {
                         let text = format!("{}: {text}", backend.name);
                         self.journal.note(&text);
                     }
                 }
-                http::Heard::Down { why, is_forgotten } => {
+                http::LinkEvent::Down { why, is_forgotten } => {
                     self.links.remove(&serial);
                     let how = self.masked(if is_forgotten { How::Forgot(why) } else { How::Lost(why) });
                     return self.tell(Event::LinkDown { link, how, stderr_tail: String::new(), unsent: Vec::new() });

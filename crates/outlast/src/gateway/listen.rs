@@ -30,6 +30,7 @@ use tokio::{
 
 pub mod address;
 mod agree;
+mod answers;
 mod cors;
 mod driver;
 mod forward;
@@ -39,13 +40,12 @@ mod request;
 mod socket;
 mod stream;
 mod tls;
-mod words;
 
 pub use agree::{Mirror, Mirrors, mirrors_of};
 use driver::{FrontDriver, Shared};
 pub use headers::Names;
 use outlast_os as os;
-use socket::{Connection, Ends, Socket, Wish};
+use socket::{CloseRequest, Connection, Ends, Socket};
 pub use tls::Certificate;
 use tls::Transport;
 
@@ -81,7 +81,7 @@ const HEAD_MAX: usize = 32 << 10;
 const BACKLOG: i32 = 1024;
 /// An event of the front.
 #[derive(Debug)]
-pub enum Heard {
+pub enum FrontEvent {
     Came {
         client: Client,
         front: Front,
@@ -356,7 +356,7 @@ impl Options {
 }
 
 /// Shared by all connections.
-struct Door {
+struct HttpEndpoint {
     driver: Shared,
     names: RefCell<Names>,
     auth: RefCell<Option<Auth>>,
@@ -376,7 +376,7 @@ pub struct Listen {
     address: SocketAddr,
     /// The configured address; its port may be 0, so that the system chooses one.
     asked: SocketAddr,
-    door: Rc<Door>,
+    endpoint: Rc<HttpEndpoint>,
     http: http1::Builder,
     sweep: Pin<Box<Sleep>>,
     sweep_at: Option<Instant>,
@@ -409,7 +409,7 @@ impl Listen {
             listener: Some(listener),
             address,
             asked,
-            door: Rc::new(Door {
+            endpoint: Rc::new(HttpEndpoint {
                 driver: Rc::new(RefCell::new(FrontDriver::new(options.limits()))),
                 names: RefCell::new(options.names()),
                 auth: RefCell::new(options.auth),
@@ -436,7 +436,7 @@ impl Listen {
 
     /// Stores sessions in `store`, and serves those that it holds already. To be called before the first connection.
     pub fn keep_sessions(&mut self, store: Box<dyn SessionStore>) {
-        self.door.driver.borrow_mut().keep_sessions(store);
+        self.endpoint.driver.borrow_mut().keep_sessions(store);
     }
 
     /// The URL for clients, without a path.
@@ -466,64 +466,64 @@ impl Listen {
     }
 
     /// The next event.
-    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Heard> {
-        if let Some(heard) = self.door.driver.borrow_mut().next_heard() {
+    pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<FrontEvent> {
+        if let Some(heard) = self.endpoint.driver.borrow_mut().next_heard() {
             return Poll::Ready(heard);
         }
         self.accept(cx);
         self.look_at_time(cx);
-        let mut driver = self.door.driver.borrow_mut();
+        let mut driver = self.endpoint.driver.borrow_mut();
         driver.poll_store(cx);
         driver.poll_heard(cx)
     }
 
     /// Without `about`, the message goes to the general stream of a session.
     pub fn tell(&mut self, client: Client, message: Bytes, about: Option<Id>, said: Said) {
-        self.door.driver.borrow_mut().tell(client, message, about, said, Instant::now());
+        self.endpoint.driver.borrow_mut().tell(client, message, about, said, Instant::now());
     }
 
     /// Ends the conversation: a session is removed, a request ended.
     pub fn drop_client(&mut self, client: Client) {
-        self.door.driver.borrow_mut().drop_client(client, Instant::now());
+        self.endpoint.driver.borrow_mut().drop_client(client, Instant::now());
     }
 
     pub fn answer_page(&mut self, ticket: Ticket, answer: PageAnswer) {
-        self.door.driver.borrow_mut().answer_page(ticket, answer);
+        self.endpoint.driver.borrow_mut().answer_page(ticket, answer);
     }
 
     /// Answers with a stream of all events that are published from now on.
     pub fn watch(&mut self, ticket: Ticket) {
-        self.door.driver.borrow_mut().watch(ticket, Instant::now());
+        self.endpoint.driver.borrow_mut().watch(ticket, Instant::now());
     }
 
     /// Whether a watcher would receive a published event.
     pub fn has_watchers(&self) -> bool {
-        self.door.driver.borrow().has_watchers()
+        self.endpoint.driver.borrow().has_watchers()
     }
 
     /// Sends an event to all watchers, or to the one with this ticket. The data is JSON.
     pub fn publish(&mut self, ticket: Option<Ticket>, name: &str, data: &str) {
-        self.door.driver.borrow_mut().publish(ticket, name, data, Instant::now());
+        self.endpoint.driver.borrow_mut().publish(ticket, name, data, Instant::now());
     }
 
     /// The address of a client, and its session.
     pub fn origin(&self, client: Client) -> Origin {
-        self.door.driver.borrow().origin(client)
+        self.endpoint.driver.borrow().origin(client)
     }
 
     /// The URL of the status page for users that the system cannot identify as the user that runs the gateway.
     pub fn page_with_token(&self) -> String {
-        format!("{}#token={}", self.status_page(), self.door.token)
+        format!("{}#token={}", self.status_page(), self.endpoint.token)
     }
 
     /// The current numbers of clients.
     pub fn counts(&self) -> Counts {
-        self.door.driver.borrow().counts(Instant::now())
+        self.endpoint.driver.borrow().counts(Instant::now())
     }
 
     /// The arguments that clients of the stateless era mirror in headers, by the tool name that they see.
     pub fn set_mirrors(&mut self, mirrors: Mirrors) {
-        *self.door.mirrors.borrow_mut() = mirrors;
+        *self.endpoint.mirrors.borrow_mut() = mirrors;
     }
 
     /// Applies a changed configuration, all of it or nothing. Existing connections stay, even if the address changes.
@@ -532,14 +532,14 @@ impl Listen {
         options.check()?;
         // Without a listener, an earlier move has failed, and so has its rollback.
         let is_elsewhere = options.address != self.asked || self.listener.is_none();
-        let moves = is_elsewhere && !self.door.driver.borrow().is_closing();
+        let moves = is_elsewhere && !self.endpoint.driver.borrow().is_closing();
         if moves {
             self.move_to(options.address)?;
         }
-        self.door.names.replace(options.names());
-        self.door.profiles.replace(options.profiles.clone());
+        self.endpoint.names.replace(options.names());
+        self.endpoint.profiles.replace(options.profiles.clone());
         self.tls = options.tls.clone();
-        self.door.driver.borrow_mut().set_limits(options.limits(), Instant::now());
+        self.endpoint.driver.borrow_mut().set_limits(options.limits(), Instant::now());
         self.set_auth(options.auth)?;
         Ok(moves)
     }
@@ -567,12 +567,12 @@ impl Listen {
             return Err(ListenError::Unguarded { address: self.address });
         }
         let has_some = auth.is_some();
-        let had_some = self.door.auth.replace(auth).is_some();
+        let had_some = self.endpoint.auth.replace(auth).is_some();
         self.check_passes();
-        if let Some(auth) = &*self.door.auth.borrow() {
-            self.door.driver.borrow_mut().check_passes(auth, Instant::now());
+        if let Some(auth) = &*self.endpoint.auth.borrow() {
+            self.endpoint.driver.borrow_mut().check_passes(auth, Instant::now());
         }
-        let driver = self.door.driver.borrow();
+        let driver = self.endpoint.driver.borrow();
         match (had_some, has_some) {
             (false, true) => driver.connections().for_each(|connection| connection.ask_for_pass()),
             // The front may have listened on another address before, where connections were accepted because they
@@ -586,8 +586,8 @@ impl Listen {
     /// Closes connections whose credentials are no longer valid: an answer may take hours, longer than a token is
     /// valid.
     fn check_passes(&mut self) {
-        if let Some(auth) = &*self.door.auth.borrow() {
-            self.door.driver.borrow().connections().for_each(|connection| connection.check_pass(auth));
+        if let Some(auth) = &*self.endpoint.auth.borrow() {
+            self.endpoint.driver.borrow().connections().for_each(|connection| connection.check_pass(auth));
         }
         self.checked = Instant::now();
     }
@@ -595,62 +595,62 @@ impl Listen {
     /// Sessions are those of a cluster: their records are in NATS, and any replica accepts their requests.
     pub(crate) fn join(&mut self, replica: SharedReplica) {
         self.keep_sessions(Box::new(ClusterStore(replica.clone())));
-        self.door.cluster.replace(Some(replica));
+        self.endpoint.cluster.replace(Some(replica));
     }
 
     /// A request of a session that another replica forwards.
     pub(crate) fn serve_forwarded(&self, stream: u64, request: Bytes) {
-        if let Some(replica) = self.door.cluster.borrow().clone() {
-            tokio::task::spawn_local(forward::serve(self.door.clone(), replica, stream, request));
+        if let Some(replica) = self.endpoint.cluster.borrow().clone() {
+            tokio::task::spawn_local(forward::serve(self.endpoint.clone(), replica, stream, request));
         }
     }
 
     /// Another replica is the home of this session now.
     pub(crate) fn session_moved(&mut self, key: front::record::RecordKey) {
-        self.door.driver.borrow_mut().session_moved(key, Instant::now());
+        self.endpoint.driver.borrow_mut().session_moved(key, Instant::now());
     }
 
     /// While requests are held, those that arrive wait in the buffers of the system.
     pub fn hold_requests(&mut self, wanted: bool) {
-        self.door.driver.borrow_mut().hold_requests(wanted);
+        self.endpoint.driver.borrow_mut().hold_requests(wanted);
     }
 
     /// Why another program cannot take over now.
     pub fn busy(&self) -> Option<String> {
-        self.door.driver.borrow().busy()
+        self.endpoint.driver.borrow().busy()
     }
 
     /// Ends all streams, and waits for the sockets of connections.
     pub fn begin_handover(&mut self) {
-        self.door.driver.borrow_mut().begin_handover(Instant::now());
+        self.endpoint.driver.borrow_mut().begin_handover(Instant::now());
     }
 
     /// Ready when all connections were closed or can be handed over.
     pub fn poll_handed_over(&mut self, cx: &Context<'_>) -> Poll<()> {
-        self.door.driver.borrow_mut().poll_handed_over(cx)
+        self.endpoint.driver.borrow_mut().poll_handed_over(cx)
     }
 
     /// Closes the connections that were not handed over in time. Their clients resume their streams.
     pub fn cut_connections(&mut self) {
-        self.door.driver.borrow().connections().for_each(|connection| connection.cut());
+        self.endpoint.driver.borrow().connections().for_each(|connection| connection.cut());
     }
 
     /// The connections stay here.
     pub fn end_handover(&mut self) {
-        let sockets = self.door.driver.borrow_mut().end_handover();
+        let sockets = self.endpoint.driver.borrow_mut().end_handover();
         sockets.into_iter().for_each(|(tcp, unread)| self.welcome(tcp, unread));
     }
 
     /// Accepts no more connections. Streams end, and each connection closes after its current answer.
     pub fn close(&mut self) {
         self.listener = None;
-        self.door.driver.borrow_mut().close(Instant::now());
+        self.endpoint.driver.borrow_mut().close(Instant::now());
     }
 
     /// After [`Listen::close`]: ready when everything is sent.
     pub fn poll_over(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.look_at_time(cx);
-        let mut driver = self.door.driver.borrow_mut();
+        let mut driver = self.endpoint.driver.borrow_mut();
         while driver.poll_heard(cx).is_ready() {}
         if driver.is_over() { Poll::Ready(()) } else { Poll::Pending }
     }
@@ -662,7 +662,7 @@ impl Listen {
             }
             self.pause = None;
         }
-        if self.door.driver.borrow().holds_requests() {
+        if self.endpoint.driver.borrow().holds_requests() {
             return;
         }
         let Some(listener) = &self.listener else { return };
@@ -686,7 +686,7 @@ impl Listen {
 
     /// `unread` was read already, by the last program of this process.
     fn welcome(&self, tcp: TcpStream, unread: Bytes) {
-        let driver = &self.door.driver;
+        let driver = &self.endpoint.driver;
         let Some((key, connection)) = driver.borrow_mut().connection_came(Ends::of(&tcp), Instant::now()) else {
             // The count includes the one of this front. With TLS the client could not read the answer.
             if self.tls.is_none() && Rc::strong_count(&self.turned_away) <= TURNED_AWAY_MAX {
@@ -696,8 +696,8 @@ impl Listen {
         };
         let guard = Leaving { driver: driver.clone(), key };
         socket::set_options(&tcp, driver.borrow().limits());
-        let (door, service_connection) = (self.door.clone(), connection.clone());
-        let service = service_fn(move |request| request::serve(door.clone(), service_connection.clone(), request));
+        let (endpoint, service_connection) = (self.endpoint.clone(), connection.clone());
+        let service = service_fn(move |request| request::serve(endpoint.clone(), service_connection.clone(), request));
         let Some(tls) = self.tls.clone() else {
             let socket = Socket::new(Transport::Plain(tcp), unread, connection.clone(), driver.clone());
             let (http, driver) = (self.http.serve_connection(socket, service), driver.clone());
@@ -722,7 +722,7 @@ impl Listen {
 
     fn look_at_time(&mut self, cx: &mut Context<'_>) {
         loop {
-            let Some(due) = self.door.driver.borrow().due() else { return };
+            let Some(due) = self.endpoint.driver.borrow().due() else { return };
             // Limits how often the sweep runs.
             let due = due.max(self.swept + SWEEP_MIN);
             if self.sweep_at != Some(due) {
@@ -734,8 +734,8 @@ impl Listen {
             }
             self.swept = Instant::now();
             self.sweep_at = None;
-            self.door.driver.borrow_mut().time_passed(self.swept);
-            let ping = self.door.driver.borrow().limits().ping;
+            self.endpoint.driver.borrow_mut().time_passed(self.swept);
+            let ping = self.endpoint.driver.borrow().limits().ping;
             if self.checked + ping <= self.swept {
                 self.check_passes();
             }
@@ -763,8 +763,8 @@ impl Listen {
             listener: self.listener.as_ref().map(|listener| handover.keep_tcp(listener)),
             asked: self.asked,
             address: self.address,
-            token: self.door.token.clone(),
-            front: self.door.driver.borrow().save(handover, Instant::now()),
+            token: self.endpoint.token.clone(),
+            front: self.endpoint.driver.borrow().save(handover, Instant::now()),
         }
     }
 
@@ -780,7 +780,7 @@ impl Listen {
     /// Sessions and connections go on. After [`Listen::keep_sessions`].
     pub(crate) fn go_on(&mut self, saved: SavedListen, received: &mut Received) -> io::Result<()> {
         let connections = saved.front.connections.clone();
-        self.door.driver.borrow_mut().go_on(saved.front, Instant::now());
+        self.endpoint.driver.borrow_mut().go_on(saved.front, Instant::now());
         for (number, unread) in connections {
             let tcp = TcpStream::from_std(received.take_connection(number)?)?;
             self.welcome(tcp, unread.bytes());
@@ -798,8 +798,8 @@ impl Listen {
 async fn unless_closed<T>(connection: &Connection, work: impl Future<Output = T>) -> Option<T> {
     let mut work = pin!(work);
     std::future::poll_fn(|cx| match connection.poll_wish(cx) {
-        Wish::Stay => work.as_mut().poll(cx).map(Some),
-        Wish::Close | Wish::HandOver | Wish::Cut => Poll::Ready(None),
+        CloseRequest::Stay => work.as_mut().poll(cx).map(Some),
+        CloseRequest::Close | CloseRequest::HandOver | CloseRequest::Cut => Poll::Ready(None),
     })
     .await
 }
@@ -819,20 +819,20 @@ where
     let is_handed_over = std::future::poll_fn(|cx| {
         let wish = connection.poll_wish(cx);
         match wish {
-            Wish::Stay => {}
-            Wish::HandOver if is_plain => {}
-            Wish::Close | Wish::HandOver if is_closing => {}
-            Wish::Close | Wish::HandOver => {
+            CloseRequest::Stay => {}
+            CloseRequest::HandOver if is_plain => {}
+            CloseRequest::Close | CloseRequest::HandOver if is_closing => {}
+            CloseRequest::Close | CloseRequest::HandOver => {
                 is_closing = true;
                 Pin::new(&mut http).graceful_shutdown();
             }
-            Wish::Cut => return Poll::Ready(false),
+            CloseRequest::Cut => return Poll::Ready(false),
         }
         // The result is ignored: requests that wait on the connection are notified by their own drop.
         if Pin::new(&mut http).poll(cx).is_ready() {
             return Poll::Ready(false);
         }
-        match wish == Wish::HandOver && is_plain && connection.can_be_handed_over() {
+        match wish == CloseRequest::HandOver && is_plain && connection.can_be_handed_over() {
             true => Poll::Ready(true),
             false => Poll::Pending,
         }
@@ -859,7 +859,7 @@ impl Drop for Leaving {
 
 /// Answers a connection beyond the limit with an error.
 async fn turn_away(mut tcp: TcpStream, _counted: Rc<()>) {
-    let body = message::error_line("null", words::INVALID_REQUEST, "too many connections are open: try later", None);
+    let body = message::error_line("null", answers::INVALID_REQUEST, "too many connections are open: try later", None);
     let head = format!(
         "HTTP/1.1 503 Service Unavailable\r\nconnection: close\r\nretry-after: 5\r\n\
          content-type: application/json\r\ncontent-length: {}\r\n\r\n",

@@ -10,13 +10,17 @@ use std::{
 };
 
 use outlast_control::cluster::ClusterState;
-use outlast_core::gateway::{Called, Outcome};
+use outlast_core::{
+    gateway::{BackendStatus, Called, Outcome},
+    mcp::method,
+};
 use prometheus_client::{
     encoding::{EncodeLabelSet, text},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
-use serde_json::Value;
+
+use super::state::ClientCounts;
 
 /// Tools with a label of their own; later ones are counted together as `other`.
 const TOOLS_MAX: usize = 1_000;
@@ -262,7 +266,7 @@ impl Metrics {
         else {
             return self.count(called);
         };
-        let kind = (Rc::clone(backend), Rc::clone(tool), method(&called.method), called.outcome);
+        let kind = (Rc::clone(backend), Rc::clone(tool), method_label(&called.method), called.outcome);
         if let Some(at_hand) = self.at_hand.get(&kind) {
             at_hand.took.observe(called.took.as_secs_f64());
             at_hand.calls.inc();
@@ -294,7 +298,7 @@ impl Metrics {
             let took = called.took.as_secs_f64();
             self.took.get_or_create(&OfBackend { backend: backend.clone() }).observe(took);
         }
-        self.calls.get_or_create(&OfCall { backend, tool, method: method(&called.method), outcome }).inc();
+        self.calls.get_or_create(&OfCall { backend, tool, method: method_label(&called.method), outcome }).inc();
     }
 
     /// A name that no known backend offers gets no label: the client may have invented it.
@@ -314,23 +318,22 @@ impl Metrics {
         pair.1
     }
 
-    /// All counters as text, with the current state of the gateway, from [`outlast_core::gateway::Gateway::status`].
-    pub(crate) fn text(&mut self, status: &Value) -> String {
+    /// All counters as text, with the current state of backends and clients.
+    pub(super) fn text(&mut self, backends: &[BackendGauges], clients: &ClientCounts) -> String {
         // A backend that was removed from the configuration has no series.
         self.up.clear();
         self.restarts.clear();
         self.in_flight.clear();
-        for backend in status["backends"].as_array().into_iter().flatten() {
-            let label = OfBackend { backend: backend["name"].as_str().unwrap_or_default().to_owned() };
-            let is_up = matches!(backend["state"].as_str(), Some("ready" | "idle"));
-            self.up.get_or_create(&label).set(i64::from(is_up));
-            let restarts = backend["restarts"].as_u64().unwrap_or_default();
-            self.restarts.get_or_create(&label).inner().store(restarts, Ordering::Relaxed);
-            self.in_flight.get_or_create(&label).set(backend["in_flight"].as_i64().unwrap_or_default());
+        for backend in backends {
+            let label = OfBackend { backend: backend.name.clone() };
+            self.up.get_or_create(&label).set(i64::from(backend.is_up));
+            self.restarts.get_or_create(&label).inner().store(backend.restarts, Ordering::Relaxed);
+            self.in_flight.get_or_create(&label).set(as_gauge(backend.in_flight));
         }
-        self.clients.set(status["clients"].as_i64().unwrap_or_default());
-        self.sessions_stored.set(status["sessions"]["stored"].as_i64().unwrap_or_default());
-        self.sessions_unrecorded.set(status["sessions"]["unrecorded"].as_i64().unwrap_or_default());
+        let sessions = clients.sessions.unwrap_or_default();
+        self.clients.set(as_gauge(clients.clients));
+        self.sessions_stored.set(as_gauge(sessions.stored));
+        self.sessions_unrecorded.set(as_gauge(sessions.unrecorded));
         let mut text = String::new();
         // Writing to a `String` does not fail.
         let registries = [Some(&self.registry), self.cluster.as_ref().map(|cluster| &cluster.registry)];
@@ -342,28 +345,28 @@ impl Metrics {
     }
 }
 
+/// What a backend does at the moment.
+pub(super) struct BackendGauges {
+    name: String,
+    is_up: bool,
+    restarts: u64,
+    in_flight: usize,
+}
+
+impl From<BackendStatus> for BackendGauges {
+    fn from(status: BackendStatus) -> BackendGauges {
+        let is_up = matches!(status.state, Some("ready" | "idle"));
+        BackendGauges { name: status.name, is_up, restarts: status.life.restarts, in_flight: status.in_flight }
+    }
+}
+
+fn as_gauge(count: usize) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
 /// The methods of MCP; all other methods share one label.
-fn method(method: &str) -> &'static str {
-    const KNOWN: [&str; 17] = [
-        "tools/call",
-        "tools/list",
-        "resources/read",
-        "resources/list",
-        "resources/templates/list",
-        "resources/subscribe",
-        "resources/unsubscribe",
-        "prompts/get",
-        "prompts/list",
-        "completion/complete",
-        "logging/setLevel",
-        "initialize",
-        "ping",
-        "server/discover",
-        "subscriptions/listen",
-        "tasks/get",
-        "tasks/cancel",
-    ];
-    KNOWN.iter().find(|known| **known == method).copied().unwrap_or("other")
+fn method_label(method: &str) -> &'static str {
+    method::ALL.iter().find(|known| **known == method).copied().unwrap_or("other")
 }
 
 #[cfg(test)]
@@ -371,7 +374,6 @@ mod tests {
     use std::time::Duration;
 
     use outlast_core::gateway::Who;
-    use serde_json::json;
 
     use super::*;
 
@@ -388,14 +390,12 @@ mod tests {
         }
     }
 
-    fn status() -> Value {
-        json!({
-            "clients": 3,
-            "backends": [
-                { "name": "files", "state": "ready", "restarts": 2, "in_flight": 1 },
-                { "name": "docs", "state": "given_up", "restarts": 5, "in_flight": 0 },
-            ],
-        })
+    fn printed(metrics: &mut Metrics) -> String {
+        let backends = [
+            BackendGauges { name: "files".to_owned(), is_up: true, restarts: 2, in_flight: 1 },
+            BackendGauges { name: "docs".to_owned(), is_up: false, restarts: 5, in_flight: 0 },
+        ];
+        metrics.text(&backends, &ClientCounts { clients: 3, ..ClientCounts::default() })
     }
 
     #[test]
@@ -406,7 +406,7 @@ mod tests {
         metrics.called(&called(None, "files__rm -rf", Outcome::Unknown));
         metrics.called(&Called { method: "x\"\n/y".into(), ..called(None, "", Outcome::Unknown) });
         metrics.refused("unauthenticated");
-        let mut lines: Vec<String> = metrics.text(&status()).lines().map(str::to_owned).collect();
+        let mut lines: Vec<String> = printed(&mut metrics).lines().map(str::to_owned).collect();
         assert_eq!(lines.pop().as_deref(), Some("# EOF"));
         // Families have no fixed order.
         lines.sort();
@@ -421,7 +421,7 @@ mod tests {
             metrics.called(&called(Some("files"), &format!("files__{n}"), Outcome::Answered));
             metrics.called(&Called { method: format!("m{n}").into(), ..called(None, "", Outcome::Unknown) });
         }
-        let text = metrics.text(&status());
+        let text = printed(&mut metrics);
         let series = text.lines().filter(|line| line.starts_with("outlast_calls_total")).count();
         assert!((TOOLS_MAX..TOOLS_MAX + 4).contains(&series), "{series}");
         assert!(text.contains(r#"tool="other""#) && !text.contains("made-up"));
@@ -433,7 +433,7 @@ mod tests {
         metrics.called(&called(Some("files"), "files__read", Outcome::SwitchedOff));
         metrics.called(&Called { is_known: false, ..called(Some("files"), "files__made_up", Outcome::SwitchedOff) });
         metrics.called(&Called { is_known: false, ..called(Some("files"), "files__made_up", Outcome::Unavailable) });
-        let text = metrics.text(&status());
+        let text = printed(&mut metrics);
         let series = |tool: &str, outcome: &str| {
             let labels = format!(r#"backend="files",tool="{tool}",method="tools/call",outcome="{outcome}""#);
             text.contains(&format!("outlast_calls_total{{{labels}}} 1"))
@@ -451,7 +451,7 @@ mod tests {
                 metrics.called(&called(Some("files"), &format!("files__{}", n % 1_500), outcome));
             }
         }
-        let text = metrics.text(&status());
+        let text = printed(&mut metrics);
         let count =
             |name: &str| text.lines().find_map(|line| line.strip_prefix(name)).map(|rest| rest.trim().to_owned());
         let of = |tool: &str, outcome: &str| {
@@ -487,9 +487,9 @@ mod tests {
             ..ClusterState::default()
         };
         let mut metrics = Metrics::new();
-        assert!(!metrics.text(&status()).contains("cluster"));
+        assert!(!printed(&mut metrics).contains("cluster"));
         metrics.set_cluster(Some(&ClusterFigures::of(&state)));
-        let text = metrics.text(&status());
+        let text = printed(&mut metrics);
         assert!(text.ends_with("# EOF\n") && text.matches("# EOF").count() == 1, "{text}");
         let lines: Vec<&str> = text.lines().filter(|line| line.starts_with("outlast_cluster")).collect();
         insta::assert_snapshot!(lines.join("\n"), @"
@@ -506,14 +506,31 @@ mod tests {
         outlast_cluster_watches_lost_total 2
         ");
         metrics.set_cluster(None);
-        assert!(!metrics.text(&status()).contains("cluster"));
+        assert!(!printed(&mut metrics).contains("cluster"));
+    }
+
+    #[test]
+    fn every_metric_is_in_the_book() {
+        let page = include_str!("../../../../docs/guards.md");
+        let row = |name: &str| page.lines().any(|line| line.starts_with(&format!("| `{name}`")));
+        // A counter without an event is not printed.
+        let mut metrics = Metrics::new();
+        metrics.called(&called(Some("files"), "files__read", Outcome::Answered));
+        metrics.called(&called(Some("files"), "files__read", Outcome::RateLimited));
+        let text = printed(&mut metrics);
+        let names: Vec<&str> =
+            text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
+        assert_eq!(names.len(), 9);
+        for name in names {
+            assert!(row(name) || row(&format!("{name}_total")), "{name} is not in the book");
+        }
     }
 
     #[test]
     fn a_removed_backend_has_no_series() {
         let mut metrics = Metrics::new();
-        assert!(metrics.text(&status()).contains(r#"outlast_backend_up{backend="docs"} 0"#));
-        let text = metrics.text(&json!({ "backends": [], "clients": 0 }));
+        assert!(printed(&mut metrics).contains(r#"outlast_backend_up{backend="docs"} 0"#));
+        let text = metrics.text(&[], &ClientCounts::default());
         assert!(!text.contains("docs"), "{text}");
     }
 }

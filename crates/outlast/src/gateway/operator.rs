@@ -11,20 +11,17 @@ use outlast_control::{
     server::Asked,
     wire::Refusal,
 };
-use outlast_core::{
-    gateway::{Event, Kind, Switch},
-    secret::Resolved,
-};
+use outlast_core::gateway::{Event, Switch};
 use serde_json::{Value, json};
 
 use self::cluster::ClusterRequest;
-use super::{Driver, Operator, Stopping, links::WireKind, listen::Listen};
+use super::{
+    Driver, Operator,
+    state::{BackendState, GatewayState},
+};
+use crate::config::mistake::closest;
 #[cfg(windows)]
 use crate::upgrade;
-use crate::{
-    cli::{commands::without_secrets, report::shell_quote},
-    config::mistake::closest,
-};
 
 pub(super) mod cluster;
 
@@ -40,7 +37,7 @@ pub(super) struct PendingRestart {
     /// The request named one backend.
     is_one: bool,
     since: Instant,
-    before: Vec<(String, Value)>,
+    before: Vec<(String, Option<u32>)>,
     /// The last stderr of processes of these backends that exited since then, by backend.
     stderr: Vec<(String, String)>,
 }
@@ -106,12 +103,13 @@ impl Driver {
             Ok(method) => method,
             Err(refusal) => return Some(Err(refusal)),
         };
+        let named = backend.as_deref().and_then(|name| self.backend_state(name));
         match method {
             Method::State => Some(Ok(self.state(backend.as_deref()))),
             Method::Pid => {
                 let pid = match &backend {
-                    Some(_) => self.state(backend.as_deref())["pid"].take(),
-                    None => std::process::id().into(),
+                    Some(_) => named.and_then(|state| state.pid),
+                    None => Some(std::process::id()),
                 };
                 Some(Ok(json!({"pid": pid})))
             }
@@ -121,7 +119,7 @@ impl Driver {
                 let reason = restart.reason().to_owned();
                 self.ask_cluster(ticket, ClusterRequest::Restart { backend, reason })
             }
-            Method::Restart(_) if backend.is_some() && self.state(backend.as_deref())["state"] == "off" => {
+            Method::Restart(_) if named.as_ref().is_some_and(BackendState::is_off) => {
                 let name = backend.unwrap_or_default();
                 let message = format!("the backend `{name}` is off; `outlast resume {name}` turns it on");
                 Some(Err(Refusal::new("off", message)))
@@ -136,20 +134,23 @@ impl Driver {
                 None
             }
             Method::Resume => {
-                let state = self.state(backend.as_deref());
-                let is_away = |state: &Value| matches!(state["state"].as_str(), Some("given_up" | "backoff" | "idle"));
-                let names = match (&backend, state["backends"].as_array()) {
-                    (None, Some(all)) => all.iter().filter(|one| is_away(one)).map(|one| one["name"].clone()).collect(),
-                    _ if is_away(&state) || state["state"] == "off" => vec![state["name"].clone()],
-                    _ => Vec::new(),
+                let names: Vec<String> = match &named {
+                    Some(state) if state.is_away() || state.is_off() => vec![state.name.clone()],
+                    Some(state) => return Some(Ok(json!({"resumed": false, "state": state.state}))),
+                    None => {
+                        let GatewayState { state, backends, .. } = self.gateway_state();
+                        let away = backends.into_iter().filter(BackendState::is_away);
+                        let names: Vec<String> = away.map(|backend| backend.name).collect();
+                        if names.is_empty() {
+                            return Some(Ok(json!({"resumed": false, "state": state})));
+                        }
+                        names
+                    }
                 };
-                if names.is_empty() {
-                    return Some(Ok(json!({"resumed": false, "state": state["state"]})));
-                }
                 self.begin_restart(ticket, backend.clone());
                 // The other backends are not touched.
                 if let Some(pending) = self.pending_restarts.get_mut(&ticket) {
-                    pending.before.retain(|(name, _)| names.iter().any(|away| away == name));
+                    pending.before.retain(|(name, _)| names.contains(name));
                 }
                 // Turns a backend on that an operator turned off.
                 if let Some(backend) = backend.clone() {
@@ -244,157 +245,6 @@ impl Driver {
         self.gateway.backends().any(|backend| backend.name == name)
     }
 
-    /// The state of the whole gateway, or of one backend.
-    pub(super) fn state(&self, backend: Option<&str>) -> Value {
-        let mut state = self.gateway.status(self.now).to_json();
-        let mut backends: Vec<Value> = match state["backends"].take() {
-            Value::Array(backends) => backends.into_iter().map(|backend| self.of_backend(backend)).collect(),
-            _ => Vec::new(),
-        };
-        if let Some(name) = backend {
-            let at = backends.iter().position(|one| one["name"] == name);
-            let mut one = at.map(|at| backends.swap_remove(at)).unwrap_or_else(|| json!({}));
-            one["id"] = format!("{}/{name}", self.plan.id).into();
-            one["kind"] = "backend".into();
-            self.control.complete(&mut one);
-            self.journal.mask().hide_in(&mut one);
-            return one;
-        }
-        let restarts: u64 = backends.iter().filter_map(|one| one["restarts"].as_u64()).sum();
-        state["state"] = if self.stopping == Stopping::No { "running" } else { "stopping" }.into();
-        state["uptime_s"] = self.now.saturating_duration_since(self.began).as_secs_f64().into();
-        state["restarts"] = restarts.into();
-        state["listen"] = self.listen.as_ref().map(|listen| format!("{}/mcp", listen.url())).into();
-        state["status_page"] = self.listen.as_ref().map(Listen::status_page).into();
-        self.put_clients(&mut state);
-        state["page"] = self.listen.as_ref().map(Listen::page_with_token).into();
-        state["stdio"] = self.stdio.is_some().into();
-        if let Some(replica) = &self.cluster {
-            let replica = replica.borrow();
-            let connection = replica.connection();
-            state["cluster"] = json!({
-                "name": replica.cluster(),
-                "replica": replica.name(),
-                "instance": format!("{:016x}", replica.instance()),
-                "connected": connection.is_up,
-                "why": connection.why,
-                "watches_down": replica.watches_down().map(|(bucket, _)| bucket.name()).collect::<Vec<_>>(),
-                "replicas": replica.presences().map(|presence| presence.name.clone()).collect::<Vec<_>>(),
-                "owned": replica.owned(),
-                "sessions_local": replica.home_counts().local,
-                "share_parts": replica.parts(),
-                "audit_backlog": replica.audit_backlog(),
-            });
-        }
-        state["last_reload"] = match &self.reload.failed {
-            Some((at, why)) => json!({
-                "ok": false,
-                "error": why,
-                "seconds_ago": self.now.saturating_duration_since(*at).as_secs_f64(),
-            }),
-            None => Value::Null,
-        };
-        state["backends"] = backends.into();
-        self.control.complete(&mut state);
-        self.journal.mask().hide_in(&mut state);
-        state
-    }
-
-    /// Clients of both eras. A client of the stateless era has no connection; it counts for some time after its last
-    /// request.
-    pub(super) fn put_clients(&self, state: &mut Value) {
-        let stdio = usize::from(self.stdio.is_some());
-        let (sessions, stateless) = match &self.listen {
-            Some(listen) => (listen.counts().sessions, listen.counts().stateless),
-            None => (0, 0),
-        };
-        if let Some(counts) = self.listen.as_ref().map(Listen::counts) {
-            state["sessions"] = json!({
-                "open": counts.sessions,
-                "stored": counts.sessions_stored,
-                "unrecorded": counts.sessions_unrecorded,
-            });
-        }
-        state["clients"] = (stdio + sessions + stateless).into();
-        state["clients_by_kind"] = json!({"stdio": stdio, "sessions": sessions, "stateless": stateless});
-    }
-
-    /// The state of a backend with the member names that all kinds of instances share, and the last output of its
-    /// newest child.
-    pub(super) fn of_backend(&self, mut state: Value) -> Value {
-        let seconds = |value: &Value| value.as_f64().map(|millis| millis / 1000.0);
-        for (from, to) in [("uptime_ms", "uptime_s"), ("next_try_ms", "next_try_s")] {
-            state[to] = seconds(&state[from]).into();
-        }
-        let word = match state["state"].as_str() {
-            Some("connecting") => "starting".into(),
-            Some("waiting") => "backoff".into(),
-            _ => state["state"].take(),
-        };
-        state["state"] = word;
-        state["transport"] = state["kind"].take();
-        state["exit"] = state["last_exit"].take();
-        state["last_exit"] = state["exit"]["words"].clone();
-        state["tool_names"] = state["tools"].take();
-        state["tools"] = state["tool_names"].as_array().map(Vec::len).into();
-        state["stale"] = (state["catalogue"] == "stale").into();
-        let name = state["name"].as_str().unwrap_or_default().to_owned();
-        self.put_placement(&name, &mut state);
-        let mut lines = 0;
-        for (serial, wire) in &self.links {
-            if let WireKind::Child { backend, diverted } = &wire.kind
-                && *backend == name
-            {
-                lines += diverted;
-                let last = self.children.get(*serial).and_then(|child| child.tail().last());
-                state["last_stderr"] = last.map(|line| self.journal.mask().hide(line)).into();
-            }
-        }
-        state["diverted"] = lines.into();
-        let settings = self.gateway.backends().find(|backend| backend.name == name);
-        let left_out = self.left_out.get(&name).filter(|_| settings.is_some_and(|backend| !backend.inherit_env));
-        state["env_left_out"] = left_out.cloned().unwrap_or_default().into();
-        let kind = settings.map(|backend| &backend.kind);
-        state["command"] = match kind {
-            Some(Kind::Stdio { command, args, .. }) => {
-                let words: Vec<String> = [command].into_iter().chain(args).map(Resolved::to_string).collect();
-                shell_quote(without_secrets(&words).iter().map(String::as_str)).into()
-            }
-            Some(Kind::Http { url, .. }) => without_secrets(&[url.to_string()]).concat().into(),
-            None => Value::Null,
-        };
-        if let Some(state) = state.as_object_mut() {
-            for member in ["uptime_ms", "next_try_ms", "kind"] {
-                state.remove(member);
-            }
-        }
-        state
-    }
-
-    /// Where a backend of a cluster runs, and how it is there if that is here.
-    fn put_placement(&self, name: &str, state: &mut Value) {
-        let Some(replica) = &self.cluster else { return };
-        if !self.is_placed(name) {
-            state["placement"] = "every".into();
-            return;
-        }
-        let replica = replica.borrow();
-        state["placement"] = "one".into();
-        state["owner"] = replica.owner(name).map(|(owner, _)| owner.clone()).into();
-        state["lease_s"] = replica.lease_left(name).map(|left| left.as_secs_f64()).into();
-        if let Some(hosted) = self.hosted_state(name) {
-            for member in ["pid", "restarts", "last_exit", "generation", "uptime_ms", "next_try_ms", "state"] {
-                state[member] = hosted[member].clone();
-            }
-            let seconds = |value: &Value| value.as_f64().map(|millis| millis / 1000.0);
-            for (from, to) in [("uptime_ms", "uptime_s"), ("next_try_ms", "next_try_s")] {
-                state[to] = seconds(&state[from]).into();
-            }
-            state["exit"] = state["last_exit"].take();
-            state["last_exit"] = state["exit"]["words"].clone();
-        }
-    }
-
     /// Stores the state before a restart, for the answer to the caller.
     pub(super) fn begin_restart(&mut self, ticket: u64, backend: Option<String>) {
         let before = self.pids(backend.as_deref());
@@ -402,28 +252,11 @@ impl Driver {
             .insert(ticket, PendingRestart { is_one: backend.is_some(), since: self.now, before, stderr: Vec::new() });
     }
 
-    /// The process id of each backend, or of one.
-    fn pids(&self, backend: Option<&str>) -> Vec<(String, Value)> {
-        let mut state = self.gateway.status(self.now).to_json();
-        let backends = state["backends"].as_array_mut().map(std::mem::take).unwrap_or_default();
-        let mut pids = Vec::new();
-        for mut one in backends {
-            let name = one["name"].as_str().unwrap_or_default().to_owned();
-            if let Some(hosted) = self.hosted_state(&name) {
-                one = hosted;
-            }
-            if backend.is_none_or(|backend| backend == name) {
-                pids.push((name, one["pid"].take()));
-            }
-        }
-        pids
-    }
-
     fn end_restart(&self, pending: PendingRestart) -> Value {
         let took_ms = u64::try_from(self.now.saturating_duration_since(pending.since).as_millis()).unwrap_or(u64::MAX);
         let mut backends = Vec::new();
         for (name, old) in pending.before {
-            let new = self.pids(Some(&name)).pop().map(|(_, pid)| pid).unwrap_or_default();
+            let new = self.pids(Some(&name)).pop().and_then(|(_, pid)| pid);
             backends.push(json!({"name": name, "old_pid": old, "new_pid": new, "took_ms": took_ms}));
         }
         if pending.is_one { backends.pop().unwrap_or_default() } else { json!({"backends": backends}) }

@@ -8,8 +8,9 @@ use serde_json::{Value, json};
 use super::{
     Driver, Operator, Stopping,
     listen::{Page, PageAnswer},
-    metrics::{self, ClusterFigures},
+    metrics::{self, BackendGauges, ClusterFigures},
     operator::cluster::ClusterRequest,
+    state::Placed,
 };
 
 /// Marks the tickets of pages among those of the control socket.
@@ -24,10 +25,11 @@ impl Driver {
             ("GET", "/health") => self.health(),
             ("GET", "/ready") => self.readiness(),
             ("GET", "/metrics") => {
-                let mut status = self.gateway.status(self.now).to_json();
-                self.put_clients(&mut status);
+                let backends = self.gateway.status(self.now).backends.into_iter();
+                let backends: Vec<BackendGauges> = backends.map(BackendGauges::from).collect();
+                let clients = self.client_counts();
                 self.metrics.set_cluster(self.cluster_state().as_ref().map(ClusterFigures::of).as_ref());
-                let body = Bytes::from(self.metrics.text(&status));
+                let body = Bytes::from(self.metrics.text(&backends, &clients));
                 PageAnswer { status: StatusCode::OK, kind: metrics::KIND, headers: Vec::new(), body }
             }
             // Errors and stderr of backends are not shown to every client that may call a tool.
@@ -93,15 +95,14 @@ impl Driver {
 
     /// Ready for calls: every backend has started once or has failed, and the gateway is not stopping.
     fn readiness(&self) -> PageAnswer {
-        let state = self.state(None);
         let mut backends = serde_json::Map::new();
         let mut is_ready = self.stopping == Stopping::No;
-        for backend in state["backends"].as_array().into_iter().flatten() {
-            let name = backend["name"].as_str().unwrap_or_default();
+        for backend in self.gateway_state().backends {
             // A backend that another replica may run does not keep this one from serving.
-            is_ready &= backend["state"] != "starting" || backend["restarts"] != 0 || backend["placement"] == "one";
-            let of_backend = json!({"state": backend["state"], "next_try_s": backend["next_try_s"]});
-            backends.insert(name.to_owned(), of_backend);
+            let is_placed = matches!(backend.placed, Some(Placed::One { .. }));
+            is_ready &= backend.state != Some("starting") || backend.restarts != 0 || is_placed;
+            let of_backend = json!({"state": backend.state, "next_try_s": backend.next_try_s});
+            backends.insert(backend.name, of_backend);
         }
         let status = if is_ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
         let mut page = json!({"ready": is_ready, "backends": backends});

@@ -29,6 +29,7 @@ use ratatui::{
     },
     layout::{Position, Rect},
 };
+use serde::Serialize;
 use serde_json::{Value, json};
 
 pub(crate) mod board;
@@ -299,18 +300,37 @@ fn attach(id: &str) -> Result<ExitCode, Report> {
     Err(Report::new(report::FAILURE, format!("cannot attach to `{id}`")).because(error))
 }
 
-/// The members of `ps --json`, and those that only `top` has.
+/// One object of `top --json`: that of `ps --json`, and the members that only `top` has.
+#[derive(Serialize)]
+struct TopRow {
+    #[serde(flatten)]
+    row: Value,
+    health: Option<String>,
+    last_words: Option<String>,
+    muted: Vec<String>,
+    ends: Vec<End>,
+}
+
+#[derive(Serialize)]
+struct End {
+    seconds_ago: f64,
+    crashed: bool,
+}
+
 fn in_json(found: &[Found]) -> Value {
     let rows = instances::in_json(found).into_iter().zip(Row::all(found));
-    let rows = rows.map(|(mut row, shown)| {
-        row["health"] = shown.health.as_deref().into();
-        row["last_words"] = last_words(&shown).into();
-        row["muted"] = shown.muted.clone().into();
-        let ends = shown.ends.iter();
-        row["ends"] = ends.map(|(ago, crashed)| json!({"seconds_ago": ago, "crashed": crashed})).collect();
-        row
+    let rows = rows.map(|(row, shown)| TopRow {
+        row,
+        health: shown.health.clone(),
+        last_words: last_words(&shown),
+        muted: shown.muted.clone(),
+        ends: shown
+            .ends
+            .iter()
+            .map(|(seconds_ago, crashed)| End { seconds_ago: *seconds_ago, crashed: *crashed })
+            .collect(),
     });
-    rows.collect()
+    json!(rows.collect::<Vec<TopRow>>())
 }
 
 fn last_words(row: &Row) -> Option<String> {

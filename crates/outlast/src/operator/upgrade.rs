@@ -1,8 +1,9 @@
-//! `outlast upgrade`: lets running instances go on as another program. How an instance does that is in its driver.
+//! `outlast upgrade`: replaces the program of running instances. How an instance does that is in its driver.
 
 use std::{path::Path, process::ExitCode, time::Duration};
 
 use outlast_control::{
+    answer::Upgraded,
     client::Found,
     find::registry,
     method::{self, Method},
@@ -26,7 +27,7 @@ pub(crate) fn upgrade(arguments: &cli::Upgrade) -> Result<ExitCode, Report> {
     if !arguments.all {
         let target = Target::find(arguments.id.as_deref())?;
         let id = target.entry.id.clone();
-        let answer = ask(&target.entry, &method, Some(ANSWER_MAX))?;
+        let answer = Upgraded::read(&ask(&target.entry, &method, Some(ANSWER_MAX))?);
         if arguments.json {
             return print_json(&format!("{}\n", pretty(&in_json(&id, &answer))));
         }
@@ -36,7 +37,7 @@ pub(crate) fn upgrade(arguments: &cli::Upgrade) -> Result<ExitCode, Report> {
     let mut has_failed = false;
     let entries = registry()?.read();
     for entry in entries.iter().filter(|entry| !entry.is_stale()) {
-        match ask(entry, &method, Some(ANSWER_MAX)) {
+        match ask(entry, &method, Some(ANSWER_MAX)).map(|answer| Upgraded::read(&answer)) {
             Ok(answer) if arguments.json => answers.push(in_json(&entry.id, &answer)),
             Ok(answer) => drop(print(&in_words(&entry.id, &answer))?),
             Err(report) => {
@@ -73,22 +74,22 @@ fn absolute(program: &Path) -> Result<String, Report> {
     path.into_os_string().into_string().map_err(|_| failed().because("its path is not UTF-8"))
 }
 
-fn in_json(id: &str, answer: &Value) -> Value {
+fn in_json(id: &str, answer: &Upgraded) -> Value {
     json!({
         "id": id,
-        "upgraded": answer["upgraded"],
-        "version": answer["version"],
-        "previous_version": answer["previous_version"],
-        "pause_ms": answer["pause_ms"],
-        "postponed": answer["postponed"],
+        "upgraded": answer.upgraded,
+        "version": answer.version,
+        "previous_version": answer.previous_version,
+        "pause_ms": answer.pause_ms,
+        "postponed": answer.postponed,
     })
 }
 
-fn in_words(id: &str, answer: &Value) -> String {
-    if let Some(why) = answer["postponed"].as_str() {
+fn in_words(id: &str, answer: &Upgraded) -> String {
+    if let Some(why) = &answer.postponed {
         return format!("Postponed the upgrade of {id}: {why}; it takes place as soon as that is over\n");
     }
-    let text = |member: &str| answer[member].as_str().unwrap_or("an unknown version").to_owned();
-    let (from, to) = (text("previous_version"), text("version"));
-    format!("Upgraded {id} from {from} to {to}; it paused for {} ms\n", answer["pause_ms"])
+    let named = |version: &Option<String>| version.clone().unwrap_or_else(|| "an unknown version".to_owned());
+    let (from, to) = (named(&answer.previous_version), named(&answer.version));
+    format!("Upgraded {id} from {from} to {to}; it paused for {} ms\n", answer.pause_ms.unwrap_or_default())
 }

@@ -20,7 +20,7 @@ use outlast_os::offload::{Task, offload};
 
 use super::start_cache::StartCache;
 use crate::{
-    child::watch::{Look, Watch, WatchError},
+    child::watch::{FileState, Watch, WatchError},
     state::marker::{self, Marker, Markers},
 };
 
@@ -50,7 +50,7 @@ pub(crate) struct Files {
     /// After an upgrade the watch begins beside the loop.
     watch_begins: Option<Task<Result<Watch, WatchError>>>,
     /// Changed files that are being read. Until that is done, no further changes are taken.
-    looking: Option<(Changed, Task<Vec<Look>>)>,
+    looking: Option<(Changed, Task<Vec<FileState>>)>,
     /// When the newest server was started, or the build before it. It has loaded all earlier changes.
     loaded_at: Option<SystemTime>,
     /// Bounded by one poll: the driver takes it before it polls again.
@@ -248,14 +248,14 @@ impl Files {
             }
             let Some(Poll::Ready(changed)) = self.watch.as_mut().map(|watch| watch.poll_next(cx)) else { return };
             let paths: Vec<PathBuf> = changed.paths.iter().map(|path| self.cwd.join(path)).collect();
-            let looking = offload(move || paths.iter().map(|path| Look::at(path)).collect());
+            let looking = offload(move || paths.iter().map(|path| FileState::at(path)).collect());
             self.looking = Some((changed, looking));
         }
     }
 
     /// `None` if the newest server has loaded the changes already: a requested restart may be faster than the watch.
-    fn changed(&self, changed: Changed, looks: &[Look]) -> Option<Event> {
-        let is_loaded = |look: &Look| {
+    fn changed(&self, changed: Changed, looks: &[FileState]) -> Option<Event> {
+        let is_loaded = |look: &FileState| {
             let changed = look.changed.zip(self.loaded_at);
             changed.is_some_and(|(changed, loaded)| changed + FILE_CLOCK < loaded)
         };

@@ -97,16 +97,16 @@ impl Audit {
     /// Appends one finished line, or several joined by line breaks, in one write. When it returns, the kernel has the
     /// data, or it is counted as lost; the first loss after a success returns the reason.
     pub(crate) fn write(&mut self, line: &str) -> Option<Complaint> {
-        self.put(line, Haste::AtOnce)
+        self.put(line, FlushUrgency::AtOnce)
     }
 
     /// The same for lines that announce nothing: the kernel has them when it returns, and they are synced at most
     /// [`SYNC_GAP`] later.
     pub(crate) fn write_many(&mut self, lines: &str) -> Option<Complaint> {
-        self.put(lines, Haste::Soon)
+        self.put(lines, FlushUrgency::Soon)
     }
 
-    fn put(&mut self, line: &str, haste: Haste) -> Option<Complaint> {
+    fn put(&mut self, line: &str, haste: FlushUrgency) -> Option<Complaint> {
         let Some(path) = self.path.clone() else {
             self.lost += lines_in(line);
             return None;
@@ -141,7 +141,7 @@ impl Audit {
         }
     }
 
-    fn append(&mut self, path: &Path, line: &str, haste: Haste) -> Result<(), Unwritten> {
+    fn append(&mut self, path: &Path, line: &str, haste: FlushUrgency) -> Result<(), Unwritten> {
         let all = |error: io::Error| Unwritten { lines: lines_in(line), error };
         let mut log = match self.log.take() {
             Some(log) => log.follow(path).map_err(all)?,
@@ -277,7 +277,7 @@ impl Log {
     /// Renames each log to the next number and opens a new one. Only one process may do so at a time; others continue
     /// to write to the old log, which may exceed its limit by a few records.
     fn put_aside(self, path: &Path, unpublished_removed: &mut u32) -> io::Result<Log> {
-        let Some(_turn) = Turn::take(&self.file, path) else { return Ok(self) };
+        let Some(_turn) = RotationLock::take(&self.file, path) else { return Ok(self) };
         // Checked again under the lock: another instance may have rotated the log since the first check.
         let found = fs::metadata(path)?;
         if !self.is_still(&found)? {
@@ -334,24 +334,24 @@ pub(super) fn aside(path: &Path, number: u32) -> PathBuf {
 
 /// The lock for a rotation, released on drop or when its process exits.
 #[cfg(unix)]
-struct Turn(#[expect(dead_code, reason = "held for its drop")] nix::fcntl::Flock<File>);
+struct RotationLock(#[expect(dead_code, reason = "held for its drop")] nix::fcntl::Flock<File>);
 
 #[cfg(unix)]
-impl Turn {
+impl RotationLock {
     /// The lock is on the log itself: it is renamed with the file, and the new log has its own lock.
-    fn take(log: &File, _path: &Path) -> Option<Turn> {
+    fn take(log: &File, _path: &Path) -> Option<RotationLock> {
         let log = log.try_clone().ok()?;
-        nix::fcntl::Flock::lock(log, nix::fcntl::FlockArg::LockExclusiveNonblock).ok().map(Turn)
+        nix::fcntl::Flock::lock(log, nix::fcntl::FlockArg::LockExclusiveNonblock).ok().map(RotationLock)
     }
 }
 
 #[cfg(windows)]
-struct Turn(#[expect(dead_code, reason = "held for its drop")] File);
+struct RotationLock(#[expect(dead_code, reason = "held for its drop")] File);
 
 #[cfg(windows)]
-impl Turn {
+impl RotationLock {
     /// A file beside the log, opened without sharing.
-    fn take(_log: &File, path: &Path) -> Option<Turn> {
+    fn take(_log: &File, path: &Path) -> Option<RotationLock> {
         use std::os::windows::fs::OpenOptionsExt;
         OpenOptions::new()
             .write(true)
@@ -360,7 +360,7 @@ impl Turn {
             .share_mode(0)
             .open(path.with_extension("turn"))
             .ok()
-            .map(Turn)
+            .map(RotationLock)
     }
 }
 
@@ -384,7 +384,7 @@ impl Identity {
 /// A thread that syncs files, because a sync may block for long.
 #[derive(Debug)]
 struct Syncer {
-    requests: mpsc::SyncSender<(Arc<File>, Haste)>,
+    requests: mpsc::SyncSender<(Arc<File>, FlushUrgency)>,
     /// The file of the last request.
     last: Option<Arc<File>>,
     shared: Arc<SyncerShared>,
@@ -402,7 +402,7 @@ struct SyncerShared {
 
 /// How soon a line must be on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Haste {
+enum FlushUrgency {
     AtOnce,
     Soon,
 }
@@ -417,16 +417,16 @@ impl Syncer {
         Ok(Syncer { requests, last: None, shared, thread })
     }
 
-    fn ask(&mut self, file: &Arc<File>, haste: Haste) {
+    fn ask(&mut self, file: &Arc<File>, haste: FlushUrgency) {
         // The same request is still pending, so the thread need not be woken again.
         let is_asked = self.shared.is_asked.swap(true, Ordering::SeqCst);
         let is_last = self.last.as_ref().is_some_and(|last| Arc::ptr_eq(last, file));
-        if is_asked && is_last && haste == Haste::Soon {
+        if is_asked && is_last && haste == FlushUrgency::Soon {
             return;
         }
         self.last = Some(Arc::clone(file));
         // A full queue already covers this request; see SYNCS_MAX.
-        if self.requests.try_send((Arc::clone(file), haste)).is_err() && haste == Haste::AtOnce {
+        if self.requests.try_send((Arc::clone(file), haste)).is_err() && haste == FlushUrgency::AtOnce {
             self.shared.is_urgent.store(true, Ordering::Release);
         }
     }
@@ -447,7 +447,7 @@ impl SyncerShared {
     /// Runs until the queue is closed; requests that are pending then are carried out without delay.
     fn force_all(
         &self,
-        asked: &mpsc::Receiver<(Arc<File>, Haste)>,
+        asked: &mpsc::Receiver<(Arc<File>, FlushUrgency)>,
         gap: Duration,
         force: impl Fn(&File) -> io::Result<()>,
     ) {
@@ -457,16 +457,16 @@ impl SyncerShared {
             // One sync covers all pending requests, unless the log was rotated in between.
             loop {
                 if self.is_urgent.swap(false, Ordering::Acquire) {
-                    haste = Haste::AtOnce;
+                    haste = FlushUrgency::AtOnce;
                 }
-                let due = forced.map(|forced| forced + gap).filter(|_| haste == Haste::Soon);
+                let due = forced.map(|forced| forced + gap).filter(|_| haste == FlushUrgency::Soon);
                 let wait = due.map_or(Duration::ZERO, |due| due.saturating_duration_since(Instant::now()));
                 let Ok((file, next)) = asked.recv_timeout(wait) else { break };
                 if !Arc::ptr_eq(&file, &latest) {
                     force(&latest);
                     latest = file;
                 }
-                if next == Haste::AtOnce {
+                if next == FlushUrgency::AtOnce {
                     haste = next;
                 }
             }
@@ -693,7 +693,7 @@ mod tests {
         let mut audit = Audit::small(&path, 10);
         audit.write("{\"n\":1}");
         let theirs = OpenOptions::new().append(true).open(&path).unwrap();
-        let turn = Turn::take(&theirs, &path).unwrap();
+        let turn = RotationLock::take(&theirs, &path).unwrap();
         assert_eq!(audit.write("{\"n\":2}"), None);
         assert_eq!(fs::read_to_string(&path).unwrap(), "{\"n\":1}\n{\"n\":2}\n");
         drop((turn, theirs));
@@ -751,13 +751,13 @@ mod tests {
             syncer.ask(file, haste);
             asked.try_recv().is_ok()
         };
-        assert!(heard(&old, Haste::Soon));
-        assert!(!heard(&old, Haste::Soon), "it was asked");
-        assert!(heard(&old, Haste::AtOnce), "it is in haste now");
-        assert!(heard(&new, Haste::Soon), "of this one nothing was heard");
-        assert!(!heard(&new, Haste::Soon));
+        assert!(heard(&old, FlushUrgency::Soon));
+        assert!(!heard(&old, FlushUrgency::Soon), "it was asked");
+        assert!(heard(&old, FlushUrgency::AtOnce), "it is in haste now");
+        assert!(heard(&new, FlushUrgency::Soon), "of this one nothing was heard");
+        assert!(!heard(&new, FlushUrgency::Soon));
         syncer.shared.is_asked.store(false, Ordering::Release);
-        syncer.ask(&new, Haste::Soon);
+        syncer.ask(&new, FlushUrgency::Soon);
         assert!(asked.try_recv().is_ok(), "the last time it was forced may have been too early");
     }
 
@@ -781,16 +781,16 @@ mod tests {
         let ask = |file: &Arc<File>, haste| requests.send((Arc::clone(file), haste)).unwrap();
 
         // The first request is carried out at once.
-        ask(&old, Haste::Soon);
+        ask(&old, FlushUrgency::Soon);
         assert_eq!(seen.recv(), Ok(1));
         // The next would wait for an hour, but an urgent request follows; the rotated log is synced, too.
-        ask(&old, Haste::Soon);
-        ask(&old, Haste::Soon);
-        ask(&new, Haste::AtOnce);
+        ask(&old, FlushUrgency::Soon);
+        ask(&old, FlushUrgency::Soon);
+        ask(&new, FlushUrgency::AtOnce);
         assert_eq!((seen.recv(), seen.recv()), (Ok(1), Ok(2)));
         // Closing the queue ends the wait, too.
-        ask(&new, Haste::Soon);
-        ask(&new, Haste::Soon);
+        ask(&new, FlushUrgency::Soon);
+        ask(&new, FlushUrgency::Soon);
         drop(requests);
         worker.unwrap().join().unwrap();
         assert_eq!(seen.iter().collect::<Vec<_>>(), [2]);

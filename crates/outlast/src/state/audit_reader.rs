@@ -33,7 +33,7 @@ pub(crate) struct AuditReader {
     path: PathBuf,
     replica: String,
     opening: Opening,
-    place: Option<Place>,
+    place: Option<ReadPosition>,
 }
 
 /// Records in the order of their numbers.
@@ -81,7 +81,7 @@ impl AuditReader {
 
     /// The place before the first record after this number: in the newest file that begins before it, or at the start
     /// of the oldest file.
-    fn find(&self, after: Option<u64>) -> io::Result<Option<Place>> {
+    fn find(&self, after: Option<u64>) -> io::Result<Option<ReadPosition>> {
         for _ in 0..RENAMED_MAX {
             match self.find_among(after, &Names::read(&self.path)?) {
                 Ok(Found::Place(place)) => return Ok(Some(place)),
@@ -106,18 +106,18 @@ impl AuditReader {
             let Some(mut tail) = name.open()? else { return Ok(Found::Renamed) };
             let first = tail.find_own(&self.opening)?;
             if after.is_some() && first.is_some_and(|first| first <= number.saturating_add(1)) {
-                return Ok(Found::Place(Place { number, current: tail, older: Vec::new(), unsure_since: None }));
+                return Ok(Found::Place(ReadPosition { number, current: tail, older: Vec::new(), unsure_since: None }));
             }
             tail.offset = 0;
             oldest = Some(tail);
         }
         let Some(current) = oldest else { return Ok(Found::NoFiles) };
-        Ok(Found::Place(Place { number, current, older: Vec::new(), unsure_since: known }))
+        Ok(Found::Place(ReadPosition { number, current, older: Vec::new(), unsure_since: known }))
     }
 }
 
 enum Found {
-    Place(Place),
+    Place(ReadPosition),
     NoFiles,
     /// A file has another name by now.
     Renamed,
@@ -125,7 +125,7 @@ enum Found {
 
 /// Where the next record is expected.
 #[derive(Debug)]
-struct Place {
+struct ReadPosition {
     /// The last record before this place.
     number: u64,
     current: Tail,
@@ -143,7 +143,7 @@ struct Taken {
     bytes_left: usize,
 }
 
-impl Place {
+impl ReadPosition {
     /// Returns whether the end was reached.
     fn read(&mut self, reader: &AuditReader, taken: &mut Taken) -> io::Result<bool> {
         loop {

@@ -13,7 +13,7 @@ use std::{
 };
 
 use nix::errno::Errno;
-use outlast_control::{registry::Program, wire::Refusal};
+use outlast_control::{answer::Upgraded, registry::Program, wire::Refusal};
 use outlast_core::{
     record::{self, Record},
     upgrade::Upgrade,
@@ -147,12 +147,18 @@ pub(crate) fn save(state: &[u8]) -> Result<MemoryFile, Report> {
 /// The answer of the new program.
 pub(crate) fn upgraded(header: &Header, pause: Duration) -> Value {
     let pause_ms = (pause.as_secs_f64() * 1e4).round() / 10.0;
-    json!({"upgraded": true, "previous_version": header.outlast, "version": OWN_VERSION, "pause_ms": pause_ms})
+    json!(Upgraded {
+        upgraded: true,
+        previous_version: Some(header.outlast.clone()),
+        version: Some(OWN_VERSION.to_owned()),
+        pause_ms: Some(pause_ms),
+        postponed: None,
+    })
 }
 
 /// The answer to a request that is carried out later.
 pub(crate) fn postponed(why: &str) -> Value {
-    json!({"upgraded": false, "postponed": why})
+    json!(Upgraded { postponed: Some(why.to_owned()), ..Upgraded::default() })
 }
 
 /// The answer to a request that failed.

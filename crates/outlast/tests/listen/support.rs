@@ -13,7 +13,7 @@ use std::{
 use bytes::Bytes;
 use hyper::{HeaderMap, StatusCode};
 use outlast::gateway::listen::{
-    Auth, Heard, Limits, Listen, ListenError, Mirrors, Options, PageAnswer, Unauthorized, mirrors_of,
+    Auth, FrontEvent, Limits, Listen, ListenError, Mirrors, Options, PageAnswer, Unauthorized, mirrors_of,
 };
 use outlast_core::{
     gateway::{Said, Who},
@@ -180,50 +180,52 @@ impl Machine {
                 _ = &mut stopped => break,
             };
             let _ = self.heard_by.send(match &heard {
-                Heard::Came { client, front, who } => {
+                FrontEvent::Came { client, front, who } => {
                     let profile = who.profile.as_ref().map(|profile| format!(" as {profile}")).unwrap_or_default();
                     format!("came {client} {front:?} {}{profile}", who.name)
                 }
-                Heard::Said { client, message } | Heard::Requested { client, message, .. } => {
+                FrontEvent::Said { client, message } | FrontEvent::Requested { client, message, .. } => {
                     format!("said {client} {}", name_of(message))
                 }
-                Heard::Left { client } => format!("left {client}"),
-                Heard::Page(page) => format!("page {} {} {} {}", page.method, page.path, page.query, page.who.name),
+                FrontEvent::Left { client } => format!("left {client}"),
+                FrontEvent::Page(page) => {
+                    format!("page {} {} {} {}", page.method, page.path, page.query, page.who.name)
+                }
                 // Refusals have a list of their own.
-                Heard::Refused(_) | Heard::Allowed { .. } => continue,
-                Heard::Restored { client, who, .. } => format!("restored {client} {}", who.name),
-                Heard::Note(text) => format!("note {text}"),
+                FrontEvent::Refused(_) | FrontEvent::Allowed { .. } => continue,
+                FrontEvent::Restored { client, who, .. } => format!("restored {client} {}", who.name),
+                FrontEvent::Note(text) => format!("note {text}"),
             });
             match heard {
-                Heard::Restored { .. } | Heard::Note(_) => {}
-                Heard::Said { client, message } | Heard::Requested { client, message, .. } => {
+                FrontEvent::Restored { .. } | FrontEvent::Note(_) => {}
+                FrontEvent::Said { client, message } | FrontEvent::Requested { client, message, .. } => {
                     self.said(client, &message)
                 }
-                Heard::Page(page) if page.path == "/api/events" => {
+                FrontEvent::Page(page) if page.path == "/api/events" => {
                     self.listen.watch(page.ticket);
                     self.listen.publish(Some(page.ticket), "hello", "{}");
                 }
-                Heard::Page(page) if page.path == "/api/never" => {}
-                Heard::Page(page) if page.path == "/api/stateless" => {
+                FrontEvent::Page(page) if page.path == "/api/never" => {}
+                FrontEvent::Page(page) if page.path == "/api/stateless" => {
                     let body = self.listen.counts().stateless.to_string().into();
                     let answer = PageAnswer { status: StatusCode::OK, kind: "application/json", headers: vec![], body };
                     self.listen.answer_page(page.ticket, answer);
                 }
-                Heard::Page(page) if page.path == "/api/counts" => {
+                FrontEvent::Page(page) if page.path == "/api/counts" => {
                     let counts = self.listen.counts();
                     let body = json!([counts.connections, counts.sessions, counts.requests]).to_string().into();
                     let answer = PageAnswer { status: StatusCode::OK, kind: "application/json", headers: vec![], body };
                     self.listen.answer_page(page.ticket, answer);
                 }
-                Heard::Page(page) => {
+                FrontEvent::Page(page) => {
                     let body = format!("{} {}", page.path, String::from_utf8_lossy(&page.body));
                     let answer =
                         PageAnswer { status: StatusCode::OK, kind: "text/plain", headers: vec![], body: body.into() };
                     self.listen.answer_page(page.ticket, answer);
                 }
-                Heard::Left { client } => self.held.retain(|(held, _)| *held != client),
-                Heard::Allowed { .. } => {}
-                Heard::Came { .. } | Heard::Refused(_) => {}
+                FrontEvent::Left { client } => self.held.retain(|(held, _)| *held != client),
+                FrontEvent::Allowed { .. } => {}
+                FrontEvent::Came { .. } | FrontEvent::Refused(_) => {}
             }
         }
         self.listen.close();

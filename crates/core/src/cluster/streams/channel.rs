@@ -55,7 +55,7 @@ enum Phase {
 
 /// What a header means to a channel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Seen {
+pub(super) enum HeaderMeaning {
     /// Of this channel.
     Current,
     /// It tells the number of the peer, which does not know ours yet. Frames in it are not for this channel.
@@ -136,12 +136,12 @@ impl Channel {
     }
 
     /// Reads the header of a packet, and takes the acknowledgement in it.
-    pub(super) fn read(&mut self, header: &Header, now: Instant) -> Seen {
+    pub(super) fn read(&mut self, header: &Header, now: Instant) -> HeaderMeaning {
         if header.target == self.number && header.ack > self.sending.next {
-            return Seen::Impossible;
+            return HeaderMeaning::Impossible;
         }
         match self.phase {
-            Phase::Opening { heard } if heard.is_some_and(|heard| header.source < heard) => return Seen::Late,
+            Phase::Opening { heard } if heard.is_some_and(|heard| header.source < heard) => return HeaderMeaning::Late,
             Phase::Opening { .. } if header.target == self.number => {
                 self.phase = Phase::Established { peer: header.source };
                 self.must_tell = true; // The peer may not know yet that we have heard it.
@@ -149,17 +149,19 @@ impl Channel {
             Phase::Opening { .. } => {
                 self.phase = Phase::Opening { heard: Some(header.source) };
                 self.heard_at = Some(now);
-                return Seen::Greeting;
+                return HeaderMeaning::Greeting;
             }
-            Phase::Established { peer } if header.source > peer => return Seen::Renewed,
-            Phase::Established { peer } if header.source < peer || header.target != self.number => return Seen::Late,
+            Phase::Established { peer } if header.source > peer => return HeaderMeaning::Renewed,
+            Phase::Established { peer } if header.source < peer || header.target != self.number => {
+                return HeaderMeaning::Late;
+            }
             Phase::Established { .. } => {}
         }
         self.heard_at = Some(now);
         self.must_verify = false;
         self.probes.failed = 0;
         self.sending.acked(header.ack, header.is_gap, now);
-        Seen::Current
+        HeaderMeaning::Current
     }
 
     /// A packet with frames arrived.

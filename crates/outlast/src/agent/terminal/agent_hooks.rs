@@ -15,7 +15,7 @@ use outlast_control::{method::AgentEvent, wire::Refusal};
 #[cfg(unix)]
 use outlast_core::saved::Octets;
 use outlast_core::{
-    agent_event::{self, Report, What},
+    agent_event::{self, Report, ReportKind},
     waiting,
 };
 use outlast_os as os;
@@ -110,22 +110,22 @@ impl Terminal {
         if let Some(running) = &mut self.running {
             running.has_reported = true;
         }
-        if let What::Prompt { text, bytes } = &report.what {
+        if let ReportKind::Prompt { text, bytes } = &report.what {
             self.agent.took_turn(text);
             self.sends.announced(text, *bytes);
         }
         match &report.what {
-            What::Prompt { .. } => self.watch(waiting::Event::TurnBegan),
-            What::TurnEnded { answer, bytes } => {
+            ReportKind::Prompt { .. } => self.watch(waiting::Event::TurnBegan),
+            ReportKind::TurnEnded { answer, bytes } => {
                 self.answers.reported(answer.clone(), *bytes);
                 self.read_turns();
                 let actions = self.sends.turn_ended(self.now);
                 self.act_on_sends(actions);
                 self.watch(waiting::Event::TurnEnded);
             }
-            What::Began { .. } | What::Left { .. } | What::Notified { .. } => {}
+            ReportKind::Began { .. } | ReportKind::Left { .. } | ReportKind::Notified { .. } => {}
         }
-        if !matches!(report.what, What::Left { .. }) {
+        if !matches!(report.what, ReportKind::Left { .. }) {
             self.is_in(report.conversation);
         }
     }

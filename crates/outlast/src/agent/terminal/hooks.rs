@@ -16,7 +16,7 @@ use outlast_core::{
 use outlast_os::{self as os, Order, Stdio};
 use serde_json::Value;
 
-use super::plan::{Form, Place, Plan, Receiver};
+use super::plan::{Form, Plan, Receiver, StartContext};
 use crate::{child::Children, operator::post_event};
 
 /// Process keys of notify commands; an agent's keys are small.
@@ -80,7 +80,7 @@ impl Hooks {
         &mut self,
         event: &Value,
         plan: &Plan,
-        place: &Place,
+        place: &StartContext,
         children: &mut Children,
         now: Instant,
     ) -> Vec<String> {
@@ -94,7 +94,7 @@ impl Hooks {
         receiver: &Receiver,
         event: &Value,
         plan: &Plan,
-        place: &Place,
+        place: &StartContext,
         children: &mut Children,
         now: Instant,
     ) -> Result<(), String> {

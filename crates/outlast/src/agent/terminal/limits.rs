@@ -8,7 +8,7 @@ use std::{
 
 use outlast_core::{
     limit::{
-        Action, Event, OnLimit, Seen,
+        Action, Event, OnLimit, ShownNotice,
         notice::{self, Notice, Recorded},
         reset::{End, Reset},
     },
@@ -116,7 +116,7 @@ impl Terminal {
         self.tell_limit(Event::Looked(seen));
     }
 
-    fn limit_seen(&mut self, notice: Notice) -> Option<Seen> {
+    fn limit_seen(&mut self, notice: Notice) -> Option<ShownNotice> {
         let recorded = self.recorded_limit();
         if notice.needs_record && recorded.is_none() {
             return None;
@@ -131,7 +131,7 @@ impl Terminal {
             reset.end(wall(), zone.as_ref())
         };
         let end = exact.or_else(read);
-        Some(Seen { text: notice.text, end, continues_itself: notice.continues_itself })
+        Some(ShownNotice { text: notice.text, end, continues_itself: notice.continues_itself })
     }
 
     /// What the agent recorded, if its last turn ended at the limit.

@@ -84,7 +84,7 @@ impl Receiver {
 }
 
 /// What is resolved anew at each start.
-pub(crate) struct Place {
+pub(crate) struct StartContext {
     pub cwd: Cwd,
     pub env: Vec<(OsString, OsString)>,
     /// Names of outlast's own variables that the agent does not get.
@@ -96,7 +96,7 @@ pub(crate) struct Place {
 /// The same as saved state: the running agent was started with it, and its document may have changed since.
 #[cfg(unix)]
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub(crate) struct SavedPlace {
+pub(crate) struct SavedStartContext {
     cwd: Octets,
     source: cwd::Source,
     env: Vec<(Octets, Octets)>,
@@ -105,10 +105,10 @@ pub(crate) struct SavedPlace {
 }
 
 #[cfg(unix)]
-impl Place {
-    pub(super) fn save(&self) -> SavedPlace {
+impl StartContext {
+    pub(super) fn save(&self) -> SavedStartContext {
         let octets = |text: &OsString| Octets::of(text.as_bytes());
-        SavedPlace {
+        SavedStartContext {
             cwd: Octets::of(self.cwd.path.as_os_str().as_bytes()),
             source: self.cwd.source,
             env: self.env.iter().map(|(name, value)| (octets(name), octets(value))).collect(),
@@ -117,9 +117,9 @@ impl Place {
         }
     }
 
-    pub(crate) fn restore(saved: SavedPlace) -> Place {
+    pub(crate) fn restore(saved: SavedStartContext) -> StartContext {
         let text = |octets: Octets| OsString::from_vec(octets.bytes().to_vec());
-        Place {
+        StartContext {
             cwd: Cwd { path: text(saved.cwd).into(), source: saved.source },
             env: saved.env.into_iter().map(|(name, value)| (text(name), text(value))).collect(),
             left_out: saved.left_out,
@@ -129,7 +129,7 @@ impl Place {
 }
 
 impl Plan {
-    pub(crate) fn place(&self) -> Result<Place, Report> {
+    pub(crate) fn place(&self) -> Result<StartContext, Report> {
         let wrong = |error: &dyn std::error::Error, hint| Report::of(error, hint, report::USAGE);
         let said = match &self.document {
             Some(document) => {
@@ -147,12 +147,12 @@ impl Plan {
         };
         let cwd = cwd::resolve(inputs).map_err(|error| wrong(&error, error.hint()))?;
         let document = self.document.as_deref().and_then(|document| os::real_path(&self.here.join(document)).ok());
-        let about = environment::About { session: &self.id, document: document.as_deref(), cwd: &cwd.path };
+        let about = environment::SessionVariables { session: &self.id, document: document.as_deref(), cwd: &cwd.path };
         let agent = environment::For { profile: self.environment_profile(), args: &self.args, passed: &self.env_pass };
         let built = environment::build(environment::ours(), agent, &said.env, about)
             .map_err(|error| wrong(&error, Some("set it before, or give a default: `${NAME:-value}`".into())))?;
         let passed = environment::worth_restoring(&built.all);
-        Ok(Place { cwd, env: built.all, left_out: built.left_out, passed })
+        Ok(StartContext { cwd, env: built.all, left_out: built.left_out, passed })
     }
 }
 

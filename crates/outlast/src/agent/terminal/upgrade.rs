@@ -37,7 +37,7 @@ use super::{
     bytes::Pipe,
     child::Running,
     people::Tally,
-    plan::SavedPlace,
+    plan::SavedStartContext,
     screen::{SavedScreen, Screen},
     viewers::{OWNER, SavedViewers, Viewers},
 };
@@ -58,7 +58,7 @@ pub(crate) struct Saved {
     pub id: String,
     /// Where its log and its records are: the directory of the first agent.
     pub home: Octets,
-    pub place: SavedPlace,
+    pub place: SavedStartContext,
     pub session: session::Saved,
     pub children: SavedChildren,
     pub control: SavedControl,

@@ -21,7 +21,7 @@ use outlast_control::{
 use outlast_core::{keys::SavedDetachFilter, saved::Octets, terminal};
 use outlast_core::{
     keys::{DetachFilter, DetachKey, ReplyFilter},
-    terminal::{Action, Event, Role, Terminal, Way},
+    terminal::{Action, Delivery, Event, Role, Terminal},
 };
 use outlast_os::{self as os, Outer, OuterEvent, Peer, Size};
 #[cfg(unix)]
@@ -239,7 +239,7 @@ impl Viewers {
 
     /// Whether it gets every byte unchanged.
     pub(super) fn is_exact(&self, key: u64) -> bool {
-        self.machine.way(key) == Some(Way::Exact)
+        self.machine.way(key) == Some(Delivery::Exact)
     }
 
     pub(super) fn handle(&mut self, event: Event, now: Instant) -> Vec<Action> {
@@ -296,7 +296,7 @@ impl Viewers {
             return late;
         }
         for (key, viewer) in &mut self.all {
-            if self.machine.way(*key) != Some(Way::Exact) {
+            if self.machine.way(*key) != Some(Delivery::Exact) {
                 continue;
             }
             viewer.put(b'o', bytes);

@@ -34,7 +34,7 @@ pub(crate) fn serve() -> ExitCode {
     os::limit_memory(MEMORY_MAX);
     let mut stdout = io::stdout().lock();
     let mut say = |said: &Said| writeln!(stdout, "{}", serde_json::to_string(said)?).and_then(|()| stdout.flush());
-    let mut kept = Kept::default();
+    let mut kept = CompiledSchemas::default();
     // The gateway sends one order at a time, none longer than the arguments that it reads.
     let lines = io::stdin().lock().split(b'\n').map_while(Result::ok);
     let mut replies = lines.filter_map(|line| kept.obey(&line));
@@ -46,9 +46,9 @@ pub(crate) fn serve() -> ExitCode {
 
 /// Compiled schemas, by the keys that the gateway gave them. The gateway says when to drop them.
 #[derive(Default)]
-struct Kept(FxHashMap<u64, Validator>);
+struct CompiledSchemas(FxHashMap<u64, Validator>);
 
-impl Kept {
+impl CompiledSchemas {
     /// `C key schema`, `E key arguments`, or `F`, the only order without a reply.
     fn obey(&mut self, line: &[u8]) -> Option<Said> {
         let line = std::str::from_utf8(line).ok()?;
@@ -83,7 +83,7 @@ mod tests {
 
     #[test]
     fn each_request_but_the_last_has_one_reply() {
-        let mut kept = Kept::default();
+        let mut kept = CompiledSchemas::default();
         let table = [
             (r#"C 1 {"properties": {"a": {"enum": ["x y"]}}}"#, Some(r#""compiled""#)),
             (r#"C 2 {"type": "nonsense"}"#, Some(r#"{"unusable":"#)),

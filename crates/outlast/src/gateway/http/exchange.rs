@@ -20,7 +20,7 @@ use tokio::{
 };
 
 use super::{
-    End, News, WaitLimits,
+    End, TaskReport, WaitLimits,
     client::{Failed, Target, cause},
     events::{Event, Events},
     headers,
@@ -44,14 +44,14 @@ pub(super) struct Exchange {
     /// A broken stream can be resumed.
     pub(super) is_resumable: bool,
     pub(super) limits: WaitLimits,
-    pub(super) news: Sender<News>,
+    pub(super) news: Sender<TaskReport>,
 }
 
 impl Exchange {
     pub(super) async fn run(self) {
         let end = self.carry().await;
         // The send fails if the link was dropped.
-        let _ = self.news.send(News::Ended { key: self.key, end }).await;
+        let _ = self.news.send(TaskReport::Ended { key: self.key, end }).await;
     }
 
     async fn carry(&self) -> End {
@@ -236,17 +236,17 @@ impl Exchange {
             let is_answer = answers.is_some() && answers == self.asks;
             if is_answer && self.is_initialize {
                 let version = negotiated(&message);
-                let _ = self.news.send(News::Opened { session: session.clone(), version }).await;
+                let _ = self.news.send(TaskReport::Opened { session: session.clone(), version }).await;
             }
             is_ours |= is_answer;
             let within = if answers.is_none() { self.asks.clone() } else { None };
-            let _ = self.news.send(News::Said { message, answers, within }).await;
+            let _ = self.news.send(TaskReport::Said { message, answers, within }).await;
         }
         Ok(is_ours)
     }
 
     async fn note(&self, what: String) {
-        let _ = self.news.send(News::Note(format!("{}: {what}", self.target.name()))).await;
+        let _ = self.news.send(TaskReport::Note(format!("{}: {what}", self.target.name()))).await;
     }
 
     /// A response with an error status. An error of JSON-RPC is an answer like any other; the machine decides what an
@@ -260,14 +260,14 @@ impl Exchange {
         let Some(id) = &self.asks else {
             if refusal.is_denied() {
                 let refused = refusal.refused(&self.target.name(), self.body.clone());
-                let _ = self.news.send(News::Denied(refused)).await;
+                let _ = self.news.send(TaskReport::Denied(refused)).await;
             } else {
                 self.note(refusal.words(&self.target.name())).await;
             }
             return End::Taken;
         };
         if let Some(message) = refusal.answer(id) {
-            let _ = self.news.send(News::Said { message, answers: Some(id.clone()), within: None }).await;
+            let _ = self.news.send(TaskReport::Said { message, answers: Some(id.clone()), within: None }).await;
             return End::Answered;
         }
         End::Refused(refusal.refused(&self.target.name(), self.body.clone()))

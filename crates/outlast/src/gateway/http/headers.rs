@@ -9,16 +9,16 @@ use hyper::{
 };
 use outlast_core::{
     json::Raw,
+    mcp::{self, header, meta, method},
     message::{self, Params},
 };
 use serde_json::Value;
 
-pub(super) const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
-pub(super) const VERSION: HeaderName = HeaderName::from_static("mcp-protocol-version");
+pub(super) const SESSION: HeaderName = HeaderName::from_static(header::SESSION_ID);
+pub(super) const VERSION: HeaderName = HeaderName::from_static(header::PROTOCOL_VERSION);
 pub(super) const LAST_EVENT: HeaderName = HeaderName::from_static("last-event-id");
-const METHOD: HeaderName = HeaderName::from_static("mcp-method");
-const NAME: HeaderName = HeaderName::from_static("mcp-name");
-const VERSION_MEMBER: &str = "io.modelcontextprotocol/protocolVersion";
+const METHOD: HeaderName = HeaderName::from_static(header::METHOD);
+const NAME: HeaderName = HeaderName::from_static(header::NAME);
 
 /// For every POST.
 pub(super) fn of_post() -> HeaderMap {
@@ -30,22 +30,16 @@ pub(super) fn of_post() -> HeaderMap {
 
 /// The revision of a request of the stateless era.
 pub(super) fn stated_version(params: &Params<'_>) -> Option<HeaderValue> {
-    let version = message::pick_text(params.meta()?, VERSION_MEMBER)?;
+    let version = message::pick_text(params.meta()?, meta::PROTOCOL_VERSION)?;
     HeaderValue::try_from(version).ok()
 }
 
 /// The headers that the stateless era requires for a request or notification, besides its version.
 pub(super) fn describe(headers: &mut HeaderMap, method: &str, params: &Params<'_>, tools: &ToolHeaders) {
     insert(headers, METHOD, method);
-    let name = match method {
-        "tools/call" | "prompts/get" => params.name(),
-        "resources/read" => params.uri(),
-        "tasks/get" | "tasks/update" | "tasks/cancel" => params.task_id(),
-        _ => None,
-    };
-    let Some(name) = name.and_then(Raw::text) else { return };
+    let Some(name) = mcp::repeated_name(method, params).and_then(Raw::text) else { return };
     insert(headers, NAME, &name);
-    if method == "tools/call" {
+    if method == method::TOOLS_CALL {
         tools.describe(headers, &name, params.arguments());
     }
 }
@@ -115,7 +109,7 @@ fn collect(schema: &Value, path: &mut Vec<String>, found: &mut Vec<Mirrored>) {
     for (name, property) in schema["properties"].as_object().into_iter().flatten() {
         path.push(name.clone());
         if let Some(header) = property["x-mcp-header"].as_str()
-            && let Ok(header) = HeaderName::try_from(format!("mcp-param-{header}"))
+            && let Ok(header) = HeaderName::try_from(format!("{}{header}", header::PARAM_PREFIX))
         {
             found.push(Mirrored { path: path.clone(), header });
         }
@@ -139,18 +133,18 @@ mod tests {
     #[test]
     fn headers_contain_the_method_and_the_name() {
         let table = [
-            (r#"{"id":1,"method":"tools/list"}"#, vec![("mcp-method", "tools/list")]),
+            (r#"{"id":1,"method":"tools/list"}"#, vec![(header::METHOD, "tools/list")]),
             (
                 r#"{"id":1,"method":"tools/call","params":{"name":"echo"}}"#,
-                vec![("mcp-method", "tools/call"), ("mcp-name", "echo")],
+                vec![(header::METHOD, "tools/call"), (header::NAME, "echo")],
             ),
             (
                 r#"{"id":1,"method":"resources/read","params":{"uri":"file:///é"}}"#,
-                vec![("mcp-method", "resources/read"), ("mcp-name", "=?base64?ZmlsZTovLy/DqQ==?=")],
+                vec![(header::METHOD, "resources/read"), (header::NAME, "=?base64?ZmlsZTovLy/DqQ==?=")],
             ),
             (
                 r#"{"id":1,"method":"tasks/get","params":{"taskId":"t 1"}}"#,
-                vec![("mcp-method", "tasks/get"), ("mcp-name", "t 1")],
+                vec![(header::METHOD, "tasks/get"), (header::NAME, "t 1")],
             ),
         ];
         for (line, expected) in table {

@@ -16,7 +16,7 @@ use tokio::{
 };
 
 use super::{
-    News, WaitLimits,
+    TaskReport, WaitLimits,
     client::{Failed, Target, origin, resolve},
     events::{Event, Events},
     exchange::{self, Tries, pieces, read_refusal},
@@ -28,7 +28,7 @@ pub(super) struct Stream {
     pub(super) target: Arc<Target>,
     pub(super) headers: HeaderMap,
     pub(super) limits: WaitLimits,
-    pub(super) news: Sender<News>,
+    pub(super) news: Sender<TaskReport>,
 }
 
 impl Stream {
@@ -43,7 +43,7 @@ impl Stream {
             match self.ask(&events).await {
                 Err(failed) if failed.is_unreachable => {
                     if unreachable.next(None).is_none() {
-                        return self.tell(News::Unreachable(failed.why)).await;
+                        return self.tell(TaskReport::Unreachable(failed.why)).await;
                     }
                 }
                 Err(_) => {}
@@ -76,9 +76,9 @@ impl Stream {
         let refusal = read_refusal(response, &self.limits).await;
         let name = self.target.name();
         let news = match () {
-            () if self.headers.contains_key(headers::SESSION) && refusal.forgets_session(None) => News::Forgotten,
-            () if refusal.is_denied() => News::Denied(refusal.refused(&name, Bytes::new())),
-            () => News::Note(format!("it offers no event stream: {}", refusal.words(&name))),
+            () if self.headers.contains_key(headers::SESSION) && refusal.forgets_session(None) => TaskReport::Forgotten,
+            () if refusal.is_denied() => TaskReport::Denied(refusal.refused(&name, Bytes::new())),
+            () => TaskReport::Note(format!("it offers no event stream: {}", refusal.words(&name))),
         };
         self.tell(news).await;
     }
@@ -94,7 +94,7 @@ impl Stream {
                 let refusal = read_refusal(response, &self.limits).await;
                 let words = refusal.words(&self.target.name());
                 if refusal.is_denied() {
-                    self.tell(News::Denied(refusal.refused(&self.target.name(), Bytes::new()))).await;
+                    self.tell(TaskReport::Denied(refusal.refused(&self.target.name(), Bytes::new()))).await;
                 }
                 words
             }
@@ -106,7 +106,7 @@ impl Stream {
                 format!("{} ended its stream", self.target.name())
             }
         };
-        self.tell(News::Unreachable(why)).await;
+        self.tell(TaskReport::Unreachable(why)).await;
     }
 
     async fn ask(&self, events: &Events) -> Result<Response<Incoming>, Failed> {
@@ -140,28 +140,28 @@ impl Stream {
             Event::Message(data) => match pieces(&data) {
                 Ok(pieces) => {
                     for (message, answers) in pieces {
-                        self.tell(News::Said { message, answers, within: None }).await;
+                        self.tell(TaskReport::Said { message, answers, within: None }).await;
                     }
                 }
                 Err(error) => {
-                    self.tell(News::Note(format!("{name}: an event is not JSON and was dropped: {error}"))).await;
+                    self.tell(TaskReport::Note(format!("{name}: an event is not JSON and was dropped: {error}"))).await;
                 }
             },
-            Event::TooLong => self.tell(News::Note(exchange::too_long(&name))).await,
+            Event::TooLong => self.tell(TaskReport::Note(exchange::too_long(&name))).await,
             Event::Endpoint(reference) => self.tell(self.endpoint(&reference)).await,
         }
     }
 
     /// The headers may contain credentials, so requests go only to the server itself.
-    fn endpoint(&self, reference: &str) -> News {
+    fn endpoint(&self, reference: &str) -> TaskReport {
         let endpoint: Option<Uri> = resolve(&self.target.url, reference);
         match endpoint.filter(|endpoint| origin(endpoint) == origin(&self.target.url)) {
-            Some(endpoint) => News::Endpoint(endpoint),
-            None => News::Unreachable(format!("{} names another server as its endpoint", self.target.name())),
+            Some(endpoint) => TaskReport::Endpoint(endpoint),
+            None => TaskReport::Unreachable(format!("{} names another server as its endpoint", self.target.name())),
         }
     }
 
-    async fn tell(&self, news: News) {
+    async fn tell(&self, news: TaskReport) {
         // The send fails if the link was dropped.
         let _ = self.news.send(news).await;
     }

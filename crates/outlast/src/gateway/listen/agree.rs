@@ -1,19 +1,19 @@
-//! Requests of the stateless era repeat parts of the body in headers, for proxies. Here both are checked to agree.
+//! Checks that the headers of a request of the stateless era agree with its body, whose parts they repeat for proxies.
 
 use std::collections::HashMap;
 
 use hyper::HeaderMap;
-use outlast_core::message::{self, Params, Raw};
+use outlast_core::{
+    mcp::{self, meta, method, revision},
+    message::{self, Params, Raw},
+};
 use serde_json::Value;
 
 use super::{
+    answers,
     headers::{single, unpack},
     stream::Answer,
-    words,
 };
-
-const VERSION: &str = "io.modelcontextprotocol/protocolVersion";
-const CAPABILITIES: &str = "io.modelcontextprotocol/clientCapabilities";
 
 /// A tool's parameter that clients mirror in a header.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,14 +64,14 @@ pub(super) fn claims(params: &Params<'_>) -> bool {
 
 /// The client's description of itself in a request of the stateless era, as JSON.
 pub(super) fn client_info<'a>(params: &Params<'a>) -> Option<Raw<'a>> {
-    let [info] = message::pick(params.meta()?, ["io.modelcontextprotocol/clientInfo"])?;
+    let [info] = message::pick(params.meta()?, [meta::CLIENT_INFO])?;
     info
 }
 
 type Envelope<'a> = (Option<Raw<'a>>, Option<Raw<'a>>);
 
 fn envelope<'a>(params: &Params<'a>) -> Option<Envelope<'a>> {
-    let [version, capabilities] = message::pick(params.meta()?, [VERSION, CAPABILITIES])?;
+    let [version, capabilities] = message::pick(params.meta()?, [meta::PROTOCOL_VERSION, meta::CLIENT_CAPABILITIES])?;
     Some((version, capabilities))
 }
 
@@ -84,26 +84,20 @@ pub(super) fn check(
     mirrors: &Mirrors,
 ) -> Result<(), Box<Answer>> {
     let version = check_envelope(headers, id, params)?;
-    if !words::STATELESS.contains(&version.as_str()) {
-        return Err(words::unsupported(id, &version, &words::STATELESS));
+    if version != revision::STATELESS {
+        return Err(answers::unsupported(id, &version, &[revision::STATELESS]));
     }
     let said = header(headers, id, "Mcp-Method")?;
     if said != Some(method) {
         return Err(disagrees(id, "Mcp-Method", said, method));
     }
-    let name = match method {
-        "tools/call" | "prompts/get" => params.name(),
-        "resources/read" => params.uri(),
-        "tasks/get" | "tasks/update" | "tasks/cancel" => params.task_id(),
-        _ => None,
-    };
     // The state machine reports members that are missing in the body.
-    let Some(name) = name.and_then(Raw::text) else { return Ok(()) };
+    let Some(name) = mcp::repeated_name(method, params).and_then(Raw::text) else { return Ok(()) };
     let said = header(headers, id, "Mcp-Name")?;
     if said.is_none() || said.and_then(unpack).as_deref() != Some(&name) {
         return Err(disagrees(id, "Mcp-Name", said, &name));
     }
-    match mirrors.get(&name).filter(|_| method == "tools/call") {
+    match mirrors.get(&name).filter(|_| method == method::TOOLS_CALL) {
         Some(mirrors) => mirrors.iter().try_for_each(|mirror| check_mirror(headers, id, params, mirror)),
         None => Ok(()),
     }
@@ -112,12 +106,13 @@ pub(super) fn check(
 fn check_envelope(headers: &HeaderMap, id: &str, params: &Params<'_>) -> Result<String, Box<Answer>> {
     let missing = |what: &str| {
         let message = format!("params._meta must carry {what}");
-        Answer::error(hyper::StatusCode::BAD_REQUEST, id, words::INVALID_PARAMS, &message, None)
+        Answer::error(hyper::StatusCode::BAD_REQUEST, id, answers::INVALID_PARAMS, &message, None)
     };
     let (version, capabilities) = envelope(params).unwrap_or_default();
-    let version = version.and_then(Raw::text).ok_or_else(|| missing(&format!("{VERSION}, a string")))?;
+    let version =
+        version.and_then(Raw::text).ok_or_else(|| missing(&format!("{}, a string", meta::PROTOCOL_VERSION)))?;
     if !capabilities.is_some_and(|raw| raw.get().starts_with('{')) {
-        return Err(missing(&format!("{CAPABILITIES}, an object")));
+        return Err(missing(&format!("{}, an object", meta::CLIENT_CAPABILITIES)));
     }
     let said = header(headers, id, "MCP-Protocol-Version")?;
     if said != Some(&version) {
@@ -128,11 +123,11 @@ fn check_envelope(headers: &HeaderMap, id: &str, params: &Params<'_>) -> Result<
 
 fn header<'a>(headers: &'a HeaderMap, id: &str, name: &str) -> Result<Option<&'a str>, Box<Answer>> {
     single(headers, name)
-        .map_err(|_| words::mismatch(id, &format!("the {name} header is there twice, or is not plain text")))
+        .map_err(|_| answers::mismatch(id, &format!("the {name} header is there twice, or is not plain text")))
 }
 
 fn disagrees(id: &str, header: &str, said: Option<&str>, body: &str) -> Box<Answer> {
-    words::mismatch(
+    answers::mismatch(
         id,
         &match said {
             Some(said) => format!("the {header} header says `{said}`, and the body `{body}`"),

@@ -34,10 +34,9 @@ use {
 };
 
 use super::{
-    Auth, Counts, Heard, Limits, Page, PageAnswer, Refused,
+    Auth, Counts, FrontEvent, Limits, Page, PageAnswer, Refused, answers,
     socket::{Backlog, Connection, Ends, Pass},
     stream::{Answer, Content, Owner, Reply},
-    words,
 };
 use crate::{
     gateway::session_store::{SessionStore, StoreEvent, record_key},
@@ -65,7 +64,7 @@ pub(super) struct FrontDriver {
     /// The addresses of answered single requests, by client, until the owner is told that they ended.
     answered: FxHashMap<u64, Rc<str>>,
     /// Events for the owner.
-    heard: VecDeque<Heard>,
+    heard: VecDeque<FrontEvent>,
     owner: Option<Waker>,
     pages: FxHashMap<u64, Reply>,
     next_ticket: u64,
@@ -150,7 +149,7 @@ impl FrontDriver {
                 StoreEvent::Written { client, write, is_ok } => {
                     self.handle(Event::Stored { client, write, is_ok }, now);
                 }
-                StoreEvent::Note(text) => self.hear(Heard::Note(text)),
+                StoreEvent::Note(text) => self.hear(FrontEvent::Note(text)),
             }
         }
     }
@@ -187,29 +186,29 @@ impl FrontDriver {
     fn act(&mut self, action: Action<Reply>) {
         match action {
             Action::SessionCame { client, who } => {
-                self.hear(Heard::Came { client, front: Front::Session, who: (*who).clone() });
+                self.hear(FrontEvent::Came { client, front: Front::Session, who: (*who).clone() });
             }
             Action::SessionRestored { client, who, state } => {
-                self.hear(Heard::Restored { client, who: (*who).clone(), state });
+                self.hear(FrontEvent::Restored { client, who: (*who).clone(), state });
             }
             Action::RequestCame { client, who } => {
-                self.hear(Heard::Came { client, front: Front::Request, who: (*who).clone() });
+                self.hear(FrontEvent::Came { client, front: Front::Request, who: (*who).clone() });
             }
             Action::Said { client, message, outline: Some(outline) } => {
-                self.hear(Heard::Requested { client, message, outline });
+                self.hear(FrontEvent::Requested { client, message, outline });
             }
-            Action::Said { client, message, outline: None } => self.hear(Heard::Said { client, message }),
+            Action::Said { client, message, outline: None } => self.hear(FrontEvent::Said { client, message }),
             Action::Left { client, peer } => {
                 self.passes.remove(&client);
                 if let Some(peer) = peer {
                     self.answered.insert(client, peer);
                 }
-                self.hear(Heard::Left { client });
+                self.hear(FrontEvent::Left { client });
             }
             Action::Answer { response, session, body, kind } => response.answer(whole(session, body, kind)),
             Action::Refuse { response, why } => response.answer(match why {
-                Refusal::SessionEnded => words::session_ended(),
-                Refusal::Stopping => words::closing(),
+                Refusal::SessionEnded => answers::session_ended(),
+                Refusal::Stopping => answers::closing(),
             }),
             Action::OpenEvents { response, client, session } => {
                 response.answer(Answer::events(session, response.clone(), Owner::Client(client)));
@@ -255,7 +254,7 @@ impl FrontDriver {
 
     fn hear_allowed(&mut self, client: u64, until: Option<SystemTime>) {
         let left = until.map(|until| until.duration_since(SystemTime::now()).unwrap_or_default());
-        self.hear(Heard::Allowed { client, until: left.map(|left| Instant::now() + left) });
+        self.hear(FrontEvent::Allowed { client, until: left.map(|left| Instant::now() + left) });
     }
 
     /// After a change of the authentication, sessions whose credentials are no longer valid are not served. Single
@@ -271,7 +270,7 @@ impl FrontDriver {
             }
         }
         for client in over {
-            self.hear(Heard::Allowed { client, until: Some(now) });
+            self.hear(FrontEvent::Allowed { client, until: Some(now) });
         }
     }
 
@@ -308,9 +307,9 @@ impl FrontDriver {
 
     // For the owner of the front.
 
-    pub(super) fn next_heard(&mut self) -> Option<Heard> {
+    pub(super) fn next_heard(&mut self) -> Option<FrontEvent> {
         let heard = self.heard.pop_front();
-        if let Some(Heard::Left { client }) = &heard {
+        if let Some(FrontEvent::Left { client }) = &heard {
             self.answered.remove(client);
         }
         heard
@@ -328,11 +327,11 @@ impl FrontDriver {
 
     /// Reports a request that was refused here.
     pub(super) fn refused(&mut self, refused: Refused) {
-        self.hear(Heard::Refused(Box::new(refused)));
+        self.hear(FrontEvent::Refused(Box::new(refused)));
     }
 
     /// Wakes the polling task when there is an event or an earlier deadline.
-    pub(super) fn poll_heard(&mut self, cx: &Context<'_>) -> Poll<Heard> {
+    pub(super) fn poll_heard(&mut self, cx: &Context<'_>) -> Poll<FrontEvent> {
         if let Some(heard) = self.next_heard() {
             return Poll::Ready(heard);
         }
@@ -620,7 +619,7 @@ impl FrontDriver {
         now: Instant,
     ) -> Result<Exchange, Box<Answer>> {
         let is_known = connection.is_known();
-        self.front.has_room(who, is_known).map_err(words::too_many_sessions)?;
+        self.front.has_room(who, is_known).map_err(answers::too_many_sessions)?;
         let (client, reply) = (self.next_client(), Reply::new(connection.clone()));
         let (peer, response, random) = (connection.peer().clone(), reply.clone(), random_id());
         let who = who.clone();
@@ -674,11 +673,11 @@ impl FrontDriver {
         now: Instant,
     ) -> Result<(u64, Box<Answer>), Box<Answer>> {
         self.restore(id, who, connection, now);
-        let session = self.session(id, who).ok_or_else(words::no_such_session)?;
-        let (client, stream) = (session.client(), session.stream(last).map_err(words::no_stream)?);
+        let session = self.session(id, who).ok_or_else(answers::no_such_session)?;
+        let (client, stream) = (session.client(), session.stream(last).map_err(answers::no_stream)?);
         let reply = Reply::new(connection.clone());
         self.handle(Event::Listened { client, stream, response: reply.clone() }, now);
-        let answer = reply.take().ok_or_else(|| words::no_stream(NoStream::Forgotten))?;
+        let answer = reply.take().ok_or_else(|| answers::no_stream(NoStream::Forgotten))?;
         Ok((client, answer))
     }
 
@@ -693,7 +692,7 @@ impl FrontDriver {
         page.ticket = ticket;
         let reply = Reply::new(connection.clone());
         self.pages.insert(ticket, reply.clone());
-        self.hear(Heard::Page(Box::new(page)));
+        self.hear(FrontEvent::Page(Box::new(page)));
         Exchange { owner: Owner::Page(ticket), is_session: false, reply }
     }
 
@@ -751,7 +750,7 @@ impl FrontDriver {
         self.next_client - 1
     }
 
-    fn hear(&mut self, heard: Heard) {
+    fn hear(&mut self, heard: FrontEvent) {
         self.heard.push_back(heard);
         self.wake();
     }
@@ -784,11 +783,11 @@ pub(super) struct Exchange {
 /// An answer as one body.
 fn whole(session: Option<SessionId>, body: Bytes, kind: AnswerKind) -> Box<Answer> {
     let (status, retry_after) = match kind {
-        AnswerKind::OfSession(said) => (StatusCode::OK, words::retry_after(&body, said)),
+        AnswerKind::OfSession(said) => (StatusCode::OK, answers::retry_after(&body, said)),
         AnswerKind::Batch => (StatusCode::OK, None),
         AnswerKind::Stateless(said) => {
             let code = if said == Said::Error { error_code(&body) } else { None };
-            (words::status_of(code), words::retry_after(&body, said))
+            (answers::status_of(code), answers::retry_after(&body, said))
         }
     };
     Answer::json(status, session, body).with_all(retry_after)

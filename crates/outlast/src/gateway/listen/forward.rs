@@ -21,6 +21,7 @@ use outlast_core::{
     },
     front::SessionId,
     gateway::Who,
+    mcp,
     message::{self, Message, RawId},
 };
 use serde::{Deserialize, Serialize};
@@ -28,12 +29,11 @@ use serde_json::value::to_raw_value;
 use tokio::{sync::oneshot, task::spawn_local};
 
 use super::{
-    Door,
+    HttpEndpoint, answers,
     headers::{Head, single},
     request::{self, Told, response, said, wait},
-    socket::{Connection, Wish},
+    socket::{CloseRequest, Connection},
     stream::{Answer, Body, Owner, Reply},
-    words,
 };
 use crate::{
     cluster::replica::{Pipe, PipeEnd, SharedReplica, resolve},
@@ -45,7 +45,8 @@ pub(super) const PLACES_MAX: usize = 4;
 /// The home of a session that another replica took over meanwhile refuses a request with this.
 const NOT_HERE: &str = "no_such_session";
 /// Headers that the home needs. Credentials are not among them: this replica has checked them.
-const FORWARDED: [&str; 5] = ["accept", "content-type", "mcp-protocol-version", "mcp-session-id", "last-event-id"];
+const FORWARDED: [&str; 5] =
+    ["accept", "content-type", mcp::header::PROTOCOL_VERSION, mcp::header::SESSION_ID, "last-event-id"];
 /// Headers of an answer that reach the client.
 const RETURNED: [&str; 1] = ["retry-after"];
 
@@ -81,7 +82,7 @@ enum BodyKind {
 }
 
 /// Where a request is served.
-pub(super) enum Place {
+pub(super) enum ServedBy {
     Here,
     At(Home),
 }
@@ -95,37 +96,37 @@ pub(super) enum Forward {
 
 /// Finds the home of a session, and opens the session here if its home is lost.
 pub(super) async fn place(
-    door: &Door,
+    endpoint: &HttpEndpoint,
     replica: &SharedReplica,
     connection: &Connection,
     who: &Who,
     id: SessionId,
-) -> Result<Place, Box<Answer>> {
+) -> Result<ServedBy, Box<Answer>> {
     let key = record_key(id);
     let mut outcome = resolve(replica, key, who).await;
-    if matches!(outcome, Outcome::Here) && !door.driver.borrow().has_session(id) {
+    if matches!(outcome, Outcome::Here) && !endpoint.driver.borrow().has_session(id) {
         // The request that was to open it has left, or comes after this one.
         replica.borrow_mut().not_opened(key);
         outcome = resolve(replica, key, who).await;
     }
     match outcome {
-        Outcome::Here => Ok(Place::Here),
+        Outcome::Here => Ok(ServedBy::Here),
         Outcome::Restore { record, .. } => {
-            let mut driver = door.driver.borrow_mut();
+            let mut driver = endpoint.driver.borrow_mut();
             if driver.session(id, who).is_some() {
-                return Ok(Place::Here);
+                return Ok(ServedBy::Here);
             }
             driver.load(key, *record, Instant::now());
             driver.restore(id, who, connection, Instant::now());
             if driver.session(id, who).is_none() {
                 replica.borrow_mut().not_restored(key);
-                return Err(words::no_such_session());
+                return Err(answers::no_such_session());
             }
-            Ok(Place::Here)
+            Ok(ServedBy::Here)
         }
-        Outcome::Forward { to } => Ok(Place::At(to)),
-        Outcome::NotFound => Err(words::no_such_session()),
-        Outcome::Unavailable => Err(words::no_home()),
+        Outcome::Forward { to } => Ok(ServedBy::At(to)),
+        Outcome::NotFound => Err(answers::no_such_session()),
+        Outcome::Unavailable => Err(answers::no_home()),
     }
 }
 
@@ -139,7 +140,7 @@ pub(super) struct Request<'a> {
 }
 
 pub(super) async fn forward(
-    door: &Rc<Door>,
+    endpoint: &Rc<HttpEndpoint>,
     replica: &SharedReplica,
     connection: &Rc<Connection>,
     request: Request<'_>,
@@ -157,7 +158,7 @@ pub(super) async fn forward(
         peer: connection.peer().to_string(),
         headers: chosen(request.headers, &FORWARDED),
     };
-    let Ok(forwarded) = to_raw_value(&forwarded) else { return Forward::Answered(Err(words::no_home())) };
+    let Ok(forwarded) = to_raw_value(&forwarded) else { return Forward::Answered(Err(answers::no_home())) };
     let pipe = Pipe::open(replica, home.instance, forwarded);
     if let Some(body) = request.body {
         pipe.send(body.clone());
@@ -175,7 +176,7 @@ pub(super) async fn forward(
         }
     };
     let Ok(head) = serde_json::from_slice::<ForwardedHead>(&head) else {
-        return Forward::Answered(Err(words::no_home()));
+        return Forward::Answered(Err(answers::no_home()));
     };
     let status = StatusCode::from_u16(head.status).unwrap_or(StatusCode::BAD_GATEWAY);
     let mut answer = match head.body {
@@ -184,7 +185,7 @@ pub(super) async fn forward(
             Ok(body) => Answer::json(status, None, body),
             Err(_) => return Forward::Answered(home_ended(request.body)),
         },
-        BodyKind::Events => events(door, connection, pipe),
+        BodyKind::Events => events(endpoint, connection, pipe),
     };
     for name in RETURNED {
         if let Some((_, value)) = head.headers.iter().find(|(known, _)| known == name) {
@@ -195,11 +196,11 @@ pub(super) async fn forward(
 }
 
 /// The events of the home become the response. The stream to the home ends when the client has left.
-fn events(door: &Rc<Door>, connection: &Rc<Connection>, pipe: Pipe) -> Box<Answer> {
+fn events(endpoint: &Rc<HttpEndpoint>, connection: &Rc<Connection>, pipe: Pipe) -> Box<Answer> {
     let reply = Reply::new(connection.clone());
     let (left, mut has_left) = oneshot::channel::<()>();
-    let number = door.driver.borrow_mut().add_forward(left);
-    let (sink, bytes_max) = (reply.clone(), door.driver.borrow().limits().stream_bytes_max);
+    let number = endpoint.driver.borrow_mut().add_forward(left);
+    let (sink, bytes_max) = (reply.clone(), endpoint.driver.borrow().limits().stream_bytes_max);
     spawn_local(async move {
         loop {
             let frame = tokio::select! {
@@ -240,7 +241,7 @@ fn home_ended(body: Option<&Bytes>) -> Told {
             let body = [b"[" as &[u8], &parts.join(&b","[..]), b"]"].concat();
             Ok(Answer::json(StatusCode::OK, None, body.into()))
         }
-        _ => Err(words::no_home()),
+        _ => Err(answers::no_home()),
     }
 }
 
@@ -250,15 +251,15 @@ fn chosen(headers: &HeaderMap, names: &[&str]) -> Vec<(String, String)> {
 }
 
 /// Serves a request that another replica forwards.
-pub(super) async fn serve(door: Rc<Door>, replica: SharedReplica, stream: Stream, request: Bytes) {
+pub(super) async fn serve(endpoint: Rc<HttpEndpoint>, replica: SharedReplica, stream: Stream, request: Bytes) {
     let pipe = Pipe::accept(&replica, stream);
     let Ok(request) = serde_json::from_slice::<ForwardedRequest>(&request) else {
         return pipe.abort("the request cannot be read");
     };
-    let connection = door.driver.borrow().connection_of_replica(request.peer.as_str().into(), Instant::now());
+    let connection = endpoint.driver.borrow().connection_of_replica(request.peer.as_str().into(), Instant::now());
     let told = tokio::select! {
         biased;
-        told = respond(&door, &replica, &connection, &pipe, request) => told,
+        told = respond(&endpoint, &replica, &connection, &pipe, request) => told,
         // Its client has left.
         () = closed(&connection) => return,
     };
@@ -266,12 +267,12 @@ pub(super) async fn serve(door: Rc<Door>, replica: SharedReplica, stream: Stream
         Some(Ok(answer) | Err(answer)) => answer,
         None => return pipe.abort(NOT_HERE),
     };
-    send(&connection, pipe, response(*answer, door.driver.clone(), connection.clone())).await;
+    send(&connection, pipe, response(*answer, endpoint.driver.clone(), connection.clone())).await;
 }
 
 /// None if the session is not open here.
 async fn respond(
-    door: &Rc<Door>,
+    endpoint: &Rc<HttpEndpoint>,
     replica: &SharedReplica,
     connection: &Rc<Connection>,
     pipe: &Pipe,
@@ -289,24 +290,24 @@ async fn respond(
     connection.begin();
     connection.set_who(&who, request.is_known, until);
     let id = request::session_named(&head, None).ok()?;
-    match place(door, replica, connection, &who, id).await {
-        Ok(Place::Here) => {}
-        Ok(Place::At(_)) | Err(_) => return None,
+    match place(endpoint, replica, connection, &who, id).await {
+        Ok(ServedBy::Here) => {}
+        Ok(ServedBy::At(_)) | Err(_) => return None,
     }
-    door.driver.borrow().session(id, &who)?;
+    endpoint.driver.borrow().session(id, &who)?;
     Some(match request.method.as_str() {
         "POST" => {
             let body = pipe.receive().await.ok()?;
-            posted(door, connection, pipe, &who, &head, &headers, body, until).await?
+            posted(endpoint, connection, pipe, &who, &head, &headers, body, until).await?
         }
-        "GET" => listen(door, connection, &who, &head, &headers, until),
-        _ => request::delete(door, connection, &who, &head),
+        "GET" => listen(endpoint, connection, &who, &head, &headers, until),
+        _ => request::delete(endpoint, connection, &who, &head),
     })
 }
 
 #[expect(clippy::too_many_arguments, reason = "one call, of the parts of one request")]
 async fn posted(
-    door: &Rc<Door>,
+    endpoint: &Rc<HttpEndpoint>,
     connection: &Rc<Connection>,
     pipe: &Pipe,
     who: &Rc<Who>,
@@ -315,24 +316,24 @@ async fn posted(
     body: Bytes,
     until: Option<SystemTime>,
 ) -> Option<Told> {
-    let exchange = match said(door, connection, who, head, headers, body) {
+    let exchange = match said(endpoint, connection, who, head, headers, body) {
         Ok(Some(exchange)) => exchange,
         Ok(None) => return Some(Ok(Answer::empty(StatusCode::ACCEPTED))),
         Err(refused) => return Some(Err(refused)),
     };
     if let Owner::Client(client) = exchange.owner {
-        door.driver.borrow_mut().allow_forwarded(client, until);
+        endpoint.driver.borrow_mut().allow_forwarded(client, until);
     }
     tokio::select! {
         biased;
-        answer = wait(door, exchange) => Some(Ok(answer)),
+        answer = wait(endpoint, exchange) => Some(Ok(answer)),
         // The client has left, or its replica: what it asked for goes on, as after a broken connection.
         _ = pipe.receive() => None,
     }
 }
 
 fn listen(
-    door: &Door,
+    endpoint: &HttpEndpoint,
     connection: &Rc<Connection>,
     who: &Rc<Who>,
     head: &Head<'_>,
@@ -341,8 +342,8 @@ fn listen(
 ) -> Told {
     let id = request::session_named(head, None)?;
     let last =
-        single(headers, "last-event-id").map_err(|_| words::no_stream(outlast_core::front::NoStream::NotAnId))?;
-    let mut driver = door.driver.borrow_mut();
+        single(headers, "last-event-id").map_err(|_| answers::no_stream(outlast_core::front::NoStream::NotAnId))?;
+    let mut driver = endpoint.driver.borrow_mut();
     let (client, answer) = driver.listen(id, who, last, connection, Instant::now())?;
     driver.allow_forwarded(client, until);
     Ok(answer)
@@ -352,7 +353,7 @@ fn listen(
 async fn send(connection: &Connection, pipe: Pipe, response: Response<Body>) {
     let (parts, mut body) = response.into_parts();
     let is_stream =
-        parts.headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes() == words::EVENTS.as_bytes());
+        parts.headers.get(header::CONTENT_TYPE).is_some_and(|kind| kind.as_bytes() == answers::EVENTS.as_bytes());
     let kind = match (is_stream, body.is_empty()) {
         (true, _) => BodyKind::Events,
         (false, true) => BodyKind::None,
@@ -378,8 +379,8 @@ async fn send(connection: &Connection, pipe: Pipe, response: Response<Body>) {
 /// Ready when the front closes the connection.
 async fn closed(connection: &Connection) {
     poll_fn(|cx| match connection.poll_wish(cx) {
-        Wish::Stay | Wish::HandOver => Poll::Pending,
-        Wish::Close | Wish::Cut => Poll::Ready(()),
+        CloseRequest::Stay | CloseRequest::HandOver => Poll::Pending,
+        CloseRequest::Close | CloseRequest::Cut => Poll::Ready(()),
     })
     .await;
 }

@@ -7,6 +7,7 @@ use hyper::{
     HeaderMap,
     header::{self, AsHeaderName, HeaderName, HeaderValue},
 };
+use outlast_core::mcp;
 
 /// A header that occurs more than once, or whose value is not text.
 #[derive(Debug, PartialEq, Eq)]
@@ -78,8 +79,8 @@ impl<'a> Head<'a> {
                 "origin" => head.origin.add(value),
                 "content-type" => head.kind.add(value),
                 "content-encoding" => head.encoding.add(value),
-                "mcp-session-id" => head.session.add(value),
-                "mcp-protocol-version" => head.version.add(value),
+                mcp::header::SESSION_ID => head.session.add(value),
+                mcp::header::PROTOCOL_VERSION => head.version.add(value),
                 "x-outlast-profile" => head.profile.add(value),
                 "authorization" | "x-api-key" => head.has_credentials = true,
                 "accept" => {

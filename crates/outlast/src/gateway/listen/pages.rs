@@ -19,12 +19,11 @@ use outlast_os::PeerUser;
 use sha2::{Digest, Sha256};
 
 use super::{
-    Door, Page,
+    HttpEndpoint, Page, answers,
     headers::{Head, single},
     request::{Told, identify, take, wait},
     socket::Connection,
     stream::{Answer, Content},
-    words,
 };
 
 const STATUS: &str = include_str!("status.html");
@@ -32,12 +31,12 @@ const STATUS: &str = include_str!("status.html");
 const TOKEN: &str = "x-outlast-token";
 
 pub(super) async fn turn(
-    door: &Rc<Door>,
+    endpoint: &Rc<HttpEndpoint>,
     connection: &Rc<Connection>,
     head: Parts,
     body: &mut Option<Incoming>,
 ) -> Told {
-    let told = answer(door, connection, &head, body).await;
+    let told = answer(endpoint, connection, &head, body).await;
     let is_html = matches!(&told, Ok(answer) if answer.kind == HTML);
     let protect = |mut answer: Box<Answer>| {
         answer.headers.push(("x-content-type-options", "nosniff".into()));
@@ -58,7 +57,12 @@ pub(super) async fn turn(
 
 const HTML: &str = "text/html; charset=utf-8";
 
-async fn answer(door: &Rc<Door>, connection: &Rc<Connection>, head: &Parts, body: &mut Option<Incoming>) -> Told {
+async fn answer(
+    endpoint: &Rc<HttpEndpoint>,
+    connection: &Rc<Connection>,
+    head: &Parts,
+    body: &mut Option<Incoming>,
+) -> Told {
     let path = head.uri.path();
     let is_open = matches!(path, "/health" | "/ready" | "/");
     if !is_open && path != "/metrics" && !path.starts_with("/api/") {
@@ -66,12 +70,12 @@ async fn answer(door: &Rc<Door>, connection: &Rc<Connection>, head: &Parts, body
     }
     let is_order = head.method == Method::POST && path.starts_with("/api/");
     if !is_order && !matches!(head.method, Method::GET | Method::HEAD) {
-        return Err(words::method_not_allowed("GET", "only GET and HEAD are allowed"));
+        return Err(answers::method_not_allowed("GET", "only GET and HEAD are allowed"));
     }
-    let who = if is_open { door.anonymous.clone() } else { identify(door, connection, &head.headers)? };
+    let who = if is_open { endpoint.anonymous.clone() } else { identify(endpoint, connection, &head.headers)? };
     // Without authentication, `/api/` shows more than the tools do, so it is only for the user that runs the gateway.
-    if path.starts_with("/api/") && door.auth.borrow().is_none() {
-        let has_token = matches!(single(&head.headers, TOKEN), Ok(Some(given)) if is_same(given, &door.token));
+    if path.starts_with("/api/") && endpoint.auth.borrow().is_none() {
+        let has_token = matches!(single(&head.headers, TOKEN), Ok(Some(given)) if is_same(given, &endpoint.token));
         if !has_token && connection.peer_user() != PeerUser::Same {
             let message = "only the user that runs the gateway may read this; others need the token of its status page, which \
                            `outlast state` shows";
@@ -81,15 +85,15 @@ async fn answer(door: &Rc<Door>, connection: &Rc<Connection>, head: &Parts, body
     match path {
         "/" => return Ok(whole(HTML, Bytes::from_static(STATUS.as_bytes()))),
         "/api/token" if !is_order => {
-            let token = serde_json::json!({"token": door.token}).to_string();
-            return Ok(whole(words::JSON, token.into()));
+            let token = serde_json::json!({"token": endpoint.token}).to_string();
+            return Ok(whole(answers::JSON, token.into()));
         }
         _ => {}
     }
     if is_order {
-        check_order(&door.token, &head.headers, head.uri.authority())?;
+        check_order(&endpoint.token, &head.headers, head.uri.authority())?;
     }
-    let body = if is_order { take(door, body).await? } else { Bytes::new() };
+    let body = if is_order { take(endpoint, body).await? } else { Bytes::new() };
     if !is_open {
         connection.show_pass(Head::of(&head.headers).credentials(&head.headers), who.clone());
     }
@@ -103,8 +107,8 @@ async fn answer(door: &Rc<Door>, connection: &Rc<Connection>, head: &Parts, body
         body,
         who: (*who).clone(),
     };
-    let exchange = door.driver.borrow_mut().ask_page(page, connection);
-    Ok(wait(door, exchange).await)
+    let exchange = endpoint.driver.borrow_mut().ask_page(page, connection);
+    Ok(wait(endpoint, exchange).await)
 }
 
 fn whole(kind: &'static str, body: Bytes) -> Box<Answer> {

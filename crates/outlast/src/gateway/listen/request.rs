@@ -20,23 +20,23 @@ use hyper::{
 use outlast_core::{
     front::{NoStream, Posted, Session, SessionId, record::Change},
     gateway::{REQUEST_ID_MAX, Who},
+    mcp::{self, method, revision},
     message::{self, Id, Message, Outline, Raw, RawId},
 };
 
 use super::{
-    Door, Refused, agree, cors,
+    HttpEndpoint, Refused, agree, answers, cors,
     driver::{Exchange, Shared},
-    forward::{self, Forward, Place},
+    forward::{self, Forward, ServedBy},
     headers::{Head, session_id, single},
     pages,
     socket::Connection,
     stream::{Answer, Body, Content, Owner, Reply},
-    words,
 };
 
 /// The path of the MCP endpoint.
 pub(super) const ENDPOINT: &str = "/mcp";
-const SESSION: HeaderName = HeaderName::from_static("mcp-session-id");
+const SESSION: HeaderName = HeaderName::from_static(mcp::header::SESSION_ID);
 /// The initial buffer for a body; it grows as data arrives.
 const BODY_ROOM: usize = 64 << 10;
 /// A batch with more members is refused.
@@ -51,21 +51,21 @@ const PATH_MAX: usize = 200;
 const BODY_RATE: usize = 64 << 10;
 
 pub(super) async fn serve(
-    door: Rc<Door>,
+    endpoint: Rc<HttpEndpoint>,
     connection: Rc<Connection>,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     connection.begin();
-    let cors = cors::Cors::of(&door.names.borrow(), &request);
-    let about = About::of(&request);
-    let answer = match respond(&door, &connection, request).await {
+    let cors = cors::Cors::of(&endpoint.names.borrow(), &request);
+    let about = RequestSummary::of(&request);
+    let answer = match respond(&endpoint, &connection, request).await {
         Ok(answer) => answer,
         Err(answer) => {
-            door.driver.borrow_mut().refused(about.refused(&answer, &connection));
+            endpoint.driver.borrow_mut().refused(about.refused(&answer, &connection));
             answer
         }
     };
-    let mut response = response(*answer, door.driver.clone(), connection);
+    let mut response = response(*answer, endpoint.driver.clone(), connection);
     if let Some(cors) = cors {
         cors.put_into(response.headers_mut());
     }
@@ -78,17 +78,17 @@ pub(super) fn is_endpoint(path: &str) -> bool {
 }
 
 /// What is kept of a request for the record of its refusal. The path is copied only if it is not the usual one.
-struct About {
+struct RequestSummary {
     method: Method,
     path: Option<String>,
     session: Option<u32>,
 }
 
-impl About {
-    fn of(request: &Request<Incoming>) -> About {
+impl RequestSummary {
+    fn of(request: &Request<Incoming>) -> RequestSummary {
         let path = request.uri().path();
         let session = request.headers().get(SESSION).and_then(|value| session_id(value.to_str().ok()?));
-        About {
+        RequestSummary {
             method: request.method().clone(),
             path: (path != ENDPOINT).then(|| path.chars().take(PATH_MAX).collect()),
             session: session.map(|id| (id >> 96) as u32),
@@ -114,16 +114,16 @@ impl About {
 
 pub(super) type Told = Result<Box<Answer>, Box<Answer>>;
 
-async fn respond(door: &Rc<Door>, connection: &Rc<Connection>, request: Request<Incoming>) -> Told {
+async fn respond(endpoint: &Rc<HttpEndpoint>, connection: &Rc<Connection>, request: Request<Incoming>) -> Told {
     let (head, body) = request.into_parts();
     let mut body = Some(body);
-    let told = route(door, connection, head, &mut body).await;
+    let told = route(endpoint, connection, head, &mut body).await;
     match (told, body.filter(|body| !body.is_end_stream())) {
         // Refused before its body was read: a small body is read now, so that the connection can be reused; otherwise
         // the connection is closed.
         (Err(mut answer), Some(body)) => {
             let is_small = body.size_hint().upper().is_some_and(|size| size <= SKIP_MAX);
-            if !is_small || read(door, body).await.is_err() {
+            if !is_small || read(endpoint, body).await.is_err() {
                 answer.headers.push(("connection", "close".into()));
             }
             Err(answer)
@@ -132,49 +132,54 @@ async fn respond(door: &Rc<Door>, connection: &Rc<Connection>, request: Request<
     }
 }
 
-async fn route(door: &Rc<Door>, connection: &Rc<Connection>, head: Parts, body: &mut Option<Incoming>) -> Told {
+async fn route(
+    endpoint: &Rc<HttpEndpoint>,
+    connection: &Rc<Connection>,
+    head: Parts,
+    body: &mut Option<Incoming>,
+) -> Told {
     let authority = head.uri.authority().map(hyper::http::uri::Authority::as_str);
     let found = Head::of(&head.headers);
-    if let Err(why) = door.names.borrow().check(&found, authority) {
+    if let Err(why) = endpoint.names.borrow().check(&found, authority) {
         return Err(Answer::refusal(StatusCode::FORBIDDEN, why.words()).because(why.kind()));
     }
     if head.method == Method::OPTIONS && is_endpoint(head.uri.path()) && cors::is_preflight(&head.headers) {
-        return cors::preflight(&door.names.borrow(), &head.headers);
+        return cors::preflight(&endpoint.names.borrow(), &head.headers);
     }
     let path = head.uri.path();
     let Some(named) =
         path.strip_prefix(ENDPOINT).and_then(|rest| rest.strip_prefix('/').or(rest.is_empty().then_some("")))
     else {
-        return pages::turn(door, connection, head, body).await;
+        return pages::turn(endpoint, connection, head, body).await;
     };
-    let who = identify(door, connection, &head.headers)?;
-    let who = choose_profile(door, who, named, &found)?;
-    if !found.session.is_absent() && door.driver.borrow().is_loading() {
+    let who = identify(endpoint, connection, &head.headers)?;
+    let who = choose_profile(endpoint, who, named, &found)?;
+    if !found.session.is_absent() && endpoint.driver.borrow().is_loading() {
         // After the timeout the session is not found, as if there were no records.
-        let _ = tokio::time::timeout(LOADING_MAX, poll_fn(|cx| door.driver.borrow_mut().poll_loaded(cx))).await;
+        let _ = tokio::time::timeout(LOADING_MAX, poll_fn(|cx| endpoint.driver.borrow_mut().poll_loaded(cx))).await;
     }
     let mut read = None;
-    let replica = door.cluster.borrow().clone();
+    let replica = endpoint.cluster.borrow().clone();
     if let Some(replica) = replica
         && let Some(id) = found.session.text().ok().flatten().and_then(session_id)
         && [Method::POST, Method::GET, Method::DELETE].contains(&head.method)
-        && !version(&found)?.is_some_and(words::is_stateless)
+        && !version(&found)?.is_some_and(revision::is_stateless)
     {
         if head.method == Method::POST {
             check_post(&found)?;
-            read = Some(take(door, body).await?);
+            read = Some(take(endpoint, body).await?);
         }
         for tried in 0..=forward::PLACES_MAX {
-            let home = match forward::place(door, &replica, connection, &who, id).await? {
-                Place::Here => break,
-                Place::At(_) if tried == forward::PLACES_MAX => return Err(words::no_home()),
-                Place::At(home) => home,
+            let home = match forward::place(endpoint, &replica, connection, &who, id).await? {
+                ServedBy::Here => break,
+                ServedBy::At(_) if tried == forward::PLACES_MAX => return Err(answers::no_home()),
+                ServedBy::At(home) => home,
             };
             // Until the answer is sent, the credentials are checked here.
             connection.show_pass(found.credentials(&head.headers), who.clone());
             let (method, headers, who) = (&head.method, &head.headers, &who);
             let request = forward::Request { method, headers, who, body: read.as_ref() };
-            match forward::forward(door, &replica, connection, request, id, &home).await {
+            match forward::forward(endpoint, &replica, connection, request, id, &home).await {
                 Forward::Answered(told) => return told,
                 Forward::Again => {}
             }
@@ -182,35 +187,39 @@ async fn route(door: &Rc<Door>, connection: &Rc<Connection>, head: Parts, body: 
     }
     match head.method {
         Method::POST => {
-            let exchange = post(door, connection, who, &found, &head.headers, read, body).await?;
+            let exchange = post(endpoint, connection, who, &found, &head.headers, read, body).await?;
             // Frees the headers, because the answer may take long.
             drop(head);
             match exchange {
-                Some(exchange) => Ok(wait(door, exchange).await),
+                Some(exchange) => Ok(wait(endpoint, exchange).await),
                 None => Ok(Answer::empty(StatusCode::ACCEPTED)),
             }
         }
-        Method::GET => get(door, connection, who, &found, &head.headers),
-        Method::DELETE => delete(door, connection, &who, &found),
-        _ => Err(words::method_not_allowed("GET, POST, DELETE", "only POST, GET and DELETE are allowed")),
+        Method::GET => get(endpoint, connection, who, &found, &head.headers),
+        Method::DELETE => delete(endpoint, connection, &who, &found),
+        _ => Err(answers::method_not_allowed("GET, POST, DELETE", "only POST, GET and DELETE are allowed")),
     }
 }
 
-pub(super) fn identify(door: &Door, connection: &Connection, headers: &HeaderMap) -> Result<Rc<Who>, Box<Answer>> {
-    let (who, until) = match &*door.auth.borrow() {
-        None => Ok((door.anonymous.clone(), None)),
+pub(super) fn identify(
+    endpoint: &HttpEndpoint,
+    connection: &Connection,
+    headers: &HeaderMap,
+) -> Result<Rc<Who>, Box<Answer>> {
+    let (who, until) = match &*endpoint.auth.borrow() {
+        None => Ok((endpoint.anonymous.clone(), None)),
         Some(auth) => auth(headers).map(|found| (Rc::new(found.who), found.until)).map_err(|refused| {
             let answer = Answer::refusal(StatusCode::UNAUTHORIZED, &refused.why);
             answer.with("www-authenticate", refused.challenge)
         }),
     }?;
-    connection.set_who(&who, door.auth.borrow().is_some(), until);
+    connection.set_who(&who, endpoint.auth.borrow().is_some(), until);
     Ok(who)
 }
 
 /// The client with the profile that it requests, by the path `/mcp/PROFILE` or by the header `X-Outlast-Profile`. A
 /// profile that comes from its credentials cannot be replaced.
-fn choose_profile(door: &Door, who: Rc<Who>, path: &str, head: &Head<'_>) -> Result<Rc<Who>, Box<Answer>> {
+fn choose_profile(endpoint: &HttpEndpoint, who: Rc<Who>, path: &str, head: &Head<'_>) -> Result<Rc<Who>, Box<Answer>> {
     let in_header = head.profile.text().map_err(|_| {
         Answer::refusal(StatusCode::BAD_REQUEST, "the X-Outlast-Profile header is there twice, or is not text")
     })?;
@@ -230,7 +239,7 @@ fn choose_profile(door: &Door, who: Rc<Who>, path: &str, head: &Head<'_>) -> Res
             let message = "these credentials have a profile of their own, and cannot choose another";
             Err(Answer::refusal(StatusCode::FORBIDDEN, message))
         }
-        None if door.profiles.borrow().contains(&chosen) => {
+        None if endpoint.profiles.borrow().contains(&chosen) => {
             Ok(Rc::new(Who { profile: Some(chosen), ..(*who).clone() }))
         }
         None => {
@@ -263,38 +272,44 @@ fn percent_decoded(text: &str) -> String {
 
 /// The protocol version in the header, which may occur once.
 fn version<'a>(head: &Head<'a>) -> Result<Option<&'a str>, Box<Answer>> {
-    head.version.text().map_err(|_| words::mismatch("null", "the MCP-Protocol-Version header is there twice"))
+    head.version.text().map_err(|_| answers::mismatch("null", "the MCP-Protocol-Version header is there twice"))
 }
 
 /// The session that a request of the handshake era names.
 pub(super) fn session_named(head: &Head<'_>, version: Option<&str>) -> Result<SessionId, Box<Answer>> {
     match version {
-        Some(version) if !words::HANDSHAKE.contains(&version) => {
-            let supported = [&words::STATELESS[..], &words::HANDSHAKE[..]].concat();
-            return Err(words::unsupported("null", version, &supported));
+        Some(version) if !revision::HANDSHAKE.contains(&version) => {
+            let supported = [&[revision::STATELESS][..], &revision::HANDSHAKE[..]].concat();
+            return Err(answers::unsupported("null", version, &supported));
         }
         _ => {}
     }
-    let id = head.session.text().map_err(|_| words::no_such_session())?;
-    let id = id.ok_or_else(words::session_needed)?;
-    session_id(id).ok_or_else(words::no_such_session)
+    let id = head.session.text().map_err(|_| answers::no_such_session())?;
+    let id = id.ok_or_else(answers::session_needed)?;
+    session_id(id).ok_or_else(answers::no_such_session)
 }
 
 /// The client of the session to which a request belongs.
 fn session(
-    door: &Door,
+    endpoint: &HttpEndpoint,
     connection: &Connection,
     who: &Who,
     head: &Head<'_>,
     version: Option<&str>,
 ) -> Result<u64, Box<Answer>> {
     let id = session_named(head, version)?;
-    let mut driver = door.driver.borrow_mut();
+    let mut driver = endpoint.driver.borrow_mut();
     driver.restore(id, who, connection, Instant::now());
-    driver.session(id, who).map(Session::client).ok_or_else(words::no_such_session)
+    driver.session(id, who).map(Session::client).ok_or_else(answers::no_such_session)
 }
 
-fn get(door: &Door, connection: &Rc<Connection>, who: Rc<Who>, head: &Head<'_>, headers: &HeaderMap) -> Told {
+fn get(
+    endpoint: &HttpEndpoint,
+    connection: &Rc<Connection>,
+    who: Rc<Who>,
+    head: &Head<'_>,
+    headers: &HeaderMap,
+) -> Told {
     let version = only_with_sessions(head)?;
     if !head.accepts().1 {
         return Err(Answer::refusal(
@@ -303,25 +318,25 @@ fn get(door: &Door, connection: &Rc<Connection>, who: Rc<Who>, head: &Head<'_>, 
         ));
     }
     let id = session_named(head, version)?;
-    let last = single(headers, "last-event-id").map_err(|_| words::no_stream(NoStream::NotAnId))?;
-    let mut driver = door.driver.borrow_mut();
+    let last = single(headers, "last-event-id").map_err(|_| answers::no_stream(NoStream::NotAnId))?;
+    let mut driver = endpoint.driver.borrow_mut();
     let (client, answer) = driver.listen(id, &who, last, connection, Instant::now())?;
     driver.allow_session(client, connection.show_pass(head.credentials(headers), who));
     Ok(answer)
 }
 
-pub(super) fn delete(door: &Door, connection: &Connection, who: &Who, head: &Head<'_>) -> Told {
+pub(super) fn delete(endpoint: &HttpEndpoint, connection: &Connection, who: &Who, head: &Head<'_>) -> Told {
     let version = only_with_sessions(head)?;
-    let client = session(door, connection, who, head, version)?;
-    door.driver.borrow_mut().end_session(client, Instant::now());
+    let client = session(endpoint, connection, who, head, version)?;
+    endpoint.driver.borrow_mut().end_session(client, Instant::now());
     Ok(Answer::empty(StatusCode::OK))
 }
 
 /// The protocol version of a request that needs a session.
 fn only_with_sessions<'a>(head: &Head<'a>) -> Result<Option<&'a str>, Box<Answer>> {
     match version(head)? {
-        Some(version) if words::is_stateless(version) => {
-            Err(words::method_not_allowed("POST", "this revision has no sessions: only POST is allowed"))
+        Some(version) if revision::is_stateless(version) => {
+            Err(answers::method_not_allowed("POST", "this revision has no sessions: only POST is allowed"))
         }
         version => Ok(version),
     }
@@ -342,7 +357,7 @@ fn check_post(head: &Head<'_>) -> Result<(), Box<Answer>> {
 
 /// Forwards a message. Returns where to wait for its answer, if it needs one.
 async fn post(
-    door: &Rc<Door>,
+    endpoint: &Rc<HttpEndpoint>,
     connection: &Rc<Connection>,
     who: Rc<Who>,
     head: &Head<'_>,
@@ -353,13 +368,13 @@ async fn post(
     check_post(head)?;
     let body = match read {
         Some(body) => body,
-        None => take(door, body).await?,
+        None => take(endpoint, body).await?,
     };
-    let exchange = said(door, connection, &who, head, headers, body)?;
+    let exchange = said(endpoint, connection, &who, head, headers, body)?;
     if let Some(exchange) = &exchange {
         let pass = connection.show_pass(head.credentials(headers), who);
         if let Owner::Client(client) = exchange.owner {
-            let mut driver = door.driver.borrow_mut();
+            let mut driver = endpoint.driver.borrow_mut();
             match exchange.is_session {
                 true => driver.allow_session(client, pass),
                 false => driver.allow_request(client, &pass),
@@ -371,7 +386,7 @@ async fn post(
 
 /// Forwards a body. Returns `None` if it needs no answer.
 pub(super) fn said(
-    door: &Door,
+    endpoint: &HttpEndpoint,
     connection: &Rc<Connection>,
     who: &Rc<Who>,
     head: &Head<'_>,
@@ -382,24 +397,24 @@ pub(super) fn said(
     let message = message::parse(&body)
         .map_err(|unreadable| Answer::json(StatusCode::BAD_REQUEST, None, unreadable.refusal()))?;
     let version = version(head)?;
-    let is_stateless = version.is_some_and(words::is_stateless);
+    let is_stateless = version.is_some_and(revision::is_stateless);
     let outline = Outline::of(&body, &message);
     match message {
         Message::Request { id, method, params }
-            if agree::claims(&params) || (is_stateless && method != "initialize") =>
+            if agree::claims(&params) || (is_stateless && method != method::INITIALIZE) =>
         {
             let id = known(id)?;
-            agree::check(headers, &id.to_string(), &method, &params, &door.mirrors.borrow())?;
+            agree::check(headers, &id.to_string(), &method, &params, &endpoint.mirrors.borrow())?;
             let info = agree::client_info(&params).map(Raw::get);
-            Ok(Some(door.driver.borrow_mut().request(who, info, body.clone(), outline, connection, now)))
+            Ok(Some(endpoint.driver.borrow_mut().request(who, info, body.clone(), outline, connection, now)))
         }
-        Message::Request { id, method, .. } if method == "initialize" && head.session.is_absent() => {
+        Message::Request { id, method, .. } if method == method::INITIALIZE && head.session.is_absent() => {
             let id = known(id)?;
             if is_stateless {
                 let message = "initialize belongs to revisions before the one in the MCP-Protocol-Version header";
-                return Err(words::mismatch(&id.to_string(), message));
+                return Err(answers::mismatch(&id.to_string(), message));
             }
-            door.driver.borrow_mut().open_session(who, id, body, connection, now).map(Some)
+            endpoint.driver.borrow_mut().open_session(who, id, body, connection, now).map(Some)
         }
         // In the stateless era, notifications of clients have no effect.
         Message::Notification { params, .. } if is_stateless || agree::claims(&params) => Ok(None),
@@ -409,9 +424,9 @@ pub(super) fn said(
         Message::Other => Err(invalid("the body is not a JSON-RPC message")),
         Message::Request { id, method, params } => {
             let session = session_named(head, version)?;
-            let mut driver = door.driver.borrow_mut();
+            let mut driver = endpoint.driver.borrow_mut();
             driver.restore(session, who, connection, now);
-            let found = driver.session(session, who).ok_or_else(words::no_such_session)?;
+            let found = driver.session(session, who).ok_or_else(answers::no_such_session)?;
             let (client, id) = (found.client(), known(id)?);
             fresh(found, std::slice::from_ref(&id))?;
             let change = Change::of(&method, &params);
@@ -419,15 +434,15 @@ pub(super) fn said(
             Ok(Some(driver.post(client, requests, connection, now)))
         }
         Message::Notification { .. } | Message::Response { .. } => {
-            let client = session(door, connection, who, head, version)?;
-            door.driver.borrow_mut().note(client, vec![body], now);
+            let client = session(endpoint, connection, who, head, version)?;
+            endpoint.driver.borrow_mut().note(client, vec![body], now);
             Ok(None)
         }
         Message::Batch(members) => {
             let session = session_named(head, version)?;
-            let mut driver = door.driver.borrow_mut();
+            let mut driver = endpoint.driver.borrow_mut();
             driver.restore(session, who, connection, now);
-            let found = driver.session(session, who).ok_or_else(words::no_such_session)?;
+            let found = driver.session(session, who).ok_or_else(answers::no_such_session)?;
             let client = found.client();
             let Batch { ids, messages, changes } = batch(found, &body, &members)?;
             if ids.is_empty() {
@@ -440,14 +455,14 @@ pub(super) fn said(
 }
 
 fn invalid(message: &str) -> Box<Answer> {
-    Answer::error(StatusCode::BAD_REQUEST, "null", words::INVALID_REQUEST, message, None)
+    Answer::error(StatusCode::BAD_REQUEST, "null", answers::INVALID_REQUEST, message, None)
 }
 
 fn known(id: RawId<'_>) -> Result<Id, Box<Answer>> {
     let id = id.parse().ok_or_else(|| invalid("the id of a request must be a string or an integer"))?;
     if id.size() > REQUEST_ID_MAX {
         let message = format!("the id of a request may have at most {REQUEST_ID_MAX} bytes");
-        return Err(Answer::error(StatusCode::BAD_REQUEST, &id.to_string(), words::INVALID_REQUEST, &message, None));
+        return Err(Answer::error(StatusCode::BAD_REQUEST, &id.to_string(), answers::INVALID_REQUEST, &message, None));
     }
     Ok(id)
 }
@@ -461,7 +476,7 @@ fn fresh(session: &Session<Reply>, ids: &[Id]) -> Result<(), Box<Answer>> {
             return Err(Answer::error(
                 StatusCode::BAD_REQUEST,
                 &id.to_string(),
-                words::INVALID_REQUEST,
+                answers::INVALID_REQUEST,
                 &message,
                 None,
             ));
@@ -479,7 +494,7 @@ struct Batch {
 
 /// The parts of a batch, and the ids of its requests.
 fn batch(session: &Session<Reply>, body: &Bytes, members: &[message::Raw<'_>]) -> Result<Batch, Box<Answer>> {
-    if session.version() != words::WITH_BATCHES {
+    if session.version() != revision::WITH_BATCHES {
         let message = format!("revision {} has no batches: send each message by itself", session.version());
         return Err(invalid(&message));
     }
@@ -492,7 +507,7 @@ fn batch(session: &Session<Reply>, body: &Bytes, members: &[message::Raw<'_>]) -
     let (mut ids, mut messages, mut changes) = (Vec::new(), Vec::with_capacity(members.len()), Vec::new());
     for member in members {
         match message::parse(member.get().as_bytes()) {
-            Ok(Message::Request { method, .. }) if method == "initialize" => {
+            Ok(Message::Request { method, .. }) if method == method::INITIALIZE => {
                 return Err(invalid("initialize must not be part of a batch"));
             }
             Ok(Message::Request { id, method, params }) => {
@@ -509,17 +524,17 @@ fn batch(session: &Session<Reply>, body: &Bytes, members: &[message::Raw<'_>]) -
     Ok(Batch { ids, messages, changes })
 }
 
-pub(super) async fn take(door: &Door, body: &mut Option<Incoming>) -> Result<Bytes, Box<Answer>> {
+pub(super) async fn take(endpoint: &HttpEndpoint, body: &mut Option<Incoming>) -> Result<Bytes, Box<Answer>> {
     match body.take() {
-        Some(body) => read(door, body).await,
+        Some(body) => read(endpoint, body).await,
         None => Ok(Bytes::new()),
     }
 }
 
 /// The whole body, or an error answer. A body that arrived together with its head is not copied.
-async fn read(door: &Door, body: Incoming) -> Result<Bytes, Box<Answer>> {
+async fn read(endpoint: &HttpEndpoint, body: Incoming) -> Result<Bytes, Box<Answer>> {
     let (body_max, timeout) = {
-        let driver = door.driver.borrow();
+        let driver = endpoint.driver.borrow();
         (driver.limits().body_max, driver.limits().body_timeout)
     };
     let too_large = || {
@@ -532,7 +547,7 @@ async fn read(door: &Door, body: Incoming) -> Result<Bytes, Box<Answer>> {
     }
     let announced = body.size_hint().exact();
     let mut body = pin!(body);
-    let mut held = Held { driver: &door.driver, bytes: 0 };
+    let mut held = BodyReservation { driver: &endpoint.driver, bytes: 0 };
     let mut first = Bytes::new();
     let mut whole = BytesMut::new();
     let mut deadline = None;
@@ -586,12 +601,12 @@ async fn read(door: &Door, body: Incoming) -> Result<Bytes, Box<Answer>> {
 }
 
 /// Bytes reserved from the shared budget for bodies; released on drop.
-struct Held<'a> {
+struct BodyReservation<'a> {
     driver: &'a Shared,
     bytes: usize,
 }
 
-impl Held<'_> {
+impl BodyReservation<'_> {
     fn take(&mut self, bytes: usize) -> Result<(), Box<Answer>> {
         if !self.driver.borrow_mut().reserve_body(bytes) {
             let message = "too many bytes are being received: try again later";
@@ -603,14 +618,14 @@ impl Held<'_> {
     }
 }
 
-impl Drop for Held<'_> {
+impl Drop for BodyReservation<'_> {
     fn drop(&mut self) {
         self.driver.borrow_mut().free_body(self.bytes);
     }
 }
 
-pub(super) async fn wait(door: &Rc<Door>, exchange: Exchange) -> Box<Answer> {
-    let mut asker = Asker { driver: &door.driver, owner: Some(exchange.owner), reply: exchange.reply };
+pub(super) async fn wait(endpoint: &Rc<HttpEndpoint>, exchange: Exchange) -> Box<Answer> {
+    let mut asker = Asker { driver: &endpoint.driver, owner: Some(exchange.owner), reply: exchange.reply };
     let answer = poll_fn(|cx| asker.reply.poll(cx)).await;
     asker.owner = None;
     answer

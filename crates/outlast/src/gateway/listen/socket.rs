@@ -36,7 +36,7 @@ enum Phase {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wish {
+pub(super) enum CloseRequest {
     Stay,
     /// Close after the current answer.
     Close,
@@ -62,7 +62,7 @@ pub(super) struct Connection {
     phase: Cell<Phase>,
     /// Since when the peer has read nothing.
     stalled: Cell<Option<Instant>>,
-    wish: Cell<Wish>,
+    wish: Cell<CloseRequest>,
     waker: RefCell<Option<Waker>>,
     /// The credentials of the current request.
     pass: RefCell<Option<Rc<Pass>>>,
@@ -130,7 +130,7 @@ impl Connection {
             backlog,
             phase: Cell::new(Phase::Idle(now)),
             stalled: Cell::new(None),
-            wish: Cell::new(Wish::Stay),
+            wish: Cell::new(CloseRequest::Stay),
             waker: RefCell::new(None),
             pass: RefCell::new(None),
             is_stream: Cell::new(false),
@@ -258,7 +258,7 @@ impl Connection {
 
     /// Adds bytes that are to be sent.
     pub(super) fn add_waiting(&self, bytes: usize) {
-        if self.wish.get() != Wish::Cut {
+        if self.wish.get() != CloseRequest::Cut {
             self.waiting.set(self.waiting.get() + bytes);
             self.backlog.0.set(self.backlog.0.get() + bytes);
         }
@@ -305,23 +305,23 @@ impl Connection {
     /// Gives its socket away as soon as its current response is sent, or stays after all.
     pub(super) fn hand_over(&self, wanted: bool) {
         match (self.wish.get(), wanted) {
-            (Wish::Stay, true) => self.wish.set(Wish::HandOver),
-            (Wish::HandOver, false) => self.wish.set(Wish::Stay),
+            (CloseRequest::Stay, true) => self.wish.set(CloseRequest::HandOver),
+            (CloseRequest::HandOver, false) => self.wish.set(CloseRequest::Stay),
             _ => {}
         }
         self.wake();
     }
 
     pub(super) fn close(&self) {
-        if matches!(self.wish.get(), Wish::Stay | Wish::HandOver) {
-            self.wish.set(Wish::Close);
+        if matches!(self.wish.get(), CloseRequest::Stay | CloseRequest::HandOver) {
+            self.wish.set(CloseRequest::Close);
         }
         self.wake();
     }
 
     pub(super) fn cut(&self) {
         self.remove_waiting(self.waiting.get());
-        self.wish.set(Wish::Cut);
+        self.wish.set(CloseRequest::Cut);
         self.wake();
     }
 
@@ -332,7 +332,7 @@ impl Connection {
     }
 
     /// What the connection should do; the task is woken when that changes.
-    pub(super) fn poll_wish(&self, cx: &Context<'_>) -> Wish {
+    pub(super) fn poll_wish(&self, cx: &Context<'_>) -> CloseRequest {
         let mut waker = self.waker.borrow_mut();
         if waker.as_ref().is_none_or(|known| !known.will_wake(cx.waker())) {
             *waker = Some(cx.waker().clone());
@@ -472,7 +472,7 @@ mod tests {
 
     #[test]
     fn remote_connections_are_closed_when_authentication_is_turned_off() {
-        for (is_local, wish) in [(true, Wish::Stay), (false, Wish::Cut)] {
+        for (is_local, wish) in [(true, CloseRequest::Stay), (false, CloseRequest::Cut)] {
             let ours = if is_local { "127.0.0.1:1" } else { "192.0.2.1:1" };
             let ends = Ends { ours: ours.parse().ok(), peers: None };
             let connection = Connection::new(ends, Rc::default(), Instant::now());

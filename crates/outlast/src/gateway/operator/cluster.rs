@@ -24,7 +24,7 @@ use outlast_os as os;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::super::{Driver, Operator};
+use super::super::{Driver, Operator, state::Placed};
 use crate::{
     cluster::{
         nats::{self, AuditFrom, ReplyTo},
@@ -86,14 +86,14 @@ pub(in crate::gateway) struct ClusterRequests {
 }
 
 struct Gather {
-    what: What,
+    what: AskedOfReplicas,
     until: Instant,
     /// By the name of the replica; none of those that have not answered.
     answers: BTreeMap<String, Option<Result<Value, String>>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum What {
+enum AskedOfReplicas {
     State,
     Restart {
         /// The operator named one backend of this replica and did not ask for the cluster.
@@ -145,7 +145,7 @@ impl Driver {
         };
         let answers = others.iter().map(|(name, _)| (name.clone(), None)).collect();
         let until = self.now + REPLICAS_ANSWER_MAX;
-        self.cluster_requests.gathers.insert(ticket, Gather { what: What::State, until, answers });
+        self.cluster_requests.gathers.insert(ticket, Gather { what: AskedOfReplicas::State, until, answers });
         for (name, instance) in others {
             self.ask_replica(replica, ticket, &name, instance, &Question::State, REPLICAS_ANSWER_MAX);
         }
@@ -176,7 +176,7 @@ impl Driver {
             }
         };
         let answers = targets.iter().map(|(name, _)| (name.clone(), None)).collect();
-        let (what, until) = (What::Restart { is_plain }, self.now + RESTART_MAX);
+        let (what, until) = (AskedOfReplicas::Restart { is_plain }, self.now + RESTART_MAX);
         self.cluster_requests.gathers.insert(ticket, Gather { what, until, answers });
         for (name, instance) in targets {
             let question = Question::Restart { backend: backend.clone(), reason: reason.to_owned() };
@@ -290,9 +290,9 @@ impl Driver {
         let Some(gather) = self.cluster_requests.gathers.remove(&ticket) else { return };
         self.cluster_requests.asked.retain(|_, (of, _)| *of != ticket);
         let result = match gather.what {
-            What::State => Ok(json!(self.joined_state(gather.answers))),
-            What::Restart { is_plain: false } => Ok(json!(joined_restart(gather.answers))),
-            What::Restart { is_plain: true } => match gather.answers.into_values().next().flatten() {
+            AskedOfReplicas::State => Ok(json!(self.joined_state(gather.answers))),
+            AskedOfReplicas::Restart { is_plain: false } => Ok(json!(joined_restart(gather.answers))),
+            AskedOfReplicas::Restart { is_plain: true } => match gather.answers.into_values().next().flatten() {
                 Some(Ok(value)) => Ok(value),
                 Some(Err(why)) => Err(Refusal::new("failed", why)),
                 None => Err(Refusal::new("failed", "the owner of the backend does not answer")),
@@ -371,23 +371,22 @@ impl Driver {
             };
             replicas.push(Replica { started: None, ..shown(&own) });
         }
-        let mut states = self.gateway.status(self.now).to_json();
-        let backends = states["backends"].as_array_mut().map(std::mem::take).unwrap_or_default();
-        let backends = backends.into_iter().map(|backend| {
-            let backend = self.of_backend(backend);
-            let text = |member: &str| backend[member].as_str().map(str::to_owned);
-            let is_placed = backend["placement"] == "one";
-            let owner = text("owner");
-            let is_here = !is_placed || owner.as_deref() == Some(replica.name());
+        let backends = self.gateway.status(self.now).backends.into_iter().map(|status| {
+            let backend = self.state_of_backend(status);
+            let (placement, owner, lease_until_s) = match backend.placed {
+                Some(Placed::One { owner, lease_s }) => ("one", owner, lease_s),
+                Some(Placed::Every) | None => ("every", None, None),
+            };
+            let is_here = placement == "every" || owner.as_deref() == Some(replica.name());
             PlacedBackend {
-                name: text("name").unwrap_or_default(),
-                placement: text("placement").unwrap_or_default(),
-                lease_until_s: backend["lease_s"].as_f64(),
-                state: text("state").filter(|_| is_here),
-                pid: backend["pid"].as_u64().filter(|_| is_here),
+                name: backend.name,
+                placement: placement.to_owned(),
+                lease_until_s,
+                state: backend.state.filter(|_| is_here).map(str::to_owned),
+                pid: backend.pid.filter(|_| is_here).map(u64::from),
                 replica: is_here.then(|| replica.name().to_owned()),
-                uptime_s: backend["uptime_s"].as_f64().filter(|_| is_here),
-                restarts: backend["restarts"].as_u64().filter(|_| is_here),
+                uptime_s: backend.uptime_s.filter(|_| is_here),
+                restarts: is_here.then_some(backend.restarts),
                 owner,
             }
         });

@@ -1,11 +1,9 @@
 //! One trial conversation with a server: the requests that are sent to it, and what its answers mean. It starts no
 //! process.
 
+use outlast_core::mcp::{meta, method, notification, revision};
 use serde_json::{Value, json};
 
-/// The newest revision with a handshake, and the revision without one.
-const LEGACY: &str = "2025-11-25";
-const MODERN: &str = "2026-07-28";
 const HELLO: u64 = 1;
 const LIST: u64 = 2;
 const DISCOVER: u64 = 3;
@@ -40,9 +38,9 @@ pub(super) enum Step {
 
 impl Attempt {
     pub(super) fn hello(&self) -> String {
-        let params = json!({"protocolVersion": LEGACY, "capabilities": {},
+        let params = json!({"protocolVersion": revision::NEWEST_HANDSHAKE, "capabilities": {},
             "clientInfo": {"name": "outlast-doctor", "version": env!("CARGO_PKG_VERSION")}});
-        line(&json!({"jsonrpc": "2.0", "id": HELLO, "method": "initialize", "params": params}))
+        line(&json!({"jsonrpc": "2.0", "id": HELLO, "method": method::INITIALIZE, "params": params}))
     }
 
     pub(super) fn heard(&mut self, text: &str) -> Step {
@@ -61,12 +59,12 @@ impl Attempt {
         let is_error = !message["error"].is_null();
         let result = &message["result"];
         match message["id"].as_u64() {
-            Some(HELLO) if is_error => Step::Say(vec![modern(DISCOVER, "server/discover")]),
+            Some(HELLO) if is_error => Step::Say(vec![modern(DISCOVER, method::DISCOVER)]),
             Some(HELLO) => {
                 self.answer.server = named(&result["serverInfo"]);
                 self.answer.protocol = result["protocolVersion"].as_str().unwrap_or("?").to_owned();
-                let initialized = json!({"jsonrpc": "2.0", "method": "notifications/initialized"});
-                let list = json!({"jsonrpc": "2.0", "id": LIST, "method": "tools/list", "params": {}});
+                let initialized = json!({"jsonrpc": "2.0", "method": notification::INITIALIZED});
+                let list = json!({"jsonrpc": "2.0", "id": LIST, "method": method::TOOLS_LIST, "params": {}});
                 match &result["capabilities"]["tools"] {
                     Value::Null => Step::Answers(self.answered()),
                     _ => Step::Say(vec![line(&initialized), line(&list)]),
@@ -74,11 +72,11 @@ impl Attempt {
             }
             Some(DISCOVER) if is_error => Step::Refuses(error),
             Some(DISCOVER) => {
-                self.answer.protocol = MODERN.to_owned();
-                self.answer.server = named(&result["_meta"]["io.modelcontextprotocol/serverInfo"]);
+                self.answer.protocol = revision::STATELESS.to_owned();
+                self.answer.server = named(&result["_meta"][meta::SERVER_INFO]);
                 match &result["capabilities"]["tools"] {
                     Value::Null => Step::Answers(self.answered()),
-                    _ => Step::Say(vec![modern(MODERN_LIST, "tools/list")]),
+                    _ => Step::Say(vec![modern(MODERN_LIST, method::TOOLS_LIST)]),
                 }
             }
             // The handshake succeeded, so the server works; it may not have this list.
@@ -96,8 +94,7 @@ impl Attempt {
 }
 
 fn modern(id: u64, method: &str) -> String {
-    let meta =
-        json!({"io.modelcontextprotocol/protocolVersion": MODERN, "io.modelcontextprotocol/clientCapabilities": {}});
+    let meta = json!({meta::PROTOCOL_VERSION: revision::STATELESS, meta::CLIENT_CAPABILITIES: {}});
     line(&json!({"jsonrpc": "2.0", "id": id, "method": method, "params": {"_meta": meta}}))
 }
 
@@ -130,7 +127,7 @@ mod tests {
         assert!(matches!(attempt.heard(refusal), Step::Say(lines) if lines[0].contains("server/discover")));
         let discovered =
             r#"{"id":3,"result":{"capabilities":{},"_meta":{"io.modelcontextprotocol/serverInfo":{"name":"m"}}}}"#;
-        let answer = Answer { server: "m".into(), protocol: MODERN.into(), tools: None, noise: 0 };
+        let answer = Answer { server: "m".into(), protocol: revision::STATELESS.into(), tools: None, noise: 0 };
         assert_eq!(attempt.heard(discovered), Step::Answers(answer));
     }
 

@@ -205,7 +205,7 @@ pub(crate) struct Log {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct News {
+pub(crate) struct StatusLine {
     pub words: String,
     pub is_bad: bool,
     until: Instant,
@@ -222,7 +222,7 @@ pub(crate) struct Board {
     pub chosen: Option<String>,
     pub filter: String,
     pub mode: Mode,
-    pub news: Option<News>,
+    pub news: Option<StatusLine>,
     /// Requests that are not answered yet, by instance.
     pub busy: BTreeMap<String, &'static str>,
 }
@@ -461,7 +461,7 @@ impl Board {
     }
 
     fn say(&mut self, words: String, is_bad: bool, now: Instant) {
-        self.news = Some(News { words, is_bad, until: now + NEWS_MAX });
+        self.news = Some(StatusLine { words, is_bad, until: now + NEWS_MAX });
     }
 }
 

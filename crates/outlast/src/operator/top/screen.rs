@@ -580,7 +580,7 @@ mod tests {
     use ratatui::{Terminal, backend::TestBackend};
 
     use super::*;
-    use crate::operator::top::board::{Event, News};
+    use crate::operator::top::board::{Event, StatusLine};
 
     fn rows() -> Vec<Row> {
         let row = |id: &str, state: &str| Row {
@@ -727,7 +727,7 @@ mod tests {
             all.push_str(&format!("{:?}\n{}\n", board.mode, shown(&board, now, 72, 16)));
         }
         board.mode = Mode::List;
-        board.news = None::<News>;
+        board.news = None::<StatusLine>;
         board.handle(Event::Done { id: "x".into(), result: Err("the restart failed:\nno".into()) }, now);
         all.push_str(&shown(&board, now, 72, 4));
         insta::assert_snapshot!(

@@ -13,13 +13,6 @@ use super::stream::{Answer, Content, Owner, Reply};
 pub(super) const JSON: &str = "application/json";
 pub(super) const EVENTS: &str = "text/event-stream";
 
-/// Revisions with a handshake, which clients may name in their headers.
-pub(super) const HANDSHAKE: [&str; 4] = ["2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"];
-/// Revisions without a handshake, in which each request is independent.
-pub(super) const STATELESS: [&str; 1] = ["2026-07-28"];
-/// The one revision with batches.
-pub(super) const WITH_BATCHES: &str = "2025-03-26";
-
 pub(super) const NOT_JSON: i32 = -32700;
 pub(super) const INVALID_REQUEST: i32 = -32600;
 pub(super) const NO_SUCH_METHOD: i32 = -32601;
@@ -27,16 +20,6 @@ pub(super) const INVALID_PARAMS: i32 = -32602;
 pub(super) const HEADER_MISMATCH: i32 = -32020;
 pub(super) const MISSING_CAPABILITY: i32 = -32021;
 pub(super) const UNSUPPORTED_VERSION: i32 = -32022;
-
-/// Whether it names a revision without a handshake, a known one or a later one.
-pub(super) fn is_stateless(version: &str) -> bool {
-    let is_date = version.len() == 10
-        && version.bytes().enumerate().all(|(at, byte)| match at {
-            4 | 7 => byte == b'-',
-            _ => byte.is_ascii_digit(),
-        });
-    is_date && version > HANDSHAKE[0]
-}
 
 /// The HTTP status for an error of the stateless era. An error of a backend's own method has status 200.
 pub(super) fn status_of(code: Option<i64>) -> StatusCode {
@@ -192,25 +175,6 @@ pub(super) fn unsupported(id: &str, requested: &str, supported: &[&str]) -> Box<
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_version_names_its_era() {
-        let table = [
-            ("2026-07-28", true),
-            ("2027-01-01", true),
-            ("2025-11-25", false),
-            ("2025-03-26", false),
-            ("1999-01-01", false),
-            ("draft", false),
-            ("", false),
-            ("2026-07-2x", false),
-            ("2026/07/28", false),
-            ("2026-07-281", false),
-        ];
-        for (version, is) in table {
-            assert_eq!(is_stateless(version), is, "{version}");
-        }
-    }
 
     #[test]
     fn an_error_has_the_status_that_the_revision_gives_it() {
