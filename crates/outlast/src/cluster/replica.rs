@@ -904,6 +904,7 @@ impl Replica {
                 return Poll::Ready(heard);
             }
             let Poll::Ready(heard) = self.nats.poll_message(cx) else { break };
+            self.notice_pause();
             self.nats_heard(heard);
             self.must_flush = true;
         }

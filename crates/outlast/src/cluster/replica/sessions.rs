@@ -35,8 +35,13 @@ pub(super) struct Resolution {
 
 /// Which replica serves the session of this key, for this client.
 pub(crate) async fn resolve(shared: &SharedReplica, key: RecordKey, who: &Who) -> Outcome {
-    if shared.borrow().homes.is_here(key) {
-        return Outcome::Here;
+    {
+        let mut replica = shared.borrow_mut();
+        // The task of a connection may run first after a pause.
+        replica.notice_pause();
+        if replica.homes.is_here(key) {
+            return Outcome::Here;
+        }
     }
     let mut waiting = Waiting { shared, ticket: 0 };
     {

@@ -4,7 +4,7 @@
 use jsonwebtoken::{
     Algorithm, DecodingKey, DecodingKeyKind, EncodingKey,
     crypto::{CryptoProvider, JwtSigner, JwtVerifier, KeyUtils},
-    errors::{ErrorKind, Result},
+    errors::Result,
     signature::{Error, Verifier},
 };
 use ring::{
@@ -26,7 +26,7 @@ pub(super) fn install() {
 
 #[cfg(not(test))]
 fn signer_factory(_: &Algorithm, _: &EncodingKey) -> Result<Box<dyn JwtSigner>> {
-    Err(ErrorKind::InvalidAlgorithm.into())
+    Err(jsonwebtoken::errors::ErrorKind::InvalidAlgorithm.into())
 }
 
 /// Tests make tokens as a provider would, with another implementation than the one that verifies them.
