@@ -16,6 +16,7 @@ mod cluster;
 mod gateway;
 mod measure;
 mod pty;
+mod samples;
 mod session;
 mod share;
 mod subject;

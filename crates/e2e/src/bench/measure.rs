@@ -7,6 +7,7 @@ use std::{
 };
 
 use super::{
+    gateway::measure::milliseconds,
     session::{Request, Session},
     subject::{Stage, Subject},
     table::{Metric, Report},
@@ -15,13 +16,13 @@ use super::{
 const DEEP: usize = 64;
 const RELOAD_DEEP: usize = 16;
 const MEGABYTE: usize = 1_000_000;
-const WARM_UP_CALLS: usize = 300;
+pub(super) const WARM_UP_CALLS: usize = 300;
 /// The restart policy restarts a server at once after its first crash if it was ready for 5 s.
-const READY_FOR: Duration = Duration::from_millis(5_200);
+pub(super) const READY_FOR: Duration = Duration::from_millis(5_200);
 /// A subject that has not recovered by then counts as one that never does.
-const RECOVERY_MAX: Duration = Duration::from_secs(10);
+pub(super) const RECOVERY_MAX: Duration = Duration::from_secs(10);
 /// The pause between failed calls of a subject that answers its failures at once.
-const RETRY_PAUSE: Duration = Duration::from_millis(1);
+pub(super) const RETRY_PAUSE: Duration = Duration::from_millis(1);
 const RELOAD_MAX: Duration = Duration::from_secs(30);
 /// Long enough for start-up work to finish, before "idle" is measured.
 const SETTLE: Duration = Duration::from_millis(500);
@@ -100,11 +101,23 @@ const QUICK: Size = Size {
     rival_starts: 2,
 };
 
-/// CPU time of the relay's processes, and the number of calls; summed, because the clock is coarse.
+/// CPU time of the measured processes, and the number of calls; summed, because the clock is coarse.
 #[derive(Default)]
-struct Spent {
+pub(super) struct Spent {
     cpu: Duration,
     calls: usize,
+}
+
+impl Spent {
+    pub(super) fn add(&mut self, cpu: Duration, calls: usize) {
+        self.cpu += cpu;
+        self.calls += calls;
+    }
+
+    /// In microseconds.
+    pub(super) fn per_call(&self) -> f64 {
+        self.cpu.as_secs_f64() * 1e6 / self.calls as f64
+    }
 }
 
 pub(super) struct Bench<'a> {
@@ -205,17 +218,16 @@ impl<'a> Bench<'a> {
                                 _ => Metric::CpuBig,
                             };
                             let spent = spent.entry((metric, *subject)).or_default();
-                            spent.cpu += cpu().saturating_sub(before);
-                            spent.calls += measured.calls;
+                            spent.add(cpu().saturating_sub(before), measured.calls);
                         }
                         Err(problem) => self.drop_out(*subject, *phase, &problem),
                     }
                 }
             }
         }
-        for ((metric, subject), Spent { cpu, calls }) in spent {
+        for ((metric, subject), spent) in spent {
             if subject.is_relay() {
-                self.report.sample(metric, subject, cpu.as_secs_f64() * 1e6 / calls as f64);
+                self.report.sample(metric, subject, spent.per_call());
             }
         }
     }
@@ -281,7 +293,7 @@ impl<'a> Bench<'a> {
         }
         thread::sleep(READY_FOR);
         for sessions in rounds {
-            match self.measure_bare_start() {
+            match bare_start(self.stage) {
                 Ok(took) => self.report.sample(Metric::Crash, Subject::Direct, milliseconds(took)),
                 Err(problem) => self.drop_out(Subject::Direct, Phase::Crash, &problem),
             }
@@ -290,15 +302,6 @@ impl<'a> Bench<'a> {
                 self.report.sample(Metric::Crash, subject, took.map_or(f64::INFINITY, milliseconds));
             }
         }
-    }
-
-    /// The time from the start of the server itself to its first answer to a call.
-    fn measure_bare_start(&self) -> io::Result<Duration> {
-        let start = Instant::now();
-        let mut session = Session::start(self.stage, Subject::Direct)?;
-        session.initialize()?;
-        session.ask(&mut Request::call("echo", "{}"), Some(Instant::now() + RECOVERY_MAX))?;
-        Ok(start.elapsed())
     }
 
     /// From the end of the server to the first call that succeeds; `None` if none does.
@@ -365,6 +368,15 @@ impl<'a> Bench<'a> {
     }
 }
 
+/// The time from the start of the server itself to its first answer to a call.
+pub(super) fn bare_start(stage: &Stage) -> io::Result<Duration> {
+    let start = Instant::now();
+    let mut session = Session::start(stage, Subject::Direct)?;
+    session.initialize()?;
+    session.ask(&mut Request::call("echo", "{}"), Some(Instant::now() + RECOVERY_MAX))?;
+    Ok(start.elapsed())
+}
+
 #[derive(Default)]
 struct Reload {
     took: Duration,
@@ -400,10 +412,15 @@ fn measure_small(session: &mut Session, calls: usize, limit: Duration) -> io::Re
         }
         times.push(before.elapsed());
     }
+    let calls = times.len() + warm_ups;
+    let [p50, p99] = percentiles(times);
+    Ok(Measured { calls, values: vec![(Metric::SmallP50, p50), (Metric::SmallP99, p99)] })
+}
+
+/// p50 and p99, in microseconds.
+pub(super) fn percentiles(mut times: Vec<Duration>) -> [f64; 2] {
     times.sort_unstable();
-    let at = |share: f64| times[(times.len() as f64 * share) as usize].as_secs_f64() * 1e6;
-    let values = vec![(Metric::SmallP50, at(0.5)), (Metric::SmallP99, at(0.99))];
-    Ok(Measured { calls: times.len() + warm_ups, values })
+    [0.5, 0.99].map(|share| times[(times.len() as f64 * share) as usize].as_secs_f64() * 1e6)
 }
 
 fn measure_deep(session: &mut Session, calls: usize, limit: Duration) -> io::Result<Measured> {
@@ -490,8 +507,4 @@ impl Flow {
         self.last = now;
         Ok(true)
     }
-}
-
-fn milliseconds(time: Duration) -> f64 {
-    time.as_secs_f64() * 1e3
 }

@@ -1,10 +1,10 @@
 //! Samples → medians, ratios and the verdict on each limit.
 
-use std::{collections::BTreeMap, fmt::Write};
+use std::fmt::Write;
 
 use serde_json::{Value, json};
 
-use super::subject::Subject;
+use super::{samples::Samples, subject::Subject};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Metric {
@@ -34,23 +34,6 @@ enum Bar {
 }
 
 impl Metric {
-    const ALL: [Self; 14] = [
-        Self::SmallP50,
-        Self::SmallP99,
-        Self::Deep,
-        Self::Big,
-        Self::CpuSmall,
-        Self::CpuDeep,
-        Self::CpuBig,
-        Self::RssIdle,
-        Self::RssAfter,
-        Self::Start,
-        Self::Crash,
-        Self::ReloadFailed,
-        Self::ReloadTook,
-        Self::ReloadPause,
-    ];
-
     /// A stable name for programs, a description for people, the unit, and the limit.
     fn describe(self, is_quick: bool) -> (&'static str, &'static str, &'static str, Option<Bar>) {
         match self {
@@ -76,54 +59,34 @@ impl Metric {
 pub(super) struct Report {
     rounds: usize,
     is_quick: bool,
-    samples: BTreeMap<(Metric, Subject), Vec<f64>>,
-    notes: Vec<String>,
+    samples: Samples<Metric, Subject>,
 }
 
 impl Report {
     pub(super) fn new(rounds: usize, is_quick: bool) -> Self {
-        Self { rounds, is_quick, samples: BTreeMap::new(), notes: Vec::new() }
+        Self { rounds, is_quick, samples: Samples::new() }
     }
 
     pub(super) fn sample(&mut self, metric: Metric, subject: Subject, value: f64) {
-        self.samples.entry((metric, subject)).or_default().push(value);
+        self.samples.add(metric, subject, value);
     }
 
     pub(super) fn note(&mut self, note: String) {
-        eprintln!("{note}");
-        self.notes.push(note);
-    }
-
-    fn of(&self, metric: Metric, subject: Subject) -> &[f64] {
-        self.samples.get(&(metric, subject)).map_or(&[], Vec::as_slice)
-    }
-
-    fn median(&self, metric: Metric, subject: Subject) -> Option<f64> {
-        median(self.of(metric, subject).to_vec())
-    }
-
-    /// The median of the ratios of each round, so that a disturbance of a round affects both values.
-    fn times(&self, metric: Metric, subject: Subject, base: Subject) -> Option<f64> {
-        let pairs = self.of(metric, subject).iter().zip(self.of(metric, base));
-        median(pairs.filter(|(_, base)| **base != 0.0).map(|(value, base)| value / base).collect())
+        self.samples.note(note);
     }
 
     /// The value that is compared with the limit, in words and as a number; and whether the limit is met.
     fn judge(&self, metric: Metric, bar: Bar) -> (String, Option<(f64, bool)>) {
         let subject = Subject::Outlast;
-        let times = self.times(metric, subject, Subject::Floor);
-        let value = self.median(metric, subject);
-        let over = value.zip(self.median(metric, Subject::Direct)).map(|(value, direct)| value - direct);
+        let times = self.samples.times(metric, subject, Subject::Floor);
+        let value = self.samples.median(metric, subject);
+        let over = value.zip(self.samples.median(metric, Subject::Direct)).map(|(value, direct)| value - direct);
         match bar {
             Bar::MostTimesFloor(most) => (format!("≤ {most} × floor"), times.map(|times| (times, times <= most))),
             Bar::LeastTimesFloor(least) => (format!("≥ {least} × floor"), times.map(|times| (times, least <= times))),
             Bar::MostOverDirect(most) => (format!("≤ direct + {most} ms"), over.map(|over| (over, over <= most))),
             Bar::Most(most) => (format!("≤ {most}"), value.map(|value| (value, value <= most))),
         }
-    }
-
-    fn metrics(&self) -> impl Iterator<Item = Metric> {
-        Metric::ALL.into_iter().filter(|metric| self.samples.keys().any(|(known, _)| known == metric))
     }
 
     pub(super) fn to_markdown(&self) -> String {
@@ -134,15 +97,15 @@ impl Report {
         text.push_str(" bar | outlast has | verdict |\n|---|");
         text.push_str(&"---:|".repeat(Subject::ALL.len()));
         text.push_str("---|---:|---|\n");
-        for metric in self.metrics() {
+        for metric in self.samples.metrics() {
             let (_, words, unit, bar) = metric.describe(self.is_quick);
             let _ = write!(text, "| {words}{}{unit} |", if unit.is_empty() { "" } else { ", " });
             for subject in Subject::ALL {
-                let cell = match self.median(metric, subject) {
+                let cell = match self.samples.median(metric, subject) {
                     Some(value) => show(value),
                     None => "–".into(),
                 };
-                let times = self.times(metric, subject, Subject::Floor);
+                let times = self.samples.times(metric, subject, Subject::Floor);
                 let is_ratio = matches!(bar, Some(Bar::MostTimesFloor(_) | Bar::LeastTimesFloor(_)));
                 let is_compared = is_ratio
                     || matches!(metric, Metric::SmallP99 | Metric::CpuSmall | Metric::CpuDeep | Metric::CpuBig);
@@ -166,27 +129,17 @@ impl Report {
             }
         }
         let _ = writeln!(text, "\nMedians of {} rounds; in brackets the median ratio to the cat floor.", self.rounds);
-        for note in &self.notes {
+        for note in &self.samples.notes {
             let _ = writeln!(text, "- {note}");
         }
         text
     }
 
     pub(super) fn to_json(&self) -> Value {
-        let rows = self.metrics().map(|metric| {
+        let rows = self.samples.metrics().into_iter().map(|metric| {
             let (name, words, unit, bar) = metric.describe(self.is_quick);
-            let subjects = Subject::ALL.into_iter().filter(|subject| !self.of(metric, *subject).is_empty());
-            let values: serde_json::Map<String, Value> = subjects
-                .map(|subject| {
-                    let value = json!({
-                        "median": self.median(metric, subject),
-                        "times_floor": self.times(metric, subject, Subject::Floor),
-                        "times_direct": self.times(metric, subject, Subject::Direct),
-                        "samples": self.of(metric, subject),
-                    });
-                    (subject.name().to_owned(), value)
-                })
-                .collect();
+            let bases = [("times_floor", Subject::Floor), ("times_direct", Subject::Direct)];
+            let values = self.samples.to_json(metric, Subject::name, &bases);
             let mut row = json!({"name": name, "what": words, "unit": unit, "subjects": values});
             if let Some((bar, verdict)) = bar.map(|bar| self.judge(metric, bar)) {
                 row["bar"] = bar.into();
@@ -196,7 +149,7 @@ impl Report {
             row
         });
         let rows: Vec<Value> = rows.collect();
-        json!({"rounds": self.rounds, "quick": self.is_quick, "rows": rows, "notes": self.notes})
+        json!({"rounds": self.rounds, "quick": self.is_quick, "rows": rows, "notes": self.samples.notes})
     }
 }
 

@@ -16,19 +16,16 @@ use super::{
     subject::{Running, Stage, Subject},
     table::{Metric, Report},
 };
-use crate::bench::{session as pipes, subject as relay, tree::Process};
+use crate::bench::{
+    measure::{READY_FOR, RECOVERY_MAX, RETRY_PAUSE, Spent, WARM_UP_CALLS, bare_start, percentiles},
+    session as pipes, subject as relay,
+    tree::Process,
+};
 
 const SESSIONS: usize = 32;
 const BACKENDS: usize = 10;
 /// Sessions that one gateway keeps across its restart.
 const MANY: usize = 10_000;
-const WARM_UP_CALLS: usize = 300;
-/// The restart policy restarts a server at once after its first crash if it was ready for 5 s.
-const READY_FOR: Duration = Duration::from_millis(5_200);
-/// A subject that has not recovered by then counts as one that never does.
-const RECOVERY_MAX: Duration = Duration::from_secs(10);
-/// The pause between failed calls of a subject that answers its failures at once.
-const RETRY_PAUSE: Duration = Duration::from_millis(1);
 /// Long enough for start-up work to finish, before "idle" is measured.
 const SETTLE: Duration = Duration::from_secs(1);
 /// Load before the server is killed, and after.
@@ -79,13 +76,6 @@ const QUICK: Size =
     Size { rounds: 3, small_calls: 3_000, load_calls: 15_000, crashes: 1, rival_max: Duration::from_secs(2) };
 /// No single measurement of a working subject takes this long.
 const OURS_MAX: Duration = Duration::from_secs(180);
-
-/// CPU time of the gateway's processes, and the number of calls; summed, because the clock is coarse.
-#[derive(Default)]
-struct Spent {
-    cpu: Duration,
-    calls: usize,
-}
 
 pub(super) struct Bench<'a> {
     stage: &'a Stage,
@@ -155,8 +145,8 @@ impl<'a> Bench<'a> {
                 }
             }
         }
-        for ((metric, subject), Spent { cpu, calls }) in spent {
-            self.report.sample(metric, subject, cpu.as_secs_f64() * 1e6 / calls as f64);
+        for ((metric, subject), spent) in spent {
+            self.report.sample(metric, subject, spent.per_call());
         }
     }
 
@@ -186,8 +176,7 @@ impl<'a> Bench<'a> {
                 let before = cpu();
                 let times = measure_small(&mut sessions[0], self.size.small_calls, limit).map_err(failed)?;
                 let spent = spent.entry((Metric::CpuSmall, subject)).or_default();
-                spent.cpu += cpu().saturating_sub(before);
-                spent.calls += times.len();
+                spent.add(cpu().saturating_sub(before), times.len());
                 self.report_times(subject, times);
             } else {
                 let before = cpu();
@@ -198,19 +187,17 @@ impl<'a> Bench<'a> {
                     return Err(failed(io::Error::other(format!("failed {} of {} calls", load.failed, load.calls))));
                 }
                 let spent = spent.entry((Metric::CpuLoad, subject)).or_default();
-                spent.cpu += cpu().saturating_sub(before);
-                spent.calls += load.calls;
+                spent.add(cpu().saturating_sub(before), load.calls);
                 self.report.sample(Metric::Load, subject, load.calls as f64 / took.as_secs_f64());
             }
         }
         Ok(())
     }
 
-    fn report_times(&mut self, subject: Subject, mut times: Vec<Duration>) {
-        times.sort_unstable();
-        let at = |share: f64| times[(times.len() as f64 * share) as usize].as_secs_f64() * 1e6;
-        self.report.sample(Metric::SmallP50, subject, at(0.5));
-        self.report.sample(Metric::SmallP99, subject, at(0.99));
+    fn report_times(&mut self, subject: Subject, times: Vec<Duration>) {
+        let [p50, p99] = percentiles(times);
+        self.report.sample(Metric::SmallP50, subject, p50);
+        self.report.sample(Metric::SmallP99, subject, p99);
     }
 
     fn measure_direct(&self) -> io::Result<Vec<Duration>> {
@@ -250,7 +237,7 @@ impl<'a> Bench<'a> {
     fn measure_crashes(&mut self) {
         eprintln!("crashes");
         for round in 0..self.size.crashes {
-            match self.measure_bare_start() {
+            match relay::Stage::set(None).and_then(|stage| bare_start(&stage)) {
                 Ok(took) => self.report.sample(Metric::Crash, Subject::Direct, milliseconds(took)),
                 Err(problem) => self.drop_out(Subject::Direct, Phase::Crash, &problem),
             }
@@ -334,16 +321,6 @@ impl<'a> Bench<'a> {
         }
         attack.join().map_err(|_| io::Error::other("panicked"))??;
         Ok(longest)
-    }
-
-    /// The time from the start of the server itself to its first answer to a call.
-    fn measure_bare_start(&self) -> io::Result<Duration> {
-        let stage = relay::Stage::set(None)?;
-        let start = Instant::now();
-        let mut session = pipes::Session::start(&stage, relay::Subject::Direct)?;
-        session.initialize()?;
-        session.ask(&mut pipes::Request::call("echo", "{}"), Some(Instant::now() + RECOVERY_MAX))?;
-        Ok(start.elapsed())
     }
 
     /// From the end of the server to the first call of the same session that succeeds; `None` if none does.

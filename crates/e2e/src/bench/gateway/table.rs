@@ -1,11 +1,11 @@
 //! Samples → medians, ratios and the verdict on each limit.
 
-use std::{collections::BTreeMap, fmt::Write};
+use std::fmt::Write;
 
 use serde_json::{Value, json};
 
 use super::subject::Subject;
-use crate::bench::table::{median, show};
+use crate::bench::{samples::Samples, table::show};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Metric {
@@ -35,24 +35,6 @@ enum Bar {
 }
 
 impl Metric {
-    const ALL: [Metric; 15] = [
-        Metric::SmallP50,
-        Metric::SmallP99,
-        Metric::CpuSmall,
-        Metric::Load,
-        Metric::CpuLoad,
-        Metric::Rss,
-        Metric::Crash,
-        Metric::CrashPause,
-        Metric::CrashFailed,
-        Metric::CrashHung,
-        Metric::LongestTurn,
-        Metric::SessionsStart,
-        Metric::SessionsMemory,
-        Metric::SessionsStored,
-        Metric::SessionsDisk,
-    ];
-
     /// A stable name for programs, a description for people, the unit, and the limit.
     fn describe(self) -> (&'static str, &'static str, &'static str, Option<Bar>) {
         match self {
@@ -96,56 +78,37 @@ impl Metric {
 
 pub(crate) struct Report {
     rounds: usize,
-    samples: BTreeMap<(Metric, Subject), Vec<f64>>,
-    notes: Vec<String>,
+    samples: Samples<Metric, Subject>,
 }
 
 impl Report {
     pub(crate) fn new(rounds: usize) -> Report {
-        Report { rounds, samples: BTreeMap::new(), notes: Vec::new() }
+        Report { rounds, samples: Samples::new() }
     }
 
     pub(crate) fn sample(&mut self, metric: Metric, subject: Subject, value: f64) {
-        self.samples.entry((metric, subject)).or_default().push(value);
+        self.samples.add(metric, subject, value);
     }
 
     pub(crate) fn note(&mut self, note: String) {
-        eprintln!("{note}");
-        self.notes.push(note);
-    }
-
-    fn of(&self, metric: Metric, subject: Subject) -> &[f64] {
-        self.samples.get(&(metric, subject)).map_or(&[], Vec::as_slice)
-    }
-
-    fn median(&self, metric: Metric, subject: Subject) -> Option<f64> {
-        median(self.of(metric, subject).to_vec())
-    }
-
-    /// The median of the ratios of each round, so that a disturbance of a round affects both values.
-    fn times_hop(&self, metric: Metric, subject: Subject) -> Option<f64> {
-        let pairs = self.of(metric, subject).iter().zip(self.of(metric, Subject::Hop));
-        median(pairs.filter(|(_, hop)| **hop != 0.0).map(|(value, hop)| value / hop).collect())
+        self.samples.note(note);
     }
 
     /// The limit in words, the value that is compared with it, and whether it is met.
     fn judge(&self, metric: Metric, bar: Bar) -> (String, Option<(f64, bool)>) {
-        let value = self.median(metric, Subject::Outlast);
+        let value = self.samples.median(metric, Subject::Outlast);
         match bar {
             Bar::Most(most) => (format!("≤ {most}"), value.map(|value| (value, value <= most))),
             Bar::LeastTimesHop(least) => {
-                let times = self.times_hop(metric, Subject::Outlast);
+                let times = self.samples.times(metric, Subject::Outlast, Subject::Hop);
                 (format!("≥ {least} × hop"), times.map(|times| (times, least <= times)))
             }
             Bar::MostOverDirect(most) => {
-                let over = value.zip(self.median(metric, Subject::Direct)).map(|(value, direct)| value - direct);
+                let over =
+                    value.zip(self.samples.median(metric, Subject::Direct)).map(|(value, direct)| value - direct);
                 (format!("≤ direct + {most} ms"), over.map(|over| (over, over <= most)))
             }
         }
-    }
-
-    fn metrics(&self) -> impl Iterator<Item = Metric> {
-        Metric::ALL.into_iter().filter(|metric| self.samples.keys().any(|(known, _)| known == metric))
     }
 
     pub(crate) fn to_markdown(&self) -> String {
@@ -156,12 +119,12 @@ impl Report {
         text.push_str(" bar | outlast has | verdict |\n|---|");
         text.push_str(&"---:|".repeat(Subject::ALL.len()));
         text.push_str("---|---:|---|\n");
-        for metric in self.metrics() {
+        for metric in self.samples.metrics() {
             let (_, words, unit, bar) = metric.describe();
             let _ = write!(text, "| {words}{}{unit} |", if unit.is_empty() { "" } else { ", " });
             for subject in Subject::ALL {
-                let cell = self.median(metric, subject).map_or_else(|| "–".into(), show);
-                match self.times_hop(metric, subject).filter(|_| subject != Subject::Hop) {
+                let cell = self.samples.median(metric, subject).map_or_else(|| "–".into(), show);
+                match self.samples.times(metric, subject, Subject::Hop).filter(|_| subject != Subject::Hop) {
                     Some(times) => _ = write!(text, " {cell} ({times:.2}×) |"),
                     None => _ = write!(text, " {cell} |"),
                 }
@@ -180,26 +143,16 @@ impl Report {
             }
         }
         let _ = writeln!(text, "\nMedians of {} rounds; in brackets the median ratio to the bare hop.", self.rounds);
-        for note in &self.notes {
+        for note in &self.samples.notes {
             let _ = writeln!(text, "- {note}");
         }
         text
     }
 
     pub(crate) fn to_json(&self) -> Value {
-        let rows = self.metrics().map(|metric| {
+        let rows = self.samples.metrics().into_iter().map(|metric| {
             let (name, words, unit, bar) = metric.describe();
-            let subjects = Subject::ALL.into_iter().filter(|subject| !self.of(metric, *subject).is_empty());
-            let values: serde_json::Map<String, Value> = subjects
-                .map(|subject| {
-                    let value = json!({
-                        "median": self.median(metric, subject),
-                        "times_hop": self.times_hop(metric, subject),
-                        "samples": self.of(metric, subject),
-                    });
-                    (subject.name().to_owned(), value)
-                })
-                .collect();
+            let values = self.samples.to_json(metric, Subject::name, &[("times_hop", Subject::Hop)]);
             let mut row = json!({"name": name, "what": words, "unit": unit, "subjects": values});
             if let Some((bar, Some((value, is_met)))) = bar.map(|bar| self.judge(metric, bar)) {
                 row["bar"] = json!(bar);
@@ -208,7 +161,7 @@ impl Report {
             }
             row
         });
-        json!({"rounds": self.rounds, "rows": rows.collect::<Vec<_>>(), "notes": self.notes})
+        json!({"rounds": self.rounds, "rows": rows.collect::<Vec<_>>(), "notes": self.samples.notes})
     }
 }
 

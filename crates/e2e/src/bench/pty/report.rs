@@ -1,10 +1,11 @@
 //! Samples → medians, ratios and the verdict on each limit.
 
-use std::{collections::BTreeMap, fmt::Write};
+use std::fmt::Write;
 
 use serde_json::{Value, json};
 
 use super::rig::Subject;
+use crate::bench::{samples::Samples, table::show};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Metric {
@@ -16,8 +17,6 @@ pub(super) enum Metric {
 }
 
 impl Metric {
-    const ALL: [Self; 5] = [Self::Copy, Self::Cpu, Self::Echo, Self::Rss, Self::Idle];
-
     fn describe(self) -> (&'static str, &'static str) {
         match self {
             Self::Copy => ("copy", "text copied, MB/s"),
@@ -51,23 +50,21 @@ const BARS: [(Metric, Subject, Bar); 8] = [
 
 pub(super) struct Report {
     rounds: usize,
-    samples: BTreeMap<(Metric, Subject), Vec<f64>>,
-    notes: Vec<String>,
+    samples: Samples<Metric, Subject>,
     failures: Vec<String>,
 }
 
 impl Report {
     pub(super) fn new(rounds: usize) -> Self {
-        Self { rounds, samples: BTreeMap::new(), notes: Vec::new(), failures: Vec::new() }
+        Self { rounds, samples: Samples::new(), failures: Vec::new() }
     }
 
     pub(super) fn sample(&mut self, metric: Metric, subject: Subject, value: f64) {
-        self.samples.entry((metric, subject)).or_default().push(value);
+        self.samples.add(metric, subject, value);
     }
 
     pub(super) fn note(&mut self, note: String) {
-        eprintln!("{note}");
-        self.notes.push(note);
+        self.samples.note(note);
     }
 
     pub(super) fn fail(&mut self, failure: String) {
@@ -80,55 +77,32 @@ impl Report {
         self.failures.is_empty()
     }
 
-    fn of(&self, metric: Metric, subject: Subject) -> &[f64] {
-        self.samples.get(&(metric, subject)).map_or(&[], Vec::as_slice)
-    }
-
-    fn median(&self, metric: Metric, subject: Subject) -> Option<f64> {
-        median(self.of(metric, subject).to_vec())
-    }
-
-    /// The median of the ratios of each round, so that a disturbance of a round affects both values.
-    fn times(&self, metric: Metric, subject: Subject, base: Subject) -> Option<f64> {
-        let pairs = self.of(metric, subject).iter().zip(self.of(metric, base));
-        median(pairs.filter(|(_, base)| **base != 0.0).map(|(value, base)| value / base).collect())
-    }
-
-    fn over(&self, metric: Metric, subject: Subject, base: Subject) -> Option<f64> {
-        let pairs = self.of(metric, subject).iter().zip(self.of(metric, base));
-        median(pairs.map(|(value, base)| value - base).collect())
-    }
-
     /// The limit in words, the value that is compared with it, and whether it is met.
     fn judge(&self, metric: Metric, subject: Subject, bar: Bar) -> (String, Option<(String, bool)>) {
         match bar {
             Bar::LeastTimes(base, least) => {
-                let times = self.times(metric, subject, base);
+                let times = self.samples.times(metric, subject, base);
                 let verdict = times.map(|times| (format!("{times:.2} ×"), least <= times));
                 (format!("≥ {least} × {}", base.name()), verdict)
             }
             Bar::MostTimes(base, most) => {
-                let times = self.times(metric, subject, base);
+                let times = self.samples.times(metric, subject, base);
                 let verdict = times.map(|times| (format!("{times:.2} ×"), times <= most));
                 (format!("≤ {most} × {}", base.name()), verdict)
             }
             Bar::MostOver(base, most) => {
-                let over = self.over(metric, subject, base);
+                let over = self.samples.over(metric, subject, base);
                 (format!("≤ {} + {most}", base.name()), over.map(|over| (format!("+ {}", show(over)), over <= most)))
             }
             Bar::Most(most) => {
-                let value = self.median(metric, subject);
+                let value = self.samples.median(metric, subject);
                 (format!("≤ {most}"), value.map(|value| (show(value), value <= most)))
             }
         }
     }
 
-    fn metrics(&self) -> impl Iterator<Item = Metric> {
-        Metric::ALL.into_iter().filter(|metric| self.samples.keys().any(|(known, _)| known == metric))
-    }
-
     fn bars(&self) -> impl Iterator<Item = (Metric, Subject, Bar)> {
-        BARS.into_iter().filter(|(metric, ..)| self.metrics().any(|known| known == *metric))
+        BARS.into_iter().filter(|(metric, ..)| self.samples.metrics().contains(metric))
     }
 
     pub(super) fn to_markdown(&self) -> String {
@@ -137,11 +111,11 @@ impl Report {
             let _ = write!(text, " {} |", subject.name());
         }
         let _ = writeln!(text, "\n|---|{}", "---:|".repeat(Subject::ALL.len()));
-        for metric in self.metrics() {
+        for metric in self.samples.metrics() {
             let _ = write!(text, "| {} |", metric.describe().1);
             for subject in Subject::ALL {
-                let cell = self.median(metric, subject).map_or_else(|| "–".into(), show);
-                let times = self.times(metric, subject, Subject::Raw).filter(|_| subject != Subject::Raw);
+                let cell = self.samples.median(metric, subject).map_or_else(|| "–".into(), show);
+                let times = self.samples.times(metric, subject, Subject::Raw).filter(|_| subject != Subject::Raw);
                 match times.filter(|_| metric == Metric::Copy) {
                     Some(times) => _ = write!(text, " {cell} ({times:.2}×) |"),
                     None => _ = write!(text, " {cell} |"),
@@ -163,7 +137,7 @@ impl Report {
         for failure in &self.failures {
             let _ = writeln!(text, "- **failed**: {failure}");
         }
-        for note in &self.notes {
+        for note in &self.samples.notes {
             let _ = writeln!(text, "- {note}");
         }
         text
@@ -171,19 +145,11 @@ impl Report {
 
     pub(super) fn to_json(&self) -> Value {
         let rows: Vec<Value> = self
+            .samples
             .metrics()
+            .into_iter()
             .map(|metric| {
-                let subjects = Subject::ALL.into_iter().filter(|subject| !self.of(metric, *subject).is_empty());
-                let values: serde_json::Map<String, Value> = subjects
-                    .map(|subject| {
-                        let value = json!({
-                            "median": self.median(metric, subject),
-                            "times_raw": self.times(metric, subject, Subject::Raw),
-                            "samples": self.of(metric, subject),
-                        });
-                        (subject.name().to_owned(), value)
-                    })
-                    .collect();
+                let values = self.samples.to_json(metric, Subject::name, &[("times_raw", Subject::Raw)]);
                 json!({"name": metric.describe().0, "what": metric.describe().1, "subjects": values})
             })
             .collect();
@@ -195,26 +161,7 @@ impl Report {
                 json!({"name": metric.describe().0, "subject": subject.name(), "bar": words, "has": has, "met": met})
             })
             .collect();
-        json!({"rounds": self.rounds, "rows": rows, "bars": bars, "failures": self.failures, "notes": self.notes})
-    }
-}
-
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => None,
-        count if count % 2 == 1 => Some(values[middle]),
-        _ => Some((values[middle - 1] + values[middle]) / 2.0),
-    }
-}
-
-/// Three significant digits.
-fn show(value: f64) -> String {
-    match value.abs() {
-        size if 100.0 <= size || value.fract() == 0.0 => format!("{value:.0}"),
-        size if 10.0 <= size => format!("{value:.1}"),
-        _ => format!("{value:.2}"),
+        json!({"rounds": self.rounds, "rows": rows, "bars": bars, "failures": self.failures, "notes": self.samples.notes})
     }
 }
 
