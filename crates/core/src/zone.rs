@@ -1,6 +1,8 @@
 //! A time zone: its offset from UTC at a moment, from a file of the system's time zone database (TZif) or from a rule of
 //! POSIX. It reads no file and no clock.
 
+use time::{Date, Month, OffsetDateTime, util};
+
 /// Transitions in a file; one with more is not read.
 const TRANSITIONS_MAX: usize = 4096;
 const DAY: i64 = 86_400;
@@ -19,19 +21,21 @@ pub struct Civil {
 impl Civil {
     /// Seconds since 1970 if the clock shows UTC. None for a date or a time that does not exist.
     fn seconds(self) -> Option<i64> {
-        let is_valid = (1..=12).contains(&self.month)
-            && (1..=days_in(self.year, self.month)).contains(&self.day)
-            && self.hour < 24
-            && self.minute < 60
-            && (1970..=9999).contains(&self.year);
-        let days = days_since_1970(self.year, self.month, self.day);
-        is_valid.then(|| days * DAY + i64::from(self.hour) * 3600 + i64::from(self.minute) * 60)
+        let is_valid = self.hour < 24 && self.minute < 60 && (1970..=9999).contains(&self.year);
+        let days = days_since_1970(self.year, self.month, self.day).filter(|_| is_valid)?;
+        Some(days * DAY + i64::from(self.hour) * 3600 + i64::from(self.minute) * 60)
     }
 
+    /// The calendar ends with the year 9999; a later moment counts as the beginning of 1970.
     fn of(seconds: i64) -> Civil {
-        let (year, month, day) = date_of(seconds.div_euclid(DAY));
-        let second = u32::try_from(seconds.rem_euclid(DAY)).unwrap_or_default();
-        Civil { year, month, day, hour: second / 3600, minute: second / 60 % 60 }
+        let shown = OffsetDateTime::from_unix_timestamp(seconds).unwrap_or(OffsetDateTime::UNIX_EPOCH);
+        Civil {
+            year: shown.year().into(),
+            month: u8::from(shown.month()).into(),
+            day: shown.day().into(),
+            hour: shown.hour().into(),
+            minute: shown.minute().into(),
+        }
     }
 }
 
@@ -192,8 +196,9 @@ impl Rule {
     fn offset_at(&self, epoch: i64) -> i64 {
         let Some(daylight) = &self.daylight else { return self.standard };
         let year = Civil::of(epoch + self.standard).year;
-        let begin = daylight.begin.seconds_in(year) - self.standard;
-        let end = daylight.end.seconds_in(year) - daylight.offset;
+        let changes = daylight.begin.seconds_in(year).zip(daylight.end.seconds_in(year));
+        let Some((begin, end)) = changes else { return self.standard };
+        let (begin, end) = (begin - self.standard, end - daylight.offset);
         let is_daylight = match begin < end {
             true => (begin..end).contains(&epoch),
             // South of the equator.
@@ -224,21 +229,22 @@ impl Change {
         Some((Change { day, second }, rest))
     }
 
-    /// As if its clock showed UTC.
-    fn seconds_in(&self, year: i64) -> i64 {
-        let first = days_since_1970(year, 1, 1);
+    /// As if its clock showed UTC. None in a year that the calendar does not have.
+    fn seconds_in(&self, year: i64) -> Option<i64> {
+        let first = days_since_1970(year, 1, 1)?;
+        let is_leap = util::is_leap_year(i32::try_from(year).ok()?);
         let day = match self.day {
             Day::OfYear(day) => first + day,
-            Day::Julian(day) => first + day - 1 + i64::from(is_leap(year) && day >= 60),
+            Day::Julian(day) => first + day - 1 + i64::from(is_leap && day >= 60),
             Day::Weekday { month, week, weekday } => {
-                let first = days_since_1970(year, month, 1);
+                let first = days_since_1970(year, month, 1)?;
                 // January 1, 1970 was a Thursday.
                 let day = first + (weekday - (first + 4)).rem_euclid(7) + (week - 1) * 7;
-                let is_past = day >= first + i64::from(days_in(year, month));
-                if is_past { day - 7 } else { day }
+                // The last of its month, if the month has no fifth.
+                if Civil::of(day * DAY).month == month { day } else { day - 7 }
             }
         };
-        day * DAY + self.second
+        Some(day * DAY + self.second)
     }
 }
 
@@ -275,38 +281,11 @@ fn number(text: &str) -> Option<(i64, &str)> {
     Some((number, &text[digits..]))
 }
 
-fn is_leap(year: i64) -> bool {
-    year % 4 == 0 && (year % 100 != 0 || year % 400 == 0)
-}
-
-fn days_in(year: i64, month: u32) -> u32 {
-    match month {
-        2 if is_leap(year) => 29,
-        2 => 28,
-        4 | 6 | 9 | 11 => 30,
-        _ => 31,
-    }
-}
-
-/// Days of the Gregorian calendar, counted from March so that a leap day is the last of its year.
-fn days_since_1970(year: i64, month: u32, day: u32) -> i64 {
-    let month = i64::from(month);
-    let (year, month) = if month > 2 { (year, month - 3) } else { (year - 1, month + 9) };
-    let of_months = (153 * month + 2) / 5;
-    let of_years = year * 365 + year.div_euclid(4) - year.div_euclid(100) + year.div_euclid(400);
-    of_years + of_months + i64::from(day) - 1 - 719_468
-}
-
-fn date_of(days: i64) -> (i64, u32, u32) {
-    // The estimate is at most one year too late.
-    let mut year = 1970 + days.div_euclid(365);
-    while days_since_1970(year, 1, 1) > days {
-        year -= (days_since_1970(year, 1, 1) - days).div_euclid(366).max(1);
-    }
-    let of_month = |month: &u32| days_since_1970(year, *month, 1) <= days;
-    let month = (1..=12).rev().find(of_month).unwrap_or(1);
-    let day = u32::try_from(days - days_since_1970(year, month, 1) + 1).unwrap_or(1);
-    (year, month, day)
+/// None of a date that does not exist.
+fn days_since_1970(year: i64, month: u32, day: u32) -> Option<i64> {
+    let month = Month::try_from(u8::try_from(month).ok()?).ok()?;
+    let date = Date::from_calendar_date(i32::try_from(year).ok()?, month, u8::try_from(day).ok()?).ok()?;
+    Some((date - OffsetDateTime::UNIX_EPOCH.date()).whole_days())
 }
 
 #[cfg(test)]
@@ -323,11 +302,11 @@ mod tests {
 
     #[test]
     fn a_date_is_a_number_of_days_and_back() {
-        assert_eq!(days_since_1970(1970, 1, 1), 0);
-        assert_eq!(days_since_1970(2026, 11, 18), 20_775);
+        assert_eq!(days_since_1970(1970, 1, 1), Some(0));
+        assert_eq!(days_since_1970(2026, 11, 18), Some(20_775));
         for days in (-1000..200_000).step_by(17) {
-            let (year, month, day) = date_of(days);
-            assert_eq!(days_since_1970(year, month, day), days);
+            let Civil { year, month, day, .. } = Civil::of(days * DAY);
+            assert_eq!(days_since_1970(year, month, day), Some(days));
         }
         for wrong in [at(2026, 2, 29, 0, 0), at(2026, 13, 1, 0, 0), at(2026, 1, 0, 0, 0), at(2026, 1, 1, 24, 0)] {
             assert_eq!(Zone::utc().epoch_of(wrong), None, "{wrong:?}");
