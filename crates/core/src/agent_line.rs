@@ -299,10 +299,6 @@ impl CommandLine {
         Some(last.strip_prefix("--settings=").unwrap_or(last))
     }
 
-    pub fn has_prompt(&self) -> bool {
-        self.args.iter().any(|arg| matches!(arg.role, Role::Prompt | Role::MayBePrompt))
-    }
-
     /// The agent recorded this turn: an equal word of a wrapper was the initial prompt.
     pub fn took_turn(&mut self, text: &str) {
         for arg in self.args.iter_mut().filter(|arg| arg.role == Role::MayBePrompt) {

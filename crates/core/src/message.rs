@@ -46,11 +46,6 @@ impl<'a> RawId<'a> {
         Id::parse(self.0?.get())
     }
 
-    /// True if the id is absent or `null`.
-    pub fn is_null(&self) -> bool {
-        self.0.is_none_or(|raw| raw.get() == "null")
-    }
-
     /// The byte range of the id in `line`.
     pub fn place(&self, line: &[u8]) -> Option<Range<usize>> {
         self.0.map(|raw| place(line, raw))

@@ -132,10 +132,6 @@ impl Upgrade {
         self.0.as_ref().is_some_and(|pending| matches!(pending.step, Step::ToPause | Step::Pausing))
     }
 
-    pub fn is_checking(&self) -> bool {
-        self.0.as_ref().is_some_and(|pending| pending.step == Step::Checking)
-    }
-
     pub fn is_pausing(&self) -> bool {
         self.0.as_ref().is_some_and(|pending| pending.step == Step::Pausing)
     }
