@@ -50,7 +50,7 @@ struct Layout {
 
 /// The width of the terminal that stdout is, if it is one.
 pub(crate) fn room() -> Option<usize> {
-    terminal_size::terminal_size_of(std::io::stdout()).map(|(width, _)| usize::from(width.0))
+    outlast_os::terminal_size().map(|(columns, _)| usize::from(columns))
 }
 
 /// The lines of a table, in `width` columns if there is a limit.

@@ -23,6 +23,7 @@ use outlast_core::{
     mcp::{self, method, revision},
     message::{self, Id, Message, Outline, Raw, RawId},
 };
+use percent_encoding::percent_decode_str;
 
 use super::{
     HttpEndpoint, Refused, agree, answers, cors,
@@ -223,7 +224,7 @@ fn choose_profile(endpoint: &HttpEndpoint, who: Rc<Who>, path: &str, head: &Head
     let in_header = head.profile.text().map_err(|_| {
         Answer::refusal(StatusCode::BAD_REQUEST, "the X-Outlast-Profile header is there twice, or is not text")
     })?;
-    let in_path = (!path.is_empty()).then(|| percent_decoded(path));
+    let in_path = (!path.is_empty()).then(|| percent_decode_str(path).decode_utf8_lossy().into_owned());
     let chosen = match (in_path, in_header) {
         (None, None) => return Ok(who),
         (Some(path), Some(header)) if path != header => {
@@ -247,27 +248,6 @@ fn choose_profile(endpoint: &HttpEndpoint, who: Rc<Who>, path: &str, head: &Head
             Err(Answer::refusal(StatusCode::NOT_FOUND, &message))
         }
     }
-}
-
-/// `%41` becomes `A`; an invalid escape stays unchanged.
-fn percent_decoded(text: &str) -> String {
-    let bytes = text.as_bytes();
-    let mut decoded = Vec::with_capacity(bytes.len());
-    let mut at = 0;
-    while at < bytes.len() {
-        let digits = bytes.get(at + 1..at + 3).and_then(|digits| std::str::from_utf8(digits).ok());
-        match digits.filter(|_| bytes[at] == b'%').and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
-            Some(byte) => {
-                decoded.push(byte);
-                at += 3;
-            }
-            None => {
-                decoded.push(bytes[at]);
-                at += 1;
-            }
-        }
-    }
-    String::from_utf8_lossy(&decoded).into_owned()
 }
 
 /// The protocol version in the header, which may occur once.

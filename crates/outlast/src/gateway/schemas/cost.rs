@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use percent_encoding::percent_decode_str;
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value};
 
@@ -303,7 +304,7 @@ impl<'a> Survey<'a> {
     fn target(&self, reference: &str) -> Option<&'a Value> {
         let fragment = reference.strip_prefix('#')?;
         let target = match fragment.is_empty() || fragment.starts_with('/') {
-            true => self.root.pointer(&percent_decoded(fragment)?)?,
+            true => self.root.pointer(&percent_decode_str(fragment).decode_utf8().ok()?)?,
             false => anchored(self.root, fragment)?,
         };
         (target.is_object() || target.is_boolean()).then_some(target)
@@ -453,26 +454,6 @@ fn repetitions(pattern: &str) -> u64 {
         let most = inner.split(',').filter_map(|number| number.trim().parse::<u64>().ok()).max();
         product.saturating_mul(most.unwrap_or(1).max(1))
     })
-}
-
-fn percent_decoded(text: &str) -> Option<String> {
-    if !text.contains('%') {
-        return Some(text.to_owned());
-    }
-    let mut bytes = Vec::new();
-    let mut rest = text.as_bytes();
-    while let [first, tail @ ..] = rest {
-        rest = tail;
-        match (first, tail) {
-            (b'%', [high, low, tail @ ..]) => {
-                let digits = [*high, *low];
-                bytes.push(u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?);
-                rest = tail;
-            }
-            _ => bytes.push(*first),
-        }
-    }
-    String::from_utf8(bytes).ok()
 }
 
 /// The only part of a schema with this `$anchor`.
