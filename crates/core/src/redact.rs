@@ -5,6 +5,8 @@
 
 use std::borrow::Cow;
 
+use crate::visible;
+
 /// Replaces a secret.
 pub const HIDDEN: &str = "…";
 
@@ -25,9 +27,17 @@ const TELLING: [&str; 12] = [
 ];
 /// The same for words that other words begin with, such as `path`: only the whole word counts.
 const TELLING_WORDS: [&str; 6] = ["pat", "pwd", "pass", "pw", "jwt", "sas"];
+/// Under these names a value is a secret also in a sentence: `Password: hunter2`.
+const PASSWORDS: [&str; 6] = ["password", "passwd", "passphrase", "pwd", "pass", "secret"];
+const PASSWORD_MIN: usize = 4;
+/// The same for all other names (`token: …`) if the value is this long and has a digit.
+const IN_SENTENCE_MIN: usize = 16;
+/// `?sig=…` is a signature if it is long. A short value is the number of a signal.
+const SIGNATURE: &str = "sig";
+const SIGNATURE_MIN: usize = 20;
 
 /// The prefixes of well-known tokens, and how many characters must follow.
-const TOKENS: [(&str, usize); 28] = [
+const TOKENS: [(&str, usize); 40] = [
     ("github_pat_", 16),
     ("ghp_", 16),
     ("gho_", 16),
@@ -48,7 +58,19 @@ const TOKENS: [(&str, usize); 28] = [
     ("xoxb-", 10),
     ("xoxp-", 10),
     ("xoxr-", 10),
+    ("xoxs-", 10),
+    ("xoxe-", 10),
+    ("xoxe.", 10),
     ("xapp-", 10),
+    ("glrt-", 16),
+    ("gldt-", 16),
+    ("GOCSPX-", 16),
+    ("dckr_pat_", 16),
+    ("hvs.", 20),
+    ("lin_api_", 16),
+    ("figd_", 16),
+    ("tskey-", 16),
+    ("AGE-SECRET-KEY-1", 24),
     ("hf_", 24),
     ("npm_", 24),
     ("pypi-", 24),
@@ -63,6 +85,13 @@ const JWT_MIN: usize = 24;
 /// Words before a credential in a header.
 const SCHEMES: [&str; 3] = ["bearer", "basic", "token"];
 const CREDENTIAL_MIN: usize = 6;
+/// A private key in PEM: a line that begins it, lines of base64, a line that ends it.
+const KEY_BEGIN: &str = "-----BEGIN ";
+const KEY_END: &str = "-----END ";
+const KEY_NAME: &str = "PRIVATE KEY";
+const KEY_LABEL_MAX: usize = 64;
+/// The lines of a private key have at least this many characters; only the last may have fewer.
+const KEY_LINE_MIN: usize = 16;
 /// A longer name is not a name. This bounds the work on a text that is made to be slow.
 const NAME_MAX: usize = 64;
 /// How much of a text is read to recognize a token; the token itself may be longer.
@@ -93,8 +122,108 @@ pub fn command(words: &[String]) -> Vec<String> {
     shown
 }
 
-/// A text with everything that looks like a secret replaced.
+/// A text with everything that looks like a secret replaced. A line that contains one is returned without its escape
+/// sequences, which may stand between a name and its value.
 pub fn text(text: &str) -> Cow<'_, str> {
+    if !has_escapes(text) && !text.contains(KEY_BEGIN) {
+        return scan(text);
+    }
+    let (mut shown, mut has_secrets) = (String::with_capacity(text.len()), false);
+    let mut lines = Lines::default();
+    for (number, line) in text.split('\n').enumerate() {
+        if number > 0 {
+            shown.push('\n');
+        }
+        let line = lines.line(line);
+        has_secrets |= matches!(line, Cow::Owned(_));
+        shown.push_str(&line);
+    }
+    if has_secrets { Cow::Owned(shown) } else { Cow::Borrowed(text) }
+}
+
+/// Redacts a text that arrives line by line: a private key has several lines.
+#[derive(Debug, Default)]
+pub struct Lines {
+    /// The private key that the last line belongs to.
+    key: Option<PrivateKey>,
+}
+
+impl Lines {
+    /// One line, without its line feed.
+    pub fn line<'a>(&mut self, line: &'a str) -> Cow<'a, str> {
+        let shown = if has_escapes(line) { visible::text(line) } else { Cow::Borrowed(line) };
+        match self.key.as_mut().map(|key| key.part(&shown)) {
+            Some(KeyPart::Body(at)) => return Cow::Owned(format!("{}{HIDDEN}", &shown[..at])),
+            Some(KeyPart::Head) => return Cow::Borrowed(line),
+            Some(KeyPart::None) | None => self.key = None,
+        }
+        if let Some(after) = key_begin(&shown) {
+            let rest = &shown[after..];
+            let end = rest.find(KEY_END);
+            self.key = end.is_none().then(PrivateKey::default);
+            // The whole key in one line, with spaces or `\n` in place of line feeds.
+            let body = rest[..end.unwrap_or(rest.len())].trim_start();
+            let is_key = end.is_some() || body.starts_with("\\n") || run(body, 0, is_base64) >= KEY_LINE_MIN;
+            if is_key && !body.is_empty() {
+                let (before, end) = (scan(&shown[..after]), scan(&rest[end.unwrap_or(rest.len())..]));
+                return Cow::Owned(format!("{before}{HIDDEN}{end}"));
+            }
+        }
+        match scan(&shown) {
+            Cow::Owned(redacted) => Cow::Owned(redacted),
+            Cow::Borrowed(_) => Cow::Borrowed(line),
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct PrivateKey {
+    has_body: bool,
+}
+
+enum KeyPart {
+    /// Base64, from this position of the line on.
+    Body(usize),
+    /// A header of the key, or an empty line.
+    Head,
+    /// Not a part of a key.
+    None,
+}
+
+impl PrivateKey {
+    fn part(&mut self, line: &str) -> KeyPart {
+        let line = line.trim_end();
+        if line.is_empty() || ["Proc-Type: ", "DEK-Info: "].iter().any(|name| line.contains(name)) {
+            return KeyPart::Head;
+        }
+        // Before it there may be a time or a level.
+        let start = line.rfind(' ').map_or(0, |at| at + 1);
+        let is_only = line[..start].trim_start().is_empty();
+        let is_body =
+            line[start..].bytes().all(is_base64) && (line.len() - start >= KEY_LINE_MIN || self.has_body && is_only);
+        self.has_body |= is_body;
+        if is_body { KeyPart::Body(start) } else { KeyPart::None }
+    }
+}
+
+/// The end of the mark that begins a private key.
+fn key_begin(line: &str) -> Option<usize> {
+    let label = line.rfind(KEY_BEGIN)? + KEY_BEGIN.len();
+    let length = run_up_to(line, label, KEY_LABEL_MAX, |byte| byte.is_ascii_uppercase() || byte == b' ');
+    let after = label + length;
+    (line[label..after].contains(KEY_NAME) && line[after..].starts_with("-----")).then_some(after + 5)
+}
+
+fn has_escapes(text: &str) -> bool {
+    text.contains(['\x1b', '\u{9b}'])
+}
+
+fn is_base64(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'+' | b'/' | b'=')
+}
+
+/// A text without private keys and escape sequences.
+fn scan(text: &str) -> Cow<'_, str> {
     let bytes = text.as_bytes();
     let mut shown = String::new();
     // Everything before this position is in `shown`.
@@ -174,13 +303,14 @@ fn named(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     if end - at > NAME_MAX || text[..at].ends_with("${") {
         return None;
     }
-    let mut next = end + run_up_to(text, end, 2, |byte| matches!(byte, b'"' | b'\'' | b' '));
+    let mut next = end + run_up_to(text, end, 3, |byte| matches!(byte, b'"' | b'\'' | b' ' | b'\\'));
     let mark = *bytes.get(next).filter(|byte| matches!(byte, b'=' | b':'))?;
     // Of `request.headers.token` and `key.rs` the last part is the name. This is checked last because few words come
     // this far.
     let name = text[at..end].rsplit('.').next().unwrap_or_default();
+    let is_signature = name.eq_ignore_ascii_case(SIGNATURE);
     // A server's challenge contains no secret of the client.
-    if !tells(name) || name.eq_ignore_ascii_case("www-authenticate") {
+    if !tells(name) && !is_signature || name.eq_ignore_ascii_case("www-authenticate") {
         return None;
     }
     next += 1;
@@ -190,32 +320,62 @@ fn named(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     }
     next += run(text, next, |byte| byte == b' ');
     // A reference is not a secret. This is checked first, because a text may contain many.
-    if text[next..].trim_start_matches(['"', '\'']).starts_with("${") {
+    if text[next..].trim_start_matches(['"', '\'', '\\']).starts_with("${") {
         return None;
     }
+    let is_header = ["authorization", "cookie"].iter().any(|header| ends_with(name, header));
+    // In a sentence a colon is followed by words.
+    let is_sentence = mark == b':' && bytes[next - 1] == b' ' && !name.contains(['-', '_']) && !is_header;
+    let is_value = |byte: u8| !byte.is_ascii_whitespace() && !matches!(byte, b'&' | b';' | b',' | b'"' | b'\'' | b')');
     let (start, length) = match bytes.get(next)? {
         quote @ (b'"' | b'\'') => (next + 1, run(text, next + 1, |byte| byte != *quote && byte != b'\n')),
-        // In a sentence a colon is followed by words.
-        _ if mark == b':' && bytes[next - 1] == b' ' && !name.contains(['-', '_']) => {
-            let word = next + run(text, next, |byte| !byte.is_ascii_whitespace());
-            // `Authorization: Bearer abc`: the scheme is a separate word.
-            if SCHEMES.contains(&text[next..word].to_ascii_lowercase().as_str()) {
-                return credential(text, next);
-            }
-            if !["authorization", "cookie"].iter().any(|header| name.eq_ignore_ascii_case(header)) {
-                return None;
-            }
-            (next, run(text, next, |byte| byte != b'\n'))
+        // JSON within a JSON text.
+        b'\\' if bytes.get(next + 1) == Some(&b'"') => {
+            (next + 2, run(text, next + 2, |byte| !matches!(byte, b'"' | b'\\' | b'\n')))
         }
-        _ => (
-            next,
-            run(text, next, |byte| {
-                !byte.is_ascii_whitespace() && !matches!(byte, b'&' | b';' | b',' | b'"' | b'\'' | b')')
-            }),
-        ),
+        _ => {
+            let word = next + run(text, next, is_word);
+            // `Authorization: Bearer abc`: the scheme is a separate word.
+            let is_scheme = SCHEMES.iter().any(|scheme| text[next..word].eq_ignore_ascii_case(scheme));
+            match (is_scheme && bytes.get(word) == Some(&b' '), is_sentence) {
+                (true, true) => return credential(text, next),
+                (true, false) => {
+                    let value = word + run(text, word, |byte| byte == b' ');
+                    (value, run(text, value, is_value))
+                }
+                (false, true) => (next, in_sentence(name, &text[next..])?),
+                (false, false) if is_header && mark == b':' => {
+                    (next, run(text, next, |byte| byte != b'\n' && byte != b'"' && byte != b'\''))
+                }
+                (false, false) => (next, run(text, next, is_value)),
+            }
+        }
     };
     let value = &text[start..start + length];
-    (length > 0 && value != HIDDEN).then_some(start..start + length)
+    let is_long = !is_signature || length >= SIGNATURE_MIN;
+    (length > 0 && is_long && value != HIDDEN).then_some(start..start + length)
+}
+
+fn ends_with(name: &str, end: &str) -> bool {
+    name.len().checked_sub(end.len()).is_some_and(|at| name.as_bytes()[at..].eq_ignore_ascii_case(end.as_bytes()))
+}
+
+/// The length of the value after `name: ` in a sentence, if it is more than a word.
+fn in_sentence(name: &str, rest: &str) -> Option<usize> {
+    let length =
+        run_up_to(rest, 0, LOOKED_AT_MAX, |byte| !byte.is_ascii_whitespace() && !matches!(byte, b'"' | b'\'' | b','));
+    let value = rest[..length].trim_end_matches(['.', ',', ';', ':', ')']);
+    let is_password = PASSWORDS.iter().any(|password| ends_with(name, password));
+    let is_secret = match is_password {
+        true => value.len() >= PASSWORD_MIN && value.bytes().any(|byte| !byte.is_ascii_alphabetic()),
+        false => {
+            let is_part = |byte| is_token(byte) || matches!(byte, b'.' | b'+' | b'/' | b'=' | b'~');
+            value.len() >= IN_SENTENCE_MIN
+                && value.bytes().all(is_part)
+                && value.bytes().any(|byte| byte.is_ascii_digit())
+        }
+    };
+    is_secret.then_some(value.len())
 }
 
 /// The value in `Bearer value`.
@@ -332,6 +492,47 @@ mod tests {
             ("task-0123456789abcdef0123", "task-0123456789abcdef0123"),
             ("src/auth/key.rs:12:3", "src/auth/key.rs:12:3"),
             ("Ünïcode ghp_0123456789abcdefABCD ü", "Ünïcode … ü"),
+            // The scheme and the credential are two words under any name, with or without a blank after the colon.
+            ("Proxy-Authorization: Basic dXNlcjpwdw==", "Proxy-Authorization: Basic …"),
+            ("authorization:Basic dXNlcjpwdw==", "authorization:Basic …"),
+            ("Authorization=Bearer abcdef", "Authorization=Bearer …"),
+            ("Authorization: Bearer lowercase", "Authorization: Bearer …"),
+            ("Authorization: Basic YTo=", "Authorization: Basic …"),
+            ("X-Auth-Token: Bearer abc123x; next", "X-Auth-Token: Bearer …; next"),
+            ("-H 'Authorization: Bearer abc123'", "-H 'Authorization: Bearer …'"),
+            ("password: hunter2", "password: …"),
+            ("Password: Tr0ub4dor&3 was refused", "Password: … was refused"),
+            ("wrong password: try again", "wrong password: try again"),
+            ("token: 0123456789abcdef0123", "token: …"),
+            ("unexpected token: line 12", "unexpected token: line 12"),
+            // JSON in a JSON text.
+            (r#"{\"token\":\"abc\",\"name\":\"x\"}"#, r#"{\"token\":\"…\",\"name\":\"x\"}"#),
+            ("https://x.blob/a?sv=1&sig=AbCdEfGhIjKlMnOpQrStUvWx%3D", "https://x.blob/a?sv=1&sig=…"),
+            ("killed sig=9", "killed sig=9"),
+            ("xoxs-1234567890-abc xoxe.xoxp-1-Mi0yLTEyMzQ1 hvs.CAESIJ0123456789abcdef", "… … …"),
+            // Private keys: as lines, as one line, and mentions of one.
+            (
+                "a -----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\nMIIEowIBAAKCAQEA1c7+\nab3=\n-----END RSA PRIVATE KEY----- b",
+                "a -----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4,ENCRYPTED\n\n…\n…\n-----END RSA PRIVATE KEY----- b",
+            ),
+            (
+                "12:00 -----BEGIN OPENSSH PRIVATE KEY-----\n12:00 b3BlbnNzaC1rZXktdjEAAAAA\nexit 1",
+                "12:00 -----BEGIN OPENSSH PRIVATE KEY-----\n12:00 …\nexit 1",
+            ),
+            (r"-----BEGIN PRIVATE KEY-----\nMIIEow\n", "-----BEGIN PRIVATE KEY-----…"),
+            (
+                "x -----BEGIN PRIVATE KEY-----MIIE-----END PRIVATE KEY----- y",
+                "x -----BEGIN PRIVATE KEY-----…-----END PRIVATE KEY----- y",
+            ),
+            (
+                "expecting -----BEGIN PRIVATE KEY----- here\nexit code 1",
+                "expecting -----BEGIN PRIVATE KEY----- here\nexit code 1",
+            ),
+            ("-----BEGIN CERTIFICATE-----\nMIIEowIBAAKCAQEA1c7+", "-----BEGIN CERTIFICATE-----\nMIIEowIBAAKCAQEA1c7+"),
+            // Colours around a secret.
+            ("use \x1b[33mghp_0123456789abcdefABCD\x1b[0m", "use …"),
+            ("{ token\x1b[39m: \x1b[32m'abc'\x1b[39m }", "{ token: '…' }"),
+            ("\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m"),
             ("", ""),
         ];
         for (line, shown) in table {
@@ -366,6 +567,16 @@ mod tests {
             "key: ",
             "cookie: ",
             "authorization: a",
+            "-----BEGIN ",
+            "-----BEGIN PRIVATE KEY-----",
+            "-----BEGIN PRIVATE KEY-----\n",
+            "-----BEGIN PRIVATE KEY-----\nMIIEowIBAAKCAQEA1c7+\n",
+            "\x1b[",
+            "token: A0",
+            "password: A0 ",
+            "authorization:basic ",
+            "sig=",
+            r#"token\":\""#,
         ] {
             let long = piece.repeat(20_000);
             assert!(text(&long).len() <= long.len());

@@ -52,6 +52,8 @@ pub(crate) struct Child {
     from_stdout: Lines,
     stderr: Option<Source>,
     from_stderr: Lines,
+    /// Removes secrets from the lines of stderr.
+    secrets: redact::Lines,
     tail: Tail,
     /// Only with a terminal.
     window: Option<Window>,
@@ -163,6 +165,7 @@ impl Child {
             from_stdout: Lines::default(),
             stderr: pipes.stderr,
             from_stderr: Lines::in_pieces(STDERR_LINE_MAX),
+            secrets: redact::Lines::default(),
             tail: Tail::default(),
             // A terminal hangs up when the child exits.
             may_close_pipes: pipes.window.is_some(),
@@ -442,7 +445,7 @@ impl Child {
     fn log(&mut self, line: Option<Line>, events: &mut VecDeque<ChildEvent>) {
         let Some(Line::Whole(line) | Line::TooLong(line)) = line else { return };
         let text = String::from_utf8_lossy(line.trim_ascii_end()).into_owned();
-        let redacted = redact::text(&text).into_owned();
+        let redacted = self.secrets.line(&text).into_owned();
         self.tail.push(&redacted);
         events.push_back(ChildEvent::Logged { key: self.key, text, redacted });
     }

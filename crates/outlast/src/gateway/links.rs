@@ -199,9 +199,9 @@ impl Driver {
                     self.tell(Event::LinkSaid { link, message: line });
                 }
             }
-            ChildEvent::Logged { key, text, .. } => {
+            ChildEvent::Logged { key, text, redacted } => {
                 if let Some(Wire { kind: WireKind::Child { backend, .. }, .. }) = self.links.get(&key) {
-                    self.journal.stderr_of(backend, &text);
+                    self.journal.stderr_of(backend, &text, &redacted);
                 }
             }
             ChildEvent::Started { key, pid } => {

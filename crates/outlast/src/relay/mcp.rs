@@ -357,7 +357,7 @@ impl Driver {
             ChildEvent::Said { key, line } => self.tell(Event::ServerSaid(generation_of(key), line)),
             ChildEvent::Logged { key: BUILDS.., .. } | ChildEvent::Started { key: BUILDS.., .. } => {}
             ChildEvent::Logged { key, text, redacted } => {
-                self.journal.stderr(generation_of(key), &text);
+                self.journal.stderr(&text, &redacted);
                 self.tell(Event::ServerLogged(generation_of(key), redacted));
             }
             ChildEvent::Started { key, pid } => {

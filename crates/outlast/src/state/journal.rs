@@ -1,6 +1,7 @@
 //! The journal of one instance: it writes to the audit log, to the instance's log file, and to stderr.
 
 use std::{
+    borrow::Cow,
     fmt,
     fs::{self, File},
     io::{self, Write},
@@ -43,6 +44,8 @@ pub(crate) struct Journal {
     tone: Tone,
     /// The secrets that must not be printed.
     mask: Mask,
+    /// Removes secrets from lines that a server wrote to its stdout.
+    diverted: redact::Lines,
     last_call: Option<LastCall>,
     /// In a cluster each record has a number.
     numbers: Option<Numbers>,
@@ -167,6 +170,7 @@ impl Journal {
             pruning: None,
             tone,
             mask: Mask::default(),
+            diverted: redact::Lines::default(),
             last_call: None,
             numbers: None,
             lost_told: 0,
@@ -357,10 +361,10 @@ impl Journal {
         self.note(&format!("MCP server ready (generation {generation})"));
     }
 
-    /// A line of a child's stderr.
-    pub(crate) fn stderr(&mut self, _generation: u32, text: &str) {
-        let line = format!("[{}] {text}", self.name);
-        self.say(&line);
+    /// A line of a child's stderr, and the same without secrets.
+    pub(crate) fn stderr(&mut self, text: &str, redacted: &str) {
+        let name = self.name.clone();
+        self.stderr_of(&name, text, redacted);
     }
 
     /// A line of a child's stdout that is not forwarded to the client.
@@ -369,8 +373,13 @@ impl Journal {
         self.diverted_of(&name, line, is_json);
     }
 
-    /// A line of a backend's stderr.
-    pub(crate) fn stderr_of(&mut self, backend: &str, text: &str) {
+    /// A line of a backend's stderr, and the same without secrets.
+    pub(crate) fn stderr_of(&mut self, backend: &str, text: &str, redacted: &str) {
+        // The mask names the reference of a value that it knows, so it sees the line first.
+        let text = match self.mask.hide(text) {
+            Cow::Owned(masked) => Cow::Owned(masked),
+            Cow::Borrowed(_) => Cow::Borrowed(redacted),
+        };
         self.say(&format!("[{backend}] {text}"));
     }
 
@@ -378,7 +387,9 @@ impl Journal {
     pub(crate) fn diverted_of(&mut self, backend: &str, line: &[u8], is_json: bool) {
         let text = String::from_utf8_lossy(&line[..line.len().min(DIVERTED_MAX)]);
         let tag = if is_json { "not JSON-RPC" } else { "not JSON" };
-        self.say(&format!("[{backend} stdout, {tag}] {}", text.trim_end()));
+        let masked = self.mask.hide(text.trim_end());
+        let line = format!("[{backend} stdout, {tag}] {}", self.diverted.line(&masked));
+        self.say(&line);
     }
 
     /// The result of a restart that was requested from outside the conversation.

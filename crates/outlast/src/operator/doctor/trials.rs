@@ -189,7 +189,7 @@ impl All<'_> {
                     }
                 }
             }
-            ChildEvent::Logged { key, text, .. } => self.runs[key as usize].keep_words(text),
+            ChildEvent::Logged { key, redacted, .. } => self.runs[key as usize].keep_words(redacted),
             ChildEvent::StartFailed { key, error } => self.runs[key as usize].could_not_start(&error),
             ChildEvent::Gone { key, how, .. } => {
                 let how = match how {
