@@ -222,10 +222,12 @@ pub struct Limits {
     pub body_max: usize,
     /// The size of all bodies that are being read; a body that would exceed it is refused (503).
     pub bodies_max: usize,
-    /// Further connections get an error (503) and are closed. The limit is lower if the system allows fewer
+    /// At the limit a waiting connection of the address with the most of them is closed; if there is no address with
+    /// more than the new connection's, the new one gets an error (503). The limit is lower if the system allows fewer
     /// descriptors.
     pub connections_max: usize,
-    /// Idle connections of one address; beyond it the one that was idle longest is closed.
+    /// Connections of one address that wait for a request or for the rest of its head; beyond it the one that has waited
+    /// longest is closed.
     pub idle_of_address_max: usize,
     /// Beyond it the session of the same client that was idle longest is closed; if the client has no idle session,
     /// the new one is refused (503).

@@ -248,6 +248,26 @@ fn an_address_with_many_idle_connections_loses_the_oldest() {
     assert_eq!(wires[3].post(&[], &initialize(NEWEST)).status, 200);
 }
 
+/// Connections that arrive together, or that have sent the beginning of a request, count as idle ones do.
+#[test]
+fn a_flood_of_connections_takes_no_more_places_than_an_address_has() {
+    for begun in ["", "POST /mcp HT"] {
+        let front = Front::with(Limits { idle_of_address_max: 4, connections_max: 16, ..limits() }, || None);
+        let mut flood: Vec<crate::support::Wire> = Vec::new();
+        for number in 0..40 {
+            let mut wire = front.connect_from(2 + number % 8);
+            // The front may have closed it already.
+            wire.try_send(begun);
+            flood.push(wire);
+        }
+        let mut wire = front.connect();
+        assert_eq!(wire.post(&[], &initialize(NEWEST)).status, 200);
+        let mut open = || flood.iter_mut().filter_map(|wire| (!wire.is_closed_now()).then_some(())).count();
+        while open() > 3 {}
+        assert_eq!(open(), 3, "the others and the last one are the four of the address");
+    }
+}
+
 #[test]
 fn an_unused_session_expires() {
     let front = Front::with(Limits { session_ttl: SHORT, ..limits() }, || None);

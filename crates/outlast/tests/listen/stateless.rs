@@ -164,6 +164,27 @@ fn a_disconnect_cancels_the_request() {
 }
 
 #[test]
+fn a_disconnect_is_noticed_behind_the_beginning_of_another_request() {
+    let front = Front::new();
+    for client in 1..=2 {
+        let mut wire = front.connect();
+        wire.send_post(&headers("hold"), &ask(1, "hold", json!({})));
+        front.wait_for(&format!("said {client} hold"));
+        wire.send("POST /mcp HT");
+        drop(wire);
+        front.wait_for(&format!("left {client}"));
+    }
+    // Requests that follow at once are answered, one after the other.
+    let mut wire = front.connect();
+    for _ in 0..3 {
+        wire.send_post(&headers("echo"), &ask(1, "echo", json!({})));
+    }
+    for _ in 0..3 {
+        assert_eq!(wire.answer().status, 200);
+    }
+}
+
+#[test]
 fn a_subscription_is_a_long_stream() {
     let front = Front::new();
     let mut wire = front.connect();

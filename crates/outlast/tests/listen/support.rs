@@ -20,6 +20,7 @@ use outlast_core::{
     message::{Id, Message, Params, Raw, parse, result_line},
 };
 use serde_json::{Value, json};
+use socket2::{Domain, Socket, Type};
 use tokio::sync::oneshot;
 
 /// Longer than any step takes on a loaded machine.
@@ -97,6 +98,15 @@ impl Front {
 
     pub(crate) fn connect(&self) -> Wire {
         Wire::connect(self.address)
+    }
+
+    /// A connection from another loopback address, where the system has more than one.
+    pub(crate) fn connect_from(&self, last: u8) -> Wire {
+        let last = if cfg!(target_os = "linux") { last } else { 1 };
+        let socket = Socket::new(Domain::IPV4, Type::STREAM, None).unwrap();
+        socket.bind(&SocketAddr::from(([127, 0, 0, last], 0)).into()).unwrap();
+        socket.connect(&self.address.into()).unwrap();
+        Wire::over(socket.into())
     }
 
     /// Waits until the machine received this; earlier entries are skipped.
@@ -360,7 +370,10 @@ impl Answer {
 
 impl Wire {
     pub(crate) fn connect(address: SocketAddr) -> Wire {
-        let tcp = TcpStream::connect(address).unwrap();
+        Wire::over(TcpStream::connect(address).unwrap())
+    }
+
+    fn over(tcp: TcpStream) -> Wire {
         tcp.set_read_timeout(Some(PATIENCE)).unwrap();
         tcp.set_nodelay(true).unwrap();
         Wire { tcp, buffer: Vec::new() }
@@ -489,6 +502,23 @@ impl Wire {
     }
 
     /// Whether the other side has closed, after everything it sent was read.
+    /// Whether it is closed by now. What was received is discarded.
+    pub(crate) fn is_closed_now(&mut self) -> bool {
+        self.tcp.set_nonblocking(true).unwrap();
+        let mut bytes = [0; 1024];
+        loop {
+            match self.tcp.read(&mut bytes) {
+                Ok(1..) => {}
+                Ok(0) => return true,
+                Err(error) => return error.kind() != ErrorKind::WouldBlock,
+            }
+        }
+    }
+
+    pub(crate) fn try_send(&mut self, text: &str) {
+        let _ = self.tcp.write_all(text.as_bytes());
+    }
+
     pub(crate) fn is_closed(&mut self) -> bool {
         while self.fill() {}
         true

@@ -6,7 +6,8 @@
 
 use std::{
     cell::RefCell,
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
+    net::IpAddr,
     rc::Rc,
     task::{Context, Poll, Waker},
     time::{Duration, Instant, SystemTime},
@@ -49,6 +50,8 @@ pub(super) type Shared = Rc<RefCell<FrontDriver>>;
 const WATCHERS_MAX: usize = 32;
 /// A reader that read nothing for this long is slow, and is closed before a reader that was only just sent much.
 const SLOW_AFTER: Duration = Duration::from_secs(1);
+/// Connections that are being closed beside those that count for `connections_max`; at the limit a new one is refused.
+const CLOSING_MAX: usize = 64;
 
 pub(super) struct FrontDriver {
     limits: Limits,
@@ -544,26 +547,41 @@ impl FrontDriver {
     // For connections.
 
     pub(super) fn connection_came(&mut self, ends: Ends, now: Instant) -> Option<(u64, Rc<Connection>)> {
-        if self.connections.len() >= self.limits.connections_max || self.is_closing {
+        if self.is_closing {
             return None;
         }
         let (key, connection) = (self.next_connection, Connection::new(ends, self.backlog.clone(), now));
-        self.close_idlest(&connection);
+        self.make_room(&connection);
+        let staying = self.connections.values().filter(|connection| !connection.is_cut()).count();
+        if staying >= self.limits.connections_max || self.connections.len() >= staying + CLOSING_MAX {
+            return None;
+        }
         self.next_connection += 1;
         self.connections.insert(key, connection.clone());
         self.wake_by(now + self.limits.idle_timeout);
         Some((key, connection))
     }
 
-    /// If an address has too many idle connections, closes the one that was idle longest.
-    fn close_idlest(&self, new: &Connection) {
-        let address = new.peer_ip();
-        let same = self.connections.values().filter(|connection| connection.peer_ip() == address);
-        let idle: Vec<(Instant, &Rc<Connection>)> =
-            same.filter_map(|connection| Some((connection.idle_since()?, connection))).collect();
-        if idle.len() >= self.limits.idle_of_address_max
-            && let Some((_, connection)) = idle.into_iter().min_by_key(|(since, _)| *since)
-        {
+    /// Closes a connection that waits for a request if the origin of the new one has too many of them. If all places are
+    /// taken, it is one of the origin with the most, unless the new one is of that origin.
+    fn make_room(&self, new: &Connection) {
+        let mut waiting: HashMap<Option<IpAddr>, Vec<(Instant, &Connection)>> = HashMap::new();
+        let mut staying = 0;
+        for connection in self.connections.values().filter(|connection| !connection.is_cut()) {
+            staying += 1;
+            if let Some(since) = connection.waits_since() {
+                waiting.entry(connection.origin()).or_default().push((since, connection));
+            }
+        }
+        let own = waiting.get(&new.origin()).map_or(0, Vec::len);
+        let from = if own >= self.limits.idle_of_address_max {
+            waiting.get(&new.origin())
+        } else if staying >= self.limits.connections_max {
+            waiting.values().max_by_key(|waiting| waiting.len()).filter(|most| most.len() > own)
+        } else {
+            None
+        };
+        if let Some((_, connection)) = from.and_then(|waiting| waiting.iter().min_by_key(|(since, _)| *since)) {
             connection.cut();
         }
     }

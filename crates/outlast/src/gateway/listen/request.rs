@@ -57,6 +57,9 @@ pub(super) async fn serve(
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
     connection.begin();
+    if request.body().is_end_stream() {
+        connection.has_request();
+    }
     let cors = cors::Cors::of(&endpoint.names.borrow(), &request);
     let about = RequestSummary::of(&request);
     let answer = match respond(&endpoint, &connection, request).await {
@@ -168,7 +171,7 @@ async fn route(
     {
         if head.method == Method::POST {
             check_post(&found)?;
-            read = Some(take(endpoint, body).await?);
+            read = Some(take(endpoint, connection, body).await?);
         }
         for tried in 0..=forward::PLACES_MAX {
             let home = match forward::place(endpoint, &replica, connection, &who, id).await? {
@@ -348,7 +351,7 @@ async fn post(
     check_post(head)?;
     let body = match read {
         Some(body) => body,
-        None => take(endpoint, body).await?,
+        None => take(endpoint, connection, body).await?,
     };
     let exchange = said(endpoint, connection, &who, head, headers, body)?;
     if let Some(exchange) = &exchange {
@@ -504,11 +507,15 @@ fn batch(session: &Session<Reply>, body: &Bytes, members: &[message::Raw<'_>]) -
     Ok(Batch { ids, messages, changes })
 }
 
-pub(super) async fn take(endpoint: &HttpEndpoint, body: &mut Option<Incoming>) -> Result<Bytes, Box<Answer>> {
-    match body.take() {
-        Some(body) => read(endpoint, body).await,
-        None => Ok(Bytes::new()),
-    }
+pub(super) async fn take(
+    endpoint: &HttpEndpoint,
+    connection: &Connection,
+    body: &mut Option<Incoming>,
+) -> Result<Bytes, Box<Answer>> {
+    let Some(body) = body.take() else { return Ok(Bytes::new()) };
+    let body = read(endpoint, body).await?;
+    connection.has_request();
+    Ok(body)
 }
 
 /// The whole body, or an error answer. A body that arrived together with its head is not copied.

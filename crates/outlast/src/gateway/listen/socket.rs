@@ -3,10 +3,11 @@
 use std::{
     cell::{Cell, RefCell},
     io,
-    net::{IpAddr, SocketAddr},
+    mem::MaybeUninit,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     pin::Pin,
     rc::Rc,
-    task::{Context, Poll, Waker},
+    task::{Context, Poll, Waker, ready},
     time::{Duration, Instant, SystemTime},
 };
 
@@ -16,7 +17,10 @@ use hyper_util::rt::TokioIo;
 use outlast_core::gateway::Who;
 use outlast_os::{self as os, PeerUser};
 use socket2::TcpKeepalive;
-use tokio::net::TcpStream;
+use tokio::{
+    io::{AsyncRead, ReadBuf},
+    net::TcpStream,
+};
 
 use super::{Auth, Limits, driver::Shared, tls::Transport};
 
@@ -71,6 +75,16 @@ pub(super) struct Connection {
     backlog: Rc<Backlog>,
     /// Its current response is a stream of events.
     is_stream: Cell<bool>,
+    ahead: Cell<Ahead>,
+}
+
+/// Bytes that follow the current request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ahead {
+    /// The request is not complete: what arrives belongs to it.
+    OfRequest,
+    /// The request is complete: what arrives is kept for later.
+    Kept { has_bytes: bool },
 }
 
 /// Unsent bytes of responses, of all connections together.
@@ -134,6 +148,7 @@ impl Connection {
             waker: RefCell::new(None),
             pass: RefCell::new(None),
             is_stream: Cell::new(false),
+            ahead: Cell::new(Ahead::OfRequest),
         })
     }
 
@@ -159,18 +174,34 @@ impl Connection {
         self.ends.peers.map(|address| address.ip())
     }
 
+    /// The address of the peer, for quotas. Addresses that one machine has many of count as one: those of the loopback
+    /// interface, and a network of 64 bits in IPv6.
+    pub(super) fn origin(&self) -> Option<IpAddr> {
+        let address = self.peer_ip()?.to_canonical();
+        Some(match address {
+            address if address.is_loopback() => Ipv4Addr::LOCALHOST.into(),
+            IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
+            IpAddr::V4(_) => address,
+        })
+    }
+
     pub(super) fn set_who(&self, who: &Rc<Who>, is_known: bool, until: Option<SystemTime>) {
         self.who.replace(Some(who.clone()));
         self.is_known.set(is_known);
         self.until.set(until);
     }
 
-    /// Since when it has been between two requests, or before the first.
-    pub(super) fn idle_since(&self) -> Option<Instant> {
+    /// Since when it has been waiting for a request or for the rest of its head.
+    pub(super) fn waits_since(&self) -> Option<Instant> {
         match self.phase.get() {
-            Phase::Idle(since) => Some(since),
-            Phase::Head(_) | Phase::Busy => None,
+            Phase::Idle(since) | Phase::Head(since) => Some(since),
+            Phase::Busy => None,
         }
+    }
+
+    /// It is about to be closed.
+    pub(super) fn is_cut(&self) -> bool {
+        self.wish.get() == CloseRequest::Cut
     }
 
     /// Whether the client of its request has authenticated.
@@ -201,9 +232,17 @@ impl Connection {
         self.phase.set(Phase::Busy);
     }
 
+    /// The request is complete, with its body.
+    pub(super) fn has_request(&self) {
+        self.ahead.set(Ahead::Kept { has_bytes: false });
+    }
+
     /// The answer is complete, and the next request may follow.
     pub(super) fn rest(&self, driver: &Shared) {
         let now = Instant::now();
+        if self.ahead.replace(Ahead::OfRequest) == (Ahead::Kept { has_bytes: true }) {
+            self.wake();
+        }
         self.phase.set(Phase::Idle(now));
         self.pass.replace(None);
         self.is_stream.set(false);
@@ -365,9 +404,12 @@ pub(super) struct Socket {
     transport: TokioIo<Transport>,
     connection: Rc<Connection>,
     driver: Shared,
-    /// Read by the last program of this process, and not used there.
+    /// Read and not used: by the last program of this process, or while a request was being answered.
     unread: Bytes,
 }
+
+/// Bytes that are read while a request is being answered; more stay in the kernel.
+const AHEAD_MAX: usize = 16 << 10;
 
 impl Socket {
     pub(super) fn new(transport: Transport, unread: Bytes, connection: Rc<Connection>, driver: Shared) -> Socket {
@@ -380,6 +422,22 @@ impl Socket {
             Transport::Plain(tcp) => Some((tcp, [read, &self.unread].concat().into())),
             Transport::Tls(_) => None,
         }
+    }
+
+    /// Reads on while a request is being answered, so that the end of the connection is noticed: hyper does not look for it
+    /// while it has bytes of the next request.
+    fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while self.unread.len() < AHEAD_MAX {
+            let mut space = [MaybeUninit::uninit(); 1 << 10];
+            let mut read = ReadBuf::uninit(&mut space);
+            ready!(Pin::new(self.transport.inner_mut()).poll_read(cx, &mut read))?;
+            if read.filled().is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            self.unread = [&self.unread, read.filled()].concat().into();
+            self.connection.ahead.set(Ahead::Kept { has_bytes: true });
+        }
+        Poll::Pending
     }
 
     /// The first bytes of a request are there.
@@ -416,6 +474,9 @@ impl rt::Read for Socket {
         cx: &mut Context<'_>,
         mut cursor: rt::ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
+        if let Ahead::Kept { .. } = self.connection.ahead.get() {
+            return self.poll_ahead(cx);
+        }
         let is_idle = matches!(self.connection.phase.get(), Phase::Idle(_));
         if is_idle && self.driver.borrow_mut().poll_requests_begin(cx).is_pending() {
             return Poll::Pending;
