@@ -309,6 +309,48 @@ fn secrets_are_in_no_log_and_in_no_diff() {
     assert!(file.contains("arg-s3cret") && file.contains("env-s3cret"), "{file}");
 }
 
+/// Forms of secrets that have several words or lines, or colours in them.
+#[test]
+fn no_form_of_a_secret_on_stderr_is_shown() {
+    let world = World::new();
+    let lines = [
+        "Proxy-Authorization: Basic dXNlcjpwYXNz-1",
+        "use \u{1b}[33mghp_0123456789abcdefABCDEF0123456789abcd\u{1b}[0m",
+        r#"{\"token\":\"nested-s3cret\"}"#,
+        "Password: hunter2",
+        "-----BEGIN RSA PRIVATE KEY-----",
+        "MIIEowIBAAKCAQEA1c7+9z5Pad7OejecsQ0bu3aozN3tihPmUlnudGPYo",
+        "LastLine=",
+        "-----END RSA PRIVATE KEY-----",
+        "the last line",
+    ];
+    let secrets = ["dXNlcjpwYXNz", "ghp_", "nested-s3cret", "hunter2", "MIIE", "LastLine"];
+    let mut client = world.setup().options(["--name", "x"]).ready();
+    for line in lines {
+        client.call("stderr", json!({"text": line}));
+    }
+    client.says("the last line");
+    let mut seen = client.status().to_string();
+    for args in ["state", "state --json", "logs", "audit --json"] {
+        seen += &words(&world.outlast(&args.split(' ').collect::<Vec<_>>()));
+    }
+    client.end();
+    // `doctor` quotes what a server wrote that did not answer.
+    let script: String = lines.iter().map(|line| format!("echo '{line}' >&2\n")).collect();
+    world.project.write("server.sh", &format!("{script}exit 1\n"));
+    let server = world.project.join("server.sh");
+    let servers = json!({"mcpServers": {"a": {"command": "sh", "args": [server]}}});
+    world.project.write(".mcp.json", &servers.to_string());
+    assert!(world.outlast(&["trust", ".mcp.json"]).status.success());
+    let doctor = words(&world.outlast(&["doctor", "--json"]));
+    assert!(doctor.contains("exit code 1"), "{doctor}");
+    assert!(seen.contains("Password: …"), "{seen}");
+    seen += &doctor;
+    for secret in secrets {
+        assert!(!seen.contains(secret), "{secret}: {seen}");
+    }
+}
+
 #[test]
 fn files_of_any_size_are_read_within_bounds() {
     let world = World::new();
