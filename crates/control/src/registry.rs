@@ -23,6 +23,8 @@ const FILES_MAX: usize = 100_000;
 const UNUSABLE_MAX: usize = 10;
 /// A draft file of this age was left by a process that was killed while it wrote.
 const UNFINISHED_MAX: Duration = Duration::from_secs(60);
+/// How often an entry is written if its draft is removed by another process each time.
+const REGISTER_MAX: usize = 5;
 
 /// One instance, as it is registered.
 #[derive(Debug, Clone, PartialEq)]
@@ -150,19 +152,36 @@ impl Registry {
 
     /// Writes the entry atomically. Dropping the returned value removes it.
     pub fn register(&self, entry: &Entry) -> io::Result<Registration> {
-        os::claim_dir(&self.0)?;
+        self.register_by(entry, |draft, path| fs::rename(draft, path))
+    }
+
+    /// A process whose clock is ahead takes a new draft for one that was left behind, and removes it. Then the entry is
+    /// written again.
+    fn register_by(
+        &self,
+        entry: &Entry,
+        mut rename: impl FnMut(&Path, &Path) -> io::Result<()>,
+    ) -> io::Result<Registration> {
         let path = self.0.join(format!("{}.json", entry.id));
         let unfinished = self.0.join(format!(".{}.tmp", entry.id));
         let mut value = entry.to_json();
         value["v"] = json!(VERSION);
-        let written = create_private(&unfinished)
-            .and_then(|mut file| file.write_all(format!("{value}\n").as_bytes()))
-            .and_then(|()| fs::rename(&unfinished, &path));
-        if let Err(error) = written {
-            let _ = fs::remove_file(&unfinished);
-            return Err(error);
+        let mut attempts = 0..REGISTER_MAX;
+        loop {
+            attempts.next();
+            os::claim_dir(&self.0)?;
+            let written = create_private(&unfinished)
+                .and_then(|mut file| file.write_all(format!("{value}\n").as_bytes()))
+                .and_then(|()| rename(&unfinished, &path));
+            match written {
+                Ok(()) => return Ok(Registration(path)),
+                Err(error) if error.kind() == ErrorKind::NotFound && !attempts.is_empty() => {}
+                Err(error) => {
+                    let _ = fs::remove_file(&unfinished);
+                    return Err(error);
+                }
+            }
         }
-        Ok(Registration(path))
     }
 
     /// All entries, including those of killed instances. Files that are no entries are skipped.
@@ -294,6 +313,26 @@ mod tests {
             audit: None,
             program: None,
         }
+    }
+
+    #[test]
+    fn a_draft_that_another_process_removes_is_written_again() {
+        let home = tempfile::tempdir().unwrap();
+        let registry = Registry::of(home.path());
+        let removed_times = |times: usize| {
+            let mut attempts = 0;
+            let registered = registry.register_by(&entry("a", 1.0), |draft, path| {
+                attempts += 1;
+                if attempts <= times {
+                    fs::remove_file(draft).unwrap();
+                }
+                fs::rename(draft, path)
+            });
+            (registered.map(|_| registry.read().len()), attempts)
+        };
+        assert_eq!(removed_times(1).0.unwrap(), 1);
+        let (refused, attempts) = removed_times(usize::MAX);
+        assert_eq!((refused.unwrap_err().kind(), attempts), (ErrorKind::NotFound, REGISTER_MAX));
     }
 
     #[test]
