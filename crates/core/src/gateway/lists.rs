@@ -28,7 +28,7 @@ const LIST_PAGES_MAX: usize = 100;
 /// How large the four lists of a backend may be together; the rest is left out, and that is noted.
 const OFFER_BYTES_MAX: usize = 16 << 20;
 /// How many elements one list of a backend may have; the rest is left out, and that is noted.
-const LIST_ITEMS_MAX: usize = 20_000;
+const LIST_ITEMS_MAX: usize = 5_000;
 
 /// The offer of one link, while it is read.
 #[derive(Debug, Default)]

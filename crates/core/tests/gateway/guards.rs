@@ -349,7 +349,7 @@ fn the_elements_kept_of_a_list_are_bounded() {
         "0,".repeat(200_000)
     );
     story.event(Event::LinkSaid { link, message: page.into() });
-    assert_eq!(story.status("a")["offers"]["tools"], 20_000);
+    assert_eq!(story.status("a")["offers"]["tools"], 5_000);
     assert!(story.notes.iter().any(|note| note.contains("too many")), "{:?}", story.notes);
 }
 
