@@ -151,7 +151,9 @@ pub struct Lines {
 impl Lines {
     /// One line, without its line feed.
     pub fn line<'a>(&mut self, line: &'a str) -> Cow<'a, str> {
-        let shown = if has_escapes(line) { visible::text(line) } else { Cow::Borrowed(line) };
+        // First with its escape sequences: an unfinished one can take the beginning of a secret with it.
+        let whole = if has_escapes(line) { scan(line) } else { Cow::Borrowed(line) };
+        let shown = if has_escapes(line) { visible::text(&whole) } else { Cow::Borrowed(line) };
         match self.key.as_mut().map(|key| key.part(&shown)) {
             Some(KeyPart::Body(at)) => return Cow::Owned(format!("{}{HIDDEN}", &shown[..at])),
             Some(KeyPart::Head) => return Cow::Borrowed(line),
@@ -169,9 +171,9 @@ impl Lines {
                 return Cow::Owned(format!("{before}{HIDDEN}{end}"));
             }
         }
-        match scan(&shown) {
-            Cow::Owned(redacted) => Cow::Owned(redacted),
-            Cow::Borrowed(_) => Cow::Borrowed(line),
+        match (scan(&shown), &whole) {
+            (Cow::Borrowed(_), Cow::Borrowed(_)) => Cow::Borrowed(line),
+            (redacted, _) => Cow::Owned(redacted.into_owned()),
         }
     }
 }
@@ -533,6 +535,7 @@ mod tests {
             ("use \x1b[33mghp_0123456789abcdefABCD\x1b[0m", "use …"),
             ("{ token\x1b[39m: \x1b[32m'abc'\x1b[39m }", "{ token: '…' }"),
             ("\x1b[31mred\x1b[0m", "\x1b[31mred\x1b[0m"),
+            ("\x1b[ ghp_0123456789abcdefABCD", "…"),
             ("", ""),
         ];
         for (line, shown) in table {

@@ -1,13 +1,18 @@
 //! Target `config`: files that people and other programs write. The first byte says which: `t` an `outlast.toml`, `j`
 //! a JSON file of a client with servers for the gateway, `w` and `W` the same as JSON and TOML for `wrap`, `m` a
-//! document.
+//! document, `s` the record of an HTTP session, `r` a text that is shown, such as stderr of a server.
 //!
 //! Reading ends with values or with errors that have a position in the file; `unwrap` restores a text that `wrap`
-//! changed.
+//! changed; a text that is shown has no secrets and no control characters, whether it is one text or many lines.
 
 use std::{cell::RefCell, fs, path::PathBuf};
 
 use outlast::{adopt::servers::Format, fuzzed};
+use outlast_core::{
+    cluster::homes,
+    front::record::{Record, RecordKey},
+    redact, visible,
+};
 use tempfile::TempDir;
 
 use crate::script;
@@ -20,6 +25,8 @@ pub fn run(input: &[u8]) {
         b'w' => check_wrap(&bytes, Format::Json),
         b'W' => check_wrap(&bytes, Format::Toml),
         b'm' => check_document(&bytes),
+        b's' => check_record(&bytes),
+        b'r' => check_shown(&String::from_utf8_lossy(&bytes)),
         _ => check_configuration("outlast.toml", &bytes),
     }
 }
@@ -75,5 +82,32 @@ fn check_document(bytes: &[u8]) {
     let lines = bytes.split(|byte| *byte == b'\n').count();
     for line in fuzzed::document(&write("plan.md", bytes)) {
         assert!((1..=lines).contains(&line), "something is said to stand in line {line} of {lines}");
+    }
+}
+
+/// A record that can be read is read as the same after it was written.
+fn check_record(bytes: &[u8]) {
+    let key = RecordKey(0);
+    if let Ok(record) = Record::decode(key, bytes)
+        && let Ok(written) = record.encode(key)
+    {
+        assert!(Record::decode(key, &written).as_ref() == Ok(&record), "another record: {record:?}");
+    }
+    let _ = (homes::decode(key, bytes), homes::decode_home(bytes));
+}
+
+fn check_shown(text: &str) {
+    let redacted = redact::text(text);
+    let mut lines = redact::Lines::default();
+    let by_line: Vec<_> = text.split('\n').map(|line| lines.line(line)).collect();
+    assert!(*redacted == by_line.join("\n"), "otherwise by line:\n{redacted:?}\n{by_line:?}");
+    let shown = visible::text(&redacted);
+    let is_plain = |letter: char| letter == '\n' || letter == '\t' || !visible::is_control(letter);
+    assert!(shown.chars().all(is_plain), "controls a terminal: {shown:?}");
+    assert!(!visible::cell(text).contains(['\n', '\t']), "more than a cell");
+    for (start, length) in [("ghp_", 36), ("AKIA", 16)] {
+        let secret = format!("{start}{}", "A1".repeat(length / 2));
+        let with = format!("{text} {secret} {text}");
+        assert!(!redact::text(&with).contains(&secret), "{secret} is shown: {:?}", redact::text(&with));
     }
 }
