@@ -2,7 +2,7 @@
 //! server is not replaced: silence alone proves nothing, only a private ping that stays unanswered does.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     time::{Duration, Instant},
 };
 
@@ -27,6 +27,8 @@ use crate::{
 
 /// How many cancelled calls one suspicion keeps apart.
 const CALLS_MAX: usize = 16;
+/// How many calls that timed out are known by their progress tokens. The oldest is forgotten, and its late progress passes.
+const LATE_TOKENS_MAX: usize = 64;
 
 /// What is known of the serving child's silence.
 #[derive(Debug, Default)]
@@ -67,6 +69,8 @@ struct Timeouts {
     calls: BTreeMap<u64, Patience>,
     /// No later than the first deadline. Progress and answers do not move it, so it may be too early.
     next: Option<Instant>,
+    /// The progress tokens of calls that timed out on this child. The client has its answers to them.
+    late_tokens: VecDeque<(u32, Id)>,
 }
 
 impl Hang {
@@ -80,6 +84,7 @@ impl Hang {
             quiet: self.quiet.as_ref().map(|quiet| (quiet.generation, quiet.wait.save(now))),
             timeouts: self.timeouts.calls.iter().map(|(seq, limit)| (*seq, limit.save(now))).collect(),
             next_timeout: self.timeouts.next.map(|at| Moment::of(at, now)),
+            late_tokens: self.timeouts.late_tokens.clone(),
         }
     }
 
@@ -95,6 +100,7 @@ impl Hang {
             timeouts: Timeouts {
                 calls: saved.timeouts.into_iter().map(|(seq, limit)| (seq, patience(limit))).collect(),
                 next: saved.next_timeout.map(|at| at.at(now)),
+                late_tokens: saved.late_tokens,
             },
         }
     }
@@ -259,6 +265,7 @@ impl Relay {
         if self.hang.quiet.as_ref().is_some_and(|quiet| quiet.generation == generation) {
             self.hang.quiet = None;
         }
+        self.hang.timeouts.late_tokens.retain(|(child, _)| *child != generation);
     }
 
     // ---- time -----------------------------------------------------------------------------------------
@@ -335,6 +342,11 @@ impl Relay {
         }
     }
 
+    /// Whether this token is of a call on this child that timed out.
+    pub(super) fn timed_out_with_token(&self, generation: u32, token: &Id) -> bool {
+        self.hang.timeouts.late_tokens.iter().any(|(child, late)| *child == generation && late == token)
+    }
+
     /// Its server reported progress.
     pub(super) fn call_progresses(&mut self, seq: u64, now: Instant) {
         if let Some(patience) = self.hang.timeouts.calls.get_mut(&seq) {
@@ -373,6 +385,11 @@ impl Relay {
         let id = open.id().clone();
         let reason = quote(&format!("no answer within {} s", limit.as_secs_f64()));
         self.tell_server(generation, cancelled_line(&id, Some(&reason)), None);
+        if let Some(token) = open.token() {
+            let tokens = &mut self.hang.timeouts.late_tokens;
+            tokens.push_back((generation, token.clone()));
+            tokens.drain(..tokens.len().saturating_sub(LATE_TOKENS_MAX));
+        }
         let failure = self.call_timed_out(generation, &open, limit);
         self.fail(&open, &failure);
         self.suspect_after_cancel(generation, id, &open.what, now);

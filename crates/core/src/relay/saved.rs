@@ -165,6 +165,8 @@ pub(super) struct SavedHang {
     pub(super) quiet: Option<(u32, patience::Saved)>,
     pub(super) timeouts: BTreeMap<u64, patience::Saved>,
     pub(super) next_timeout: Option<Moment>,
+    #[serde(default, skip_serializing_if = "VecDeque::is_empty")]
+    pub(super) late_tokens: VecDeque<(u32, Id)>,
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

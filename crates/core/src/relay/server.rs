@@ -351,10 +351,12 @@ impl Relay {
 
     pub(super) fn progress_passes(&mut self, generation: u32, role: Role, params: &Params<'_>, now: Instant) -> bool {
         let token = params.progress_token().and_then(|token| Id::parse(token.get()));
-        let seq = token.and_then(|token| self.requests.with_token(&token));
+        let seq = token.as_ref().and_then(|token| self.requests.with_token(token));
         let told = seq.and_then(|seq| self.heartbeat_value(seq));
         let Some((seq, open)) = seq.and_then(|seq| Some((seq, self.requests.get(seq)?))) else {
-            return role == Role::Serving;
+            // The client has had the answer to a call that timed out, and no progress may follow it.
+            let is_late = token.is_some_and(|token| self.timed_out_with_token(generation, &token));
+            return role == Role::Serving && !is_late;
         };
         if open.waits != Waits::OnServer(generation) && !self.is_due_of(generation, open) {
             return false;

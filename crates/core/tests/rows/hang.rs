@@ -298,6 +298,13 @@ fn y3_progress_begins_the_time_anew_and_a_tool_may_have_its_own() {
     assert_eq!(story.told_client().len(), 4);
     story.passes(secs(10));
     story.client_hears_failed_call(1, "call_timeout", "unknown");
+    // The client has its answer, so no progress follows, until a new call has the token.
+    let progress = r#"{"jsonrpc":"2.0","method":"notifications/progress","params":{"progressToken":7,"progress":9}}"#;
+    story.child(1, progress);
+    story.client_hears_nothing();
+    story.client(&ask_with(2, "tools/call", r#"{"name":"slow","_meta":{"progressToken":7}}"#));
+    story.child(1, progress);
+    assert_eq!(story.told_client().len(), 1);
 
     let table = [("slow", None), ("quick", Some(2)), ("other", Some(10))];
     for (tool, expected) in table {
