@@ -94,6 +94,10 @@ const KEY_LABEL_MAX: usize = 64;
 const KEY_LINE_MIN: usize = 16;
 /// A longer name is not a name. This bounds the work on a text that is made to be slow.
 const NAME_MAX: usize = 64;
+/// The longest escape before a word, of a colour: `\u001b[38;2;255;255;255m`.
+const ESCAPE_MAX: usize = 24;
+/// Quotation marks of JSON in JSON in JSON have many backslashes.
+const QUOTE_MAX: usize = 8;
 /// How much of a text is read to recognize a token; the token itself may be longer.
 const LOOKED_AT_MAX: usize = 2048;
 
@@ -155,8 +159,9 @@ impl Lines {
         let whole = if has_escapes(line) { scan(line) } else { Cow::Borrowed(line) };
         let shown = if has_escapes(line) { visible::text(&whole) } else { Cow::Borrowed(line) };
         match self.key.as_mut().map(|key| key.part(&shown)) {
-            Some(KeyPart::Body(at)) => return Cow::Owned(format!("{}{HIDDEN}", &shown[..at])),
-            Some(KeyPart::Head) => return Cow::Borrowed(line),
+            Some(KeyPart::Body(at)) => return Cow::Owned(format!("{}{HIDDEN}", scan(&shown[..at]))),
+            // The text around a header is not checked, so it may contain another secret.
+            Some(KeyPart::Head) => {}
             Some(KeyPart::None) | None => self.key = None,
         }
         if let Some(after) = key_begin(&shown) {
@@ -226,36 +231,98 @@ fn is_base64(byte: u8) -> bool {
 
 /// A text without private keys and escape sequences.
 fn scan(text: &str) -> Cow<'_, str> {
-    let bytes = text.as_bytes();
     let mut shown = String::new();
     // Everything before this position is in `shown`.
     let mut done = 0;
-    let mut at = 0;
-    while at < bytes.len() {
-        // Only a letter at the beginning of a word can begin a token or a name.
-        let is_start = bytes[at].is_ascii_alphabetic() && (at == 0 || !is_word(bytes[at - 1]));
-        if !is_start {
-            at += 1;
-            continue;
-        }
-        let secret = token(text, at).or_else(|| named(text, at)).or_else(|| credential(text, at));
-        if let Some(secret) = secret.or_else(|| option(text, at)) {
-            shown.push_str(&text[done..secret.start]);
-            shown.push_str(HIDDEN);
-            (done, at) = (secret.end, secret.end);
-        } else if let Some(secret) = user_info(text, at) {
-            shown.push_str(&text[done..secret.start]);
-            shown.push_str(HIDDEN);
-            (done, at) = (secret.end, secret.end);
-        } else {
-            at += bytes[at..].iter().take_while(|byte| is_word(**byte)).count().max(1);
-        }
+    while let Some((_, secret)) = next_secret(text, done) {
+        shown.push_str(&text[done..secret.start]);
+        shown.push_str(HIDDEN);
+        done = secret.end;
     }
     if done == 0 {
         return Cow::Borrowed(text);
     }
     shown.push_str(&text[done..]);
     Cow::Owned(shown)
+}
+
+/// The next secret from a position on, which is the beginning of the text or the end of a secret; and where the name
+/// begins by which it was recognized.
+fn next_secret(text: &str, mut at: usize) -> Option<(usize, std::ops::Range<usize>)> {
+    let bytes = text.as_bytes();
+    while at < bytes.len() {
+        // Only a letter at the beginning of a word can begin a token or a name.
+        let is_start =
+            bytes[at].is_ascii_alphabetic() && (at == 0 || !is_word(bytes[at - 1]) || follows_escape(text, at));
+        if !is_start {
+            at += 1;
+            continue;
+        }
+        let secret = token(text, at).or_else(|| named(text, at)).or_else(|| credential(text, at));
+        if let Some(secret) = secret.or_else(|| option(text, at)).or_else(|| user_info(text, at)) {
+            return Some((at, secret));
+        }
+        // Not beyond the next beginning of a word: an escape looks like a part of the word behind it.
+        let is_in_word = |next: &usize| bytes.get(*next).is_some_and(|byte| is_word(*byte));
+        let is_in_escape = at > 0 && matches!(bytes[at - 1], b'\\' | b'%' | b'[');
+        let escape = if is_in_escape { ESCAPE_MAX } else { 0 };
+        let begins = (at + 1..).take(escape).take_while(is_in_word).find(|next| follows_escape(text, *next));
+        at = begins.unwrap_or_else(|| at + bytes[at..].iter().take_while(|byte| is_word(**byte)).count().max(1));
+    }
+    None
+}
+
+/// Whether the text before this position is an escape, as in JSON (`\n`, `\u0022`), in an address (`%3D`), or of a colour
+/// that is itself escaped (`\u001b[31m`). Its last letter is no part of the word behind it.
+fn follows_escape(text: &str, at: usize) -> bool {
+    let before = &text.as_bytes()[at.saturating_sub(ESCAPE_MAX)..at];
+    let ends_in_hex = |count: usize| before.iter().rev().take(count).all(u8::is_ascii_hexdigit);
+    match before {
+        [.., b'\\', b'n' | b'r' | b't' | b'b' | b'f'] => true,
+        [.., b'%', _, _] if ends_in_hex(2) => true,
+        [.., b'\\', b'x', _, _] if ends_in_hex(2) => true,
+        [.., b'\\', b'u', _, _, _, _] if ends_in_hex(4) => true,
+        [color @ .., b'm'] => {
+            let digits = color.iter().rev().take_while(|byte| byte.is_ascii_digit() || **byte == b';').count();
+            let start = &color[..color.len() - digits];
+            ["u001b[", "u001B[", "x1b[", "x1B[", "033["].iter().any(|escape| start.ends_with(escape.as_bytes()))
+        }
+        _ => false,
+    }
+}
+
+/// How much of a text must be known beyond the position at which [`piece_end`] cuts it.
+pub const PIECE_AHEAD: usize = 4 << 10;
+
+/// Where a line that is longer than `max` is cut, so that neither part contains a half of a secret, or a value without
+/// its name: both parts are redacted by themselves. A secret that is longer than half of `max` is cut nevertheless.
+pub fn piece_end(line: &[u8], max: usize) -> usize {
+    let known = &line[..line.len().min(max + PIECE_AHEAD)];
+    let plain: String = known.iter().map(|byte| if byte.is_ascii() { char::from(*byte) } else { '?' }).collect();
+    let is_break = |end: usize, is_of: fn(u8) -> bool| end > 0 && is_of(plain.as_bytes()[end - 1]);
+    let ends = || (max / 2..=max).rev();
+    let blank = ends().find(|end| is_break(*end, |byte| byte.is_ascii_whitespace()));
+    let mark = || ends().find(|end| is_break(*end, |byte| !is_token(byte) && !is_base64(byte) && byte != b'?'));
+    // Not inside a UTF-8 character, which has at most four bytes.
+    let is_letter = |at: &usize| line.get(*at).is_none_or(|byte| byte & 0xC0 != 0x80);
+    let anywhere = || (max.saturating_sub(3)..=max).rev().find(is_letter).unwrap_or(max).max(1);
+    let Some(mut end) = blank.or_else(mark) else { return anywhere() };
+    let mut done = 0;
+    while let Some((name, secret)) = next_secret(&plain, done).filter(|(name, _)| *name < end) {
+        done = secret.end;
+        if end < secret.end {
+            // The dashes of an option belong to its name.
+            end = plain[..name].trim_end_matches('-').len();
+        }
+    }
+    if end < max / 2 {
+        return anywhere();
+    }
+    let label_end = (end + KEY_BEGIN.len() + KEY_LABEL_MAX).min(plain.len());
+    match plain[..label_end].rfind(KEY_BEGIN) {
+        Some(begin) if (max / 2..end).contains(&begin) && !plain[begin..end].contains(KEY_END) => begin,
+        _ => end,
+    }
 }
 
 fn is_word(byte: u8) -> bool {
@@ -305,8 +372,9 @@ fn named(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     if end - at > NAME_MAX || text[..at].ends_with("${") {
         return None;
     }
-    let mut next = end + run_up_to(text, end, 3, |byte| matches!(byte, b'"' | b'\'' | b' ' | b'\\'));
-    let mark = *bytes.get(next).filter(|byte| matches!(byte, b'=' | b':'))?;
+    let mut next = end + run_up_to(text, end, QUOTE_MAX, |byte| matches!(byte, b'"' | b'\'' | b' ' | b'\\'));
+    let encoded = bytes.get(next..next + 3).filter(|mark| mark.eq_ignore_ascii_case(b"%3d"));
+    let mark = if encoded.is_some() { b'=' } else { *bytes.get(next).filter(|byte| matches!(byte, b'=' | b':'))? };
     // Of `request.headers.token` and `key.rs` the last part is the name. This is checked last because few words come
     // this far.
     let name = text[at..end].rsplit('.').next().unwrap_or_default();
@@ -315,7 +383,7 @@ fn named(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     if !tells(name) && !is_signature || name.eq_ignore_ascii_case("www-authenticate") {
         return None;
     }
-    next += 1;
+    next += encoded.map_or(1, <[u8]>::len);
     // `https://…` is an address, and `x::y` a path.
     if mark == b':' && matches!(bytes.get(next), Some(b'/' | b':')) {
         return None;
@@ -329,11 +397,19 @@ fn named(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
     // In a sentence a colon is followed by words.
     let is_sentence = mark == b':' && bytes[next - 1] == b' ' && !name.contains(['-', '_']) && !is_header;
     let is_value = |byte: u8| !byte.is_ascii_whitespace() && !matches!(byte, b'&' | b';' | b',' | b'"' | b'\'' | b')');
+    let slashes = run_up_to(text, next, QUOTE_MAX, |byte| byte == b'\\');
     let (start, length) = match bytes.get(next)? {
         quote @ (b'"' | b'\'') => (next + 1, run(text, next + 1, |byte| byte != *quote && byte != b'\n')),
         // JSON within a JSON text.
-        b'\\' if bytes.get(next + 1) == Some(&b'"') => {
-            (next + 2, run(text, next + 2, |byte| !matches!(byte, b'"' | b'\\' | b'\n')))
+        b'\\' if bytes.get(next + slashes) == Some(&b'"') => {
+            let start = next + slashes + 1;
+            (start, run(text, start, |byte| !matches!(byte, b'"' | b'\\' | b'\n')))
+        }
+        // The next parameter of an address that is itself a parameter.
+        _ if encoded.is_some() => {
+            let is_more =
+                |at: &usize| bytes.get(*at).is_some_and(|byte| is_value(*byte)) && !bytes[*at..].starts_with(b"%26");
+            (next, (next..).take_while(is_more).count())
         }
         _ => {
             let word = next + run(text, next, is_word);
@@ -430,6 +506,43 @@ fn user_info(text: &str, at: usize) -> Option<std::ops::Range<usize>> {
 mod tests {
     use super::*;
 
+    /// A line of a server that is cut into pieces shows no more than the whole line does.
+    #[test]
+    fn a_long_line_is_cut_between_secrets() {
+        let key =
+            format!("-----BEGIN RSA PRIVATE KEY-----\\n{}\\n-----END RSA PRIVATE KEY-----", "MIIEowIB".repeat(40));
+        let secrets = [
+            ("ghp_0123456789abcdefABCDEF0123456789abcd", "89abcdefABCDEF"),
+            ("Authorization: Bearer head-S3cret-value", "S3cret"),
+            (r#"{"password": "two words-S3cret"}"#, "S3cret"),
+            ("--api-key arg-S3cret", "S3cret"),
+            ("postgres://user:pw-S3cret@host/", "S3cret"),
+            (key.as_str(), "MIIEowIB"),
+        ];
+        for (secret, part) in secrets {
+            for filler in ["word ", "x", "ü", "a=b;"] {
+                // Positions of the cut within the secret, and some around it.
+                for shift in (0..secret.len() + 8).step_by(if secret.len() > 99 { 7 } else { 1 }) {
+                    let start = 2048 + 4 - shift;
+                    let mut line = filler.repeat(start / filler.len());
+                    line.push(' ');
+                    line.push_str(secret);
+                    line.push_str(" and ");
+                    line.push_str(&filler.repeat(4200 / filler.len()));
+                    let end = piece_end(line.as_bytes(), 2048);
+                    assert!((1024..=2048).contains(&end) && line.is_char_boundary(end), "{secret} {filler} {end}");
+                    let mut lines = Lines::default();
+                    let shown = [lines.line(&line[..end]).into_owned(), lines.line(&line[end..]).into_owned()].concat();
+                    assert!(!shown.contains(part), "{secret} {filler} {shift} {end}");
+                }
+            }
+        }
+        // A secret without an end is cut somewhere.
+        assert_eq!(piece_end("x".repeat(9000).as_bytes(), 2048), 2048);
+        assert_eq!(piece_end(format!("token={}", "x".repeat(9000)).as_bytes(), 2048), 2048);
+        assert_eq!(piece_end("ü".repeat(9000).as_bytes(), 2047), 2046);
+    }
+
     fn words(command: &str) -> Vec<String> {
         command.split(' ').map(str::to_owned).collect()
     }
@@ -463,6 +576,14 @@ mod tests {
         let jwt = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl";
         let table = [
             ("nothing in it", "nothing in it"),
+            (r#"{"msg":"failed\nghp_0123456789abcdefABCD\tAKIAIOSFODNN7EXAMPLE"}"#, r#"{"msg":"failed\n…\t…"}"#),
+            (r"\u0022ghp_0123456789abcdefABCD\u0022", r"\u0022…\u0022"),
+            (r"\u001b[1;31mghp_0123456789abcdefABCD\u001b[0m", r"\u001b[1;31m…\u001b[0m"),
+            (r"\x1b[mBearer\nBearer abcdef-0123", r"\x1b[mBearer\nBearer …"),
+            ("?next=https%3A%2F%2Fh%2F%3Ftoken%3Dabc123%26page%3D2", "?next=https%3A%2F%2Fh%2F%3Ftoken%3D…%26page%3D2"),
+            ("%20ghp_0123456789abcdefABCD%ABghp_0123456789abcdefABCD", "%20…%AB…"),
+            (r#"{\\\"token\\\":\\\"abc\\\"}"#, r#"{\\\"token\\\":\\\"…\\\"}"#),
+            (r"C:\new\tokens\report%20monkey", r"C:\new\tokens\report%20monkey"),
             ("401 for ghp_0123456789abcdefABCD.", "401 for …"),
             ("github_pat_11ABCDEFG0123456789_abcdefghij", "…"),
             ("sk-ant-api03-abcdefghijklmnop is wrong", "… is wrong"),
@@ -521,6 +642,10 @@ mod tests {
                 "12:00 -----BEGIN OPENSSH PRIVATE KEY-----\n12:00 b3BlbnNzaC1rZXktdjEAAAAA\nexit 1",
                 "12:00 -----BEGIN OPENSSH PRIVATE KEY-----\n12:00 …\nexit 1",
             ),
+            (
+                "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4 token=hunter22\ntoken=hunter22 MIIEowIBAAKCAQEA",
+                "-----BEGIN RSA PRIVATE KEY-----\nProc-Type: 4 token=…\ntoken=… …",
+            ),
             (r"-----BEGIN PRIVATE KEY-----\nMIIEow\n", "-----BEGIN PRIVATE KEY-----…"),
             (
                 "x -----BEGIN PRIVATE KEY-----MIIE-----END PRIVATE KEY----- y",
@@ -550,6 +675,14 @@ mod tests {
         // Quadratic work would take very long.
         for piece in [
             "key",
+            "\\n",
+            "\\nkey",
+            "%3D",
+            "token%3D",
+            "token%3D%26",
+            "[m",
+            "1m",
+            "\\\\\\\"key",
             "eyJ",
             "eyJ-",
             "a-",

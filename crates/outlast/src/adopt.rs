@@ -309,8 +309,8 @@ fn without_outlast(config: &Config, backup: Option<&Backup>) -> String {
     edit::apply(&config.text, &edits.flatten().collect::<Vec<Edit>>())
 }
 
-/// A configuration as the diff shows it: without values of variables, except references, and without text that looks
-/// like a secret. The file itself is not changed.
+/// A configuration as the diff shows it: without values of variables and headers, except references, and without text that
+/// looks like a secret. The file itself is not changed.
 fn without_values(text: &str, plan: &Plan) -> String {
     let mut text = text.to_owned();
     for server in &plan.config.servers {
@@ -318,7 +318,7 @@ fn without_values(text: &str, plan: &Plan) -> String {
         let shown = without_secrets(&command);
         let arguments = command.into_iter().zip(shown).filter(|(word, shown)| word != shown);
         let is_value = |value: &&String| !value.is_empty() && !value.contains("${");
-        let values = server.env.iter().map(|(_, value)| value).filter(is_value);
+        let values = server.env.iter().map(|(_, value)| value).chain(&server.header_values).filter(is_value);
         let values = values.map(|value| (value.clone(), redact::HIDDEN.to_owned()));
         for (value, shown) in arguments.chain(values) {
             // As it is written in either format, with its quotes.
@@ -458,7 +458,7 @@ fn run(which: &cli::WhichFiles, direction: &Direction) -> Result<ExitCode, Repor
     }
     if written > 0 {
         let back = match direction {
-            Direction::In(_) => "; `outlast unwrap` restores the file byte for byte",
+            Direction::In(_) => "; `outlast unwrap` restores the file byte for byte, unless you change it",
             Direction::Out => "",
         };
         print(&format!(

@@ -295,12 +295,12 @@ fn secrets_are_in_no_log_and_in_no_diff() {
     }
     let servers = json!({"mcpServers": {
         "a": {"command": "npx", "args": ["x", "--api-key", "arg-s3cret"], "env": {"WHATEVER": "env-s3cret", "REF": "${REF}"}},
-        "b": {"url": "https://h/mcp", "headers": {"Authorization": "Bearer head-S3cret"}},
+        "b": {"url": "https://h/mcp", "headers": {"Authorization": "Bearer head-S3cret", "X-Own": "own-s3cret"}},
     }});
     world.project.write(".mcp.json", &serde_json::to_string_pretty(&servers).expect("JSON"));
     let diff = words(&world.outlast(&["wrap", "--dry-run", ".mcp.json"]));
     assert!(diff.contains("+ ") && diff.contains("\"--api-key\""), "{diff}");
-    for secret in ["arg-s3cret", "env-s3cret", "head-S3cret"] {
+    for secret in ["arg-s3cret", "env-s3cret", "head-S3cret", "own-s3cret"] {
         assert!(!diff.contains(secret), "{secret}: {diff}");
     }
     // The file itself keeps the characters.

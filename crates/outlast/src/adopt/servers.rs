@@ -31,6 +31,8 @@ pub struct Server {
     /// The project directory, in a file for several projects.
     pub project: Option<String>,
     pub env: Vec<(String, String)>,
+    /// The values of the headers that the client sends to a remote server.
+    pub header_values: Vec<String>,
     pub cwd: Option<String>,
     pub how: How,
 }
@@ -132,6 +134,9 @@ const KEYS: [&str; 3] = ["mcpServers", "servers", "context_servers"];
 pub const LOOKED_IN: &str =
     "`mcpServers`, `servers`, `context_servers`, `mcp` and `mcp.servers` (JSON), and `[mcp_servers]` (TOML)";
 
+/// What clients call the headers of a remote server.
+const HEADERS: [&str; 2] = ["headers", "http_headers"];
+
 struct Json {
     skipped: usize,
 }
@@ -151,10 +156,12 @@ impl Json {
         let inner = object(server, "command");
         let variables = variables.or_else(|| object(inner?, "env")).into_iter().flat_map(|env| &env.properties);
         let env = variables.filter_map(|pair| Some((pair.name.as_str().to_owned(), string(&pair.value)?)));
+        let headers = HEADERS.iter().filter_map(|key| object(server, key)).flat_map(|headers| &headers.properties);
         Server {
             name: name.to_owned(),
             project: project.map(str::to_owned),
             env: env.collect(),
+            header_values: headers.filter_map(|header| string(&header.value)).collect(),
             cwd: last(server, "cwd").and_then(|cwd| string(&cwd.value)),
             how: match inner {
                 Some(inner) => self.how(inner, "path"),
@@ -245,10 +252,13 @@ fn read_toml(text: &str, skipped: usize) -> Result<Vec<Server>, ReadError> {
         let server = item.as_table_like()?;
         let env = server.get("env").and_then(Item::as_table_like);
         let env = env.into_iter().flat_map(|env| env.iter());
+        let headers = HEADERS.iter().filter_map(|key| server.get(key)?.as_table_like());
+        let headers = headers.flat_map(|headers| headers.iter());
         Some(Server {
             name: name.to_owned(),
             project: None,
             env: env.filter_map(|(name, value)| Some((name.to_owned(), value.as_str()?.to_owned()))).collect(),
+            header_values: headers.filter_map(|(_, value)| Some(value.as_str()?.to_owned())).collect(),
             cwd: server.get("cwd").and_then(Item::as_str).map(str::to_owned),
             how: toml_how(server, item.is_inline_table(), text, skipped),
         })

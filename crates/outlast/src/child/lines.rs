@@ -1,7 +1,7 @@
 //! Splits bytes into lines without copying them. It does not read from a pipe itself.
 
 use bytes::{Bytes, BytesMut};
-use outlast_core::saved::Octets;
+use outlast_core::{redact, saved::Octets};
 use serde::{Deserialize, Serialize};
 
 /// A longer line is skipped, and its beginning reported.
@@ -49,7 +49,8 @@ impl Lines {
         Lines { buffer: BytesMut::new(), scanned: 0, skipping: false, usual: 0, max, in_pieces: false }
     }
 
-    /// For text such as stderr: a longer line is split, and no part of it is lost.
+    /// For text such as stderr: a longer line is split, and no part of it is lost. It is not split within a secret, so
+    /// some more of it is read before.
     pub(crate) fn in_pieces(max: usize) -> Lines {
         Lines { in_pieces: true, ..Lines::new(max) }
     }
@@ -76,12 +77,12 @@ impl Lines {
     pub(crate) fn next_line(&mut self) -> Option<Line> {
         loop {
             let end = memchr::memchr(b'\n', &self.buffer[self.scanned..]);
-            if self.in_pieces && end.map_or(self.buffer.len(), |at| self.scanned + at) > self.max {
-                // Not inside a UTF-8 character, which has at most four bytes.
-                let is_letter = |at: &usize| self.buffer[*at] & 0xC0 != 0x80;
-                let at = (self.max.saturating_sub(3)..=self.max).rev().find(is_letter).unwrap_or(self.max);
+            let length = end.map_or(self.buffer.len(), |at| self.scanned + at);
+            let is_known = end.is_some() || length > self.max + redact::PIECE_AHEAD;
+            if self.in_pieces && length > self.max && is_known {
+                let at = redact::piece_end(&self.buffer[..length], self.max);
                 self.scanned = 0;
-                return Some(Line::Whole(self.buffer.split_to(at.max(1)).freeze()));
+                return Some(Line::Whole(self.buffer.split_to(at).freeze()));
             }
             match end {
                 Some(at) => {
@@ -101,7 +102,7 @@ impl Lines {
                     self.scanned = 0;
                     return None;
                 }
-                None if self.buffer.len() > self.max => {
+                None if self.buffer.len() > self.max && !self.in_pieces => {
                     let start = Bytes::copy_from_slice(&self.buffer[..START_KEPT.min(self.buffer.len())]);
                     self.buffer = BytesMut::new();
                     self.scanned = 0;
@@ -128,7 +129,7 @@ impl Lines {
     }
 }
 
-/// A reader's buffer as saved state: the beginning of a line. All whole lines were taken before.
+/// A reader's buffer as saved state: lines that were not passed on yet, and the beginning of one.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct SavedLines {
     buffer: Octets,
@@ -183,14 +184,14 @@ mod tests {
     #[test]
     fn a_line_over_the_limit_is_split_on_request() {
         let mut lines = Lines::in_pieces(8);
-        assert_eq!(feed(&mut lines, "12345678"), []);
-        assert_eq!(feed(&mut lines, "9"), [whole("12345678")]);
-        assert_eq!(
-            feed(&mut lines, "0\nab\n1234567890123456789"),
-            [whole("90\n"), whole("ab\n"), whole("12345678"), whole("90123456")]
-        );
-        assert_eq!(lines.rest(), Some(whole("789\n")));
+        assert_eq!(feed(&mut lines, "123456789"), [], "more may follow");
+        assert_eq!(feed(&mut lines, "0\nab\n"), [whole("12345678"), whole("90\n"), whole("ab\n")]);
+        assert_eq!(feed(&mut lines, "12345 7890\n"), [whole("12345 "), whole("7890\n")]);
         assert_eq!(feed(&mut lines, "1234567ü\n"), [whole("1234567"), whole("ü\n")]);
+        let long = "x".repeat(8 + redact::PIECE_AHEAD);
+        assert_eq!(feed(&mut lines, &long), []);
+        assert_eq!(feed(&mut lines, "x"), [whole("xxxxxxxx")]);
+        assert_eq!(lines.rest(), Some(Line::Whole((long[7..].to_owned() + "\n").into())));
     }
 
     #[test]

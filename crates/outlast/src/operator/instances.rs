@@ -525,13 +525,14 @@ fn state_in_words(state: &State, width: Option<usize>) -> String {
     say("socket", state.socket.clone());
     let mut words = format!("{} ({})\n", state.id, state.kind);
     for (title, line) in lines {
-        words.push_str(&format!("  {title:9}  {}\n", table::hanging(&line, 13, width)));
+        // A line feed in a name or a path must not begin a line that looks like another value.
+        words.push_str(&format!("  {title:9}  {}\n", table::hanging(&visible::cell(&line), 13, width)));
     }
     if let Some(backends) = &state.backends {
         words.push_str(&backends_in_words(backends, width));
     }
     for collision in collisions_in_words(&state.collisions) {
-        words.push_str(&format!("  collision  {collision}\n"));
+        words.push_str(&format!("  collision  {}\n", visible::cell(&collision)));
     }
     let more = state.collision_count.unwrap_or_default().saturating_sub(state.collisions.len() as u64);
     if more > 0 {
@@ -765,6 +766,16 @@ pub(super) mod tests {
         tools-1abcd/github  backend  ready    4240   4242      1m         0     -  -                   /srv
         tools-1abcd/files   backend  backoff  4240      -       -         3  4.0s  signal 9 (SIGKILL)  /srv
         ");
+    }
+
+    #[test]
+    fn no_value_of_a_state_looks_like_another() {
+        let forged = "x\n  state      ready\nforged";
+        let state = json!({"id": "x-1abcd", "kind": "mcp", "name": forged, "state": forged, "cwd": forged, "command": forged,
+            "log": forged, "socket": forged, "last_exit": forged, "restart": {"step": forged, "reason": forged}});
+        let shown = state_in_words(&State::read(&state), None);
+        assert_eq!(shown.lines().filter(|line| line.starts_with("  state ")).count(), 1, "{shown}");
+        assert!(!shown.contains("\nforged"), "{shown}");
     }
 
     #[test]

@@ -385,7 +385,8 @@ impl Journal {
 
     /// A line of a backend's stdout that is no message.
     pub(crate) fn diverted_of(&mut self, backend: &str, line: &[u8], is_json: bool) {
-        let text = String::from_utf8_lossy(&line[..line.len().min(DIVERTED_MAX)]);
+        let end = if line.len() > DIVERTED_MAX { redact::piece_end(line, DIVERTED_MAX) } else { line.len() };
+        let text = String::from_utf8_lossy(&line[..end]);
         let tag = if is_json { "not JSON-RPC" } else { "not JSON" };
         let masked = self.mask.hide(text.trim_end());
         let line = format!("[{backend} stdout, {tag}] {}", self.diverted.line(&masked));
