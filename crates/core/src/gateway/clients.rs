@@ -354,6 +354,8 @@ impl Gateway {
 
     /// Cancels all that a client waits for.
     fn drop_requests_of(&mut self, client: Client, now: Instant) {
+        // First, or a batch would be complete when its last call is cancelled, and be answered.
+        self.clients.batches.retain(|_, batch| batch.client != client);
         // A parked call waits for the next request of its client, which may come on another connection.
         for key in self.calls.keys_where(|call| call.is_of(client) && !call.is_parked()) {
             self.cancel(key, None, now);
@@ -362,7 +364,6 @@ impl Gateway {
             self.offer_wait_cancelled(wait);
         }
         self.drop_task_lists(|reply_to| reply_to.client == client);
-        self.clients.batches.retain(|_, batch| batch.client != client);
     }
 
     /// A request needs no answer any more.

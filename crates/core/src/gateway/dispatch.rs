@@ -13,6 +13,7 @@ use super::{
     backends::{BackendState, OfferState},
     calls::{Call, CallKind, HELD_BYTES_MAX, ReplyTo},
     clients::Declared,
+    guard,
     lists::{OfferWait, Wants},
     messages,
     messages::Failure,
@@ -144,7 +145,7 @@ impl Gateway {
         }
         if let Some((index, entry)) = self.catalogue.find(List::Tools, &name) {
             let sees = view.sees(List::Tools, index);
-            let (owner, shown, own) = (entry.owner, entry.shown.clone(), entry.own_json.clone());
+            let (owner, shown, own) = (entry.owner, entry.shown.clone(), entry.own_json());
             let target = Target { owner, slot: None, kind: CallKind::Tool, shown: Some(shown), own, repeatable: false };
             return self.guard_tool_call(request, target, index, sees, now);
         }
@@ -172,7 +173,7 @@ impl Gateway {
         }
         let entry = self.catalogue.entry(List::Tools, index);
         let arguments = request.params.arguments().unwrap_or(Raw::checked("{}"));
-        let repeatable = owner.settings().retry_annotated && entry.is_safe;
+        let repeatable = owner.settings().retry_annotated && entry.is_safe();
         // A backend that takes the other one of two members would get arguments that were not checked.
         if let Some(schema) = &entry.schema
             && arguments.get().len() <= ARGUMENTS_READ_MAX
@@ -390,8 +391,11 @@ impl Gateway {
                 if !self.guards.allow(role, shown) {
                     return Some(Failure::denied(backend, role, &format!("the {what} `{shown}`")));
                 }
-                // A tool that its backend does not list at the moment was visible when the call came.
-                let is_hidden = self.catalogue.find(kind, shown).is_some_and(|(index, _)| !view.sees(kind, index));
+                let is_hidden = match self.catalogue.find(kind, shown) {
+                    Some((index, entry)) => entry.owner != owner || !view.sees(kind, index),
+                    // A tool that its backend does not list at the moment was visible when the call came.
+                    None => !self.may_offer(call, kind, shown),
+                };
                 is_hidden.then(|| Failure::unknown(format!("no {what} is named `{shown}`")))
             }
             (CallKind::Read | CallKind::Complete, _) => {
@@ -402,6 +406,15 @@ impl Gateway {
             .then(|| Failure::denied(backend, role, &format!("the method `{}`", call.method))),
             _ => None,
         }
+    }
+
+    /// Whether the configuration allows the backend of a call to offer what the call names.
+    fn may_offer(&self, call: &Call, kind: List, shown: &str) -> bool {
+        let Some(settings) = self.backends.get(&call.slot.backend).map(BackendState::settings) else { return false };
+        let own = call.own.as_deref().and_then(Raw::parse).and_then(Raw::text);
+        let own = own.as_deref().unwrap_or(shown);
+        (self.is_shared_server() || names::is_of(shown, &settings.prefix, own))
+            && (kind != List::Tools || guard::passes(&settings.allow, &settings.deny, own))
     }
 
     /// The client cancelled a request that waited for a backend's offer.
@@ -469,7 +482,7 @@ impl Gateway {
             if !self.catalogue.view(client_state.view()).sees(List::Prompts, index) {
                 return Err(Failure::unknown(format!("no prompt is named `{name}`")).into());
             }
-            let (owner, shown, own) = (entry.owner, Some(entry.shown.clone()), entry.own_json.clone());
+            let (owner, shown, own) = (entry.owner, Some(entry.shown.clone()), entry.own_json());
             return Ok(Target { owner, slot: None, kind, shown, own, repeatable: true });
         }
         match self.backend_by_prefix(name) {
@@ -523,10 +536,10 @@ impl Gateway {
         let by_template = || {
             let is_short = uri.len() <= URI_MATCHED_MAX;
             let templates = self.catalogue.all(List::Templates).iter().enumerate().filter(|_| is_short);
-            let fitting = templates.filter(|(_, entry)| subscriptions::fits_template(&entry.own, uri));
+            let fitting = templates.filter(|(_, entry)| subscriptions::fits_template(entry.own(), uri));
             // The template with the longest fixed beginning: `file:///{path}` fits everything that `file:///logs/{day}`
             // does.
-            fitting.max_by_key(|(_, entry)| entry.own.find('{')).map(|(index, entry)| (index as u32, entry.owner))
+            fitting.max_by_key(|(_, entry)| entry.own().find('{')).map(|(index, entry)| (index as u32, entry.owner))
         };
         let found = match listed {
             Some((index, owner)) => Some((view.sees(List::Resources, index), owner)),

@@ -5,6 +5,8 @@ use std::{collections::HashMap, rc::Rc};
 
 /// The longest name that every client accepts.
 const NAME_MAX: usize = 64;
+/// Of a suffix: an underscore and eight digits.
+const SUFFIX_LENGTH: usize = 9;
 /// Suffixes that are tried for one name; then the element is left out as a collision.
 const SUFFIXES_MAX: u32 = 8;
 /// Names whose owners are remembered for each list. Beyond that, names that no backend offers are forgotten.
@@ -52,14 +54,14 @@ impl Owned {
     /// with a raw name gets it. If several raw names have one plain name, the raw name that equals it keeps it and the
     /// others get a suffix, independent of their order.
     pub(super) fn give(&self, candidates: &[Candidate]) -> Vec<Given> {
-        let mut raw_of_plain: HashMap<&str, Option<&str>> = HashMap::default();
+        let mut raw_of_plain: HashMap<&str, Option<&str>> = HashMap::with_capacity(candidates.len());
         for candidate in candidates {
             let raw = raw_of_plain.entry(&candidate.plain).or_insert(Some(&candidate.raw));
             if *raw != Some(&candidate.raw) {
                 *raw = None;
             }
         }
-        let mut round = Round { owned: self, given: HashMap::default() };
+        let mut round = Round { owned: self, given: HashMap::with_capacity(candidates.len()) };
         let mut given: Vec<Option<Given>> = Vec::with_capacity(candidates.len());
         for candidate in candidates {
             let name = self.by_raw.get(&(candidate.owner, candidate.raw.clone()));
@@ -168,8 +170,14 @@ pub(super) fn plain(prefix: &str, own: &str) -> String {
     plain
 }
 
+/// Whether a name that clients see may be that of a backend's element: its plain name, or that with a suffix.
+pub(super) fn is_of(shown: &str, prefix: &str, own: &str) -> bool {
+    let plain = plain(prefix, own);
+    shown.starts_with(&plain[..plain.len().min(NAME_MAX - SUFFIX_LENGTH)])
+}
+
 fn with_suffix(plain: &str, sum: u32) -> String {
-    let end = plain.len().min(NAME_MAX - 9);
+    let end = plain.len().min(NAME_MAX - SUFFIX_LENGTH);
     format!("{}_{sum:08x}", &plain[..end])
 }
 

@@ -641,6 +641,12 @@ impl Gateway {
         if let Some([Some(token)]) = request.params.meta().and_then(|meta| pick(meta, [meta::PROGRESS_TOKEN])) {
             call.token = Some(token.get().into());
         }
+        // The guards have checked this request, which may name something else than the parked call.
+        if let Some(failure) = self.refused_since(&self.calls[&key], now) {
+            self.refuse_parked(key, failure, now);
+            return true;
+        }
+        let call = self.calls.get_mut(&key).expect("found above");
         let timeout = self.backends.get(&call.slot.backend).map_or(PARK_MAX, |backend| backend.settings().call_timeout);
         let due = (now + timeout).min(call.due_max);
         call.due = Some(due);
@@ -669,6 +675,25 @@ impl Gateway {
             self.return_input_required(key, now);
         }
         true
+    }
+
+    /// Ends a parked call that its client may not continue any more.
+    fn refuse_parked(&mut self, key: u64, failure: Failure, now: Instant) {
+        let Some(mut call) = self.calls.remove(&key) else { return };
+        if let (Some(serial), Some(parked)) = (call.link, call.parked.as_mut()) {
+            let given = mem::take(&mut parked.given).into_iter().map(|(_, raw)| raw);
+            let waiting: Vec<Box<str>> =
+                given.chain(mem::take(&mut parked.queued).into_iter().map(|(raw, _)| raw)).collect();
+            for raw in waiting {
+                self.tell_link(serial, message::error_line(&raw, -32800, "the client may not continue the call", None));
+            }
+            self.cancel_on(serial, key, "the client may not continue it");
+            self.note_abandoned(serial, key, &call, now);
+            self.call_finished(serial, now);
+        }
+        // Its client waits for an answer again.
+        call.parked = None;
+        self.fail(*call, failure, now);
     }
 
     /// Keeps the answer to a parked call for the client's next request.

@@ -28,6 +28,22 @@ fn a_call_reaches_its_backend_by_its_own_name_and_comes_back_with_its_own_id() {
 }
 
 #[test]
+fn a_message_that_was_parsed_before_is_heard_like_any_other() {
+    let mut story = Story::simple(&[("a", maker(&["echo"]))]);
+    story.call(1, 5, "a__echo");
+    let (link, told) = story.told("a");
+    let said = |text: String| {
+        let walk = Box::new(outlast_core::message::Walk::of(text.as_bytes()));
+        Event::LinkSaidLong { link, message: text.into(), walk }
+    };
+    story.event(said("[1,]".to_owned()));
+    assert_eq!(story.diverted.pop(), Some((link, "[1,]".to_owned())));
+    let ours = &told["id"];
+    story.event(said(format!(r#"{{"jsonrpc":"2.0","result":{{"content":[], "n":1.50e3}},"id":{ours}}}"#)));
+    assert_eq!(story.heard(1).text, r#"{"jsonrpc":"2.0","result":{"content":[], "n":1.50e3},"id":5}"#);
+}
+
+#[test]
 fn a_line_that_is_not_json_is_diverted_and_changes_nothing() {
     let mut story = Story::simple(&[("a", maker(&["echo"]))]);
     story.call(1, 5, "a__echo");
@@ -231,6 +247,17 @@ fn a_batch_is_answered_as_one() {
     let answers = heard.json();
     assert_eq!(answers.as_array().map(Vec::len), Some(3), "{answers}");
     assert!(answers.as_array().expect("seen").contains(&json!({"jsonrpc": "2.0", "id": 1, "result": {"ok": true}})));
+}
+
+#[test]
+fn a_client_that_leaves_gets_no_answer_to_its_batch() {
+    let mut story = Story::new(settings(vec![stdio("a")]), &[("a", maker(&["slow"]))]);
+    story.came(1, Front::Session, local());
+    story.say(1, r#"{"jsonrpc":"2.0","id":0,"method":"initialize","params":{"protocolVersion":"2025-03-26","capabilities":{},"clientInfo":{"name":"c","version":"1"}}}"#);
+    story.heard(1);
+    story.say(1, r#"[{"jsonrpc":"2.0","id":1,"method":"tools/call","params":{"name":"a__slow"}},{"jsonrpc":"2.0","id":2,"method":"ping"}]"#);
+    story.told("a");
+    story.event(Event::ClientLeft { client: 1 }).hears_nothing(1);
 }
 
 #[test]

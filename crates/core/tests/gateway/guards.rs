@@ -521,8 +521,17 @@ fn a_held_call_is_checked_again_when_it_is_sent() {
         configured
     };
     type Change = fn(&mut Story, Settings);
-    let table: [(&str, Change, Option<i64>); 7] = [
+    let table: [(&str, Change, Option<i64>); 8] = [
         ("nothing", |_, _| {}, None),
+        (
+            "the backend no longer offers the tool",
+            |story, mut less| {
+                less.roles.insert("reader".into(), Role { allow: vec![pattern("*__x")], deny: vec![] });
+                less.backends[0].deny = vec![pattern("x")];
+                story.event(Event::Configured(Box::new(less)));
+            },
+            Some(-32602),
+        ),
         ("the tool is off", |story, _| turn_off(story, Switch::Tool("a__x".into())), Some(7013)),
         ("the backend is off", |story, _| turn_off(story, Switch::Backend("a".into())), Some(7013)),
         (
@@ -580,7 +589,11 @@ fn a_held_call_is_checked_again_when_it_is_sent() {
                 story.told_nothing("a");
                 assert_eq!(code(&mut story, 1), expected, "{name}");
                 let outcomes: Vec<Outcome> = story.called.iter().map(|called| called.outcome).collect();
-                let outcome = if expected == 7013 { Outcome::SwitchedOff } else { Outcome::Denied };
+                let outcome = match expected {
+                    7013 => Outcome::SwitchedOff,
+                    7014 => Outcome::Denied,
+                    _ => Outcome::Unknown,
+                };
                 assert_eq!(outcomes, [outcome], "{name}");
             }
         }

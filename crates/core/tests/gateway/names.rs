@@ -251,7 +251,7 @@ fn names_that_share_an_unkeyed_hash_are_merged_as_any_others() {
     let mut story = Story::with_kept(settings(backends), &[], cached);
     story.auto = false;
     story.event(Event::TimePassed);
-    assert_eq!(story.gateway.status(story.now).to_json()["collision_count"], 20_000);
+    assert_eq!(story.gateway.status(story.now).to_json()["collision_count"], 10_000);
 }
 
 #[test]
@@ -264,8 +264,52 @@ fn many_names_that_collide_are_merged_quickly_and_reported_in_a_bounded_way() {
     story.auto = false;
     story.event(Event::TimePassed);
     let status = story.gateway.status(story.now).to_json();
-    assert_eq!(status["collision_count"], 60_000);
+    // All backends together have a limit, so each keeps 5,000 names.
+    assert_eq!(status["collision_count"], 15_000);
     assert_eq!(status["collisions"].as_array().map(Vec::len), Some(100));
     assert!(story.notes.len() < 100, "{}", story.notes.len());
     assert!(story.notes.iter().any(|note| note.contains("more names")), "{:?}", story.notes.last());
+}
+
+#[test]
+fn all_backends_together_list_a_bounded_number_of_elements_and_a_small_list_is_whole() {
+    let tools: Vec<String> = (0..30_000).map(|n| format!("t{n}")).collect();
+    let tools: Vec<&str> = tools.iter().map(String::as_str).collect();
+    let backends = vec![stdio("a"), stdio("b"), stdio("small"), stdio("c")];
+    let cached = backends
+        .iter()
+        .map(|backend| (backend.name.clone(), kept(if backend.name == "small" { &tools[..50] } else { &tools })))
+        .collect();
+    let mut story = Story::with_kept(settings(backends), &[], cached);
+    story.auto = false;
+    story.event(Event::TimePassed);
+    let of = |prefix: &str| story.gateway.tools().filter(|(shown, _, _)| shown.starts_with(prefix)).count();
+    assert_eq!([of("a__"), of("b__"), of("small__"), of("c__")], [6_650, 6_650, 50, 6_650]);
+    let notes: Vec<&String> = story.notes.iter().filter(|note| note.contains("are left out")).collect();
+    assert_eq!(notes.len(), 3, "{notes:?}");
+    assert!(notes[0].starts_with("a: 23350 of the elements"), "{notes:?}");
+}
+
+#[test]
+fn many_backends_with_short_lists_lose_nothing() {
+    let tools: Vec<String> = (0..30).map(|n| format!("t{n}")).collect();
+    let tools: Vec<&str> = tools.iter().map(String::as_str).collect();
+    let backends: Vec<Backend> = (0..1_000).map(|n| stdio(&format!("b{n}"))).collect();
+    let cached = backends.iter().map(|backend| (backend.name.clone(), kept(&tools))).collect();
+    let mut story = Story::with_kept(settings(backends), &[], cached);
+    story.auto = false;
+    story.event(Event::TimePassed);
+    assert_eq!(story.gateway.tools().count(), 30_000);
+}
+
+#[test]
+fn all_backends_together_list_a_bounded_number_of_bytes() {
+    let large = |n: usize| json!({"name": format!("t{n}"), "description": "x".repeat(100_000)});
+    let tools: Vec<serde_json::Value> = (0..150).map(large).collect();
+    let backends: Vec<Backend> = ["a", "b"].map(stdio).into();
+    let makers = ["a", "b"].map(|name| (name, Maker { tools: tools.clone(), ..maker(&[]) }));
+    let mut story = Story::new(settings(backends), &makers);
+    story.event(Event::TimePassed);
+    let count = story.gateway.tools().count();
+    assert!((160..=167).contains(&count), "{count}");
 }

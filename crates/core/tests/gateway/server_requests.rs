@@ -452,6 +452,34 @@ fn a_parked_call_that_asks_again_and_again_is_stopped_after_16_rounds() {
     assert_eq!(story.status("a")["in_flight"], 0);
 }
 
+/// The next request of the client names another tool, so its own guards say nothing about the parked call.
+#[test]
+fn a_parked_call_is_checked_again_when_its_client_continues_it() {
+    for answered in [false, true] {
+        let mut story = Story::simple(&[("a", maker(&["x", "y"]))]);
+        story.post(10, json!(1), "tools/call", json!({"name": "a__x"}));
+        let (link, told) = story.told("a");
+        story.link_says(link, elicit(json!("q"))).pass(ms(20));
+        let state = story.heard(10).json()["result"]["requestState"].clone();
+        if answered {
+            story.answer(link, &told["id"], json!({"content": []}));
+        }
+        story.event(Event::SwitchAsked { ticket: 1, what: Switch::Tool("a__x".into()), off: true });
+        story.clients.clear();
+        let again = json!({"name": "a__y", "requestState": state, "inputResponses": {"ask0": {"action": "accept"}}});
+        story.post(11, json!(2), "tools/call", again);
+        let refused = story.heard(11).json();
+        assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!(2), &json!(7013)), "{refused}");
+        let told_back: Vec<_> = story.links.drain(..).map(|(_, text)| parsed(&text)).collect();
+        assert!(!told_back.iter().any(|line| line["result"].is_object()), "{told_back:?}");
+        if !answered {
+            assert!(told_back.iter().any(|line| line["id"] == "q" && line["error"].is_object()), "{told_back:?}");
+            assert!(told_back.iter().any(|note| note["params"]["requestId"] == told["id"]), "{told_back:?}");
+        }
+        assert_eq!(story.status("a")["in_flight"], 0);
+    }
+}
+
 #[test]
 fn simultaneous_questions_are_sent_together() {
     let mut story = Story::simple(&[("a", maker(&["x"]))]);
