@@ -3,7 +3,7 @@
 //!
 //! It has one thread, so that it can fork at any time, and runs in its own session. It learns from the end of file on
 //! its socket that outlast is gone, and then kills the processes that the monitors have left.
-#![expect(unsafe_code, reason = "forks, takes descriptors from a socket, `_exit`")]
+#![expect(unsafe_code, reason = "forks, takes descriptors from a socket, `prctl`, `_exit`")]
 
 use std::{
     io::{self, ErrorKind, IoSliceMut},
@@ -57,6 +57,12 @@ struct Keeper {
 impl Keeper {
     fn begin(socket: OwnedFd) -> io::Result<Keeper> {
         let wakes = settle(&socket, c"outlast-keeper")?;
+        #[cfg(target_os = "linux")]
+        // SAFETY: the call only sets an attribute of this process. Outlast kills a keeper that was stopped; if outlast is
+        // killed first, the kernel continues the keeper, which then ends what is left.
+        unsafe {
+            libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGCONT);
+        }
         Ok(Keeper { socket, wakes, monitors: Vec::new() })
     }
 
