@@ -1,8 +1,9 @@
 //! The cache of the catalogue on disk: what each backend offered last, so that clients see it at once at the next
 //! start.
 //!
-//! Each gateway has one file, which is replaced as a whole, outside the loop, shortly after the last change. An entry
-//! is not used if the command or the address of its backend has changed.
+//! Each gateway has one file, which is replaced as a whole, outside the loop, shortly after the last change. It is in the
+//! user's state directory and not in the project, where a clone could contain descriptions of tools. An entry is not used if
+//! the command or the address of its backend has changed.
 
 use std::{
     collections::BTreeMap,
@@ -79,8 +80,8 @@ struct CachedOffer<'a> {
 }
 
 impl CatalogueCache {
-    /// Reads what is cached for these backends. `identity` distinguishes gateways of one directory and is part of the
-    /// file name. The text is for the log, if the file could not be used.
+    /// Reads what is cached for these backends. `home` is [`Home::of_user`]. `identity` distinguishes gateways of one
+    /// directory and is part of the file name. The text is for the log, if the file could not be used.
     pub(crate) fn open(
         home: &Home,
         identity: &str,
@@ -109,13 +110,11 @@ impl CatalogueCache {
         (cache, offers, note)
     }
 
-    /// Reads what is cached for these backends, for a command that changes nothing. `dirs` are the directories to
-    /// search. The gateway of this identity comes first, then the others: their entries for the same commands are valid
-    /// too.
-    pub(crate) fn peek(dirs: &[PathBuf], identity: &str, backends: &[Backend]) -> BTreeMap<String, Offer> {
-        let name = file_name(identity);
-        let own = dirs.iter().map(|dir| dir.join(&name));
-        let paths = own.chain(dirs.iter().flat_map(|dir| catalogues(dir)));
+    /// Reads what is cached in a directory for these backends, for a command that changes nothing. The gateway of this
+    /// identity comes first, then the others: their entries for the same commands are valid too.
+    pub(crate) fn peek(dir: Option<&Path>, identity: &str, backends: &[Backend]) -> BTreeMap<String, Offer> {
+        let Some(dir) = dir.filter(|dir| os::check_own_dir(dir).is_ok()) else { return BTreeMap::new() };
+        let paths = [dir.join(file_name(identity))].into_iter().chain(catalogues(dir));
         let marks = marks(backends);
         let mut offers = BTreeMap::new();
         for (name, kept) in paths.filter_map(|path| read(&path).ok().flatten()).flatten() {

@@ -60,17 +60,20 @@ impl Home {
             Err(why) => why,
         };
 
-        // The meaning of a relative home would depend on the current directory.
-        let Some(home) = home.filter(|home| home.is_absolute()) else {
-            return Home::nowhere(&format!("{why_not_beside}; and there is no home directory"));
-        };
-        let dir = state_dir(home).join("projects").join(project_name(cwd));
-        match settle(&dir) {
-            Ok(()) => {
+        match settle_of_user(cwd, home) {
+            Ok(dir) => {
                 let note = format!("{why_not_beside}; state is kept in {}", dir.display());
                 Home(Location::At { dir, note: is_refused.then_some(note) })
             }
-            Err(error) => Home::nowhere(&format!("{why_not_beside}; {}: {error}", dir.display())),
+            Err(why) => Home::nowhere(&format!("{why_not_beside}; and {why}")),
+        }
+    }
+
+    /// The user's own directory for a project. A copy of the project, for example a clone, contains no files of it.
+    pub(crate) fn of_user(cwd: &Path, home: Option<&Path>) -> Home {
+        match settle_of_user(cwd, home) {
+            Ok(dir) => Home(Location::At { dir, note: None }),
+            Err(why) => Home::nowhere(&why),
         }
     }
 
@@ -135,10 +138,15 @@ impl Home {
 /// are left out.
 pub(crate) fn candidates(cwd: &Path, home: Option<&Path>) -> Vec<PathBuf> {
     let beside = cwd.parent().map(|_| cwd.join(".outlast"));
-    let home = home.filter(|home| home.is_absolute());
     let is_usable = |dir: &PathBuf| os::check_own_dir(dir).and_then(|()| check_entries(dir)).is_ok();
-    let elsewhere = home.map(|home| state_dir(home).join("projects").join(project_name(cwd)));
-    beside.into_iter().chain(elsewhere).filter(is_usable).collect()
+    beside.into_iter().chain(dir_of_user(cwd, home)).filter(is_usable).collect()
+}
+
+/// The user's own directory for a project, which may not exist. The meaning of a relative home would depend on the current
+/// directory.
+pub(crate) fn dir_of_user(cwd: &Path, home: Option<&Path>) -> Option<PathBuf> {
+    let home = home.filter(|home| home.is_absolute())?;
+    Some(state_dir(home).join("projects").join(project_name(cwd)))
 }
 
 /// An id for one start of one instance: a readable name and a random suffix.
@@ -229,6 +237,13 @@ fn check_entries(dir: &Path) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Creates the user's own directory for a project.
+fn settle_of_user(cwd: &Path, home: Option<&Path>) -> Result<PathBuf, String> {
+    let dir = dir_of_user(cwd, home).ok_or("there is no home directory")?;
+    settle(&dir).map_err(|error| format!("{}: {error}", dir.display()))?;
+    Ok(dir)
 }
 
 /// Prepares a directory: creates it, checks that it is writable, and adds a `.gitignore`.

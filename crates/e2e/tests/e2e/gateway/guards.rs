@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 
 use super::{
     web::{Reply, Session, Web},
-    world::{Gate, HASTY, backend, outlast},
+    world::{Gate, HASTY, backend, cached_catalogue, outlast},
 };
 use crate::mcp::client::{Place, VERSION, initialize_params, text, until};
 
@@ -463,10 +463,7 @@ fn a_cached_catalogue_that_cannot_be_used_is_reported_and_replaced() {
         place
     };
     let mut place = stop(gate);
-    let state = place.path().join(".outlast");
-    let files = fs::read_dir(&state).expect("it is there").map(|file| file.expect("one").path());
-    let is_catalogue = |path: &std::path::PathBuf| path.to_string_lossy().contains("/catalogue.");
-    let catalogue = files.into_iter().find(is_catalogue).expect("a catalogue");
+    let catalogue = cached_catalogue(place.path());
     let good = fs::read_to_string(&catalogue).expect("text");
     let target = place.join("target");
     fs::write(&target, &good).expect("a file");

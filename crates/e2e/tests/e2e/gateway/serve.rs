@@ -145,6 +145,30 @@ fn the_cached_catalogue_is_served_at_once_and_marked_stale() {
     gate.end();
 }
 
+/// A clone of a project can contain any file, also one that looks like what an earlier gateway has cached.
+#[cfg(unix)]
+#[test]
+fn a_cached_catalogue_in_the_project_is_not_used() {
+    let place = Place::new();
+    let more = place.join("more");
+    let config = backend("slow", &["--more", &more], "");
+    let mut gate = Gate::listen(place, &config);
+    until("what it offers", || (gate.backend("slow")["catalogue"] == "confirmed").then_some(()));
+    crate::mcp::client::signal(gate.client.pid(), nix::sys::signal::Signal::SIGTERM);
+    gate.client.wait();
+
+    let cached = super::world::cached_catalogue(gate.place.path());
+    let planted = gate.place.path().join(".outlast").join(cached.file_name().expect("a name"));
+    std::fs::rename(&cached, &planted).expect("the directory of the project");
+    gate.place.write("more", "--slow-start\n4000\n");
+    let gate = Gate::listen(gate.place, &config);
+    let mut session = gate.session();
+    let tools = session.tools();
+    assert!(!tools.iter().any(|tool| tool == "slow__echo"), "{tools:?}");
+    assert_eq!(gate.is("slow", "ready")["stale"], false);
+    gate.end();
+}
+
 #[test]
 fn each_session_may_have_a_process_of_its_own() {
     let config = [backend("own", &[], "children = \"per_session\""), backend("shared", &[], "")].concat();

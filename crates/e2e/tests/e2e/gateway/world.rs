@@ -1,7 +1,8 @@
 //! A project with a gateway in it, and ways to inspect it.
 
 use std::{
-    path::Path,
+    fs,
+    path::{Path, PathBuf},
     process::{Command, Output, Stdio},
 };
 
@@ -14,6 +15,17 @@ use crate::mcp::client::{Client, OUTLAST, PUPPET, Place, Setup, until};
 pub(crate) fn backend(name: &str, flags: &[&str], more: &str) -> String {
     let args: Vec<String> = flags.iter().map(|flag| format!("{flag:?}")).collect();
     format!("[[backend]]\nname = {name:?}\ncommand = {PUPPET:?}\nargs = [{}]\n{more}\n\n", args.join(", "))
+}
+
+/// The cached catalogue of the gateway that ran in this directory, which was its HOME too.
+#[cfg(unix)]
+pub(crate) fn cached_catalogue(home: &Path) -> PathBuf {
+    let files = |dir: &Path| -> Vec<PathBuf> {
+        fs::read_dir(dir).expect("a directory").map(|entry| entry.expect("an entry").path()).collect()
+    };
+    let all = files(&home.join(".local/state/outlast/projects")).iter().flat_map(|dir| files(dir)).collect::<Vec<_>>();
+    let is_catalogue = |path: &&PathBuf| path.to_string_lossy().contains("/catalogue.");
+    all.iter().find(is_catalogue).unwrap_or_else(|| panic!("no catalogue in {all:?}")).clone()
 }
 
 /// Short delays, for tests that do not wait for a backoff.

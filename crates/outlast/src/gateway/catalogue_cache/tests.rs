@@ -46,7 +46,7 @@ fn offer(tool: &str) -> Offer {
 
 fn home() -> (tempfile::TempDir, Home) {
     let dir = tempfile::tempdir().unwrap();
-    let home = Home::open(dir.path(), None);
+    let home = Home::of_user(dir.path(), Some(dir.path()));
     (dir, home)
 }
 
@@ -106,10 +106,9 @@ async fn a_catalogue_of_another_gateway_is_found() {
     let (mut cache, ..) = CatalogueCache::open(&home, "outlast.toml", &backends);
     cache.keep("files", offer("newer"), Instant::now());
     write_all(&mut cache).await;
-    let dirs = [home.dir().expect("a directory").to_owned()];
-    let found = CatalogueCache::peek(&dirs, "outlast.toml", &[backend("files", "a"), backend("docs", "b")]);
+    let found = CatalogueCache::peek(home.dir(), "outlast.toml", &[backend("files", "a"), backend("docs", "b")]);
     assert_eq!(found, [("files".to_owned(), offer("newer")), ("docs".to_owned(), offer("search"))].into());
-    let found = CatalogueCache::peek(&dirs, "outlast.toml", &[backend("docs", "another command")]);
+    let found = CatalogueCache::peek(home.dir(), "outlast.toml", &[backend("docs", "another command")]);
     assert!(found.is_empty());
 }
 
