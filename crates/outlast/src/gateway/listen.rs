@@ -45,7 +45,7 @@ pub use agree::{Mirror, Mirrors, mirrors_of};
 use driver::{FrontDriver, Shared};
 pub use headers::Names;
 use outlast_os as os;
-use socket::{CloseRequest, Connection, Ends, Socket};
+use socket::{CloseRequest, Connection, Ends, Peer, Socket};
 pub use tls::Certificate;
 use tls::Transport;
 
@@ -701,11 +701,12 @@ impl Listen {
         let (endpoint, service_connection) = (self.endpoint.clone(), connection.clone());
         let service = service_fn(move |request| request::serve(endpoint.clone(), service_connection.clone(), request));
         let Some(tls) = self.tls.clone() else {
-            let socket = Socket::new(Transport::Plain(tcp), unread, connection.clone(), driver.clone());
+            let peer = Peer::new(Transport::Plain(tcp), unread, connection.clone());
+            let socket = Socket::new(peer.clone(), driver.clone());
             let (http, driver) = (self.http.serve_connection(socket, service), driver.clone());
             tokio::task::spawn_local(async move {
                 let _guard = guard;
-                if let Some(socket) = attend(&connection, http, true).await {
+                if let Some(socket) = attend(&connection, peer, http, true).await {
                     driver.borrow_mut().handed_over(socket);
                 }
             });
@@ -716,8 +717,9 @@ impl Listen {
             let _guard = guard;
             let handshake = tokio::time::timeout(handshake_max, tls.accept(tcp));
             if let Some(Ok(Some(transport))) = unless_closed(&connection, handshake).await {
-                let socket = Socket::new(transport, Bytes::new(), connection.clone(), driver);
-                attend(&connection, http.serve_connection(socket, service), false).await;
+                let peer = Peer::new(transport, Bytes::new(), connection.clone());
+                let socket = Socket::new(peer.clone(), driver);
+                attend(&connection, peer, http.serve_connection(socket, service), false).await;
             }
         });
     }
@@ -810,6 +812,7 @@ async fn unless_closed<T>(connection: &Connection, work: impl Future<Output = T>
 /// connection with TLS closes instead, as its keys cannot be handed over.
 async fn attend<F>(
     connection: &Connection,
+    peer: Rc<Peer>,
     mut http: http1::Connection<Socket, F>,
     is_plain: bool,
 ) -> Option<(TcpStream, Bytes)>
@@ -831,7 +834,7 @@ where
             CloseRequest::Cut => return Poll::Ready(false),
         }
         // The result is ignored: requests that wait on the connection are notified by their own drop.
-        if Pin::new(&mut http).poll(cx).is_ready() {
+        if Pin::new(&mut http).poll(cx).is_ready() || peer.poll_closed(cx).is_ready() {
             return Poll::Ready(false);
         }
         match wish == CloseRequest::HandOver && is_plain && connection.can_be_handed_over() {
@@ -844,7 +847,8 @@ where
         return None;
     }
     let parts = http.into_parts();
-    parts.io.into_plain(&parts.read_buf)
+    drop(parts.io);
+    Rc::into_inner(peer)?.into_plain(&parts.read_buf)
 }
 
 /// Removes the connection from the driver on drop.

@@ -1,7 +1,7 @@
 //! One connection: its phase, its deadlines, and how it is told to close.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::{Cell, RefCell, RefMut},
     io,
     mem::MaybeUninit,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
@@ -399,52 +399,70 @@ pub(super) fn set_options(tcp: &TcpStream, limits: &Limits) {
     let _ = limits;
 }
 
-/// The byte stream of a connection.
-pub(super) struct Socket {
-    transport: TokioIo<Transport>,
-    connection: Rc<Connection>,
-    driver: Shared,
-    /// Read and not used: by the last program of this process, or while a request was being answered.
-    unread: Bytes,
-}
-
 /// Bytes that are read while a request is being answered; more stay in the kernel.
 const AHEAD_MAX: usize = 16 << 10;
 
-impl Socket {
-    pub(super) fn new(transport: Transport, unread: Bytes, connection: Rc<Connection>, driver: Shared) -> Socket {
-        Socket { transport: TokioIo::new(transport), connection, driver, unread }
+/// The transport of a connection, and what was read from it too early. hyper reads and writes it as [`Socket`]; the task of the
+/// connection looks for its end.
+pub(super) struct Peer {
+    transport: RefCell<TokioIo<Transport>>,
+    /// Read and not used: by the last program of this process, or while a request was being answered.
+    unread: RefCell<Bytes>,
+    connection: Rc<Connection>,
+}
+
+impl Peer {
+    pub(super) fn new(transport: Transport, unread: Bytes, connection: Rc<Connection>) -> Rc<Peer> {
+        Rc::new(Peer { transport: RefCell::new(TokioIo::new(transport)), unread: RefCell::new(unread), connection })
     }
 
     /// The socket itself, if it can be handed over, with the bytes that were read and not used.
     pub(super) fn into_plain(self, read: &[u8]) -> Option<(TcpStream, Bytes)> {
-        match self.transport.into_inner() {
-            Transport::Plain(tcp) => Some((tcp, [read, &self.unread].concat().into())),
+        match self.transport.into_inner().into_inner() {
+            Transport::Plain(tcp) => Some((tcp, [read, &self.unread.into_inner()].concat().into())),
             Transport::Tls(_) => None,
         }
     }
 
-    /// Reads on while a request is being answered, so that the end of the connection is noticed: hyper does not look for it
-    /// while it has bytes of the next request.
-    fn poll_ahead(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while self.unread.len() < AHEAD_MAX {
+    /// Ready when the peer has closed the connection while its request is being answered. hyper does not look for that while
+    /// it has bytes of the next request.
+    pub(super) fn poll_closed(&self, cx: &mut Context<'_>) -> Poll<()> {
+        let Ahead::Kept { .. } = self.connection.ahead.get() else { return Poll::Pending };
+        let (mut transport, mut unread) = (self.transport.borrow_mut(), self.unread.borrow_mut());
+        while unread.len() < AHEAD_MAX {
             let mut space = [MaybeUninit::uninit(); 1 << 10];
             let mut read = ReadBuf::uninit(&mut space);
-            ready!(Pin::new(self.transport.inner_mut()).poll_read(cx, &mut read))?;
-            if read.filled().is_empty() {
-                return Poll::Ready(Ok(()));
+            let outcome = ready!(Pin::new(transport.inner_mut()).poll_read(cx, &mut read));
+            if outcome.is_err() || read.filled().is_empty() {
+                return Poll::Ready(());
             }
-            self.unread = [&self.unread, read.filled()].concat().into();
+            *unread = [&unread, read.filled()].concat().into();
             self.connection.ahead.set(Ahead::Kept { has_bytes: true });
         }
         Poll::Pending
     }
+}
+
+/// The byte stream of a connection, as hyper uses it.
+pub(super) struct Socket {
+    peer: Rc<Peer>,
+    driver: Shared,
+}
+
+impl Socket {
+    pub(super) fn new(peer: Rc<Peer>, driver: Shared) -> Socket {
+        Socket { peer, driver }
+    }
+
+    fn transport(&self) -> RefMut<'_, TokioIo<Transport>> {
+        self.peer.transport.borrow_mut()
+    }
 
     /// The first bytes of a request are there.
     fn begin_head(&self) {
-        if let Phase::Idle(_) = self.connection.phase.get() {
+        if let Phase::Idle(_) = self.peer.connection.phase.get() {
             let now = Instant::now();
-            self.connection.phase.set(Phase::Head(now));
+            self.peer.connection.phase.set(Phase::Head(now));
             let mut driver = self.driver.borrow_mut();
             let head = driver.limits().head_timeout;
             driver.wake_by(now + head);
@@ -453,13 +471,13 @@ impl Socket {
 
     fn note_write<T>(&self, poll: Poll<T>) -> Poll<T> {
         if poll.is_ready() {
-            self.connection.stalled.set(None);
+            self.peer.connection.stalled.set(None);
             return poll;
         }
         let now = Instant::now();
         let mut driver = self.driver.borrow_mut();
-        if self.connection.stalled.get().is_none() {
-            self.connection.stalled.set(Some(now));
+        if self.peer.connection.stalled.get().is_none() {
+            self.peer.connection.stalled.set(Some(now));
             let write = driver.limits().write_timeout;
             driver.wake_by(now + write);
         }
@@ -470,22 +488,24 @@ impl Socket {
 
 impl rt::Read for Socket {
     fn poll_read(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         mut cursor: rt::ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
-        if let Ahead::Kept { .. } = self.connection.ahead.get() {
-            return self.poll_ahead(cx);
+        // The task reads until the request is answered.
+        if let Ahead::Kept { .. } = self.peer.connection.ahead.get() {
+            return Poll::Pending;
         }
-        let is_idle = matches!(self.connection.phase.get(), Phase::Idle(_));
+        let is_idle = matches!(self.peer.connection.phase.get(), Phase::Idle(_));
         if is_idle && self.driver.borrow_mut().poll_requests_begin(cx).is_pending() {
             return Poll::Pending;
         }
-        let read = if self.unread.is_empty() {
-            Pin::new(&mut self.transport).poll_read(cx, cursor)
+        let mut unread = self.peer.unread.borrow_mut();
+        let read = if unread.is_empty() {
+            Pin::new(&mut *self.transport()).poll_read(cx, cursor)
         } else {
-            let count = self.unread.len().min(cursor.remaining());
-            cursor.put_slice(&self.unread.split_to(count));
+            let count = unread.len().min(cursor.remaining());
+            cursor.put_slice(&unread.split_to(count));
             Poll::Ready(Ok(()))
         };
         if read.is_ready() {
@@ -496,21 +516,21 @@ impl rt::Read for Socket {
 }
 
 impl rt::Write for Socket {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let poll = Pin::new(&mut self.transport).poll_write(cx, bytes);
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let poll = Pin::new(&mut *self.transport()).poll_write(cx, bytes);
         self.note_write(poll)
     }
 
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         // With TLS, buffered bytes may not have reached the socket yet.
-        match Pin::new(&mut self.transport).poll_flush(cx) {
+        match Pin::new(&mut *self.transport()).poll_flush(cx) {
             Poll::Pending => self.note_write(Poll::Pending),
             poll => poll,
         }
     }
 
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.transport).poll_shutdown(cx)
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.transport()).poll_shutdown(cx)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -518,11 +538,11 @@ impl rt::Write for Socket {
     }
 
     fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
+        self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         pieces: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let poll = Pin::new(&mut self.transport).poll_write_vectored(cx, pieces);
+        let poll = Pin::new(&mut *self.transport()).poll_write_vectored(cx, pieces);
         self.note_write(poll)
     }
 }
