@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 pub mod audit_log;
 pub mod homes;
 pub mod leases;
+pub mod server_watch;
 pub mod shares;
 pub mod streams;
 

@@ -66,6 +66,7 @@ const LEFT: &str = "the replica has left the cluster";
 const RENEWED: &str = "the replica has given the connection up";
 const TOO_MANY_STREAMS: &str = "too many streams are open to the replica";
 const TOO_MANY_PEERS: &str = "too many replicas are connected";
+const LONG: &str = "the NATS server takes only shorter packets than those on their way to the replica";
 const BROKEN: &str = "the replica sent a packet that cannot be read";
 
 /// The streams of one instance.
@@ -176,6 +177,18 @@ impl Streams {
             pending: Vec::new(),
             buffer: BytesMut::new(),
             counts: Counts::default(),
+        }
+    }
+
+    /// The longest packet that the message server takes. To be told before [`Event::Connected`]. Packets are sent again as
+    /// they were, so a peer that has not acknowledged longer ones is given up.
+    pub fn set_packet_max(&mut self, packet_max: usize, actions: &mut Vec<Action>) {
+        self.limits.packet_max = packet_max.max(PACKET_MIN);
+        let is_stuck = |peer: &Peer| peer.channel.longest_unacked() > self.limits.packet_max;
+        let stuck: Vec<Instance> =
+            self.peers.iter().filter(|(_, peer)| is_stuck(peer)).map(|(instance, _)| *instance).collect();
+        for instance in stuck {
+            self.give_up(instance, LONG, actions);
         }
     }
 

@@ -3,6 +3,7 @@
 mod audit_log;
 mod homes;
 mod leases;
+mod server_watch;
 mod shares;
 
 use std::time::Duration;

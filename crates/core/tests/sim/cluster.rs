@@ -17,7 +17,7 @@ use std::{
 
 use outlast_core::{
     cluster::{Instance, shares::WHOLE},
-    front::record::RecordKey,
+    front::record::{Record, RecordKey},
     gateway::Who,
 };
 
@@ -27,7 +27,7 @@ use crate::{
 };
 use clock::Clock;
 use ledger::{Ledger, Request, What, who};
-use nats::{Bucket, Nats, Op};
+use nats::{Answer, Bucket, Nats, Op, Value};
 use replica::{Ask, Delivery, Disk, Due, From, Node, Packet};
 
 /// Number of seeds unless `OUTLAST_SEEDS` sets another.
@@ -115,6 +115,8 @@ struct World {
     is_lossy: bool,
     /// Processes that are paused right after they have sent their next write.
     pauses: BTreeSet<usize>,
+    /// Of these, processes that are cut off meanwhile: they go on with the answer to the write, and cannot write again.
+    cuts: BTreeSet<usize>,
     /// One in so many acts is a fault.
     calm_acts: u64,
     /// Hours pass, for what takes as long.
@@ -173,6 +175,9 @@ enum Happening {
     Resume {
         node: usize,
     },
+    Cut {
+        node: usize,
+    },
     Heal,
     NatsUp,
 }
@@ -212,6 +217,7 @@ impl Played for World {
             ledger: Ledger::default(),
             is_lossy: false,
             pauses: BTreeSet::new(),
+            cuts: BTreeSet::new(),
             calm_acts,
             is_slow,
             is_calm: false,
@@ -343,6 +349,7 @@ impl World {
                 }
             }
             Happening::Resume { node } => self.resume(node),
+            Happening::Cut { node } => self.cut_from(node, 1),
             Happening::Heal => self.heal(),
             Happening::NatsUp => {
                 if !self.is_nats_up {
@@ -370,8 +377,12 @@ impl World {
         }
         let (answer, change) = self.nats.apply(&op, self.now);
         self.story.tell(self.now, "NATS", &(node, &op, &answer));
-        if let Op::Publish { subject, .. } = &op {
-            self.check_audit(subject);
+        match &op {
+            Op::Publish { subject, .. } => self.check_audit(subject),
+            Op::Write { key, value: Some(Value::Session(session)), .. } if matches!(answer, Answer::Done(_)) => {
+                self.check_record(key, &session.0);
+            }
+            _ => {}
         }
         if let Some(change) = change {
             for watcher in 0..self.nodes.len() {
@@ -459,7 +470,7 @@ impl World {
     }
 
     fn fault(&mut self, node: usize) {
-        match self.dice.below(14) {
+        match self.dice.below(15) {
             0 | 1 => self.cut(),
             2 => self.heal(),
             3 => self.stop_nats(),
@@ -475,6 +486,10 @@ impl World {
             }
             12 => self.stop(node),
             13 if !self.is_slow => self.configure(),
+            14 => {
+                self.pauses.insert(node);
+                self.cuts.insert(node);
+            }
             _ => {}
         }
     }
@@ -498,6 +513,13 @@ impl World {
     fn cut(&mut self) {
         let count = 1 + self.dice.below(self.nodes.len() as u64) as usize;
         let first = self.dice.below(self.nodes.len() as u64) as usize;
+        self.cut_from(first, count);
+    }
+
+    fn cut_from(&mut self, first: usize, count: usize) {
+        if self.is_calm {
+            return;
+        }
         for index in 0..count {
             let node = (first + index) % self.nodes.len();
             self.story.tell(self.now, "cut", &node);
@@ -664,6 +686,12 @@ impl World {
         }
     }
 
+    /// A record that is stored, also by a replica that takes the session over, has all that its client was told.
+    fn check_record(&self, key: &str, record: &Record) {
+        let key = RecordKey(u128::from_str_radix(key, 16).expect("it was written so"));
+        self.must(self.ledger.stored(key, record));
+    }
+
     /// What is in the stream is the beginning of the local log: so is what the last message adds to it.
     fn check_audit(&mut self, replica: &str) {
         let Some(node) = self.nodes.iter_mut().find(|node| node.name == replica) else { return };
@@ -684,6 +712,7 @@ impl World {
     fn rest(&mut self) {
         self.is_calm = true;
         self.pauses.clear();
+        self.cuts.clear();
         self.is_lossy = false;
         self.story.tell(self.now, "no more faults", &());
         self.heal();

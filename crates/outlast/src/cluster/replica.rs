@@ -49,7 +49,7 @@ const MESSAGE_MAX: usize = (64 << 20) + (1 << 20);
 const WINDOW: usize = 1 << 20;
 /// Bytes to one replica that it has not acknowledged; further messages wait.
 const UNACKED_MAX: usize = 8 << 20;
-/// Packets are no larger than this, even if NATS takes larger ones: a large packet delays the small ones behind it.
+/// Packets are no larger than this, even if the NATS server takes larger ones: a large packet delays the small ones behind it.
 const PACKET_MAX: usize = 256 << 10;
 /// How long requests of sessions wait for the first connection. Without one only sessions of this replica are served.
 const CONNECT_MAX: Duration = Duration::from_secs(2);
@@ -406,6 +406,9 @@ impl Replica {
             nats::Heard::Connected { payload_max } => {
                 self.audit.iter_mut().for_each(|audit| audit.connected(payload_max, Instant::now()));
                 self.connection = Connection { is_up: true, since: Instant::now(), why: None };
+                let mut actions = Vec::new();
+                self.streams.set_packet_max(PACKET_MAX.min(payload_max), &mut actions);
+                self.stream_actions(actions);
                 self.stream_event(streams::Event::Connected);
                 self.lease_event(leases::Event::Connected);
                 self.home_event(homes::Event::Connected);

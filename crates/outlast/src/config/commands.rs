@@ -195,9 +195,9 @@ fn nats(_: &NatsSettings) -> Result<NatsFound, Report> {
 
 /// Names that several backends offered when a gateway with these files last ran here, as `outlast state` lists them.
 fn collisions(gateway: &Gateway, files: &[PathBuf], cwd: &Path) -> serde_json::Value {
-    let dirs = home::candidates(cwd, env::home_dir().as_deref());
+    let dir = home::dir_of_user(cwd, env::home_dir().as_deref());
     let settings = gateway.settings.clone();
-    let cached = CatalogueCache::peek(&dirs, &begin::identity(files), &settings.backends);
+    let cached = CatalogueCache::peek(dir.as_deref(), &begin::identity(files), &settings.backends);
     let machine = outlast_core::gateway::Gateway::new(settings, 0, cached, Box::new(Schemas::new()));
     json!(machine.status(Instant::now()).collisions)
 }

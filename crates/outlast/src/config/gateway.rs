@@ -32,6 +32,7 @@ use super::{
     values::{Count, Pairs, Plain, Text},
 };
 use crate::{
+    child::lines::LINE_MAX,
     cli::{
         self,
         report::{self, Report},
@@ -184,6 +185,10 @@ impl Gateway {
         };
         let front = check.front(&root.gateway, auth.is_some());
         let cluster = cluster::read(&root.cluster, front.session_idle, &mut check.mistakes);
+        if cluster.is_some() && front.body_max > LINE_MAX {
+            let what = format!("replicas of a cluster send each other at most {} MiB", LINE_MAX >> 20);
+            check.wrong(&root.gateway.body_max.spot, what, "lower it, or remove `[cluster]`");
+        }
         let jwks = auth.iter().filter_map(|auth| auth.jwt.as_ref()?.jwks.clone());
         let certificate = front.tls_files.iter().cloned();
         let watched = config.files.iter().map(|file| file.path.clone()).chain(jwks).chain(certificate).collect();

@@ -74,9 +74,10 @@ tables! {
         sessions_per_client: Count<1> = 256,
         /// A session without requests and connections for this long is ended.
         session_idle: Duration = "1h",
-        /// How many connections can be open. A further one gets status 503 and is closed.
+        /// How many connections can be open. For a further one, a connection that waits for a request is closed; if there
+        /// is none of another address that has more of them, the further one gets status 503.
         connections_max: Count<1> = 1024,
-        /// The largest request body.
+        /// The largest request body. With `[cluster]` at most 64 MiB.
         body_max: Size = "32MiB",
         /// Do not read the file again when it changes; SIGHUP and `outlast reload` still do.
         no_watch: bool = false | option,
@@ -132,9 +133,10 @@ tables! {
         start: Choice<Start> = "eager",
         /// In a cluster: each gateway runs its own processes, or one gateway runs them for all. Needs `[cluster]`.
         placement: Choice<Placement> = "every",
-        /// Which revisions of MCP the backend speaks. With `auto` the gateway finds out.
+        /// Which revisions of MCP the backend uses. With `auto` the gateway tries one era, and the other if the backend
+        /// refuses.
         era: Choice<Era> = "auto",
-        /// Delays after crashes: doubling from `delay_first` to `delay_max`, or 1, 5 and 10 s without end.
+        /// Delays after crashes: doubling from `delay_first` to `delay_max`, or 1 s, then 5 s, then 10 s.
         policy: Choice<cli::Policy> = "exponential",
         /// Give up after this many restarts in a row; 0 means never. Default: 5 for `exponential`, never for
         /// `watchdog`.
@@ -182,7 +184,7 @@ tables! {
 
     Breaker {
         /// The circuit opens after this many calls in a row that were lost, timed out or could not be sent; 0 means
-        /// never.
+        /// never. A call that is lost because its process ended does not count.
         failures: Count<0> = 5,
         /// How long no call is sent. Then one call is let through; if it is answered, the circuit closes.
         open: Duration = "30s",
@@ -330,7 +332,7 @@ tables! {
         /// Whether a tool call that was in flight at a crash is sent again: never, or if the tool is annotated as
         /// read-only or idempotent.
         retry: Choice<cli::Retry> = "never" | option,
-        /// Delays after crashes: 1, 5 and 10 s without end, or doubling from 1 s to 60 s.
+        /// Delays after crashes: 1 s, then 5 s, then 10 s; or doubling from 1 s to 60 s.
         policy: Choice<cli::Policy> = "watchdog" | option,
         /// Give up after this many restarts in a row; 0 means never. Default: 5 for `exponential`, never for
         /// `watchdog`.
@@ -398,7 +400,7 @@ tables! {
     Run (cli::Run) {
         /// The agent's profile: `claude`, `codex`, `shell`, or a name of `[agent.NAME]`.
         agent: Option<Text> | option,
-        /// Further variables of outlast's environment that the agent gets; `NAME*` means all with this beginning, `*`
+        /// Further variables of outlast's environment that the agent gets; `NAME*` means all that begin so, `*`
         /// all.
         env_pass: Vec<Text> = [] | guarded | option,
         /// Which variables of outlast's environment the agent gets: [the listed
@@ -410,7 +412,8 @@ tables! {
         detach_key: Parsed<DetachKey> = "ctrl-\\" | option,
         /// If the terminal is closed: end the agent and outlast, or continue in the background.
         on_hangup: Choice<cli::OnHangup> = "end" | option,
-        /// Do not keep a model of the screen. `attach`, `screen`, `send` and `wait-for` then do not work.
+        /// Do not keep a model of the screen. `attach`, `screen`, `send` and `wait-for` (except `--quiet`) then do not
+        /// work.
         no_screen: bool = false | option,
         /// Shell commands to run, with the event as JSON on their stdin, when the agent waits for input, crashes, hangs or
         /// is limited. A URL gets the event as a POST, and `ntfy:URL` a message as [ntfy](run.md#notifications) expects it.

@@ -394,6 +394,7 @@ fn an_error_names_its_position_its_key_and_the_fix() {
         "[cluster]\nnats = \"nats://ann:pass@x\"\nname = \"a\"\n",
         "[cluster]\nnats = [\"http://x\", \"ws://x\", \"nats://x/y\"]\nname = \"a\"\n",
         "[cluster]\nnats = \"x\"\nname = \"a\"\nreplicas = 2\n",
+        "[gateway]\nbody_max = \"65MiB\"\n[cluster]\nnats = [\"nats://a\"]\nname = \"x\"\n",
         "[cluster]\nnats = \"x\"\nname = \"a\"\nuser = \"ann\"\ntoken = \"${GITHUB_TOKEN}\"\n",
         "[cluster]\nnats = \"x\"\nname = \"a\"\ncredentials = \"nowhere\"\ntls_cert = \"nowhere\"\n",
         "[[backend]]\nname = \"a\"\ncommand = \"x\"\nplacement = \"one\"\n",

@@ -463,7 +463,7 @@ mod tests {
     use std::{
         fs,
         io::Write,
-        sync::atomic::{AtomicBool, Ordering},
+        sync::atomic::{AtomicBool, AtomicU64, Ordering},
         thread,
     };
     use tempfile::TempDir;
@@ -830,11 +830,16 @@ mod tests {
         audit_retention::store(&path, "east", Mark::default()).unwrap();
         let bytes_max = (ours(1).len() as u64 + 2 * FOREIGN.len() as u64) * RECORDS / 40;
         let is_done = AtomicBool::new(false);
+        let progress = AtomicU64::new(0);
         thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {
                     let mut audit = Audit::small(&path, bytes_max);
-                    for _ in 0..RECORDS {
+                    for record in 0..RECORDS {
+                        // The log is rotated less than OPEN_MAX times while the writer of the replica is in one write.
+                        while record > progress.load(Ordering::SeqCst) + RECORDS / 20 {
+                            thread::yield_now();
+                        }
                         assert_eq!(audit.write_many(FOREIGN), None);
                     }
                     audit.finish();
@@ -844,6 +849,7 @@ mod tests {
                 let mut audit = Audit::small(&path, bytes_max);
                 for number in 1..=RECORDS {
                     assert_eq!(audit.write_many(&ours(number)), None);
+                    progress.store(number, Ordering::SeqCst);
                 }
                 audit.finish();
                 is_done.store(true, Ordering::SeqCst);

@@ -106,6 +106,11 @@ impl Channel {
         self.sending.bytes
     }
 
+    /// The length of the longest packet that is not acknowledged.
+    pub(super) fn longest_unacked(&self) -> usize {
+        self.sending.unacked.iter().map(Bytes::len).max().unwrap_or(0)
+    }
+
     /// From now on there are streams.
     pub(super) fn activate(&mut self, is_connected: bool, now: Instant) {
         self.active_since = now;

@@ -112,6 +112,15 @@ impl Ledger {
         }
     }
 
+    /// A record of the session is stored.
+    pub(super) fn stored(&self, key: RecordKey, record: &Record) -> Result<(), String> {
+        let Some(session) = self.sessions.get(&key) else { return Ok(()) };
+        match record.who == session.who && session.level <= level(record) {
+            true => Ok(()),
+            false => Err(format!("{key} is stored as {record:?}, but is {session:?}")),
+        }
+    }
+
     pub(super) fn execute(&mut self, call: u64) -> Result<(), String> {
         match self.executed.insert(call) {
             true => Ok(()),

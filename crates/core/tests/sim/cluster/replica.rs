@@ -594,6 +594,10 @@ impl World {
         self.deliver(node, expires, Delivery::Expired { operation: number });
         if is_write && self.pauses.remove(&node) {
             self.pause(node);
+            if self.cuts.remove(&node) {
+                let soon = ms(50) + self.within(1_000);
+                self.at(soon, Happening::Cut { node });
+            }
         }
     }
 
@@ -891,7 +895,8 @@ impl World {
                 check!(self, record.who == ask.request.who, "{ask:?} restores a session of another principal");
                 let restored = self.ledger.restored(key, &record);
                 // The answer to its take may reach it after another replica has taken the session from it, which it
-                // notices soon. Until then it may have an older record; no write of it takes effect.
+                // notices soon. Until then it may have an older record, as a home that was replaced has. No write of it
+                // takes effect, and what the other one stored is checked when it is stored.
                 if self.is_home_or_should_know(node, key) {
                     self.must(restored);
                 }

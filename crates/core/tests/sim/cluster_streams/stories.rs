@@ -549,3 +549,51 @@ fn a_stream_to_the_own_instance_needs_no_packets() {
     assert_eq!(story.sides[0].machine.deadline(), None);
     assert!(story.sides[0].out.is_empty());
 }
+
+#[test]
+fn packets_are_no_longer_than_the_server_takes() {
+    let (mut story, stream, accepted) = Story::opened();
+    let now = story.now;
+    let longest = |side: &Side| {
+        let lens = side.out.iter().map(|post| match post {
+            Post::Packet(packet) | Post::Probe(packet) => packet.len(),
+        });
+        lens.max().unwrap_or(0)
+    };
+    // A server with a smaller limit, while nothing is on its way: the stream goes on with smaller packets.
+    for side in &mut story.sides {
+        side.handle(Event::Disconnected, now);
+        let mut actions = Vec::new();
+        side.machine.set_packet_max(300, &mut actions);
+        side.carry_out(actions);
+        side.handle(Event::Connected, now);
+    }
+    story.sides[0].send(stream, bytes(2_000, 1), now);
+    story.settle();
+    assert_eq!(story.take(1), [Told::Delivered(accepted, bytes(2_000, 1))]);
+    story.sides[1].handle(Event::Consumed { stream: accepted, bytes: 2_000 }, now);
+    story.settle();
+    story.take(0);
+
+    // A larger one, whose packets are on their way when the smaller one is back: they cannot be sent again.
+    let mut actions = Vec::new();
+    story.sides[0].machine.set_packet_max(1_000, &mut actions);
+    assert!(actions.is_empty());
+    story.sides[0].send(stream, bytes(900, 2), now);
+    story.flush();
+    assert!(longest(&story.sides[0]) > 900);
+    story.sides[0].handle(Event::Disconnected, now);
+    story.sides[0].out.clear();
+    story.sides[0].machine.set_packet_max(300, &mut actions);
+    story.sides[0].carry_out(actions);
+    let why = "the NATS server takes only shorter packets than those on their way to the replica";
+    assert_eq!(story.take(0), [lost(stream, why, true, 0)]);
+    // The next stream is on a new channel.
+    story.sides[0].handle(Event::Connected, now);
+    story.sides[0].open(B, "next", now);
+    story.settle();
+    let told = story.take(1);
+    assert!(
+        matches!(&told[..], [Told::Ended(old, ..), Told::Accepted(_, hello)] if *old == accepted && hello == "next")
+    );
+}

@@ -29,6 +29,10 @@ use crate::{
     },
 };
 
+mod large;
+mod minority;
+mod security;
+
 /// A replica with a backend of its own (`each`) and one that runs once in the cluster (`one`). The latter holds a lock while it
 /// runs: a second process at the same time would exit with 99.
 struct Team {

@@ -210,8 +210,13 @@ impl Session {
 
     /// With these client capabilities.
     pub(crate) fn open_declaring(address: &str, capabilities: Value) -> Session {
+        Session::open_declaring_as(address, None, capabilities)
+    }
+
+    pub(crate) fn open_declaring_as(address: &str, token: Option<&str>, capabilities: Value) -> Session {
+        let token = token.map(|token| format!("Bearer {token}"));
         let (web, version) = (Web::connect(address), VERSION);
-        let session = Session { web, id: String::new(), token: None, version, next_id: 1 };
+        let session = Session { web, id: String::new(), token, version, next_id: 1 };
         let mut params = initialize_params(version);
         params["capabilities"] = capabilities;
         session.initialized(params)
@@ -243,7 +248,11 @@ impl Session {
 
     /// Resumes a stream after this event, and reads it to its end.
     pub(crate) fn resume(&mut self, last: &str) -> Reply {
-        let headers = [("accept", "text/event-stream"), ("mcp-session-id", &self.id), ("last-event-id", last)];
+        let mut headers =
+            vec![("accept", "text/event-stream"), ("mcp-session-id", self.id.as_str()), ("last-event-id", last)];
+        if let Some(token) = &self.token {
+            headers.push(("authorization", token));
+        }
         self.web.ask("GET", "/mcp", &headers, b"")
     }
 
@@ -254,13 +263,13 @@ impl Session {
             params["_meta"] = json!({"progressToken": token});
         }
         let message = json!({"jsonrpc": "2.0", "id": BEGUN_ID, "method": "tools/call", "params": params});
+        self.begin_body(message.to_string().as_bytes())
+    }
+
+    /// The same with a body as it is.
+    pub(crate) fn begin_body(&self, body: &[u8]) -> Web {
         let mut web = Web::connect(&self.web.address);
-        web.send(
-            "POST",
-            "/mcp",
-            &post_headers(&self.id, self.token.as_deref(), self.version),
-            message.to_string().as_bytes(),
-        );
+        web.send("POST", "/mcp", &post_headers(&self.id, self.token.as_deref(), self.version), body);
         web
     }
 

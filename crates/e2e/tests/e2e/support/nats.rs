@@ -4,7 +4,7 @@ use std::{
     env, fs,
     io::{BufRead, BufReader, Read, Write},
     net::{TcpListener, TcpStream},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::Duration,
 };
@@ -99,6 +99,21 @@ impl NatsCluster {
         })
     }
 
+    /// Restarts the other nodes with another password for each other: this one runs on, and has lost its peers.
+    pub(crate) fn isolate(&mut self, alone: usize) {
+        let others = self.nodes.iter_mut().enumerate().filter(|(index, _)| *index != alone).map(|(_, node)| node);
+        let mut others: Vec<&mut NatsServer> = others.collect();
+        others.iter_mut().for_each(|node| node.kill());
+        for node in &mut others {
+            node.route_password = "second";
+            node.restart();
+        }
+        until("a leader of JetStream among the others", || {
+            let leader = others.iter().find_map(|node| node.leader())?;
+            others.iter().any(|node| node.name == leader).then_some(())
+        });
+    }
+
     /// The node with this name.
     pub(crate) fn node(&mut self, name: &str) -> &mut NatsServer {
         self.nodes.iter_mut().find(|node| node.name == name).expect("a node of this cluster")
@@ -112,6 +127,8 @@ pub(crate) struct NatsServer {
     lines: String,
     /// Of a node of a cluster: its own port for the other nodes, and those of all.
     routes: Option<(u16, [u16; 3])>,
+    /// Of a node of a cluster: the other nodes must have the same.
+    route_password: &'static str,
     pub port: u16,
     monitor: u16,
     child: Option<Child>,
@@ -121,7 +138,8 @@ impl NatsServer {
     fn start(program: PathBuf, name: &'static str, lines: &str, routes: Option<(u16, [u16; 3])>) -> NatsServer {
         let dir = TempDir::new().expect("a directory");
         let lines = lines.to_owned();
-        let mut server = NatsServer { dir, program, name, lines, routes, port: 0, monitor: 0, child: None };
+        let mut server =
+            NatsServer { dir, program, name, lines, routes, route_password: "first", port: 0, monitor: 0, child: None };
         server.restart();
         server
     }
@@ -157,8 +175,12 @@ impl NatsServer {
             self.lines.replace("jetstream {}", &jetstream),
         );
         if let Some((own, all)) = self.routes {
-            let routes = all.map(|port| format!("\"nats-route://127.0.0.1:{port}\"")).join(", ");
-            text += &format!("cluster {{ name: test, listen: \"127.0.0.1:{own}\", routes: [{routes}] }}\n");
+            let password = self.route_password;
+            let routes = all.map(|port| format!("\"nats-route://node:{password}@127.0.0.1:{port}\"")).join(", ");
+            text += &format!(
+                "cluster {{ name: test, listen: \"127.0.0.1:{own}\", routes: [{routes}], authorization {{ user: node, \
+                 password: {password} }} }}\n"
+            );
         }
         let config = dir.join("nats.conf");
         fs::write(&config, text).expect("it is our directory");
@@ -198,6 +220,22 @@ impl NatsServer {
         let mut text = String::new();
         stream.read_to_string(&mut text).ok()?;
         serde_json::from_str(text.split_once("\r\n\r\n")?.1).ok()
+    }
+
+    /// All files of JetStream, one after the other.
+    pub(crate) fn stored(&self) -> Vec<u8> {
+        fn read(folder: &Path, bytes: &mut Vec<u8>) {
+            // Files come and go while it runs.
+            for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+                match entry.path().is_dir() {
+                    true => read(&entry.path(), bytes),
+                    false => bytes.extend(fs::read(entry.path()).unwrap_or_default()),
+                }
+            }
+        }
+        let mut bytes = Vec::new();
+        read(&self.dir.path().join("store"), &mut bytes);
+        bytes
     }
 
     pub(crate) fn client(&self) -> NatsClient {

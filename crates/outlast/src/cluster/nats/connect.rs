@@ -308,7 +308,7 @@ async fn ensure_all(link: &Link, settings: &NatsSettings, creates: bool) -> Resu
             _ => false,
         };
         return Err(match is_off {
-            true => NatsError::NoJetStream { server, why },
+            true => NatsError::NoJetStream { server },
             false => NatsError::Silent { server, why },
         });
     }
@@ -372,6 +372,11 @@ async fn ensure(
         Ok(stream) => stream.cached_info().config.clone(),
         Err(error) => match error.kind() {
             GetStreamErrorKind::JetStream(error) if error.error_code() == ErrorCode::STREAM_NOT_FOUND => {
+                // A check that creates nothing finds this, too.
+                if config.num_replicas > 1 && link.client.server_info().cluster.is_none() {
+                    let why = "the server is not part of a NATS cluster, so it cannot keep copies".to_owned();
+                    return Err(NatsError::NotCreated { what: named(what), why, is_final: true });
+                }
                 if !creates {
                     return Ok(false);
                 }

@@ -18,7 +18,7 @@ pub(crate) enum NatsError {
     #[error("NATS at {server} has version {version}, and outlast needs {OLDEST} or newer")]
     TooOld { server: String, version: String },
     #[error("NATS at {server} offers no JetStream")]
-    NoJetStream { server: String, why: String },
+    NoJetStream { server: String },
     #[error("NATS at {server} accepts messages up to {max} bytes, and outlast needs {PAYLOAD_MIN}")]
     PayloadTooSmall { server: String, max: usize },
     #[error("the NATS user of this replica lacks a permission")]
@@ -54,7 +54,7 @@ impl NatsError {
     /// One line, for the log.
     pub(crate) fn line(&self) -> String {
         match self.because() {
-            Some(because) => format!("{self}: {because}"),
+            Some(because) => format!("{self}: {}", report::plain(&because)),
             None => self.to_string(),
         }
     }
@@ -66,9 +66,11 @@ impl NatsError {
             | NatsError::Refused { why, .. }
             | NatsError::Credentials { why }
             | NatsError::Tls { why, .. }
-            | NatsError::NoJetStream { why, .. }
             | NatsError::Denied { why }
             | NatsError::NotCreated { why, .. } => Some(why.clone()),
+            NatsError::NoJetStream { .. } => {
+                Some("it is not enabled on this server, or not for the account of this replica".to_owned())
+            }
             NatsError::OtherVersion { found, .. } => Some(match found.as_str() {
                 "" => "it has no description".to_owned(),
                 found => format!("its description is `{found}`"),

@@ -1,14 +1,21 @@
 //! The task that keeps a replica connected: it opens connections, holds the name of the replica, runs the watches, and
 //! begins again when a connection is lost.
 
-use std::{cell::Cell, future::poll_fn, pin::Pin, rc::Rc, time::Duration};
+use std::{
+    cell::{Cell, RefCell},
+    future::poll_fn,
+    pin::Pin,
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
 use async_nats::{Event, Subscriber};
 use futures_core::Stream;
+use outlast_core::cluster::server_watch::ServerWatch;
 use tokio::{
     sync::{mpsc, oneshot, watch as signal},
     task::JoinSet,
-    time::{sleep, timeout},
+    time::{sleep, sleep_until, timeout},
 };
 
 use super::{
@@ -25,6 +32,8 @@ use crate::cluster::NatsSettings;
 /// Pauses between attempts to connect double from the first to the last.
 const PAUSE_FIRST: Duration = Duration::from_millis(50);
 const PAUSE_MAX: Duration = Duration::from_millis(500);
+/// How long another server may take to show that it can be used instead of a silent one.
+const TRIAL_MAX: Duration = Duration::from_secs(5);
 /// Servers that are tried, those that the servers name included.
 const SERVERS_MAX: usize = 32;
 
@@ -56,6 +65,8 @@ pub(super) struct Task {
 /// Why a connection is not used any more.
 enum Ended {
     Lost(String),
+    /// JetStream is silent there, and answers on this connection.
+    Moved(Box<Opened>),
     Taken(Presence),
     Closed,
 }
@@ -68,20 +79,31 @@ impl Task {
         let first = self.own.instance as usize % servers.len().max(1);
         servers.rotate_left(first);
         let mut said = String::new();
+        let mut moved: Option<Box<Opened>> = None;
         loop {
-            let result = tokio::select! {
-                result = open(&self.settings, &self.names, self.own.instance, &servers, true) => result,
-                _ = &mut self.close => return,
+            let result = match moved.take() {
+                Some(opened) => Ok(*opened),
+                None => tokio::select! {
+                    result = open(&self.settings, &self.names, self.own.instance, &servers, true) => result,
+                    _ = &mut self.close => return,
+                },
             };
             let result = match result {
                 Ok(opened) => {
                     learn(&mut servers, &opened);
-                    self.attend(opened).await
+                    self.attend(opened, &servers).await
                 }
                 Err(error) => Err(error),
             };
             match result {
                 Ok(Ended::Closed) => return,
+                Ok(Ended::Moved(opened)) => {
+                    (pause, said) = (PAUSE_FIRST, String::new());
+                    let why = format!("JetStream does not answer there, and answers at {}", opened.server.url);
+                    moved = Some(opened);
+                    self.tell(News::Down(why)).await;
+                    continue;
+                }
                 Ok(Ended::Lost(why)) => {
                     (pause, said) = (PAUSE_FIRST, String::new());
                     self.tell(News::Down(why)).await;
@@ -111,7 +133,7 @@ impl Task {
     }
 
     /// Uses a connection until it is lost. An error means that it was never reported as connected.
-    async fn attend(&mut self, opened: Opened) -> Result<Ended, NatsError> {
+    async fn attend(&mut self, opened: Opened, servers: &[String]) -> Result<Ended, NatsError> {
         let Opened { link, mut events, server, payload_max, .. } = opened;
         // Before the name is claimed: a replica with the same name asks this subscription whether it is in use.
         let subscriber = subscribe(&link).await?;
@@ -123,13 +145,18 @@ impl Task {
         for bucket in BUCKETS {
             watches.spawn_local(watch(link.clone(), bucket, self.news.clone()));
         }
+        let watch = RefCell::new(ServerWatch::new(Instant::now()));
+        let others = servers.iter().filter(|server| ***server != *link.server).map(String::as_str).collect();
+        let Task { settings, names, own, close, .. } = self;
+        let trials = Trials { settings, names, own, others };
         let ended = tokio::select! {
-            by = keep_name(&link, &self.own, &revision) => Ended::Taken(by),
+            by = keep_name(&link, own, &revision, &watch) => Ended::Taken(by),
+            opened = trials.find(&watch) => Ended::Moved(Box::new(opened)),
             why = lost_connection(&mut events) => Ended::Lost(why),
             // A watch runs as long as the connection. If one panicked, everything begins again.
             Some(_) = watches.join_next() => Ended::Lost("a watch of a bucket ended".to_owned()),
-            _ = &mut self.close => {
-                let _ = timeout(OPERATION_MAX, presence::leave(&link, &self.own)).await;
+            _ = close => {
+                let _ = timeout(OPERATION_MAX, presence::leave(&link, own)).await;
                 let _ = timeout(OPERATION_MAX, link.client.flush()).await;
                 Ended::Closed
             }
@@ -145,19 +172,58 @@ impl Task {
 }
 
 /// Renews the entry of this replica; returns the other replica that has its name.
-async fn keep_name(link: &Link, own: &Presence, revision: &Cell<u64>) -> Presence {
+async fn keep_name(link: &Link, own: &Presence, revision: &Cell<u64>, watch: &RefCell<ServerWatch>) -> Presence {
     loop {
         sleep(presence::RENEW).await;
-        if let Written::Done(new) = presence::renew(link, own, revision.get()).await {
-            revision.set(new);
-            continue;
-        }
-        // The entry expired, another replica took it, or the result is not known.
-        match presence::claim(link, own).await {
-            Ok(new) => revision.set(new),
+        let written = match presence::renew(link, own, revision.get()).await {
+            Written::Done(new) => Ok(new),
+            // The entry expired, another replica took it, or the result is not known.
+            Written::Conflict | Written::Unknown(_) => presence::claim(link, own).await,
+        };
+        match written {
+            Ok(new) => {
+                revision.set(new);
+                watch.borrow_mut().answered(Instant::now());
+            }
             Err(NatsError::NameTaken { by }) => return by,
             Err(_) => {}
         }
+    }
+}
+
+/// Attempts to use another server while the connection to a silent one stays: without JetStream, it still carries packets.
+struct Trials<'a> {
+    settings: &'a NatsSettings,
+    names: &'a Rc<Names>,
+    own: &'a Presence,
+    others: Vec<&'a str>,
+}
+
+impl Trials<'_> {
+    /// Ends when JetStream is silent on the connection in use and was found to answer on another.
+    async fn find(&self, watch: &RefCell<ServerWatch>) -> Opened {
+        loop {
+            let deadline = watch.borrow().deadline();
+            sleep_until(deadline.into()).await;
+            if Instant::now() < watch.borrow().deadline() {
+                continue;
+            }
+            for server in &self.others {
+                if let Ok(Ok(opened)) = timeout(TRIAL_MAX, self.try_one(server)).await
+                    && watch.borrow().is_silent(Instant::now())
+                {
+                    return opened;
+                }
+            }
+            watch.borrow_mut().tried(Instant::now());
+        }
+    }
+
+    /// The server must store something, too: one without its peers may still answer to reads.
+    async fn try_one(&self, server: &str) -> Result<Opened, NatsError> {
+        let opened = open(self.settings, self.names, self.own.instance, &[server.to_owned()], true).await?;
+        presence::claim(&opened.link, self.own).await?;
+        Ok(opened)
     }
 }
 
