@@ -22,6 +22,7 @@ mod catalogue;
 mod change;
 mod clients;
 mod dispatch;
+mod elements;
 mod event;
 mod failed_calls;
 pub mod guard;
@@ -237,6 +238,11 @@ impl Gateway {
                     self.out.push(Action::Divert { link, message });
                 }
             }
+            Event::LinkSaidLong { link, message, walk } => {
+                if !self.link_said_parsed(link, &message, walk.read(&message), now) {
+                    self.out.push(Action::Divert { link, message });
+                }
+            }
             Event::LinkSaidFor { link, id, message } => self.link_said_for(link, &id, &message, now),
             Event::RequestLost { link, id, was_sent, why } => self.request_lost(link, &id, was_sent, &why, now),
             Event::RequestRefused { link, id, refused } => self.request_refused(link, &id, *refused, now),
@@ -311,7 +317,7 @@ impl Gateway {
     /// All tools that are offered: the name that clients see, the backend, and the backend's own name.
     pub fn tools(&self) -> impl Iterator<Item = (&str, &str, &str)> {
         let entries = self.catalogue.all(List::Tools).iter();
-        entries.map(|entry| (&*entry.shown, self.backends.name(entry.owner), &*entry.own))
+        entries.map(|entry| (&*entry.shown, self.backends.name(entry.owner), entry.own()))
     }
 
     /// Whether a client may see and control the whole gateway: with roles, only one whose role may call every tool.
@@ -364,6 +370,8 @@ impl Gateway {
             Timer::Resends => Box::new(self.calls.resends().deadlines()),
             Timer::Links => Box::new(self.links.values().filter_map(|link_state| self.link_due(link_state))),
             Timer::OfferWaits => Box::new(self.offer_waits.deadlines()),
+            Timer::Lists => Box::new(self.links.values().flat_map(|link_state| link_state.fetch.deadlines())),
+            Timer::Catalogue => Box::new(self.catalogue.merge_due().into_iter()),
             Timer::Stop => Box::new(self.stage.deadline().into_iter()),
             Timer::Slots => Box::new(self.slots.values().filter_map(|slot| slot.links.due())),
         }
@@ -375,6 +383,8 @@ impl Gateway {
             Timer::Resends => self.send_due_resends(now),
             Timer::Links => self.fail_late_links(now),
             Timer::OfferWaits => self.end_offer_waits(now),
+            Timer::Lists => self.fetch_due(now),
+            Timer::Catalogue => self.merge_changed_offer(now),
             Timer::Stop => self.stop_remaining_links(now),
             Timer::Slots => self.starts_due = true,
         }

@@ -40,7 +40,7 @@ impl<'a> Raw<'a> {
 
     /// Calls `each` for the members of an object, in their order; `None` if the value is not an object.
     pub fn for_each_member(self, mut each: impl FnMut(Raw<'a>, Raw<'a>)) -> Option<()> {
-        Scan::new(self.0).object(|scan, name| {
+        Scan::checked(self.0).object(|scan, name| {
             let value = scan.value()?;
             each(name, value);
             Some(())
@@ -49,12 +49,19 @@ impl<'a> Raw<'a> {
 
     /// The first elements of an array, and whether there are more; `None` if the value is not an array.
     pub fn first_elements(self, max: usize) -> Option<(Vec<Raw<'a>>, bool)> {
-        let (mut elements, mut is_cut) = (Vec::new(), false);
-        Scan::new(self.0).array(|element| match elements.len() < max {
-            true => elements.push(element),
-            false => is_cut = true,
-        })?;
-        Some((elements, is_cut))
+        let mut scan = Scan::checked(self.0);
+        let mut elements = Vec::new();
+        scan.eat(b'[')?;
+        while scan.next_byte()? != b']' {
+            if elements.len() == max {
+                return Some((elements, true));
+            }
+            elements.push(scan.value()?);
+            if scan.next_byte()? == b',' {
+                scan.at += 1;
+            }
+        }
+        Some((elements, false))
     }
 }
 
@@ -68,6 +75,8 @@ pub struct Scan<'a> {
     text: &'a str,
     at: usize,
     is_too_deep: bool,
+    /// The text was checked before, so only the ends of values are looked for.
+    is_checked: bool,
 }
 
 /// Whether each open container is an object or an array: one bit each, so that the usual depth needs no allocation.
@@ -102,7 +111,12 @@ impl Depth {
 
 impl<'a> Scan<'a> {
     pub fn new(text: &'a str) -> Scan<'a> {
-        Scan { text, at: 0, is_too_deep: false }
+        Scan { text, at: 0, is_too_deep: false, is_checked: false }
+    }
+
+    /// For a text that was checked before.
+    fn checked(text: &'a str) -> Scan<'a> {
+        Scan { is_checked: true, ..Scan::new(text) }
     }
 
     /// Whether a value so far was nested deeper than [`DEPTH_MAX`] levels.
@@ -207,6 +221,7 @@ impl<'a> Scan<'a> {
         match first {
             b'"' => self.string()?,
             b'-' | b'0'..=b'9' => self.number()?,
+            b'{' | b'[' if self.is_checked => self.at = end_of_checked(self.text.as_bytes(), start)?,
             _ => self.skip()?,
         }
         Some(Raw(&self.text[start..self.at]))
@@ -300,26 +315,10 @@ impl<'a> Scan<'a> {
                     self.at += 1;
                     return Some(());
                 }
-                b'\\' => self.escape()?,
+                b'\\' => self.at = end_of_escapes(bytes, self.at)?,
                 _ => return None,
             }
         }
-    }
-
-    fn escape(&mut self) -> Option<()> {
-        let bytes = self.text.as_bytes();
-        match bytes.get(self.at + 1)? {
-            b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => self.at += 2,
-            b'u' => {
-                let digits = bytes.get(self.at + 2..self.at + 6)?;
-                if !digits.iter().all(u8::is_ascii_hexdigit) {
-                    return None;
-                }
-                self.at += 6;
-            }
-            _ => return None,
-        }
-        Some(())
     }
 
     fn digits(&mut self) -> Option<()> {
@@ -351,6 +350,75 @@ impl<'a> Scan<'a> {
             self.digits()?;
         }
         Some(())
+    }
+}
+
+/// The end of the escapes that begin here and follow each other.
+fn end_of_escapes(bytes: &[u8], mut at: usize) -> Option<usize> {
+    while bytes.get(at) == Some(&b'\\') {
+        match bytes.get(at + 1)? {
+            b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' => at += 2,
+            b'u' => {
+                let digits: [u8; 4] = *bytes.get(at + 2..)?.first_chunk()?;
+                if !digits.iter().fold(true, |all, digit| all & digit.is_ascii_hexdigit()) {
+                    return None;
+                }
+                at += 6;
+            }
+            _ => return None,
+        }
+    }
+    Some(at)
+}
+
+/// The end of the object or array that begins at `start`, in a text that was checked. Blocks without a quotation mark
+/// are skipped as long as the container cannot end in them.
+fn end_of_checked(bytes: &[u8], start: usize) -> Option<usize> {
+    let (mut at, mut depth) = (start, 0);
+    loop {
+        while let Some(block) = bytes.get(at..)?.first_chunk::<BLOCK>() {
+            let count = |is_it: fn(u8) -> bool| block.iter().map(|byte| u8::from(is_it(*byte))).sum::<u8>();
+            let closing = usize::from(count(|byte| matches!(byte, b']' | b'}')));
+            if count(|byte| byte == b'"') > 0 || depth <= closing {
+                break;
+            }
+            depth = depth + usize::from(count(|byte| matches!(byte, b'[' | b'{'))) - closing;
+            at += BLOCK;
+        }
+        // Byte by byte, to the end of a string or of the block.
+        let end = bytes.len().min(at + BLOCK);
+        if at == end {
+            return None;
+        }
+        while at < end {
+            match bytes[at] {
+                b'"' => {
+                    at = end_of_checked_string(bytes, at)?;
+                    continue;
+                }
+                b'[' | b'{' => depth += 1,
+                b']' | b'}' => depth -= 1,
+                _ => {}
+            }
+            at += 1;
+            if depth == 0 {
+                return Some(at);
+            }
+        }
+    }
+}
+
+/// The end of the string that begins at `start`, in a text that was checked: its first quotation mark after an even
+/// number of backslashes.
+fn end_of_checked_string(bytes: &[u8], start: usize) -> Option<usize> {
+    let mut at = start + 1;
+    loop {
+        let quote = at + memchr::memchr(b'"', bytes.get(at..)?)?;
+        let backslashes = bytes[at..quote].iter().rev().take_while(|byte| **byte == b'\\').count();
+        at = quote + 1;
+        if backslashes % 2 == 0 {
+            return Some(at);
+        }
     }
 }
 
@@ -411,6 +479,48 @@ mod tests {
     fn agrees(text: &str) {
         let theirs = serde_json::from_str::<IgnoredAny>(text).is_ok();
         assert_eq!(Raw::parse(text).is_some(), theirs, "{text:?}");
+    }
+
+    /// A text that was checked is split in the same way as a text that is checked meanwhile.
+    #[test]
+    fn a_checked_text_is_split_in_the_same_way() {
+        let strings = ["\"\"", "\"a\"", r#""\"""#, r#""\\""#, r#""\\\"]}[{,""#, "\"]\"", "\"{\""];
+        let long = format!("\"{}\\\\\"", "[x]\\n".repeat(40));
+        let mut values: Vec<String> = strings.into_iter().map(str::to_owned).chain([long]).collect();
+        values.extend(["1", "-2.5e3", "true", "null", "[]", "{}"].map(str::to_owned));
+        let mut dice = Dice(1);
+        for round in 0..2_000 {
+            let count = dice.roll(8);
+            let picked: Vec<String> = (0..count).map(|_| values[dice.roll(values.len())].clone()).collect();
+            let space = ["", " ", "\n  "][dice.roll(3)];
+            let depth = [0, 1, 3, 70, 200][dice.roll(5)];
+            let members: Vec<String> =
+                picked.iter().enumerate().map(|(n, value)| format!("\"m{n}\":{space}{value}")).collect();
+            let inner = match round % 2 {
+                0 => format!("[{}]", picked.join(&format!("{space},"))),
+                _ => format!("{{{space}{}}}", members.join(",")),
+            };
+            let whole = format!("{}{inner}{space}{}", "[".repeat(depth), "]".repeat(depth));
+            if values.len() < 200 && whole.len() < 4_000 {
+                values.push(whole.clone());
+            }
+            let text = format!("[{whole},{whole} ,7]");
+            let mut checking = Vec::new();
+            Scan::new(&text).array(|element| checking.push(element)).expect("valid");
+            let (checked, is_cut) = Raw::parse(&text).expect("valid").first_elements(9).expect("an array");
+            assert_eq!((checked, is_cut), (checking, false), "{text}");
+            let (first, is_cut) = Raw::parse(&text).expect("valid").first_elements(2).expect("an array");
+            assert_eq!((first.len(), is_cut), (2, true), "{text}");
+        }
+    }
+
+    struct Dice(u64);
+
+    impl Dice {
+        fn roll(&mut self, sides: usize) -> usize {
+            self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            (self.0 >> 33) as usize % sides
+        }
     }
 
     #[test]
@@ -491,11 +601,8 @@ mod tests {
     fn invalid_json_is_the_same_as_for_serde_json() {
         let seed = br#"{"jsonrpc":"2.0","id":-12.5e3,"method":"a\u00e9b","params":{"x":[true,false,null,{}],"long":"0123456789012345678901234567890123456789\\"}}"#;
         let alphabet = b"{}[]\",:\\ 0-+.eEtfnu1x\x01\t";
-        let mut state = 1u64;
-        let mut dice = |sides: usize| {
-            state = state.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            (state >> 33) as usize % sides
-        };
+        let mut dice = Dice(1);
+        let mut dice = |sides: usize| dice.roll(sides);
         for _ in 0..20_000 {
             let mut bytes = seed.to_vec();
             for _ in 0..=dice(3) {

@@ -581,6 +581,68 @@ impl Outline {
     }
 }
 
+/// The result of parsing a message, without the message: a long one is parsed on another thread.
+#[derive(Debug)]
+pub struct Walk(Result<Walked, Unreadable>);
+
+#[derive(Debug)]
+enum Walked {
+    Request { id: Place, method: Box<str>, params: Places },
+    Notification { method: Box<str>, params: Places },
+    Response { id: Place, result: Place, error: Place },
+    Batch(Vec<Place>),
+    Other,
+}
+
+impl Walk {
+    /// Parses a line.
+    pub fn of(line: &[u8]) -> Walk {
+        let of = |raw: Raw<'_>| {
+            let range = place(line, raw);
+            (range.start as u32, range.end as u32)
+        };
+        let maybe = |raw: Option<Raw<'_>>| raw.map_or((0, 0), of);
+        Walk(parse(line).map(|message| match message {
+            Message::Request { id, method, params } => {
+                Walked::Request { id: maybe(id.0), method: (*method).into(), params: params.places }
+            }
+            Message::Notification { method, params } => {
+                Walked::Notification { method: (*method).into(), params: params.places }
+            }
+            Message::Response { id, result, error } => {
+                Walked::Response { id: maybe(id.0), result: maybe(result), error: maybe(error) }
+            }
+            Message::Batch(members) => Walked::Batch(members.into_iter().map(of).collect()),
+            Message::Other => Walked::Other,
+        }))
+    }
+
+    /// The message, from the same line.
+    pub fn read(self, line: &[u8]) -> Result<Message<'_>, Unreadable> {
+        let walked = self.0?;
+        let text = std::str::from_utf8(line).expect("it was parsed");
+        Ok(match walked {
+            Walked::Request { id, method, params } => Message::Request {
+                id: RawId(between(text, id)),
+                method: Cow::Owned(method.into()),
+                params: Params { text, places: params },
+            },
+            Walked::Notification { method, params } => {
+                Message::Notification { method: Cow::Owned(method.into()), params: Params { text, places: params } }
+            }
+            Walked::Response { id, result, error } => Message::Response {
+                id: RawId(between(text, id)),
+                result: between(text, result),
+                error: between(text, error),
+            },
+            Walked::Batch(members) => {
+                Message::Batch(members.into_iter().filter_map(|member| between(text, member)).collect())
+            }
+            Walked::Other => Message::Other,
+        })
+    }
+}
+
 /// The named members of an object; the last one if a name occurs twice. `None` if the value is not an object.
 pub fn pick<'a, const N: usize>(raw: Raw<'a>, names: [&str; N]) -> Option<[Option<Raw<'a>>; N]> {
     let mut found = [None; N];
@@ -834,6 +896,26 @@ mod tests {
         }
         for line in [r#"{"method":"m"}"#, r#"{"id":1,"result":{}}"#, r#"{"id":1,"method":"\u006d"}"#, "[]", "1"] {
             assert!(Outline::of(line.as_bytes(), &parse(line.as_bytes()).unwrap()).is_none(), "{line}");
+        }
+    }
+
+    #[test]
+    fn a_walk_gives_the_same_message_again() {
+        let deep = format!(r#"{{"id":7,"result":{}{}}}"#, "[".repeat(DEPTH_MAX + 2), "]".repeat(DEPTH_MAX + 2));
+        let table = [
+            r#"{"jsonrpc":"2.0","id":7,"method":"m","params":{"name":"a","arguments":{"x":[1]}}}"#,
+            r#" {"params" : {"uri":"ü","progressToken":1}, "jsonrpc":"2.0", "method":"\u006e"} "#,
+            r#"{"id":"a","result":{"tools":[]}}"#,
+            r#"{"error":{"code":1}}"#,
+            r#"[{"id":1,"result":{}}, 7]"#,
+            "[]",
+            "17",
+            "{",
+            &deep,
+        ];
+        for line in table {
+            let walked = Walk::of(line.as_bytes()).read(line.as_bytes());
+            assert_eq!(format!("{walked:?}"), format!("{:?}", parse(line.as_bytes())), "{line}");
         }
     }
 

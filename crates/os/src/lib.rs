@@ -39,7 +39,7 @@ pub use platform::{
     Announce, BlockingStream, ChildProcesses, Claim, Hangups, Keeper, Listener, Outer, Peer, Sink, Source, StandIn,
     Stops, Window, become_program, boot_time, claim_dir, claim_name, detach, finish_saying, give_back_code, is_exiting,
     is_ours, kill_hard, limit_memory, outer_size, remove_socket, room_for_descriptors, sockets, stand_in, start_stamp,
-    stdin, stdout, strays, suspend, terminal_identity, terminal_size, weigh, write_stdout,
+    stdin, stdout, strays, suspend, terminal_identity, terminal_size, thread_cpu_time, weigh, write_stdout,
 };
 
 #[cfg(unix)]

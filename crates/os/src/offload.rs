@@ -1,4 +1,4 @@
-//! Blocking work that waits for a disk or a name server, on a few threads beside the loop. If the system refuses a
+//! Work that waits for a disk or a name server, or that takes long, on a few threads beside the loop. If the system refuses a
 //! thread, only that task fails; `spawn_blocking` of tokio would panic, and is not used.
 
 use std::{
@@ -26,6 +26,9 @@ static FILES: Pool = Pool::new(|pool| start_thread("outlast-files", pool));
 /// Looks up host names. A slow name server does not delay file operations.
 static NAMES: Pool = Pool::new(|pool| start_thread("outlast-names", pool));
 
+/// Parses long messages.
+static WALKS: Pool = Pool::new(|pool| start_thread("outlast-parse", pool));
+
 /// Begins work that waits for a disk. If no thread can be started, the task is ready with that error.
 pub fn offload<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Task<T> {
     FILES.begin(work)
@@ -34,6 +37,11 @@ pub fn offload<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
 /// Begins a lookup of a host name.
 pub fn look_up<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Task<T> {
     NAMES.begin(work)
+}
+
+/// Begins work that needs a core for longer than a turn of the loop may take. File operations do not wait for it.
+pub fn compute<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Task<T> {
+    WALKS.begin(work)
 }
 
 /// For the exit of the program: waits for pending file operations, for a bounded time.
@@ -104,7 +112,7 @@ impl Pool {
     fn push(&'static self, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
         let mut queue = self.queue();
         if WAITING_MAX <= queue.waiting.len() {
-            return Err(io::Error::other(format!("{WAITING_MAX} file operations are already waiting")));
+            return Err(io::Error::other(format!("{WAITING_MAX} operations are already waiting")));
         }
         queue.waiting.push_back(work);
         if queue.threads < THREADS_MAX {

@@ -39,6 +39,10 @@ pub(crate) use self::process::Child;
 /// Reads of one stream in one turn of the loop, so that no source starves the others. Stderr is read once: its lines
 /// cost more.
 const READS_MAX: usize = 4;
+/// How many lines of one child are passed on in one turn of the loop, and how large they may be together: then it is the turn
+/// of other children. A longer line is passed on alone.
+const LINES_MAX: usize = 256;
+const LINES_BYTES_MAX: usize = 256 << 10;
 
 /// The children of one driver, by key. It does not poll by itself: the driver polls reports, output and queues, and takes
 /// the events after each poll.

@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
+    future::Future,
     io::{self, IsTerminal},
     path::PathBuf,
     task::{Context, Poll},
@@ -46,6 +47,7 @@ pub(crate) mod schemas;
 pub(crate) mod session_store;
 mod state;
 mod stdio;
+mod turns;
 #[cfg(unix)]
 pub(crate) mod upgrade;
 
@@ -55,7 +57,7 @@ use self::{
     checker::Checker,
     hosts::{Hosts, MAIN},
     http::HttpClient,
-    links::{Wire, WireKind},
+    links::{LongMessage, Wire, WireKind},
     listen::Listen,
     metrics::Metrics,
     mirrors::MirrorsByBackend,
@@ -64,6 +66,7 @@ use self::{
     recent::Recent,
     reload::Reload,
     stdio::HeldLines,
+    turns::Turns,
 };
 #[cfg(unix)]
 use crate::upgrade::requests::Upgrades;
@@ -76,6 +79,9 @@ pub(crate) const STDIO_CLIENT: u64 = 0;
 const OUTSIDE: u64 = u64::MAX;
 /// Events of one kind in one turn of the loop, so that no source starves the others.
 const EVENTS_MAX: usize = 256;
+/// After this time the turn of the loop ends, so that the runtime polls the connections of clients. The next turn continues
+/// with the other links.
+const TURN_MAX: Duration = Duration::from_millis(5);
 
 /// What is fixed before the loop starts.
 #[derive(Debug)]
@@ -113,6 +119,8 @@ pub(crate) struct Driver {
     links: BTreeMap<u64, Wire>,
     /// The processes of links, and the schema checker, by the same numbers.
     children: Children,
+    /// Messages that are parsed beside the loop, by the serial number of their link.
+    long_messages: BTreeMap<u64, LongMessage>,
     /// Names of outlast's variables that each backend did not get, by backend name.
     left_out: BTreeMap<String, Vec<String>>,
     /// Serial numbers of links with unsent lines in this turn.
@@ -158,9 +166,14 @@ pub(crate) struct Driver {
     handover: upgrade::HandoverTimes,
 
     began: Instant,
-    /// When this turn of the loop began; a turn is short.
+    /// When this turn of the loop began.
+    turn_began: Instant,
+    /// The time that the machines get. It is read a few times in each turn.
     now: Instant,
     timer: Timer,
+    /// The last turn ended before the time was checked, so the next one begins with it.
+    is_time_first: bool,
+    turns: Turns,
     /// A backend has started, so the memory of the start-up code can be returned.
     has_started: bool,
 }
@@ -225,6 +238,7 @@ impl Driver {
             ready: Vec::new(),
             links: BTreeMap::new(),
             children: parts.children,
+            long_messages: BTreeMap::new(),
             left_out: BTreeMap::new(),
             to_flush: Vec::new(),
             cluster: parts.cluster,
@@ -255,8 +269,11 @@ impl Driver {
             #[cfg(unix)]
             handover: upgrade::HandoverTimes::default(),
             began: Instant::now(),
+            turn_began: Instant::now(),
             now: Instant::now(),
             timer: Timer::default(),
+            is_time_first: false,
+            turns: Turns::new(Instant::now()),
             has_started: false,
         }
     }
@@ -289,13 +306,32 @@ impl Driver {
         self.failure.map_or(Ok(()), Err)
     }
 
+    /// One turn of the loop.
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        self.turn_began = Instant::now();
+        self.turns.begin(self.turn_began);
+        let polled = self.poll_sources(cx);
+        // `now` was read after everything that this turn found.
+        self.turns.end(self.now.duration_since(self.turn_began), self.now);
+        polled
+    }
+
+    fn poll_sources(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         self.ready_set.register(cx);
         loop {
             self.now = Instant::now();
+            if self.is_turn_over() {
+                self.flush_streams();
+                // The connections of clients are tasks of their own; they and the sockets are polled before the next turn.
+                let _ = std::pin::pin!(tokio::task::yield_now()).poll(cx);
+                return Poll::Pending;
+            }
+            if std::mem::take(&mut self.is_time_first) && self.poll_time(cx) {
+                continue;
+            }
             // Usually the first poll finds all messages and the second one none; the other sources are not polled in
             // between.
-            let mut moved = self.poll_talk(cx) && self.poll_talk(cx);
+            let mut moved = self.poll_talk(cx) && (self.is_long() || self.poll_talk(cx));
             moved |= self.poll_memory(cx);
             moved |= self.poll_catalogue_cache(cx);
             moved |= self.poll_control(cx);
@@ -305,7 +341,9 @@ impl Driver {
             {
                 moved |= self.poll_upgrade(cx);
             }
-            moved |= self.poll_time(cx);
+            self.now = Instant::now();
+            self.is_time_first = self.is_turn_over();
+            moved |= self.is_time_first || self.poll_time(cx);
             self.note_appended();
             if let Stopping::Over { until } = self.stopping {
                 let is_said = self.stdio.as_ref().is_none_or(|stdio| stdio.queued() == 0)
@@ -324,6 +362,10 @@ impl Driver {
                 return Poll::Pending;
             }
         }
+    }
+
+    fn is_turn_over(&self) -> bool {
+        self.now.duration_since(self.turn_began) > TURN_MAX
     }
 
     fn tell(&mut self, event: Event) {
@@ -480,14 +522,25 @@ impl Driver {
         let mut ready = std::mem::take(&mut self.ready);
         self.ready_set.take(&mut ready);
         let moved = !ready.is_empty();
-        for key in ready.drain(..) {
-            match key {
+        let mut polled = 0;
+        while let Some(key) = ready.get(polled) {
+            match *key {
                 OUTSIDE => self.poll_outside(),
                 serial => self.poll_link(serial),
             }
+            polled += 1;
+            if polled < ready.len() && self.is_long() {
+                self.ready_set.put_back(ready.drain(polled..));
+            }
         }
+        ready.clear();
         self.ready = ready;
         moved
+    }
+
+    /// Reads the clock: whether the turn is to end.
+    fn is_long(&self) -> bool {
+        self.turn_began.elapsed() > TURN_MAX
     }
 
     /// Signals, news of children and changed files. They are rare, so they are polled only when their waker fires.
@@ -547,7 +600,6 @@ impl Driver {
     // ---- time ----------------------------------------------------------------------------------------------------
 
     fn poll_time(&mut self, cx: &mut Context<'_>) -> bool {
-        self.now = Instant::now();
         if let Stopping::Draining { until } = self.stopping
             && (until <= self.now || self.gateway.in_flight(STDIO_CLIENT) == 0)
         {

@@ -19,6 +19,7 @@ use crate::{
 
 use super::{
     Backend, Kind, Offer,
+    elements::{Elements, Text},
     guard::{Breaker, Circuit, Health, Pass, Wait},
     saved::{SavedBackend, SavedOffer},
     trials::{ConfigChange, Trial},
@@ -131,6 +132,8 @@ pub(super) struct BackendState {
     /// The name in the settings, shared by what is reported of every call.
     name: Rc<str>,
     offer: Offer,
+    /// Read from the offer.
+    elements: Elements,
     offer_state: OfferState,
     breaker: Breaker,
     /// Tools whose schemas cannot be used, as clients see them, and why. Noticed when they are called.
@@ -189,9 +192,11 @@ impl Eras {
 impl BackendState {
     fn new(settings: Backend, cached: Option<Offer>) -> BackendState {
         let is_kept = cached.is_some();
+        let offer = cached.unwrap_or_default();
         BackendState {
             breaker: Breaker::new(settings.breaker_failures, settings.breaker_open),
-            offer: cached.unwrap_or_default(),
+            elements: Elements::default().read(&offer, Text::Unchecked),
+            offer,
             offer_state: if is_kept { OfferState::Stale } else { OfferState::Unknown },
             unchecked: BTreeMap::new(),
             eras: None,
@@ -232,6 +237,7 @@ impl BackendState {
     /// The settings are there already. A list that waits for the offer begins to wait anew.
     pub(super) fn restore(&mut self, saved: SavedBackend, now: Instant) {
         self.offer = saved.offer.offer();
+        self.elements = Elements::default().read(&self.offer, Text::Unchecked);
         self.offer_state = saved.offer_state;
         self.breaker.restore(saved.circuit, now);
         self.unchecked = saved.unchecked.into_iter().map(|(tool, why)| (tool.into(), why)).collect();
@@ -271,6 +277,10 @@ impl BackendState {
         &self.offer
     }
 
+    pub(super) fn elements(&self) -> &Elements {
+        &self.elements
+    }
+
     pub(super) fn offer_state(&self) -> OfferState {
         self.offer_state
     }
@@ -292,15 +302,14 @@ impl BackendState {
 
     /// This is what it offers now.
     pub(super) fn set_offer(&mut self, offer: &Offer) -> OfferChange {
-        let change = OfferChange {
-            was_confirmed: self.is_offer_confirmed(),
-            is_same: self.offer == *offer,
-            is_to_be_kept: self.offer != *offer || !self.is_kept,
-        };
+        let is_same = self.offer == *offer;
+        let change =
+            OfferChange { was_confirmed: self.is_offer_confirmed(), is_same, is_to_be_kept: !is_same || !self.is_kept };
         self.offer_state = OfferState::Confirmed;
         self.is_kept = true;
         if change.is_to_be_kept {
             self.offer = offer.clone();
+            self.elements = self.elements.read(offer, Text::Checked);
             self.unchecked.clear();
         }
         change

@@ -2,11 +2,12 @@
 //! Offers are read in [`super::lists`], and names are chosen in [`super::names`].
 
 use std::{
-    cell::Cell,
+    cell::{Cell, OnceCell},
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     hash::{DefaultHasher, Hash, Hasher as _},
     mem,
     rc::Rc,
+    time::{Duration, Instant},
 };
 
 use bytes::Bytes;
@@ -15,20 +16,34 @@ use rustc_hash::FxHashMap;
 use super::{
     Gateway, Offer, Who,
     backends::{BackendState, Backends},
+    elements::{Element, Names},
     guard,
     guard::Guards,
     names,
     names::{Candidate, Given, Owned},
     saved::SavedCatalogue,
+    timers::Timer,
 };
 use crate::{
     json::Raw,
     mcp::{Family, List},
-    message::{Edit, pick, quote, splice},
+    message::quote,
 };
 
 /// How long the name of a tool or prompt may be; one with a longer name is left out.
 const OWN_NAME_MAX: usize = 1 << 10;
+
+/// How many elements all backends may list together, and how large these may be. A backend that lists less than its equal
+/// part leaves the rest to the others; beyond that, the last elements of the backends with the most are left out.
+const ELEMENTS_MAX: usize = 20_000;
+const BYTES_MAX: usize = 16 << 20;
+/// So much of each backend is listed in any case: how many backends there are is the choice of the operator.
+const OWN_ELEMENTS_MIN: usize = 100;
+const OWN_BYTES_MIN: usize = 64 << 10;
+/// After the offers were merged, the next change of an offer waits this long for each element, if there are many.
+const MERGE_PAUSE: Duration = Duration::from_micros(10);
+/// So many elements are merged without a pause.
+const MERGE_AT_ONCE_MAX: usize = 1_000;
 
 /// Collisions that are written to the log at one change of the catalogue; the rest are counted.
 const COLLISIONS_NOTED_MAX: usize = 20;
@@ -41,16 +56,12 @@ pub(super) struct Entry {
     pub shown: Rc<str>,
     /// Its backend's prefix and its own name, unchanged.
     raw: Rc<str>,
-    /// The name that its backend knows.
-    pub own: Box<str>,
-    /// The same as JSON, if it differs from what clients see.
-    pub own_json: Option<Rc<str>>,
-    /// Its definition as clients see it.
-    pub json: Bytes,
+    /// What its backend says of it.
+    element: Rc<Element>,
+    /// The name that its backend knows as JSON, once it was needed.
+    own_json: OnceCell<Rc<str>>,
     /// The schema of a tool's arguments.
     pub schema: Option<Bytes>,
-    /// Its annotations allow it to be called twice.
-    pub is_safe: bool,
     hash: u64,
 }
 
@@ -73,6 +84,9 @@ pub(super) struct Catalogue {
     collisions: Vec<Collision>,
     /// The first collision of each name.
     lost: HashMap<(List, Rc<str>), usize>,
+    /// How many elements of each backend are left out, because all backends together list too many.
+    left_out: BTreeMap<u32, usize>,
+    pauses: Pauses,
     /// Clients may have seen this list.
     seen: [Cell<bool>; 4],
     /// Counts its changes, for cursors.
@@ -81,6 +95,15 @@ pub(super) struct Catalogue {
     owned: [Owned; 4],
     /// One for each profile and role that a client has or had since the last change of the configuration.
     views: Vec<View>,
+}
+
+/// When changed offers are merged, if there are many elements.
+#[derive(Debug, Clone, Copy, Default)]
+struct Pauses {
+    /// No change of an offer is merged before.
+    until: Option<Instant>,
+    /// A changed offer is not merged yet.
+    is_changed: bool,
 }
 
 #[derive(Debug)]
@@ -103,15 +126,48 @@ pub(super) struct View {
     open: BTreeSet<u32>,
 }
 
-/// One element of a list before it has a name.
-struct Element<'a> {
-    owner: u32,
-    own: String,
-    json: &'a Bytes,
-    /// The position of its name in `json`.
-    key: Raw<'a>,
-    schema: Option<Bytes>,
-    is_safe: bool,
+impl Entry {
+    /// The name that its backend knows.
+    pub(super) fn own(&self) -> &str {
+        &self.element.own
+    }
+
+    /// The same as JSON, if it differs from what clients see.
+    pub(super) fn own_json(&self) -> Option<Rc<str>> {
+        let json = || self.own_json.get_or_init(|| quote(self.own()).into());
+        (!self.is_own_name()).then(|| Rc::clone(json()))
+    }
+
+    fn is_own_name(&self) -> bool {
+        *self.shown == *self.element.own
+    }
+
+    /// Its annotations allow it to be called twice.
+    pub(super) fn is_safe(&self) -> bool {
+        self.element.is_safe
+    }
+
+    /// Its definition by its backend.
+    pub(super) fn own_definition(&self) -> Option<Raw<'_>> {
+        std::str::from_utf8(&self.element.json).ok().map(Raw::checked)
+    }
+
+    /// Its definition as clients see it.
+    pub(super) fn definition(&self) -> Vec<u8> {
+        let mut definition = Vec::with_capacity(self.element.json.len() + self.shown.len());
+        self.write_definition(&mut definition);
+        definition
+    }
+
+    pub(super) fn write_definition(&self, out: &mut Vec<u8>) {
+        let Element { json, key, .. } = &*self.element;
+        if self.is_own_name() {
+            return out.extend_from_slice(json);
+        }
+        out.extend_from_slice(&json[..key.start]);
+        out.extend_from_slice(quote(&self.shown).as_bytes());
+        out.extend_from_slice(&json[key.end..]);
+    }
 }
 
 impl Catalogue {
@@ -119,31 +175,46 @@ impl Catalogue {
     /// goes to the first backend that offers it. What is switched off keeps its name and is not listed.
     fn merged(backends: &Backends, guards: &Guards, owned: &[Owned; 4], version: u64) -> Catalogue {
         let mut catalogue = Catalogue { version, ..Catalogue::default() };
+        let mut parts = Parts::of(backends);
         for kind in List::ALL {
             let (mut elements, mut candidates) = (Vec::new(), Vec::new());
             for (number, owner) in backends.in_order() {
-                let found = owner.offer().of(kind).iter().filter_map(|json| Element::read(kind, number, owner, json));
-                for element in found {
-                    candidates.push(element.candidate(kind, owner));
-                    elements.push(element);
+                let all = owner.elements().of(kind);
+                let kept = all.iter().take_while(|(json, _)| parts.take(number, json.len()));
+                let mut found = 0;
+                for (_, element) in kept {
+                    found += 1;
+                    let Some(element) = element.as_ref().filter(|element| is_offered(kind, owner, element)) else {
+                        continue;
+                    };
+                    candidates.push(candidate(kind, number, owner, element));
+                    elements.push((element, owner.is_shared()));
+                }
+                let left_out = all.len() - found;
+                if left_out > 0 {
+                    *catalogue.left_out.entry(number).or_insert(0) += left_out;
                 }
             }
             let is_off = |(_, backend): &(u32, &BackendState)| guards.is_backend_off(backend.name());
             let off: BTreeSet<u32> = backends.in_order().filter(is_off).map(|(number, _)| number).collect();
             let given = owned[kind as usize].give(&candidates);
-            for ((element, candidate), given) in elements.into_iter().zip(candidates).zip(given) {
+            catalogue.names[kind as usize].reserve(candidates.len());
+            catalogue.lists[kind as usize].reserve(candidates.len());
+            for (((element, is_shared), candidate), given) in elements.into_iter().zip(candidates).zip(given) {
+                let owner = candidate.owner;
                 let shown = match given {
                     Given::Name(shown) => shown,
                     Given::Taken { name, by } => {
-                        catalogue.collide(Collision { kind, shown: name, winner: by, loser: element.owner });
+                        catalogue.collide(Collision { kind, shown: name, winner: by, loser: owner });
                         continue;
                     }
                 };
-                if off.contains(&element.owner) || kind == List::Tools && guards.is_tool_off(&shown) {
-                    let off = Off { owner: element.owner, raw: candidate.raw };
+                if off.contains(&owner) || kind == List::Tools && guards.is_tool_off(&shown) {
+                    let off = Off { owner, raw: candidate.raw };
                     catalogue.off[kind as usize].insert(shown, off);
                 } else {
-                    catalogue.add(kind, element, candidate.raw, shown);
+                    let schema = element.schema.clone().filter(|_| !is_shared);
+                    catalogue.add(kind, candidate, Rc::clone(element), schema, shown);
                 }
             }
         }
@@ -156,17 +227,20 @@ impl Catalogue {
         self.collisions.push(collision);
     }
 
-    fn add(&mut self, kind: List, element: Element<'_>, raw: Rc<str>, shown: Rc<str>) {
-        let Element { owner, own, json, key, schema, is_safe } = element;
-        let is_same = *shown == *own;
-        let json = if is_same { json.clone() } else { splice(json, vec![Edit::replace(json, key, quote(&shown))]) };
-        let own_json = (!is_same).then(|| quote(&own).into());
+    fn add(
+        &mut self,
+        kind: List,
+        Candidate { owner, raw, .. }: Candidate,
+        element: Rc<Element>,
+        schema: Option<Bytes>,
+        shown: Rc<str>,
+    ) {
         let mut hasher = DefaultHasher::new();
-        (owner, &json).hash(&mut hasher);
+        (owner, element.hash, &shown).hash(&mut hasher);
         let index = kind as usize;
         self.names[index].insert(shown.clone(), self.lists[index].len() as u32);
-        let (own, hash) = (own.into(), hasher.finish());
-        self.lists[index].push(Entry { owner, shown, raw, own, own_json, json, schema, is_safe, hash });
+        let hash = hasher.finish();
+        self.lists[index].push(Entry { owner, shown, raw, element, own_json: OnceCell::new(), schema, hash });
     }
 
     /// Merges the offers again. Returns the catalogue that was replaced, without its views.
@@ -176,7 +250,26 @@ impl Catalogue {
         let mut before = mem::replace(self, merged);
         self.owned = mem::take(&mut before.owned);
         self.views = mem::take(&mut before.views);
+        self.pauses.until = before.pauses.until;
         before
+    }
+
+    /// Whether changed offers are merged now; if not, they are merged at the end of this pause.
+    fn end_of_pause(&mut self, now: Instant) -> Option<Instant> {
+        let until = self.pauses.until.filter(|until| *until > now);
+        self.pauses.is_changed = until.is_some();
+        until
+    }
+
+    fn begin_pause(&mut self, now: Instant) {
+        let elements: usize = self.lists.iter().map(Vec::len).sum::<usize>() + self.collisions.len();
+        let is_long = elements > MERGE_AT_ONCE_MAX;
+        self.pauses.until = is_long.then(|| now + MERGE_PAUSE.saturating_mul(elements as u32));
+    }
+
+    /// When changed offers are merged.
+    pub(super) fn merge_due(&self) -> Option<Instant> {
+        self.pauses.until.filter(|_| self.pauses.is_changed)
     }
 
     /// Notes which backend owns each name that clients may have seen in this catalogue.
@@ -303,40 +396,67 @@ impl Catalogue {
     }
 }
 
-impl<'a> Element<'a> {
-    /// Nothing if it has no name, or if the configuration excludes it.
-    fn read(kind: List, number: u32, owner: &BackendState, json: &'a Bytes) -> Option<Element<'a>> {
-        let element = std::str::from_utf8(json).ok().and_then(Raw::parse)?;
-        let [key, schema, annotations] = pick(element, [key_of(kind), "inputSchema", "annotations"])?;
-        let key = key?;
-        let own = key.text()?;
-        let is_shared = owner.is_shared();
-        if matches!(kind, List::Tools | List::Prompts) && own.len() > OWN_NAME_MAX && !is_shared {
-            return None;
-        }
-        if kind == List::Tools && !guard::passes(&owner.settings().allow, &owner.settings().deny, &own) {
-            return None;
-        }
-        let schema =
-            schema.filter(|_| kind == List::Tools && !is_shared).map(|schema| json.slice_ref(schema.get().as_bytes()));
-        Some(Element { owner: number, own, json, key, schema, is_safe: annotations.is_some_and(is_safe) })
+/// What each backend may still add to a catalogue.
+struct Parts {
+    elements: usize,
+    bytes: usize,
+    taken: BTreeMap<u32, (usize, usize)>,
+}
+
+impl Parts {
+    fn of(backends: &Backends) -> Parts {
+        let needs = |of_list: fn(&Vec<Bytes>) -> usize| -> Vec<usize> {
+            let owners = backends.in_order().map(|(_, owner)| owner);
+            owners.map(|owner| List::ALL.into_iter().map(|kind| of_list(owner.offer().of(kind))).sum()).collect()
+        };
+        let elements = part(needs(Vec::len), ELEMENTS_MAX).max(OWN_ELEMENTS_MIN);
+        let bytes = part(needs(|list| list.iter().map(Bytes::len).sum()), BYTES_MAX).max(OWN_BYTES_MIN);
+        Parts { elements, bytes, taken: BTreeMap::new() }
     }
 
-    fn candidate(&self, kind: List, owner: &BackendState) -> Candidate {
-        let prefix = &owner.settings().prefix;
-        let raw: Rc<str> = match kind {
-            List::Tools | List::Prompts => format!("{prefix}{}", self.own).into(),
-            List::Resources | List::Templates => self.own.as_str().into(),
-        };
-        let plain: Rc<str> = match kind {
-            List::Tools | List::Prompts if !owner.is_shared() => {
-                let plain = names::plain(prefix, &self.own);
-                if *plain == *raw { raw.clone() } else { plain.into() }
-            }
-            _ => raw.clone(),
-        };
-        Candidate { owner: self.owner, raw, plain }
+    /// False if there is no room for another element of this backend.
+    fn take(&mut self, backend: u32, length: usize) -> bool {
+        let (elements, bytes) = self.taken.entry(backend).or_default();
+        *elements += 1;
+        *bytes += length;
+        *elements <= self.elements && *bytes <= self.bytes
     }
+}
+
+/// The most that each may have, so that all together have no more than `max`: what one does not need is left to the others.
+fn part(mut needs: Vec<usize>, max: usize) -> usize {
+    needs.sort_unstable();
+    let mut left = max;
+    for (given, need) in needs.iter().enumerate() {
+        let part = left / (needs.len() - given);
+        if part < *need {
+            return part;
+        }
+        left -= need;
+    }
+    usize::MAX
+}
+
+/// False if its name is too long, or if the configuration excludes it.
+fn is_offered(kind: List, owner: &BackendState, element: &Element) -> bool {
+    let is_long = matches!(kind, List::Tools | List::Prompts) && element.own.len() > OWN_NAME_MAX && !owner.is_shared();
+    !is_long && (kind != List::Tools || guard::passes(&owner.settings().allow, &owner.settings().deny, &element.own))
+}
+
+fn candidate(kind: List, number: u32, owner: &BackendState, element: &Element) -> Candidate {
+    if matches!(kind, List::Resources | List::Templates) {
+        return Candidate { owner: number, raw: Rc::clone(&element.own), plain: Rc::clone(&element.own) };
+    }
+    let prefix = &owner.settings().prefix;
+    let names = element.names(prefix, || {
+        let raw: Rc<str> = format!("{prefix}{}", element.own).into();
+        let plain = names::plain(prefix, &element.own);
+        let plain = if *plain == *raw { Rc::clone(&raw) } else { plain.into() };
+        Names { prefix: prefix.as_str().into(), raw, plain }
+    });
+    // A shared server keeps its names, whatever their characters.
+    let plain = if owner.is_shared() { Rc::clone(&names.raw) } else { names.plain };
+    Candidate { owner: number, raw: names.raw, plain }
 }
 
 impl View {
@@ -383,6 +503,7 @@ impl Gateway {
     pub(super) fn merge_catalogue(&mut self) {
         let before = self.catalogue.merge(&self.backends, &self.guards);
         self.note_collisions(&before);
+        self.note_left_out(&before);
         for index in 0..self.catalogue.views.len() {
             let old = &self.catalogue.views[index];
             let new = self.make_view(old.profile.clone(), old.role.clone());
@@ -393,6 +514,35 @@ impl Gateway {
                 }
             }
         }
+    }
+
+    /// An offer changed. A catalogue with many elements is not merged again at once, because a backend may report changes
+    /// without end.
+    pub(super) fn merge_changed_offer(&mut self, now: Instant) {
+        if let Some(until) = self.catalogue.end_of_pause(now) {
+            return self.timers.arm(Timer::Catalogue, until);
+        }
+        self.merge_new_offer(now);
+    }
+
+    /// A backend offers something for the first time, and requests may wait for that.
+    pub(super) fn merge_new_offer(&mut self, now: Instant) {
+        self.merge_catalogue();
+        self.catalogue.begin_pause(now);
+        // Restored clients may watch resources that no backend listed until now.
+        if self.clients.values().any(|client| client.subscriptions.is_watching()) {
+            self.update_watches(now);
+        }
+    }
+
+    fn note_left_out(&mut self, before: &Catalogue) {
+        let left_out = self.catalogue.left_out.iter().filter(|(number, _)| !before.left_out.contains_key(number));
+        let words = left_out.map(|(number, count)| {
+            let name = self.backends.name(*number);
+            format!("{name}: {count} of the elements that it lists are left out, because all backends together list too many")
+        });
+        let words: Vec<String> = words.collect();
+        words.into_iter().for_each(|words| self.note(words));
     }
 
     fn note_collisions(&mut self, before: &Catalogue) {
@@ -498,18 +648,5 @@ impl Gateway {
             view.hashes[Family::Tools as usize] = 0;
         }
         view
-    }
-}
-
-fn is_safe(annotations: Raw<'_>) -> bool {
-    let hints = pick(annotations, ["readOnlyHint", "idempotentHint"]).unwrap_or_default();
-    hints.into_iter().any(|hint| hint.is_some_and(|hint| hint.get() == "true"))
-}
-
-fn key_of(kind: List) -> &'static str {
-    match kind {
-        List::Tools | List::Prompts => "name",
-        List::Resources => "uri",
-        List::Templates => "uriTemplate",
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     exit::How,
     front::record::SessionState,
     json::Raw,
-    message::{Id, Outline},
+    message::{Id, Outline, Walk},
     record::Record,
 };
 
@@ -107,6 +107,12 @@ pub enum Event {
     LinkSaid {
         link: Link,
         message: Bytes,
+    },
+    /// The same, parsed before, because it is long.
+    LinkSaidLong {
+        link: Link,
+        message: Bytes,
+        walk: Box<Walk>,
     },
     /// Of an HTTP backend: a message on the stream of this request, by the gateway's id, that is not its answer.
     LinkSaidFor {

@@ -11,7 +11,7 @@ use crate::{
     cut::tail,
     exit::How,
     mcp::{Family, method, notification},
-    message::{self, Id, Message, Params},
+    message::{self, Id, Message, Params, Unreadable},
     record::{self, Record},
     saved::Moment,
 };
@@ -353,9 +353,22 @@ impl Gateway {
 
     /// False if it is not JSON-RPC.
     pub(super) fn link_said(&mut self, link: Link, said: &[u8], now: Instant) -> bool {
+        if !self.links.contains_key(&link.serial) {
+            return true;
+        }
+        self.link_said_parsed(link, said, message::parse(said), now)
+    }
+
+    /// The same for a message that was parsed before.
+    pub(super) fn link_said_parsed(
+        &mut self,
+        link: Link,
+        said: &[u8],
+        message: Result<Message<'_>, Unreadable>,
+        now: Instant,
+    ) -> bool {
         let Some(link_state) = self.links.get_mut(&link.serial) else { return true };
         link_state.liveness.heard();
-        let message = message::parse(said);
         let with_handles = message.as_ref().ok().and_then(|message| self.said_with_handles(link.serial, said, message));
         let (said, message) = match &with_handles {
             Some(told) => (&told[..], message::parse(told)),

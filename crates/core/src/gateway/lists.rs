@@ -1,7 +1,11 @@
 //! Lists: read from each backend page by page, merged, and served to clients in pages.
 //! What a client sees of them is decided in [`super::catalogue`].
 
-use std::{mem, rc::Rc, time::Instant};
+use std::{
+    mem,
+    rc::Rc,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 
@@ -30,17 +34,30 @@ const OFFER_BYTES_MAX: usize = 16 << 20;
 /// How many elements one list of a backend may have; the rest is left out, and that is noted.
 const LIST_ITEMS_MAX: usize = 5_000;
 
+/// A list with more elements or more bytes is read at most once in this time, because a backend may report changes without
+/// end.
+const LARGE_ITEMS: usize = 500;
+const LARGE_BYTES: usize = 256 << 10;
+const LARGE_LIST_PAUSE: Duration = Duration::from_secs(1);
+
 /// The offer of one link, while it is read.
 #[derive(Debug, Default)]
 pub(super) struct Fetch {
     offer: Offer,
     under_way: [Option<Pages>; 4],
+    /// Large lists are not read again before.
+    paused_until: [Option<Instant>; 4],
+    /// Lists that changed in that pause.
+    is_changed: [bool; 4],
 }
 
 #[derive(Debug, Default)]
 struct Pages {
     items: Vec<Bytes>,
     count: usize,
+    /// Of all pages, with what is left out.
+    bytes: usize,
+    item_count: usize,
     /// The backend reported meanwhile that the list changed.
     again: bool,
 }
@@ -59,6 +76,18 @@ impl Fetch {
 
     pub(super) fn restore(offer: Offer) -> Fetch {
         Fetch { offer, ..Fetch::default() }
+    }
+
+    /// When lists that changed are read again.
+    pub(super) fn deadlines(&self) -> impl Iterator<Item = Instant> {
+        let changed = self.paused_until.iter().zip(self.is_changed);
+        changed.filter(|(_, is_changed)| *is_changed).filter_map(|(until, _)| *until)
+    }
+
+    fn take_due(&mut self, kind: List, now: Instant) -> bool {
+        let is_due =
+            self.is_changed[kind as usize] && self.paused_until[kind as usize].is_none_or(|until| until <= now);
+        is_due && mem::take(&mut self.is_changed[kind as usize])
     }
 
     pub(super) fn is_over(&self) -> bool {
@@ -189,8 +218,32 @@ impl Gateway {
         for kind in List::ALL.into_iter().filter(|kind| kind.family() == family && has.has(family)) {
             match self.links.get_mut(&serial).and_then(|link| link.fetch.under_way[kind as usize].as_mut()) {
                 Some(pages) => pages.again = true,
-                None => self.fetch(serial, kind, now),
+                None => self.fetch_changed(serial, kind, now),
             }
+        }
+    }
+
+    /// Reads a list that changed, after its pause if it is large.
+    fn fetch_changed(&mut self, serial: u64, kind: List, now: Instant) {
+        let Some(link_state) = self.links.get_mut(&serial) else { return };
+        match link_state.fetch.paused_until[kind as usize].filter(|until| *until > now) {
+            Some(until) => {
+                link_state.fetch.is_changed[kind as usize] = true;
+                self.timers.arm(Timer::Lists, until);
+            }
+            None => self.fetch(serial, kind, now),
+        }
+    }
+
+    /// Reads the large lists whose pause is over.
+    pub(super) fn fetch_due(&mut self, now: Instant) {
+        let mut due = Vec::new();
+        for (serial, link_state) in self.links.iter_mut() {
+            let kinds = List::ALL.into_iter().filter(|kind| link_state.fetch.take_due(*kind, now));
+            due.extend(kinds.map(|kind| (*serial, kind)));
+        }
+        for (serial, kind) in due {
+            self.fetch(serial, kind, now);
         }
     }
 
@@ -220,6 +273,8 @@ impl Gateway {
         let Some(pages) = &mut link_state.fetch.under_way[kind as usize] else { return };
         let mut bytes = others + size(&pages.items);
         let mut left_out = page.is_cut;
+        pages.bytes += page.array.get().len();
+        pages.item_count += page.items.len();
         for item in page.items {
             bytes += item.get().len();
             match bytes > OFFER_BYTES_MAX || pages.items.len() >= LIST_ITEMS_MAX {
@@ -262,11 +317,13 @@ impl Gateway {
     fn list_done(&mut self, serial: u64, kind: List, items: Vec<Bytes>, now: Instant) {
         let Some(link_state) = self.links.get_mut(&serial) else { return };
         let Some(pages) = link_state.fetch.under_way[kind as usize].take() else { return };
+        let is_large = pages.item_count > LARGE_ITEMS || pages.bytes > LARGE_BYTES;
+        link_state.fetch.paused_until[kind as usize] = is_large.then(|| now + LARGE_LIST_PAUSE);
         *link_state.fetch.offer.of_mut(kind) = items;
         // The new list is used before it is read again, because a backend may report changes without end.
         self.offered(serial, now);
         if pages.again {
-            self.fetch(serial, kind, now);
+            self.fetch_changed(serial, kind, now);
         }
     }
 
@@ -290,12 +347,10 @@ impl Gateway {
             let backend = state.settings().name.clone();
             self.out.push(Action::Keep { backend, catalogue: offer });
         }
-        if !change.is_same {
-            self.merge_catalogue();
-            // Restored clients may watch resources that no backend listed until now.
-            if self.clients.values().any(|client| client.subscriptions.is_watching()) {
-                self.update_watches(now);
-            }
+        match change.was_confirmed {
+            _ if change.is_same => {}
+            true => self.merge_changed_offer(now),
+            false => self.merge_new_offer(now),
         }
         if !change.was_confirmed {
             self.end_offer_waits(now);
@@ -390,7 +445,7 @@ impl Gateway {
                 if position > 0 {
                     result.push(b',');
                 }
-                result.extend_from_slice(&self.catalogue.entry(kind, *index).json);
+                self.catalogue.entry(kind, *index).write_definition(&mut result);
             }
             result.push(b']');
             if end < shown.len() && offset < end {

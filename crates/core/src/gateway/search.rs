@@ -89,8 +89,7 @@ impl Gateway {
         let mut found: Vec<(usize, u32, String)> = Vec::new();
         for index in view.shows(List::Tools) {
             let entry = self.catalogue.entry(List::Tools, *index);
-            let definition = std::str::from_utf8(&entry.json).ok().and_then(Raw::parse);
-            let picked = definition.and_then(|raw| pick(raw, ["description"]));
+            let picked = entry.own_definition().and_then(|raw| pick(raw, ["description"]));
             let description = picked.and_then(|[text]| text?.text()).unwrap_or_default();
             let (name, lower) = (entry.shown.to_lowercase(), description.to_lowercase());
             let score: usize = words
@@ -122,7 +121,7 @@ impl Gateway {
     fn describe(&self, client: Client, name: &str) -> Result<Value, String> {
         let view = self.catalogue.view(self.clients[&client].view());
         let found = self.catalogue.find(List::Tools, name).filter(|(index, _)| view.sees(List::Tools, *index));
-        match found.and_then(|(_, entry)| serde_json::from_slice(&entry.json).ok()) {
+        match found.and_then(|(_, entry)| serde_json::from_slice(&entry.definition()).ok()) {
             Some(definition) => Ok(definition),
             None => Err(format!("No tool is named `{}`: search again.", messages::cut(name, 100))),
         }

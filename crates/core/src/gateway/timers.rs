@@ -13,6 +13,10 @@ pub(super) enum Timer {
     Links,
     /// Requests wait no longer for a backend's offer.
     OfferWaits,
+    /// A large list that changed is read again.
+    Lists,
+    /// Changed offers are merged.
+    Catalogue,
     /// Links are stopped although calls are in flight there.
     Stop,
     /// A slot is started.
@@ -21,8 +25,16 @@ pub(super) enum Timer {
 
 impl Timer {
     /// In the order in which they fire.
-    pub(super) const ALL: [Timer; 6] =
-        [Timer::Calls, Timer::Resends, Timer::Links, Timer::OfferWaits, Timer::Stop, Timer::Slots];
+    pub(super) const ALL: [Timer; 8] = [
+        Timer::Calls,
+        Timer::Resends,
+        Timer::Links,
+        Timer::OfferWaits,
+        Timer::Lists,
+        Timer::Catalogue,
+        Timer::Stop,
+        Timer::Slots,
+    ];
 }
 
 /// Arming costs one comparison, because there is one deadline for each call. An entry may turn out to be too early, as when

@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use serde_json::Value;
+
 use crate::story::*;
 
 fn names(list: &serde_json::Value, member: &str) -> Vec<String> {
@@ -218,4 +220,61 @@ fn a_resource_request_waits_for_an_unknown_offer() {
     assert_eq!(story.told("a").1["params"]["uri"], "file:///a");
     let heard: Vec<_> = story.clients.drain(..).map(|heard| heard.json()).filter(|said| said["id"] == 2).collect();
     assert_eq!(heard[0]["error"]["code"], -32002, "{heard:?}");
+}
+
+/// Reports a changed list whenever it was read, for ten seconds. Returns how often it was read.
+fn changes_all_the_time(story: &mut Story, tools: usize) -> usize {
+    let link = story.link("a");
+    let (end, mut reads) = (story.now + secs(10), 0);
+    story.maker("a").mute = true;
+    while story.now < end {
+        story.link_says(link, json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}));
+        while let Some(at) = story.links.iter().position(|(_, text)| text.contains("tools/list")) {
+            let (_, text) = story.links.remove(at);
+            reads += 1;
+            let names: Vec<Value> = (0..tools).map(|n| tool(&format!("t{n}of{reads}"))).collect();
+            story.answer(link, &parsed(&text)["id"], json!({"tools": names}));
+        }
+        story.pass(ms(100));
+    }
+    reads
+}
+
+#[test]
+fn a_large_list_that_changes_all_the_time_is_read_once_a_second() {
+    let mut story = Story::simple(&[("a", maker(&["one"]))]);
+    let reads = changes_all_the_time(&mut story, 2_000);
+    assert!((9..=12).contains(&reads), "{reads}");
+    // The last change is not forgotten.
+    story.pass(secs(2));
+    assert_eq!(story.links.iter().filter(|(_, text)| text.contains("tools/list")).count(), 1);
+}
+
+#[test]
+fn a_small_list_is_read_at_every_change() {
+    let mut story = Story::simple(&[("a", maker(&["one"]))]);
+    assert_eq!(changes_all_the_time(&mut story, 20), 100);
+}
+
+#[test]
+fn changes_of_a_large_catalogue_are_merged_together() {
+    let tools: Vec<String> = (0..4_000).map(|n| format!("t{n}")).collect();
+    let tools: Vec<&str> = tools.iter().map(String::as_str).collect();
+    let large = Maker { page: 10_000, ..maker(&tools) };
+    let mut story = Story::simple(&[("a", large.clone()), ("b", large), ("c", maker(&["one"]))]);
+    story.pass(secs(5));
+    for name in ["a", "b"] {
+        story.maker(name).tools.pop();
+    }
+    let before = story.gateway.catalogue_version();
+    for (round, name) in ["c", "a", "b", "c", "c"].into_iter().enumerate() {
+        let link = story.link(name);
+        story.maker("c").tools.push(tool(&format!("more{round}")));
+        story.link_says(link, json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"}));
+    }
+    assert_eq!(story.gateway.catalogue_version(), before + 1, "the first change, at once");
+    assert_eq!(story.gateway.tools().count(), 4_000 * 2 + 2);
+    story.pass(ms(200));
+    assert_eq!(story.gateway.catalogue_version(), before + 2, "the others, together");
+    assert_eq!(story.gateway.tools().count(), 3_999 * 2 + 6);
 }

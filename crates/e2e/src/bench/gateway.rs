@@ -2,6 +2,7 @@
 
 pub(super) mod client;
 mod hostile;
+pub(super) mod lists;
 pub(super) mod measure;
 pub(super) mod subject;
 mod table;

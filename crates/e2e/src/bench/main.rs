@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! outlast-bench pty …                 (see `pty.rs`)
+//! outlast-bench lists KIND CHANGING   (a server that the benchmark of the gateway starts)
 //! outlast-bench [mcp] [--quick] [--only small,deep,big,rss,start,crash,reload] [--json] [--outlast PATH]
 //! outlast-bench share [--quick] [--json] [--outlast PATH]
 //! outlast-bench gateway [--quick] [--only small,load,rss,crash,loop,sessions] [--json] [--outlast PATH]
@@ -48,6 +49,9 @@ pub(crate) fn main() -> ExitCode {
             eprintln!("error: {problem}");
             ExitCode::from(2)
         });
+    }
+    if env::args().nth(1).is_some_and(|word| word == "lists") {
+        return gateway::lists::main(env::args().skip(2)).unwrap_or(ExitCode::from(2));
     }
     let options = match read_options(env::args().skip(1)) {
         Ok(options) => options,

@@ -56,6 +56,13 @@ impl Process {
         line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
     }
 
+    /// CPU time of its first thread, in nanoseconds of the scheduler. It is counted at least at every tick of the kernel.
+    pub(super) fn cpu_of_first_thread(self) -> Duration {
+        let text = fs::read_to_string(self.path(&format!("task/{}/schedstat", self.pid))).unwrap_or_default();
+        let nanos = text.split_whitespace().next().and_then(|number| number.parse().ok());
+        Duration::from_nanos(nanos.unwrap_or(0))
+    }
+
     pub(super) fn cpu(self) -> Duration {
         read_stat(self.pid).map_or(Duration::ZERO, |stat| TICK * stat.cpu_ticks as u32)
     }

@@ -1,4 +1,4 @@
-//! The clock that includes time in suspend, and an alarm on it.
+//! The clock that includes time in suspend, with an alarm on it, and the clock of the CPU time of a thread.
 #![expect(unsafe_code, reason = "clocks and timer descriptors have no safe interface here")]
 
 #[cfg(target_os = "linux")]
@@ -27,6 +27,14 @@ pub fn boot_time() -> Duration {
     let result = unsafe { libc::clock_gettime(CLOCK, &raw mut now) };
     assert_eq!(result, 0, "every supported kernel has this clock");
     Duration::new(now.tv_sec.unsigned_abs(), now.tv_nsec.unsigned_abs() as u32)
+}
+
+/// The CPU time that this thread has used. `None` if the system does not tell.
+pub fn thread_cpu_time() -> Option<Duration> {
+    let mut used = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes one timespec, which outlives it.
+    let result = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut used) };
+    (result == 0).then(|| Duration::new(used.tv_sec.unsigned_abs(), used.tv_nsec.unsigned_abs() as u32))
 }
 
 /// How long a wait may take on systems that have no timer which counts suspend: the clock is read after each wait.

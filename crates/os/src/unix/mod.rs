@@ -28,7 +28,7 @@ mod terminal;
 mod wire;
 
 pub use background::{TheirEnd, connection, inherited_connection, start_background};
-pub use boot_time::boot_time;
+pub use boot_time::{boot_time, thread_cpu_time};
 pub use child_processes::{ChildProcesses, Keeper, KeeperProtocol, SavedChildProcesses};
 pub use descendants::weigh;
 pub use descriptors::room_for_descriptors;

@@ -10,3 +10,8 @@ pub fn boot_time() -> Duration {
     // SAFETY: the call takes nothing and returns a number.
     Duration::from_millis(unsafe { GetTickCount64() })
 }
+
+/// The CPU time that this thread has used: Windows counts it only in steps of 10 to 16 ms, so it is not read.
+pub fn thread_cpu_time() -> Option<Duration> {
+    None
+}

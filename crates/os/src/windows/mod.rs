@@ -20,7 +20,7 @@ mod stops;
 mod stream;
 mod terminal;
 
-pub use boot_time::boot_time;
+pub use boot_time::{boot_time, thread_cpu_time};
 pub use child_processes::{ChildProcesses, Keeper};
 pub use detach::{Announce, Claim, claim_name, detach};
 pub use outer::{Outer, outer_size, write_stdout};

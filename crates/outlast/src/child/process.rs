@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use super::{lines::SavedLines, outbox::SavedOutbox};
 
 use super::{
-    ChildEvent, READS_MAX,
+    ChildEvent, LINES_BYTES_MAX, LINES_MAX, READS_MAX,
     lines::{Line, Lines},
     outbox::Outbox,
     tail::Tail,
@@ -101,6 +101,34 @@ pub(crate) struct SavedChild {
 impl SavedChild {
     pub(super) fn key(&self) -> u64 {
         self.key
+    }
+}
+
+/// What may still be passed on in this turn of the loop.
+struct Room {
+    lines: usize,
+    bytes: usize,
+}
+
+impl Default for Room {
+    fn default() -> Room {
+        Room { lines: LINES_MAX, bytes: LINES_BYTES_MAX }
+    }
+}
+
+impl Room {
+    /// For a pipe that has ended.
+    fn unlimited() -> Room {
+        Room { lines: usize::MAX, bytes: usize::MAX }
+    }
+
+    fn is_full(&self) -> bool {
+        self.lines == 0 || self.bytes == 0
+    }
+
+    fn take(&mut self, length: usize) {
+        self.lines = self.lines.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(length);
     }
 }
 
@@ -356,7 +384,16 @@ impl Child {
     }
 
     fn poll_stdout(&mut self, cx: &mut Context<'_>, around: &mut Around<'_>) -> bool {
+        let mut room = Room::default();
         for _ in 0..READS_MAX {
+            // First the lines of the last read that were too many for that turn.
+            if !self.cut_stdout(&mut room, around.events) {
+                // The line may have contained an answer.
+                self.live(life::Event::StopAsked(How::LineTooLong), around);
+            }
+            if room.is_full() {
+                return true;
+            }
             let Some(stdout) = &mut self.stdout else { return false };
             let Poll::Ready(read) = stdout.poll_read(cx, self.from_stdout.room()) else { return false };
             if !matches!(read, Ok(1..)) {
@@ -367,20 +404,24 @@ impl Child {
             if self.from_stdout.is_long() {
                 self.widen();
             }
-            if !self.cut_stdout(around.events) {
-                // The line may have contained an answer.
-                self.live(life::Event::StopAsked(How::LineTooLong), around);
-            }
+        }
+        if !self.cut_stdout(&mut room, around.events) {
+            self.live(life::Event::StopAsked(How::LineTooLong), around);
         }
         true
     }
 
-    /// False if a line was over the limit.
-    fn cut_stdout(&mut self, events: &mut VecDeque<ChildEvent>) -> bool {
+    /// Passes lines on until there is no room. False if a line was over the limit.
+    fn cut_stdout(&mut self, room: &mut Room, events: &mut VecDeque<ChildEvent>) -> bool {
         let mut all_fit = true;
-        while let Some(line) = self.from_stdout.next_line() {
+        while !room.is_full()
+            && let Some(line) = self.from_stdout.next_line()
+        {
             match line {
-                Line::Whole(line) => events.push_back(ChildEvent::Said { key: self.key, line }),
+                Line::Whole(line) => {
+                    room.take(line.len());
+                    events.push_back(ChildEvent::Said { key: self.key, line });
+                }
                 Line::TooLong(_) => all_fit = false,
             }
         }
@@ -388,6 +429,7 @@ impl Child {
     }
 
     fn end_stdout(&mut self, events: &mut VecDeque<ChildEvent>) {
+        self.cut_stdout(&mut Room::unlimited(), events);
         self.stdout = None;
         if let Some(Line::Whole(line)) = self.from_stdout.rest() {
             events.push_back(ChildEvent::Said { key: self.key, line });
@@ -397,13 +439,14 @@ impl Child {
     /// Reads what is in the pipe when the process has exited or the time to read is over: it was written in time, and
     /// the loop may have been late. The output of a terminal is read by the driver alone.
     fn read_stdout_left(&mut self, events: &mut VecDeque<ChildEvent>) {
+        self.cut_stdout(&mut Room::unlimited(), events);
         let mut left = STDOUT_LEFT_MAX;
         while let Some(stdout) = self.stdout.as_mut().filter(|_| left > 0 && self.window.is_none())
             && let Some(read) = stdout.read_now(self.from_stdout.room())
         {
             let Ok(length @ 1..) = read else { return self.end_stdout(events) };
             left = left.saturating_sub(length);
-            self.cut_stdout(events);
+            self.cut_stdout(&mut Room::unlimited(), events);
         }
     }
 

@@ -113,6 +113,7 @@ async fn serve(arguments: &cli::Gateway, source: Source, config: Config, keeper:
     }
 
     let grace = Grace { after_stdin: arguments.stdin_grace, after_term: arguments.term_grace, ..Grace::default() };
+    let caches = Home::of_user(&cwd, env::home_dir().as_deref());
     let plan = Plan {
         id,
         #[cfg(unix)]
@@ -123,7 +124,7 @@ async fn serve(arguments: &cli::Gateway, source: Source, config: Config, keeper:
     };
     // Another gateway in this directory, with other files, has a cache of its own.
     let identity = arguments.name.clone().unwrap_or_else(|| identity(&arguments.config));
-    let (catalogue_cache, kept, warning) = CatalogueCache::open(&home, &identity, &config.settings.backends);
+    let (catalogue_cache, kept, warning) = CatalogueCache::open(&caches, &identity, &config.settings.backends);
     warning.into_iter().for_each(|warning| journal.note(&warning));
     let cluster = config.cluster.clone().map(|settings| {
         let address = listen.as_ref().map(|listen| format!("{}/mcp", listen.url()));
@@ -226,7 +227,8 @@ async fn serve_again(
     let (reload, warning) = Reload::new(source, &config, arguments.listen, !arguments.no_watch);
     warning.into_iter().for_each(|warning| journal.note(&warning));
     let identity = arguments.name.clone().unwrap_or_else(|| identity(&arguments.config));
-    let (catalogue_cache, _, warning) = CatalogueCache::open(&home, &identity, &config.settings.backends);
+    let caches = Home::of_user(&cwd, env::home_dir().as_deref());
+    let (catalogue_cache, _, warning) = CatalogueCache::open(&caches, &identity, &config.settings.backends);
     warning.into_iter().for_each(|warning| journal.note(&warning));
     keep_sessions(&mut listen, &home, &identity);
     if let (Some(listen), Some(saved)) = (&mut listen, saved_listen) {

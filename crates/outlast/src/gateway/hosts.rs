@@ -64,6 +64,7 @@ pub(super) fn machine_of(event: &Event) -> u64 {
         | Event::ClientAllowed { client, .. } => *client,
         Event::LinkUp { link, .. }
         | Event::LinkSaid { link, .. }
+        | Event::LinkSaidLong { link, .. }
         | Event::LinkSaidFor { link, .. }
         | Event::RequestLost { link, .. }
         | Event::RequestRefused { link, .. }

@@ -2,7 +2,10 @@
 //! the machine.
 
 use std::{
+    collections::VecDeque,
     ffi::OsString,
+    future::Future,
+    pin::Pin,
     task::{Context, Poll},
     time::Duration,
 };
@@ -11,8 +14,12 @@ use bytes::Bytes;
 use outlast_core::{
     exit::How,
     gateway::{Backend, Event, Kind, Link, Placement, Refused},
+    message::{BYTE_ORDER_MARK, Walk},
 };
-use outlast_os::{BootTime, Order, Stdio};
+use outlast_os::{
+    BootTime, Order, Stdio,
+    offload::{Task, compute},
+};
 
 use super::{
     Driver, EVENTS_MAX,
@@ -34,6 +41,18 @@ pub(super) const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// A child with more bytes than this in its queue has stopped reading. It is replaced, and its callers get an error.
 /// The longest message fits.
 const OUTBOX_MAX: usize = 64 << 20;
+
+/// A longer message of a process is parsed on another thread, because that takes longer than a turn of the loop may take.
+/// Until then nothing else is read from its process.
+const PARSED_AT_ONCE_MAX: usize = 8 << 20;
+
+/// A message that is parsed beside the loop.
+pub(super) struct LongMessage {
+    line: Bytes,
+    parsing: Task<Walk>,
+    /// Later events of its process. There are few: nothing is read from the process meanwhile.
+    later: VecDeque<ChildEvent>,
+}
 
 /// One connection to one backend.
 pub(super) struct Wire {
@@ -191,9 +210,11 @@ impl Driver {
     }
 
     pub(super) fn heard(&mut self, event: ChildEvent) {
+        let Some(event) = self.after_long_message(event) else { return };
         match event {
             ChildEvent::Said { line, .. } if line.trim_ascii().is_empty() => {}
             ChildEvent::Said { key, line } if is_checker(key) => self.checker_said(key, &line),
+            ChildEvent::Said { key, line } if line.len() > PARSED_AT_ONCE_MAX => self.parse_beside(key, line),
             ChildEvent::Said { key, line } => {
                 if let Some(link) = self.link(key) {
                     self.tell(Event::LinkSaid { link, message: line });
@@ -228,6 +249,44 @@ impl Driver {
             ChildEvent::Suspended { .. } => {}
             ChildEvent::Noticed(sentence) => self.journal.note(&format!("WARNING: {sentence}")),
         }
+    }
+
+    /// Events of a process wait for its long message, which keeps their order.
+    fn after_long_message(&mut self, event: ChildEvent) -> Option<ChildEvent> {
+        let (ChildEvent::Said { key, .. } | ChildEvent::Gone { key, .. } | ChildEvent::Cleared { key }) = &event else {
+            return Some(event);
+        };
+        let Some(message) = self.long_messages.get_mut(key) else { return Some(event) };
+        message.later.push_back(event);
+        None
+    }
+
+    fn parse_beside(&mut self, serial: u64, line: Bytes) {
+        let Some(wire) = self.links.get(&serial) else { return };
+        // The end of the work wakes the link, once the work was polled.
+        wire.waker.wake();
+        let is_marked = line.starts_with(BYTE_ORDER_MARK);
+        let line = if is_marked { line.slice(BYTE_ORDER_MARK.len()..) } else { line };
+        let text = line.clone();
+        let parsing = compute(move || Walk::of(&text));
+        self.long_messages.insert(serial, LongMessage { line, parsing, later: VecDeque::new() });
+    }
+
+    /// True if a message of this link is still parsed.
+    fn poll_long_message(&mut self, serial: u64, cx: &mut Context<'_>) -> bool {
+        let Some(message) = self.long_messages.get_mut(&serial) else { return false };
+        let Poll::Ready(parsed) = Pin::new(&mut message.parsing).poll(cx) else { return true };
+        let LongMessage { line, later, .. } = self.long_messages.remove(&serial).expect("found above");
+        if let Some(link) = self.link(serial) {
+            self.tell(match parsed {
+                Ok(walk) => Event::LinkSaidLong { link, message: line, walk: Box::new(walk) },
+                // No thread could be started.
+                Err(_) => Event::LinkSaid { link, message: line },
+            });
+        }
+        later.into_iter().for_each(|event| self.heard(event));
+        self.links.get(&serial).into_iter().for_each(|wire| wire.waker.wake());
+        true
     }
 
     fn remove_wire(&mut self, serial: u64) {
@@ -283,9 +342,14 @@ impl Driver {
         // With stdio as the only front, a slow client slows the backends down (backpressure). Beside other clients it
         // is disconnected.
         let is_low = self.listen.is_some() || self.stdio.as_ref().is_none_or(OwnStreams::is_low);
-        let mut cx = Context::from_waker(wire.waker.rearm());
+        let waker = wire.waker.clone();
+        let mut cx = Context::from_waker(waker.rearm());
+        if self.poll_long_message(serial, &mut cx) {
+            // There may be room in its stdin again.
+            return self.to_flush.push(serial);
+        }
         if self.children.poll_output(serial, is_low || is_checker(serial), &mut cx, self.now) {
-            wire.waker.wake();
+            waker.wake();
         }
         // There may be room in its stdin again.
         self.to_flush.push(serial);

@@ -20,7 +20,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use super::state::ClientCounts;
+use super::{state::ClientCounts, turns::Longest};
 
 /// Tools with a label of their own; later ones are counted together as `other`.
 const TOOLS_MAX: usize = 1_000;
@@ -191,6 +191,8 @@ pub(crate) struct Metrics {
     clients: Gauge,
     sessions_stored: Gauge,
     sessions_unrecorded: Gauge,
+    turn: Gauge<f64, AtomicU64>,
+    turn_cpu: Gauge<f64, AtomicU64>,
     /// `None` outside of a cluster.
     cluster: Option<ClusterMetrics>,
 }
@@ -227,6 +229,17 @@ impl Metrics {
             "Sessions that a restart of the gateway would end, as their records could not be written",
             sessions_unrecorded.clone(),
         );
+        let (turn, turn_cpu) = (Gauge::default(), Gauge::default());
+        registry.register(
+            "loop_turn_seconds_max",
+            "The longest turn of the event loop since the last request for the metrics",
+            turn.clone(),
+        );
+        registry.register(
+            "loop_turn_cpu_seconds_max",
+            "The most CPU time of one turn since then, measured for 1 s after a turn of more than 5 ms",
+            turn_cpu.clone(),
+        );
         let refused = Family::default();
         registry.register(
             "requests_refused",
@@ -248,6 +261,8 @@ impl Metrics {
             clients,
             sessions_stored,
             sessions_unrecorded,
+            turn,
+            turn_cpu,
             cluster: None,
         }
     }
@@ -258,6 +273,12 @@ impl Metrics {
             Some(figures) => self.cluster.get_or_insert_with(ClusterMetrics::new).set(figures),
             None => self.cluster = None,
         }
+    }
+
+    /// The longest turn of the event loop, for the next text.
+    pub(super) fn set_turn(&mut self, longest: Longest) {
+        self.turn.set(longest.elapsed.as_secs_f64());
+        self.turn_cpu.set(longest.cpu.as_secs_f64());
     }
 
     pub(crate) fn called(&mut self, called: &Called) {
@@ -520,7 +541,7 @@ mod tests {
         let text = printed(&mut metrics);
         let names: Vec<&str> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-        assert_eq!(names.len(), 9);
+        assert_eq!(names.len(), 11);
         for name in names {
             assert!(row(name) || row(&format!("{name}_total")), "{name} is not in the book");
         }

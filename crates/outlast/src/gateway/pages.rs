@@ -29,6 +29,7 @@ impl Driver {
                 let backends: Vec<BackendGauges> = backends.map(BackendGauges::from).collect();
                 let clients = self.client_counts();
                 self.metrics.set_cluster(self.cluster_state().as_ref().map(ClusterFigures::of).as_ref());
+                self.metrics.set_turn(self.turns.take());
                 let body = Bytes::from(self.metrics.text(&backends, &clients));
                 PageAnswer { status: StatusCode::OK, kind: metrics::KIND, headers: Vec::new(), body }
             }

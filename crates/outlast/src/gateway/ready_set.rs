@@ -83,6 +83,11 @@ impl ReadySet {
     pub(super) fn take(&self, ready: &mut Vec<u64>) {
         ready.append(&mut self.0.keys.lock().unwrap_or_else(PoisonError::into_inner));
     }
+
+    /// Returns keys that were taken and not polled; they are the first to be taken again.
+    pub(super) fn put_back(&self, keys: impl Iterator<Item = u64>) {
+        self.0.keys.lock().unwrap_or_else(PoisonError::into_inner).splice(..0, keys);
+    }
 }
 
 impl ReadyWaker {

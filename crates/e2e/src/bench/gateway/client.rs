@@ -201,6 +201,18 @@ fn last_answer(events: &str) -> String {
     data.rfind(|text| text.contains("\"id\":")).unwrap_or_default().to_owned()
 }
 
+/// The CPU time of the longest turn of the gateway's loop since the last call, or since its start.
+pub(super) fn longest_turn(address: &str) -> io::Result<Duration> {
+    let mut stream = TcpStream::connect(address)?;
+    stream.set_read_timeout(Some(ANSWER_MAX))?;
+    write!(stream, "GET /metrics HTTP/1.1\r\nhost: {address}\r\nconnection: close\r\n\r\n")?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let value = answer.lines().find_map(|line| line.strip_prefix("outlast_loop_turn_cpu_seconds_max "));
+    let seconds = value.and_then(|value| value.trim().parse().ok());
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| io::Error::other(format!("answered {answer}")))
+}
+
 /// Asks about a session that does not exist, until the gateway answers.
 pub(super) fn is_missing(address: &str) -> io::Result<()> {
     let mut stream = TcpStream::connect(address)?;

@@ -11,8 +11,8 @@ use std::os::fd::AsFd;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::{
-    client::Session,
-    hostile,
+    client::{self, Session},
+    hostile, lists,
     subject::{Running, Stage, Subject},
     table::{Metric, Report},
 };
@@ -23,6 +23,17 @@ use crate::bench::{
 };
 
 const SESSIONS: usize = 32;
+/// What backends list, and how many of them.
+const LISTS: [(Metric, lists::Kind, usize); 6] = [
+    (Metric::LongestTurnList, lists::Kind::Names, 1),
+    (Metric::LongestTurnLists, lists::Kind::Names, 8),
+    (Metric::LongestTurnCollisions, lists::Kind::Colliding, 8),
+    (Metric::LongestTurnLarge, lists::Kind::Large, 8),
+    (Metric::LongestTurnDeep, lists::Kind::Deep, 8),
+    (Metric::LongestTurnNumbers, lists::Kind::Numbers, 8),
+];
+/// How long a client calls while these are read.
+const LISTS_MAX: Duration = Duration::from_secs(5);
 const BACKENDS: usize = 10;
 /// Sessions that one gateway keeps across its restart.
 const MANY: usize = 10_000;
@@ -261,15 +272,31 @@ impl<'a> Bench<'a> {
         }
     }
 
-    /// The longest time that one client waits for its answer while another client and a backend send the most costly
-    /// messages. The gateway has one loop, so its longest turn is no longer than that.
+    /// How long one client waits for its answer while another client and backends send the most costly messages.
     fn measure_loop(&mut self) {
         eprintln!("hostile input");
         for _ in 0..self.size.rounds.min(3) {
-            match self.measure_longest_turn() {
-                Ok(longest) => self.report.sample(Metric::LongestTurn, Subject::Outlast, milliseconds(longest)),
-                Err(problem) => return self.drop_out(Subject::Outlast, Phase::Loop, &problem),
+            let measured = self.measure_hostile_calls();
+            self.report_wait(Metric::LongestTurn, measured);
+            for (metric, kind, servers) in LISTS {
+                let measured = self.measure_hostile_lists(kind, servers);
+                self.report_wait(metric, measured);
             }
+        }
+        let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
+        if let Some(load) = load.split_whitespace().next() {
+            self.report.note(format!("load of the machine at the end of `loop`: {load}"));
+        }
+    }
+
+    fn report_wait(&mut self, metric: Metric, measured: io::Result<Wait>) {
+        match measured {
+            Ok(wait) => {
+                self.report.sample(metric, Subject::Outlast, milliseconds(wait.turn));
+                self.report.sample(Metric::LongestCpuOfWait, Subject::Outlast, milliseconds(wait.cpu));
+                self.report.sample(Metric::LongestWait, Subject::Outlast, milliseconds(wait.whole));
+            }
+            Err(problem) => self.report.note(format!("{metric:?} is not measured: it {problem}")),
         }
     }
 
@@ -304,7 +331,7 @@ impl<'a> Bench<'a> {
         Ok(())
     }
 
-    fn measure_longest_turn(&self) -> io::Result<Duration> {
+    fn measure_hostile_calls(&self) -> io::Result<Wait> {
         let running = self.stage.start_hostile(&hostile::definitions())?;
         let mut victim = open(&running, 1)?.remove(0);
         let mut attacker = open(&running, 1)?.remove(0);
@@ -313,14 +340,16 @@ impl<'a> Bench<'a> {
                 .into_iter()
                 .try_for_each(|(tool, arguments)| attacker.call_tool(&tool, &arguments).map(drop))
         });
-        let mut longest = Duration::ZERO;
-        while !attack.is_finished() {
-            let before = Instant::now();
-            victim.call()?;
-            longest = longest.max(before.elapsed());
-        }
+        let wait = longest_wait(&running, &mut victim, || !attack.is_finished())?;
         attack.join().map_err(|_| io::Error::other("panicked"))??;
-        Ok(longest)
+        Ok(wait)
+    }
+
+    fn measure_hostile_lists(&self, kind: lists::Kind, servers: usize) -> io::Result<Wait> {
+        let running = self.stage.start_lists(kind, servers, servers > 1)?;
+        let mut victim = open(&running, 1)?.remove(0);
+        let end = Instant::now() + LISTS_MAX;
+        longest_wait(&running, &mut victim, || Instant::now() < end)
     }
 
     /// From the end of the server to the first call of the same session that succeeds; `None` if none does.
@@ -366,6 +395,30 @@ impl<'a> Bench<'a> {
         self.report.sample(Metric::CrashPause, Subject::Outlast, milliseconds(load.pause));
         Ok(())
     }
+}
+
+/// The longest of each, while a client calls.
+#[derive(Clone, Copy, Default)]
+struct Wait {
+    /// One wait of the client for its answer. It grows while other processes have the cores.
+    whole: Duration,
+    /// CPU time of the event loop in one wait. The loop may make several turns in it.
+    cpu: Duration,
+    /// CPU time of one turn of the event loop, which it measures itself.
+    turn: Duration,
+}
+
+fn longest_wait(running: &Running, client: &mut Session, mut goes_on: impl FnMut() -> bool) -> io::Result<Wait> {
+    let gateway = running.process().ok_or_else(|| io::Error::other("ended"))?;
+    let mut longest = Wait::default();
+    while goes_on() {
+        let (start, cpu) = (Instant::now(), gateway.cpu_of_first_thread());
+        client.call()?;
+        longest.whole = longest.whole.max(start.elapsed());
+        longest.cpu = longest.cpu.max(gateway.cpu_of_first_thread().saturating_sub(cpu));
+    }
+    longest.turn = client::longest_turn(&running.address)?;
+    Ok(longest)
 }
 
 fn open(running: &Running, count: usize) -> io::Result<Vec<Session>> {

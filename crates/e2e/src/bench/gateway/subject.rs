@@ -17,6 +17,7 @@ use nix::{
 };
 use tempfile::TempDir;
 
+use super::lists;
 use crate::bench::tree::{self, Process};
 
 /// A Python gateway on a busy machine starts slowly.
@@ -194,6 +195,24 @@ impl Stage {
         self.launch(command, &port)
     }
 
+    /// outlast with an echo server, and with this many servers of large lists.
+    pub(super) fn start_lists(&self, kind: lists::Kind, servers: usize, is_changing: bool) -> io::Result<Running> {
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port().to_string();
+        let program = std::env::current_exe()?.display().to_string();
+        let changing = if is_changing { "changing" } else { "constant" };
+        let mut text = outlast_config(&self.echo.display().to_string(), 1);
+        for number in 0..servers {
+            let args = format!("args = [\"lists\", {:?}, {changing:?}]", kind.name());
+            // Without a prefix their names collide.
+            text += &format!("[[backend]]\nname = \"lists{number}\"\ncommand = {program:?}\n{args}\n");
+            text += if kind == lists::Kind::Colliding { "prefix = \"\"\n\n" } else { "\n" };
+        }
+        let config = self.write("outlast.toml", &text)?;
+        let mut command = Command::new(&self.outlast);
+        command.args(["gateway", "--config"]).arg(config).args(["--listen", &format!("127.0.0.1:{port}")]);
+        self.launch(command, &port)
+    }
+
     /// outlast with room for this many sessions, always at the same address; and the time until it answered about a
     /// session.
     pub(super) fn start_many(&self, sessions: usize) -> io::Result<(Running, Duration)> {
@@ -276,6 +295,11 @@ impl Running {
     /// All processes between this client and the servers.
     pub(super) fn gateway(&self, echo: &Path) -> Vec<Process> {
         self.processes().into_iter().filter(|process| !process.runs(echo)).collect()
+    }
+
+    /// The process that this benchmark started.
+    pub(super) fn process(&self) -> Option<Process> {
+        self.processes().into_iter().find(|process| process.pid == self.child.id())
     }
 
     /// With SIGKILL, as in a crash.
