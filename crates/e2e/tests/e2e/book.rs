@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::{
     docs::commands,
     gateway::world::backend,
-    mcp::client::{Client, PUPPET, Place, Setup, signal, until},
+    mcp::client::{Client, PUPPET, Place, Setup, pids, signal, until},
     support::{COMPOSER, OUTLAST},
 };
 
@@ -169,11 +169,30 @@ impl Reader {
         let is_verdict = words[1] == "doctor" && code == Some(1) && !said.starts_with("error");
         assert!(fine.contains(&code) || is_answered || is_verdict, "`{line}`: {code:?}\n{said}");
     }
+
+    /// Stops all that the commands left running: `outlast restore` also starts other sessions that were interrupted.
+    fn stop_all(&self) {
+        for row in self.rows() {
+            if let Some(id) = row["id"].as_str() {
+                self.run(&format!("outlast stop {id} --force"));
+            }
+        }
+    }
+
+    /// The processes with the home directory of this reader.
+    fn processes(&self) -> Vec<u32> {
+        let home = format!("HOME={}", self.place.path().display());
+        let has_home = |pid: &u32| {
+            let environment = fs::read(format!("/proc/{pid}/environ")).unwrap_or_default();
+            environment.split(|byte| *byte == 0).any(|variable| variable == home.as_bytes())
+        };
+        pids().filter(has_home).collect()
+    }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.run("outlast stop night --force");
+        self.stop_all();
     }
 }
 
@@ -207,5 +226,8 @@ fn every_command_in_the_book_has_the_described_effect() {
         reader.have_all();
         reader.types(&line);
     }
+    reader.stop_all();
+    (reader.tools, reader.weather) = (None, None);
+    until("all processes of the commands to be gone", || reader.processes().is_empty().then_some(()));
     assert!(typed.len() > 50, "only {} commands were found", typed.len());
 }
