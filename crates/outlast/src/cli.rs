@@ -85,7 +85,7 @@ pub enum Command {
     /// Check arguments against schemas, for a gateway.
     #[command(hide = true)]
     CheckSchemas,
-    /// Check whether this program can go on with the state of an instance, which is on stdin.
+    /// Check whether this program can continue from the state of an instance, which is on stdin.
     #[command(hide = true)]
     CheckState(CheckState),
 }
@@ -127,7 +127,7 @@ pub struct Mcp {
     #[arg(long, value_enum, default_value_t = Retry::Never, help_heading = "Crashes")]
     pub retry: Retry,
 
-    /// Delays after crashes: 1, 5 and 10 s without end, or doubling from 1 s to 60 s and giving up after 5 restarts
+    /// Delays after crashes: 1 s, then 5 s, then 10 s; or doubling from 1 s to 60 s, giving up after 5 restarts
     #[arg(long, value_enum, default_value_t = Policy::Watchdog, help_heading = "Crashes")]
     pub policy: Policy,
 
@@ -373,7 +373,7 @@ pub struct Run {
     #[arg(skip)]
     pub profile: outlast_core::agent::Profile,
 
-    /// Also pass this variable of outlast's environment to the agent; `NAME*` passes all with this beginning, `'*'` all
+    /// Also pass this variable of outlast's environment to the agent; `NAME*` passes all that begin with NAME, `'*'` all
     #[arg(long, value_name = "NAME", value_delimiter = ',')]
     pub env_pass: Vec<String>,
 
@@ -398,7 +398,7 @@ pub struct Run {
     #[arg(long, value_enum, default_value_t = OnHangup::End, help_heading = "Terminal")]
     pub on_hangup: OnHangup,
 
-    /// Do not keep a model of the screen; `attach`, `screen`, `send` and `wait-for` then do not work
+    /// Do not keep a model of the screen; `attach`, `screen`, `send` and `wait-for` (except `--quiet`) then do not work
     #[arg(long, help_heading = "Terminal")]
     pub no_screen: bool,
 
@@ -467,7 +467,7 @@ pub enum Env {
 /// Start interrupted sessions of `outlast run` again, after a reboot or a kill.
 ///
 /// Without an ID, all sessions are started that ran when outlast or the machine ended, one after the other, in the
-/// background: each with its options, its directory and its conversation. Sessions that you ended stay ended. One that
+/// background: each with its options, its directory and its conversation. Sessions that you ended are not started. One that
 /// cannot be started is reported, and can be restored later.
 #[derive(Debug, Args)]
 pub struct Restore {
@@ -520,8 +520,8 @@ pub enum StartupAction {
 /// List everything that runs under outlast, in every project.
 #[derive(Debug, Args)]
 pub struct Ps {
-    /// With `--cluster`: a gateway in the cluster, by its id, the beginning of it, or its name [default: any of the only
-    /// cluster]
+    /// With `--cluster`: a gateway in the cluster, by its id, the beginning of it, or its name
+    /// [default: any gateway, if only one cluster is found]
     #[arg(value_name = "ID", requires = "cluster")]
     pub id: Option<String>,
 
@@ -539,8 +539,8 @@ pub struct Ps {
 /// Keys restart, stop and resume, show logs and filter; `?` lists them. Without a terminal it prints one plain table.
 #[derive(Debug, Args)]
 pub struct Top {
-    /// With `--cluster`: a gateway in the cluster, by its id, the beginning of it, or its name [default: any of the only
-    /// cluster]
+    /// With `--cluster`: a gateway in the cluster, by its id, the beginning of it, or its name
+    /// [default: any gateway, if only one cluster is found]
     #[arg(value_name = "ID", requires = "cluster")]
     pub id: Option<String>,
 
@@ -594,7 +594,7 @@ pub struct Restart {
     #[arg(long, value_name = "TEXT")]
     pub reason: Option<String>,
 
-    /// Restart a backend in a gateway's whole cluster: one with `placement = "one"` at its owner, others on every replica.
+    /// Restart a backend in the whole cluster: with `placement = "one"` at its owner, otherwise on every replica.
     /// ID is the backend; a gateway means all its backends
     #[arg(long)]
     pub cluster: bool,
@@ -688,7 +688,7 @@ pub struct Send {
     #[arg(long, value_name = "DURATION", value_parser = duration::argument, default_value = "30s")]
     pub timeout: Duration,
 
-    /// Send only one text under this key; a repetition gets the first answer again
+    /// Send the text only if no text was sent with this key yet; otherwise print the answer of the first command again
     #[arg(long, value_name = "TEXT")]
     pub key: Option<String>,
 
@@ -847,7 +847,7 @@ pub struct Audit {
 ///
 /// Finds the configurations of Claude Code, Claude Desktop, VS Code, Cursor, Codex, Gemini CLI, Windsurf, Zed, Cline and
 /// opencode, here and in your home directory, shows the changes as a diff, and asks; `s` asks for each server. Comments,
-/// order and layout are kept. `outlast unwrap` restores the file byte for byte.
+/// order and layout are kept. `outlast unwrap` restores the file, byte for byte if it has not changed since.
 #[derive(Debug, Args)]
 pub struct Wrap {
     #[command(flatten)]

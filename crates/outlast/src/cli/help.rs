@@ -46,7 +46,7 @@ const GROUPS: [(&str, &[(&str, &str)]); 5] = [
         &[
             ("demo", "show a crash, a reload and a broken reload in ten seconds"),
             ("wrap", "put outlast in front of your clients' MCP servers"),
-            ("unwrap", "undo `wrap`, byte for byte"),
+            ("unwrap", "undo `wrap`"),
             ("doctor", "find problems, and how to fix them"),
             ("config", "show or check what `outlast.toml` sets"),
             ("startup", "restore interrupted sessions at each login"),
