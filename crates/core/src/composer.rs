@@ -11,12 +11,16 @@ const RULE_MIN: usize = 10;
 const SHELL_SIGN: char = '!';
 /// What both agents show instead of a long text.
 const STANDS_FOR_A_PASTE: &str = "[Pasted";
+/// What codex shows below a draft that it submits later.
+const CODEX_STARTS: &str = "Waiting for startup";
 
 /// The part of a screen that matters here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Seen {
     /// Row by row; faint letters are blank, because the agent wrote them.
     pub lines: Vec<String>,
+    /// The last line that is not empty, with its faint letters.
+    pub last_line: String,
     /// Row and column.
     pub cursor: (usize, usize),
     pub is_cursor_visible: bool,
@@ -43,6 +47,11 @@ pub fn is_bare(kind: Kind, seen: &Seen) -> bool {
     let length = below.iter().position(|line| is_rule(line));
     let (Kind::Claude, Some(first), Some(length)) = (kind, first, length) else { return false };
     length > 0 && seen.lines[first + 1..row + length].iter().all(|line| line.trim_matches(is_blank).is_empty())
+}
+
+/// Whether the agent has taken Enter and submits the draft once it has started. Until then it shows the draft.
+pub fn submits_later(kind: Kind, seen: &Seen) -> bool {
+    kind == Kind::Codex && seen.last_line.trim_start().starts_with(CODEX_STARTS)
 }
 
 /// Whether a text is in a draft: its end, because its beginning may be out of sight, or what the agent shows instead
@@ -96,7 +105,8 @@ mod tests {
 
     fn seen(cursor: (usize, usize), text: &str) -> Seen {
         let lines = text.lines().map(str::to_owned).collect();
-        Seen { lines, cursor, is_cursor_visible: true, takes_pastes: true, takes_sequences: false }
+        let last_line = text.lines().last().unwrap_or_default().to_owned();
+        Seen { lines, last_line, cursor, is_cursor_visible: true, takes_pastes: true, takes_sequences: false }
     }
 
     #[test]

@@ -515,6 +515,12 @@ impl Job {
                 Step::None
             }
             State::Pressed { until, .. } if now < *until => Step::None,
+            State::Pressed { until, .. }
+                if composer::submits_later(kind, seen) && now < self.asked + self.letter.patience =>
+            {
+                *until = now + ENTER_MAX;
+                Step::None
+            }
             State::Pressed { entry, until } => {
                 let pressed = *entry;
                 match draft {
@@ -703,6 +709,7 @@ mod tests {
         let lines = format!("• an answer\n› {draft}\n\n  model");
         Seen {
             lines: lines.lines().map(str::to_owned).collect(),
+            last_line: "  model".into(),
             cursor: (1, 2),
             is_cursor_visible: true,
             takes_pastes: true,
@@ -985,6 +992,25 @@ mod tests {
         story.now += SETTLED;
         assert_eq!(story.shows(""), []);
         story.type_in("a");
+    }
+
+    #[test]
+    fn a_text_that_is_submitted_after_the_start_is_waited_for() {
+        let mut story = Story::new(Kind::Codex);
+        story.ask(1, letter("hello"));
+        story.type_in("hello");
+        assert_eq!(story.shows("hello"), entered(b"\r"));
+        story.seen.last_line = "  Waiting for startup  · esc cancel".into();
+        let mut stuck = Story { sends: story.sends.clone(), seen: story.seen.clone(), ..Story::new(Kind::Codex) };
+        stuck.now = story.now;
+        for _ in 0..5 {
+            assert_eq!(story.wait(), []);
+        }
+        assert_eq!(story.shows(""), []);
+        assert_eq!(answer(&story.records("hello")), (1, Ok(("submitted", 1))));
+        // Not longer than the text may take.
+        let presses = std::iter::repeat_with(|| stuck.wait()).position(|actions| actions == typed(b"\r"));
+        assert!(presses.is_some_and(|looks| looks <= 10), "{presses:?}");
     }
 
     #[test]

@@ -109,7 +109,7 @@ impl World {
             cursor: (0, 2),
             is_cursor_visible: true,
             takes_pastes: true,
-            takes_sequences: false,
+            ..Seen::default()
         };
         let actions = self.sends.look(&seen, self.is_up, self.now);
         self.act(actions);

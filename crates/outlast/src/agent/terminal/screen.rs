@@ -305,8 +305,10 @@ impl Screen {
         };
         let Look { cursor, is_cursor_visible, .. } = self.look();
         let mode = *self.term.mode();
+        let last_line = (0..grid.screen_lines() as i32).rev().map(|row| self.line(row, |_| true));
         Seen {
             lines: (0..grid.screen_lines() as i32).map(row).collect(),
+            last_line: last_line.into_iter().find(|line| !line.is_empty()).unwrap_or_default(),
             cursor,
             is_cursor_visible,
             takes_pastes: mode.contains(TermMode::BRACKETED_PASTE),
