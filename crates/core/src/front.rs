@@ -15,7 +15,7 @@ use rustc_hash::FxHashMap;
 use crate::{
     gateway::{Client, Said, Who},
     mcp::notification,
-    message::{self, Id, Message, Outline},
+    message::{self, Id, Message, Outline, Walk},
 };
 
 pub mod frames;
@@ -93,6 +93,12 @@ pub enum Event<R> {
     Noted {
         client: Client,
         messages: Vec<Bytes>,
+    },
+    /// The same with one long response to a request of the gateway, which was parsed before.
+    NotedLong {
+        client: Client,
+        message: Bytes,
+        walk: Box<Walk>,
     },
     /// A POST of the stateless era.
     Requested {
@@ -191,7 +197,7 @@ pub struct Loaded {
     pub age: Duration,
 }
 
-/// What is to be done. The first five are for the gateway, in this order.
+/// What is to be done. The first six are for the gateway, in this order.
 #[derive(Debug)]
 pub enum Action<R> {
     SessionCame {
@@ -213,6 +219,11 @@ pub enum Action<R> {
         message: Bytes,
         /// Of a request that the driver has read.
         outline: Option<Outline>,
+    },
+    SaidLong {
+        client: Client,
+        message: Bytes,
+        walk: Box<Walk>,
     },
     /// Never of a client that the gateway dropped.
     Left {
@@ -351,6 +362,10 @@ impl<R: Clone + PartialEq> HttpFront<R> {
                 self.posted(client, peer, requests, response, now, out)
             }
             Event::Noted { client, messages } => self.noted(client, messages, now, out),
+            Event::NotedLong { client, message, walk } => {
+                self.noted(client, Vec::new(), now, out);
+                out.push(Action::SaidLong { client, message, walk });
+            }
             Event::Requested { client, who, caller, peer, message, outline, response } => {
                 self.stateless.heard(caller, now);
                 self.clients.insert(client, Entry::Request(Request::new(client, peer, response, now)));

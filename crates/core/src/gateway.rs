@@ -228,6 +228,9 @@ impl Gateway {
             Event::ClientRequested { client, message, outline } => {
                 self.client_requested_outlined(client, &message, &outline, now);
             }
+            Event::ClientSaidLong { client, message, walk } => {
+                self.client_said_parsed(client, &message, walk.read(&message), now);
+            }
             Event::ClientLeft { client } => self.client_left(client, now),
             Event::ClientAllowed { client, until } => self.clients.allow_until(client, until),
             Event::LinkUp { link, pid } => self.link_up(link, pid, now),
@@ -243,7 +246,10 @@ impl Gateway {
                     self.out.push(Action::Divert { link, message });
                 }
             }
-            Event::LinkSaidFor { link, id, message } => self.link_said_for(link, &id, &message, now),
+            Event::LinkSaidFor { link, id, message, walk } => {
+                let parsed = walk.map_or_else(|| message::parse(&message), |walk| walk.read(&message));
+                self.link_said_for(link, &id, &message, parsed, now);
+            }
             Event::RequestLost { link, id, was_sent, why } => self.request_lost(link, &id, was_sent, &why, now),
             Event::RequestRefused { link, id, refused } => self.request_refused(link, &id, *refused, now),
             Event::LinkDenied { link, refused } => self.link_denied(link, &refused, now),

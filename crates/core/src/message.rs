@@ -62,7 +62,7 @@ pub struct Params<'a> {
 /// Start and end of a part in a line, which is far shorter than 4 GiB. A start of 0 means that the part is absent.
 type Place = (u32, u32);
 
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct Places {
     known: [Place; PARAMS],
     /// The whole of `params`, if it is an object.
@@ -186,7 +186,7 @@ pub fn quote(text: &str) -> String {
 /// Reads the envelope of a line, or returns why the line is refused.
 pub fn parse(line: &[u8]) -> Result<Message<'_>, Unreadable> {
     let not_json = |why: String| Unreadable { why, id: None, is_request: false, is_too_deep: false };
-    let text = std::str::from_utf8(line).map_err(|error| not_json(error.to_string()))?;
+    let text = str_of(line).map_err(|error| not_json(error.to_string()))?;
     let Some((message, is_too_deep)) = envelope(text) else {
         // serde_json reports the position of the error, for the person who has to correct it.
         let error = serde_json::from_str::<serde::de::IgnoredAny>(text).err();
@@ -205,7 +205,7 @@ pub fn parse(line: &[u8]) -> Result<Message<'_>, Unreadable> {
 }
 
 /// A line that is not JSON, or JSON that is nested too deeply to be forwarded.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Unreadable {
     pub why: String,
     is_too_deep: bool,
@@ -295,7 +295,7 @@ fn envelope(text: &str) -> Option<(Message<'_>, bool)> {
 /// Whether a line is an object with the member `jsonrpc`, as every message of JSON-RPC 2.0 is.
 pub fn has_version(line: &[u8]) -> bool {
     let mut found = false;
-    let Ok(text) = std::str::from_utf8(line) else { return false };
+    let Ok(text) = str_of(line) else { return false };
     let mut scan = Scan::new(text);
     let walked = scan.object(|scan, name| {
         found |= matches!(Envelope::of(name), Envelope::Version);
@@ -316,7 +316,7 @@ pub fn is_json_rpc(line: &[u8]) -> bool {
 pub fn ambiguous(line: &[u8]) -> Option<String> {
     let (mut outer, mut inner) = ([false; 4], [false; PARAMS]);
     let mut found = None;
-    let _ = Scan::new(std::str::from_utf8(line).ok()?).object(|scan, name| {
+    let _ = Scan::new(str_of(line).ok()?).object(|scan, name| {
         found = found.take().or_else(|| told_apart(name, &ENVELOPE, &mut outer));
         if unescaped(name) == "params" && scan.next_byte() == Some(b'{') {
             return scan.object(|scan, name| {
@@ -555,37 +555,58 @@ fn between(text: &str, place: Place) -> Option<Raw<'_>> {
     }
 }
 
+/// The line as text. The check of the standard library takes tens of milliseconds for a long line that is not ASCII.
+fn str_of(line: &[u8]) -> Result<&str, simdutf8::compat::Utf8Error> {
+    simdutf8::compat::from_utf8(line)
+}
+
 /// The positions of the parts of a request, so that its bytes need not be parsed again.
 #[derive(Debug, Clone)]
 pub struct Outline {
     id: Place,
-    method: Place,
+    method: Method,
     params: Places,
 }
 
+#[derive(Debug, Clone)]
+enum Method {
+    At(Place),
+    /// It has an escape.
+    Is(Box<str>),
+}
+
 impl Outline {
-    /// The outline of a parsed request. `None` if the method has an escape: such a request is parsed again.
+    /// The outline of a parsed request.
     pub fn of(line: &[u8], request: &Message<'_>) -> Option<Outline> {
-        let Message::Request { id, method: Cow::Borrowed(method), params } = request else { return None };
+        let Message::Request { id, method, params } = request else { return None };
         let place = |range: Range<usize>| (range.start as u32, range.end as u32);
-        let method = place(place_of(line, method));
+        let method = match method {
+            Cow::Borrowed(method) => Method::At(place(place_of(line, method))),
+            Cow::Owned(method) => Method::Is(method.as_str().into()),
+        };
         Some(Outline { id: place(id.place(line)?), method, params: params.places.clone() })
     }
 
     /// The request again, from the same line.
     pub fn read<'a>(&self, line: &'a [u8]) -> Option<Message<'a>> {
-        let text = std::str::from_utf8(line).ok()?;
+        let text = str_of(line).ok()?;
         let params = Params { text, places: self.params.clone() };
-        let method = Cow::Borrowed(between(text, self.method)?.get());
+        let method = match &self.method {
+            Method::At(place) => Cow::Borrowed(between(text, *place)?.get()),
+            Method::Is(method) => Cow::Owned(method.to_string()),
+        };
         Some(Message::Request { id: RawId(between(text, self.id)), method, params })
     }
 }
 
-/// The result of parsing a message, without the message: a long one is parsed on another thread.
-#[derive(Debug)]
+/// A longer message is parsed on another thread, because that takes longer than a turn of an event loop may take.
+pub const PARSED_AT_ONCE_MAX: usize = 4 << 20;
+
+/// The result of parsing a message, without the message.
+#[derive(Debug, PartialEq, Eq)]
 pub struct Walk(Result<Walked, Unreadable>);
 
-#[derive(Debug)]
+#[derive(Debug, PartialEq, Eq)]
 enum Walked {
     Request { id: Place, method: Box<str>, params: Places },
     Notification { method: Box<str>, params: Places },
@@ -618,25 +639,26 @@ impl Walk {
     }
 
     /// The message, from the same line.
-    pub fn read(self, line: &[u8]) -> Result<Message<'_>, Unreadable> {
-        let walked = self.0?;
-        let text = std::str::from_utf8(line).expect("it was parsed");
+    pub fn read<'a>(&self, line: &'a [u8]) -> Result<Message<'a>, Unreadable> {
+        let walked = self.0.as_ref().map_err(Clone::clone)?;
+        let text = str_of(line).expect("it was parsed");
         Ok(match walked {
             Walked::Request { id, method, params } => Message::Request {
-                id: RawId(between(text, id)),
-                method: Cow::Owned(method.into()),
-                params: Params { text, places: params },
+                id: RawId(between(text, *id)),
+                method: Cow::Owned(method.to_string()),
+                params: Params { text, places: params.clone() },
             },
-            Walked::Notification { method, params } => {
-                Message::Notification { method: Cow::Owned(method.into()), params: Params { text, places: params } }
-            }
+            Walked::Notification { method, params } => Message::Notification {
+                method: Cow::Owned(method.to_string()),
+                params: Params { text, places: params.clone() },
+            },
             Walked::Response { id, result, error } => Message::Response {
-                id: RawId(between(text, id)),
-                result: between(text, result),
-                error: between(text, error),
+                id: RawId(between(text, *id)),
+                result: between(text, *result),
+                error: between(text, *error),
             },
             Walked::Batch(members) => {
-                Message::Batch(members.into_iter().filter_map(|member| between(text, member)).collect())
+                Message::Batch(members.iter().filter_map(|member| between(text, *member)).collect())
             }
             Walked::Other => Message::Other,
         })
@@ -888,13 +910,14 @@ mod tests {
             r#"{"id":1,"method":"m","params":[1]}"#,
             r#"{"id":null,"method":"m","ID":2}"#,
             r#"{"method":"m","id":-0}"#,
+            r#"{"id":1,"method":"\u006d"}"#,
         ];
         for line in table {
             let first = parse(line.as_bytes()).unwrap();
             let again = Outline::of(line.as_bytes(), &first).expect("a request").read(line.as_bytes()).unwrap();
             assert_eq!(format!("{first:?}"), format!("{again:?}"), "{line}");
         }
-        for line in [r#"{"method":"m"}"#, r#"{"id":1,"result":{}}"#, r#"{"id":1,"method":"\u006d"}"#, "[]", "1"] {
+        for line in [r#"{"method":"m"}"#, r#"{"id":1,"result":{}}"#, "[]", "1"] {
             assert!(Outline::of(line.as_bytes(), &parse(line.as_bytes()).unwrap()).is_none(), "{line}");
         }
     }

@@ -271,7 +271,7 @@ impl World {
                 if let Some(id) = link.open.back().and_then(|work| Id::parse(&work.id)) {
                     let link = link.link;
                     let message = self.note_link_line(serial, text.to_vec());
-                    self.happen(Event::LinkSaidFor { link, id, message });
+                    self.happen(Event::LinkSaidFor { link, id, message, walk: None });
                 }
             }
             b'o' | b'O' => self.lose_request(digit, kind == b'O', text),

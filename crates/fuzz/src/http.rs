@@ -15,8 +15,9 @@ use std::{
 use bytes::Bytes;
 use hyper::{HeaderMap, StatusCode};
 use memchr::memmem;
-use outlast::gateway::listen::{
-    Auth, FrontEvent, Limits, Listen, Mirrors, Options, PageAnswer, Unauthorized, mirrors_of,
+use outlast::gateway::{
+    listen::{Auth, FrontEvent, Limits, Listen, Options, PageAnswer, Unauthorized},
+    mirrored::Budget,
 };
 use outlast_core::{
     gateway::{Front, Said, Who},
@@ -101,7 +102,7 @@ impl World {
         .expect("a free port of loopback");
         let tool =
             br#"{"name":"mirrored","inputSchema":{"properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}"#;
-        listen.set_mirrors(Mirrors::from([("mirrored".into(), mirrors_of(tool))]));
+        listen.set_mirrors(Budget::default().mirrors_of(tool).into_iter().collect());
         drop(inside);
         World {
             runtime,
@@ -286,6 +287,10 @@ impl World {
             FrontEvent::Said { client, message } => self.said(client, &message),
             FrontEvent::Requested { client, message, outline } => {
                 assert!(outline.read(&message).is_some(), "the outline is not of its message: {message:?}");
+                self.said(client, &message);
+            }
+            FrontEvent::SaidLong { client, message, walk } => {
+                assert!(walk.read(&message).is_ok(), "the walk is not of its message");
                 self.said(client, &message);
             }
             FrontEvent::Left { client } => {

@@ -36,7 +36,7 @@ pub mod http;
 mod links;
 pub mod listen;
 pub(crate) mod metrics;
-mod mirrors;
+pub mod mirrored;
 mod operator;
 mod pages;
 mod ready_set;
@@ -60,7 +60,7 @@ use self::{
     links::{LongMessage, Wire, WireKind},
     listen::Listen,
     metrics::Metrics,
-    mirrors::MirrorsByBackend,
+    mirrored::MirrorsByBackend,
     operator::{PendingRestart, cluster::ClusterRequests},
     ready_set::{ReadySet, ReadyWaker},
     recent::Recent,
@@ -570,6 +570,9 @@ impl Driver {
                 listen::FrontEvent::Said { client, message } => self.tell(Event::ClientSaid { client, message }),
                 listen::FrontEvent::Requested { client, message, outline } => {
                     self.tell(Event::ClientRequested { client, message, outline });
+                }
+                listen::FrontEvent::SaidLong { client, message, walk } => {
+                    self.tell(Event::ClientSaidLong { client, message, walk });
                 }
                 listen::FrontEvent::Left { client } => self.tell(Event::ClientLeft { client }),
                 listen::FrontEvent::Allowed { client, until } => self.tell(Event::ClientAllowed { client, until }),

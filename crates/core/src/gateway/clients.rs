@@ -25,7 +25,7 @@ use crate::{
     json::Raw,
     mcp::{List, meta, method, notification, revision},
     message,
-    message::{Id, Message, Outline, Params, RawId, pick},
+    message::{Id, Message, Outline, Params, RawId, Unreadable, pick},
 };
 
 /// How many messages one batch may hold; a longer one is refused.
@@ -380,10 +380,21 @@ impl Gateway {
     }
 
     pub(super) fn client_said(&mut self, client: Client, said: &[u8], now: Instant) {
+        self.client_said_parsed(client, said, message::parse(said), now);
+    }
+
+    /// The same for a message that was parsed before.
+    pub(super) fn client_said_parsed(
+        &mut self,
+        client: Client,
+        said: &[u8],
+        message: Result<Message<'_>, Unreadable>,
+        now: Instant,
+    ) {
         if self.clients.get(&client).is_none() {
             return;
         }
-        match message::parse(said) {
+        match message {
             Ok(Message::Batch(members)) => self.client_batched(client, &members, now),
             Ok(message) => self.client_message(client, said, message, None, now),
             Err(unreadable) => {

@@ -89,6 +89,12 @@ pub enum Event {
         message: Bytes,
         outline: Outline,
     },
+    /// The same for any message, parsed before, because it is long.
+    ClientSaidLong {
+        client: Client,
+        message: Bytes,
+        walk: Box<Walk>,
+    },
     ClientLeft {
         client: Client,
     },
@@ -119,6 +125,8 @@ pub enum Event {
         link: Link,
         id: Id,
         message: Bytes,
+        /// Of a long message, which was parsed before.
+        walk: Option<Box<Walk>>,
     },
     /// Of an HTTP backend: this request, by the gateway's id, will not be answered. The link stays open.
     RequestLost {

@@ -414,19 +414,26 @@ impl Gateway {
     }
 
     /// A message on the HTTP stream of a request.
-    pub(super) fn link_said_for(&mut self, link: Link, id: &Id, said: &[u8], now: Instant) {
+    pub(super) fn link_said_for(
+        &mut self,
+        link: Link,
+        id: &Id,
+        said: &[u8],
+        message: Result<Message<'_>, Unreadable>,
+        now: Instant,
+    ) {
         let is_open = |key: &u64| self.calls.get(key).is_some_and(|call| call.reply_to.is_some());
         self.stream_call = self.key_on(link.serial, id).filter(is_open);
-        if self.stream_call.is_some() || !self.is_said_too_late(link.serial, said) {
+        if self.stream_call.is_some() || !self.is_said_too_late(link.serial, said, &message) {
             // The HTTP side passes on nothing but JSON.
-            let _ = self.link_said(link, said, now);
+            let _ = self.link_said_parsed(link, said, message, now);
         }
         self.stream_call = None;
     }
 
     /// Whether a message can only be for a call that is over. It must not reach the client of another call.
-    fn is_said_too_late(&mut self, serial: u64, said: &[u8]) -> bool {
-        match message::parse(said) {
+    fn is_said_too_late(&mut self, serial: u64, said: &[u8], message: &Result<Message<'_>, Unreadable>) -> bool {
+        match message {
             Ok(Message::Request { id, method, .. }) if method != method::PING => {
                 if let Some(at) = id.place(said) {
                     let raw = String::from_utf8_lossy(&said[at]);
@@ -435,7 +442,7 @@ impl Gateway {
                 }
                 true
             }
-            Ok(Message::Notification { method, .. }) => match &*method {
+            Ok(Message::Notification { method, .. }) => match &**method {
                 notification::CANCELLED | notification::RESOURCE_UPDATED => false,
                 notification::TASK_STATUS | notification::TASKS => false,
                 method => Family::of(method).is_none(),

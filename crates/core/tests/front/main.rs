@@ -110,7 +110,7 @@ impl Story {
                 format!("restored {client} {:?} {:?}", state.level, state.watches)
             }
             Action::RequestCame { client, .. } => format!("request {client}"),
-            Action::Said { client, .. } => format!("said {client}"),
+            Action::Said { client, .. } | Action::SaidLong { client, .. } => format!("said {client}"),
             Action::Left { client, .. } => format!("left {client}"),
             Action::Answer { response, session, .. } => match session {
                 Some(id) => format!("answer {response} opens {id}"),

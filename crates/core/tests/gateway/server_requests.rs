@@ -84,7 +84,7 @@ fn over_http_a_question_belongs_to_the_call_of_its_stream() {
     let told: Vec<(Link, serde_json::Value)> = (0..3).map(|_| story.told("a")).collect();
     let says = |story: &mut Story, at: usize, message: serde_json::Value| {
         let (link, id) = (told[at].0, Id::parse(&told[at].1["id"].to_string()).expect("a number"));
-        story.event(Event::LinkSaidFor { link, id, message: message.to_string().into() });
+        story.event(Event::LinkSaidFor { link, id, message: message.to_string().into(), walk: None });
     };
     says(&mut story, 1, elicit(json!("q")));
     story.hears_nothing(1);
@@ -209,7 +209,7 @@ fn a_question_whose_call_is_known_ends_with_that_call_and_no_other() {
     story.shake(1).call(1, 1, "a__x").call(1, 2, "a__x").call(1, 3, "a__x");
     let told: Vec<(Link, serde_json::Value)> = (0..3).map(|_| story.told("a")).collect();
     let id = Id::parse(&told[1].1["id"].to_string()).expect("a number");
-    story.event(Event::LinkSaidFor { link: told[1].0, id, message: elicit(json!("q")).to_string().into() });
+    story.event(Event::LinkSaidFor { link: told[1].0, id, message: elicit(json!("q")).to_string().into(), walk: None });
     assert_eq!(story.heard(1).about, Some(Id::Integer(2)));
     story.answer(told[2].0, &told[2].1["id"], json!({})).told_nothing("a").heard(1);
     story.hears_nothing(1).answer(told[1].0, &told[1].1["id"], json!({}));

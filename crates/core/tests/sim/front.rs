@@ -207,7 +207,7 @@ impl World {
             Action::SessionCame { client, .. } | Action::RequestCame { client, .. } => {
                 assert!(self.gateway.insert(client, Vec::new()).is_none(), "client {client} came twice");
             }
-            Action::Said { client, message, .. } => {
+            Action::Said { client, message, .. } | Action::SaidLong { client, message, .. } => {
                 let open = self.gateway.get_mut(&client).expect("it came first");
                 if let Ok(Message::Request { id, .. }) = message::parse(&message) {
                     open.push(id.parse().unwrap());

@@ -26,7 +26,7 @@ use super::{
     auth::Auth,
     catalogue_cache::CatalogueCache,
     listen::{self, Limits, Listen},
-    mirrors::MirrorsByBackend,
+    mirrored::MirrorsByBackend,
     reload::{Reload, Source},
     schemas::Schemas,
     session_store::{self, SessionDirectory},

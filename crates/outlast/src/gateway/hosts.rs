@@ -60,6 +60,7 @@ pub(super) fn machine_of(event: &Event) -> u64 {
         | Event::ClientRestored { client, .. }
         | Event::ClientSaid { client, .. }
         | Event::ClientRequested { client, .. }
+        | Event::ClientSaidLong { client, .. }
         | Event::ClientLeft { client }
         | Event::ClientAllowed { client, .. } => *client,
         Event::LinkUp { link, .. }

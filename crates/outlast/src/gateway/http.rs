@@ -26,6 +26,8 @@ pub(crate) use client::post;
 
 use std::{
     collections::{BTreeMap, HashMap, VecDeque},
+    future::Future,
+    pin::Pin,
     sync::Arc,
     task::{Context, Poll, Waker},
     time::Duration,
@@ -37,8 +39,9 @@ use outlast_core::{
     exit::How,
     gateway::Refused,
     mcp::{method, notification},
-    message::{self, Id, Message},
+    message::{self, Id, Message, PARSED_AT_ONCE_MAX, Unreadable, Walk},
 };
+use outlast_os::offload::{Task, compute};
 use tokio::{
     sync::mpsc::{Receiver, Sender, channel},
     task::AbortHandle,
@@ -47,7 +50,7 @@ use tokio::{
 
 use client::Target;
 use exchange::Exchange;
-use headers::ToolHeaders;
+use headers::{Page, ToolHeaders};
 use stream::Stream;
 
 /// Reports of tasks in the queue. When it is full, the server is read more slowly.
@@ -105,6 +108,8 @@ pub enum LinkEvent {
     Said(Bytes),
     /// The same, in the response stream of a request: it belongs to that request.
     SaidFor { id: Id, message: Bytes },
+    /// One of both, which was parsed before, because it is long.
+    SaidLong { within: Option<Id>, message: Bytes, walk: Box<Walk> },
     /// This request will not be answered.
     Lost {
         id: Id,
@@ -149,6 +154,8 @@ enum TaskReport {
         answers: Option<Id>,
         /// The request in whose stream it arrived, if it is not its answer.
         within: Option<Id>,
+        /// Of a long message.
+        walk: Option<Box<Walk>>,
     },
     Note(String),
     Endpoint(Uri),
@@ -191,10 +198,17 @@ struct Flight {
     /// `None` if it needs no answer or has its answer.
     waits: Option<Id>,
     is_stateless: bool,
-    is_tools_list: bool,
+    /// A page of the list of tools.
+    page: Option<Page>,
     /// The POST is complete. Only for the old transport, whose answers arrive on another stream.
     is_posted: bool,
     task: AbortHandle,
+}
+
+/// A message that is parsed beside the loop.
+struct Parsing {
+    line: Bytes,
+    walk: Task<Walk>,
 }
 
 #[derive(Debug)]
@@ -231,6 +245,8 @@ pub struct HttpLink {
     next_key: u64,
     /// Messages that cannot be posted yet.
     held: VecDeque<Bytes>,
+    /// A long message, before it is posted or refused. Later messages wait for it.
+    parsing: Option<Parsing>,
     news: Receiver<TaskReport>,
     tell: Sender<TaskReport>,
     /// Reports that are not returned yet.
@@ -259,6 +275,7 @@ impl HttpLink {
             flights: HashMap::new(),
             next_key: 0,
             held: VecDeque::new(),
+            parsing: None,
             news,
             tell,
             ready: VecDeque::new(),
@@ -286,6 +303,7 @@ impl HttpLink {
     pub(crate) fn is_busy(&self) -> bool {
         self.state != State::Open
             || !self.held.is_empty()
+            || self.parsing.is_some()
             || !self.ready.is_empty()
             || self.flights.values().any(|flight| flight.waits.is_none())
     }
@@ -307,8 +325,7 @@ impl HttpLink {
         let value = |text: &String| HeaderValue::from_str(text).ok();
         link.session = saved.session.as_ref().and_then(value);
         link.version = saved.version.as_ref().and_then(value);
-        let answer = [b"{\"result\":{\"tools\":[" as &[u8], &tools.join(&b","[..]), b"]}}"].concat();
-        link.tools.learn(&answer);
+        link.tools.learn(Page::First, tools.iter().map(AsRef::as_ref));
         if link.session.is_some() || link.version.is_some() {
             link.listen();
         }
@@ -317,18 +334,19 @@ impl HttpLink {
 
     /// Sends one message. The caller has checked that it is JSON.
     pub fn send(&mut self, line: Bytes) {
-        match self.state {
-            State::Open if !matches!(self.post, Post::Unknown) => self.dispatch(line),
-            State::Open | State::Settling(_) => self.held.push_back(line),
-            State::Failing | State::Closing | State::Down => self.refuse(&line),
-        }
+        self.held.push_back(line);
+        self.release();
     }
 
     /// The next report. `Pending` wakes when there is one.
     pub fn poll(&mut self, cx: &mut Context<'_>) -> Poll<LinkEvent> {
         loop {
-            if let Some(heard) = self.ready.pop_front().or_else(|| self.down.take()) {
+            let is_over = self.parsing.is_none() && self.held.is_empty();
+            if let Some(heard) = self.ready.pop_front().or_else(|| self.down.take_if(|_| is_over)) {
                 return Poll::Ready(heard);
+            }
+            if self.poll_parsing(cx) {
+                continue;
             }
             if self.waker.as_ref().is_none_or(|waker| !waker.will_wake(cx.waker())) {
                 self.waker = Some(cx.waker().clone());
@@ -353,6 +371,7 @@ impl HttpLink {
                 let (tell, session_end) = (self.tell.clone(), self.limits.session_end);
                 self.lose_all("the link was closed");
                 self.state = State::Closing;
+                self.release();
                 self.stream = Some(
                     tokio::spawn(async move {
                         // A server that keeps a session longer than needed is no error of ours.
@@ -375,12 +394,13 @@ impl HttpLink {
                 self.session = session;
                 self.version = version;
             }
-            TaskReport::Said { message, answers, within } => {
+            TaskReport::Said { message, answers, within, walk } => {
                 // The request was given up before this answer arrived.
-                if answers.is_none_or(|id| self.note_answer(&id, &message)) {
-                    self.ready.push_back(match within {
-                        Some(id) => LinkEvent::SaidFor { id, message },
-                        None => LinkEvent::Said(message),
+                if answers.is_none_or(|id| self.note_answer(&id, &message, walk.as_deref())) {
+                    self.ready.push_back(match (walk, within) {
+                        (Some(walk), within) => LinkEvent::SaidLong { within, message, walk },
+                        (None, Some(id)) => LinkEvent::SaidFor { id, message },
+                        (None, None) => LinkEvent::Said(message),
                     });
                     self.end_if_done();
                 }
@@ -422,9 +442,7 @@ impl HttpLink {
         if let Some(stream) = self.stream.take_if(|_| matches!(self.post, Post::Here)) {
             stream.abort();
         }
-        for line in std::mem::take(&mut self.held) {
-            self.refuse(&line);
-        }
+        self.release();
         self.wake();
     }
 
@@ -441,12 +459,12 @@ impl HttpLink {
     }
 
     /// The answer may arrive on any stream. False if no request waits for it.
-    fn note_answer(&mut self, id: &Id, message: &[u8]) -> bool {
+    fn note_answer(&mut self, id: &Id, message: &[u8], walk: Option<&Walk>) -> bool {
         let found = self.flights.iter_mut().find(|(_, flight)| flight.waits.as_ref() == Some(id));
         let Some((key, flight)) = found else { return false };
         flight.waits = None;
-        if flight.is_tools_list {
-            self.tools.learn(message);
+        if let Some(page) = flight.page.take() {
+            self.tools.learn_answer(page, message, walk);
         }
         // The old transport has separate streams: its POST may have ended long before.
         let key = *key;
@@ -508,23 +526,57 @@ impl HttpLink {
         Stream { target, headers, limits: self.limits.clone(), news: self.tell.clone() }
     }
 
+    /// Posts the messages that wait, or refuses them if nothing is sent any more.
     fn release(&mut self) {
-        while self.state == State::Open {
+        loop {
+            let must_wait = match self.state {
+                State::Open => matches!(self.post, Post::Unknown),
+                State::Settling(_) => true,
+                State::Failing | State::Closing | State::Down => false,
+            };
+            if must_wait || self.parsing.is_some() {
+                return;
+            }
             let Some(line) = self.held.pop_front() else { return };
-            self.dispatch(line);
+            if line.len() > PARSED_AT_ONCE_MAX {
+                let text = line.clone();
+                self.parsing = Some(Parsing { line, walk: compute(move || Walk::of(&text)) });
+                return self.wake();
+            }
+            self.pass(&line, message::parse(&line));
         }
     }
 
-    fn dispatch(&mut self, line: Bytes) {
+    /// True if a long message was parsed.
+    fn poll_parsing(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(parsing) = &mut self.parsing else { return false };
+        let Poll::Ready(walk) = Pin::new(&mut parsing.walk).poll(cx) else { return false };
+        let Parsing { line, .. } = self.parsing.take().expect("found above");
+        // Without a thread it is parsed here.
+        self.pass(&line, walk.map_or_else(|_| message::parse(&line), |walk| walk.read(&line)));
+        self.release();
+        true
+    }
+
+    fn pass(&mut self, line: &Bytes, message: Result<Message<'_>, Unreadable>) {
+        match self.state {
+            State::Open | State::Settling(_) => self.dispatch(line, message),
+            State::Failing | State::Closing | State::Down => self.refuse(message),
+        }
+    }
+
+    fn dispatch(&mut self, line: &Bytes, message: Result<Message<'_>, Unreadable>) {
         let Some(target) = self.target.clone() else { return };
         let mut headers = headers::of_post();
-        let (mut asks, mut is_stateless, mut is_tools_list) = (None, false, false);
+        let (mut asks, mut is_stateless, mut page) = (None, false, None);
         let (mut is_initialize, mut is_initialized, mut is_safe, mut cancels) = (false, false, false, None);
-        match message::parse(&line) {
+        match message {
             Ok(Message::Request { id, method, params }) => {
                 asks = id.parse();
                 is_initialize = method == method::INITIALIZE;
-                is_tools_list = method == method::TOOLS_LIST;
+                if method == method::TOOLS_LIST {
+                    page = Some(if params.cursor().is_none() { Page::First } else { Page::Later });
+                }
                 is_safe = is_safe_to_repeat(&method);
                 if let Some(version) = headers::stated_version(&params) {
                     is_stateless = true;
@@ -563,7 +615,7 @@ impl HttpLink {
             target,
             url,
             headers,
-            body: line,
+            body: line.clone(),
             asks: asks.clone(),
             is_initialize,
             is_safe,
@@ -587,10 +639,8 @@ impl HttpLink {
         if is_initialized {
             self.state = State::Settling(key);
         }
-        self.flights.insert(
-            key,
-            Flight { waits: asks, is_stateless, is_tools_list, is_posted: false, task: task.abort_handle() },
-        );
+        self.flights
+            .insert(key, Flight { waits: asks, is_stateless, page, is_posted: false, task: task.abort_handle() });
     }
 
     /// The headers of every request of a session.
@@ -619,8 +669,8 @@ impl HttpLink {
     }
 
     /// A message that is not sent any more: a request is lost, a cancellation still ends the wait for an answer.
-    fn refuse(&mut self, line: &[u8]) {
-        match message::parse(line) {
+    fn refuse(&mut self, message: Result<Message<'_>, Unreadable>) {
+        match message {
             Ok(Message::Request { id, .. }) => {
                 if let Some(id) = id.parse() {
                     let why = self.failed.as_ref().map_or_else(|| "the link was closed".into(), |(why, _)| why.clone());
@@ -650,9 +700,6 @@ impl HttpLink {
         if let Some(stream) = self.stream.take() {
             stream.abort();
         }
-        for line in std::mem::take(&mut self.held) {
-            self.refuse(&line);
-        }
     }
 
     fn go_down(&mut self, why: String) {
@@ -662,6 +709,7 @@ impl HttpLink {
         self.fail(How::Lost(why.clone()));
         self.lose_all(&why);
         self.state = State::Down;
+        self.release();
         let (why, is_forgotten) = self.failed.clone().unwrap_or((why, false));
         self.down = Some(LinkEvent::Down { why, is_forgotten });
         self.wake();

@@ -14,7 +14,7 @@ use bytes::Bytes;
 use outlast_core::{
     exit::How,
     gateway::{Backend, Event, Kind, Link, Placement, Refused},
-    message::{BYTE_ORDER_MARK, Walk},
+    message::{BYTE_ORDER_MARK, PARSED_AT_ONCE_MAX, Walk},
 };
 use outlast_os::{
     BootTime, Order, Stdio,
@@ -42,11 +42,7 @@ pub(super) const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// The longest message fits.
 const OUTBOX_MAX: usize = 64 << 20;
 
-/// A longer message of a process is parsed on another thread, because that takes longer than a turn of the loop may take.
-/// Until then nothing else is read from its process.
-const PARSED_AT_ONCE_MAX: usize = 8 << 20;
-
-/// A message that is parsed beside the loop.
+/// A message of a process that is parsed beside the loop. Until then nothing else is read from its process.
 pub(super) struct LongMessage {
     line: Bytes,
     parsing: Task<Walk>,
@@ -363,7 +359,15 @@ impl Driver {
             let Poll::Ready(heard) = http.poll(&mut Context::from_waker(waker.rearm())) else { return };
             match heard {
                 http::LinkEvent::Said(message) => self.tell(Event::LinkSaid { link, message }),
-                http::LinkEvent::SaidFor { id, message } => self.tell(Event::LinkSaidFor { link, id, message }),
+                http::LinkEvent::SaidFor { id, message } => {
+                    self.tell(Event::LinkSaidFor { link, id, message, walk: None });
+                }
+                http::LinkEvent::SaidLong { within: Some(id), message, walk } => {
+                    self.tell(Event::LinkSaidFor { link, id, message, walk: Some(walk) });
+                }
+                http::LinkEvent::SaidLong { within: None, message, walk } => {
+                    self.tell(Event::LinkSaidLong { link, message, walk });
+                }
                 http::LinkEvent::Lost { id, was_sent, why } => {
                     let why = self.journal.mask().hide(&why).into_owned();
                     self.tell(Event::RequestLost { link, id, was_sent, why });

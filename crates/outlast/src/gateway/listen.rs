@@ -20,7 +20,7 @@ use hyper::{HeaderMap, Method, StatusCode, server::conn::http1, service::service
 use outlast_core::{
     front,
     gateway::{Client, Front, Said, Ticket, Who},
-    message::{self, Id, Outline},
+    message::{self, Id, Outline, Walk},
 };
 use tokio::{
     io::AsyncWriteExt,
@@ -41,7 +41,6 @@ mod socket;
 mod stream;
 mod tls;
 
-pub use agree::{Mirror, Mirrors, mirrors_of};
 use driver::{FrontDriver, Shared};
 pub use headers::Names;
 use outlast_os as os;
@@ -56,7 +55,7 @@ use outlast_os::handover::{Handover, Received};
 #[cfg(unix)]
 use serde::{Deserialize, Serialize};
 
-use super::session_store::SessionStore;
+use super::{mirrored::Mirrors, session_store::SessionStore};
 use crate::{
     cluster::replica::{ClusterStore, SharedReplica},
     state::journal::Origin,
@@ -105,6 +104,12 @@ pub enum FrontEvent {
         client: Client,
         message: Bytes,
         outline: Outline,
+    },
+    /// The same for a long response to a request of the gateway, which was parsed before.
+    SaidLong {
+        client: Client,
+        message: Bytes,
+        walk: Box<Walk>,
     },
     /// The client left, or its session expired. Not reported for a client that the owner dropped.
     Left {

@@ -12,8 +12,9 @@ use std::{
 
 use bytes::Bytes;
 use hyper::{HeaderMap, StatusCode};
-use outlast::gateway::listen::{
-    Auth, FrontEvent, Limits, Listen, ListenError, Mirrors, Options, PageAnswer, Unauthorized, mirrors_of,
+use outlast::gateway::{
+    listen::{Auth, FrontEvent, Limits, Listen, ListenError, Options, PageAnswer, Unauthorized},
+    mirrored::Budget,
 };
 use outlast_core::{
     gateway::{Said, Who},
@@ -87,7 +88,7 @@ impl Front {
                 };
                 let mut listen = Listen::bind(options).unwrap();
                 let tool = br#"{"name":"mirrored","inputSchema":{"properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}"#;
-                listen.set_mirrors(Mirrors::from([("mirrored".into(), mirrors_of(tool))]));
+                listen.set_mirrors(Budget::default().mirrors_of(tool).into_iter().collect());
                 ready.send(listen.address()).unwrap();
                 let (held, waiting, later) = (Vec::new(), HashMap::new(), VecDeque::new());
                 Machine { listen, heard_by, held, waiting, later }.run(stopped).await;
@@ -194,7 +195,9 @@ impl Machine {
                     let profile = who.profile.as_ref().map(|profile| format!(" as {profile}")).unwrap_or_default();
                     format!("came {client} {front:?} {}{profile}", who.name)
                 }
-                FrontEvent::Said { client, message } | FrontEvent::Requested { client, message, .. } => {
+                FrontEvent::Said { client, message }
+                | FrontEvent::SaidLong { client, message, .. }
+                | FrontEvent::Requested { client, message, .. } => {
                     format!("said {client} {}", name_of(message))
                 }
                 FrontEvent::Left { client } => format!("left {client}"),
@@ -208,9 +211,9 @@ impl Machine {
             });
             match heard {
                 FrontEvent::Restored { .. } | FrontEvent::Note(_) => {}
-                FrontEvent::Said { client, message } | FrontEvent::Requested { client, message, .. } => {
-                    self.said(client, &message)
-                }
+                FrontEvent::Said { client, message }
+                | FrontEvent::SaidLong { client, message, .. }
+                | FrontEvent::Requested { client, message, .. } => self.said(client, &message),
                 FrontEvent::Page(page) if page.path == "/api/events" => {
                     self.listen.watch(page.ticket);
                     self.listen.publish(Some(page.ticket), "hello", "{}");

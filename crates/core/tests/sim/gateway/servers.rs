@@ -144,7 +144,7 @@ impl World {
                 match work.filter(|_| is_http && self.dice.one_in(2)) {
                     Some(work) => {
                         let id = Id::parse(&work.id.to_string()).expect("our ids are numbers");
-                        self.owed.push_back(Event::LinkSaidFor { link, id, message: message.to_string().into() });
+                        self.owed.push_back(Event::LinkSaidFor { link, id, message: message.to_string().into(), walk: None });
                     }
                     None => self.server_says(serial, message),
                 }

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::{
-    web::Web,
+    web::{BEGUN_ID, Session, Web},
     world::{Gate, backend},
 };
 use crate::mcp::client::{Place, Setup, until};
@@ -39,7 +39,7 @@ fn both_fronts_serve_at_once() {
     let mut client = Setup::gateway(&place).options(["--stdio", "--listen", "127.0.0.1:0"]).hasty().ready();
     let line = client.says("listening on http://");
     let address = line.split("http://").nth(1).and_then(|rest| rest.split('/').next()).expect("an address");
-    let mut session = super::web::Session::open(address);
+    let mut session = Session::open(address);
     assert_eq!(session.call("one__pid", json!({})), client.call("one__pid", json!({})));
     // A gateway on stdio exits with its client.
     client.end();
@@ -94,14 +94,44 @@ fn a_line_that_is_no_json_is_refused_and_has_no_other_effect() {
     gate.end();
 }
 
+/// They are longer than those that the event loop parses itself.
 #[test]
 fn long_messages_pass_both_ways() {
-    let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
-    let mut session = gate.session();
-    let text = "x".repeat(3 << 20);
-    assert_eq!(session.call("one__echo", json!({"text": text})).len(), text.len());
-    assert_eq!(session.call("one__big", json!({"bytes": 5 << 20})).len(), 5 << 20);
-    gate.end();
+    let (text, bytes) = ("x".repeat(5 << 20), 9 << 20);
+    let far = Gate::listen(Place::new(), &backend("one", &[], ""));
+    let config = format!("[[backend]]\nname = \"far\"\nurl = \"http://{}/mcp\"\nprefix = \"\"\n", far.address);
+    let near = Gate::listen(Place::new(), &config);
+    near.is("far", "ready");
+    // The backend is a process, and then an HTTP server.
+    for gate in [&far, &near] {
+        let mut session = Session::open_declaring(&gate.address, json!({"sampling": {}}));
+        assert_eq!(session.call("one__echo", json!({"text": text})).len(), text.len());
+        assert_eq!(session.call("one__big", json!({"bytes": bytes})).len(), bytes);
+        // A long question of the server, and a long answer of the client.
+        let question = json!({"method": "sampling/createMessage", "params": {"messages": [], "systemPrompt": text}});
+        let mut call = session.begin("one__ask", &question, None);
+        call.head();
+        let asked = call.event();
+        assert_eq!(asked["params"]["systemPrompt"], text);
+        let content = json!({"role": "assistant", "model": "m", "content": {"type": "text", "text": text}});
+        let answer = json!({"jsonrpc": "2.0", "id": asked["id"], "result": content});
+        assert_eq!(session.post(&answer).status, 202);
+        let answer = call.event();
+        assert_eq!(answer["id"], BEGUN_ID);
+        assert!(crate::mcp::client::text(&answer["result"]).contains(&text));
+
+        for refused in [
+            json!([{"jsonrpc": "2.0", "id": 1, "method": "ping", "params": {"long": text}}]),
+            json!({"jsonrpc": "2.0", "method": "notifications/progress", "params": {"message": text}}),
+        ] {
+            let reply = session.post(&refused);
+            assert_eq!(reply.status, 413, "{}", reply.text());
+            assert!(reply.text().contains("may have at most 4 MiB"), "{}", reply.text());
+        }
+        assert_eq!(session.call("one__echo", json!({"text": "continues"})), "continues");
+    }
+    near.end();
+    far.end();
 }
 
 #[test]

@@ -11,8 +11,9 @@ use hyper::{
 };
 use outlast_core::{
     json::Raw,
-    message::{self, Id, Message},
+    message::{self, Id, Message, PARSED_AT_ONCE_MAX, Walk},
 };
+use outlast_os::offload::compute;
 use tokio::{
     sync::mpsc::Sender,
     task::yield_now,
@@ -230,17 +231,17 @@ impl Exchange {
 
     /// Forwards each message. True if the answer was among them.
     async fn say(&self, text: Bytes, session: Option<HeaderValue>) -> Result<bool, String> {
-        let heard = pieces(&text)?;
+        let heard = pieces(&text).await?;
         let mut is_ours = false;
-        for (message, answers) in heard {
+        for Piece { message, answers, walk } in heard {
             let is_answer = answers.is_some() && answers == self.asks;
             if is_answer && self.is_initialize {
-                let version = negotiated(&message);
+                let version = if walk.is_none() { negotiated(&message) } else { None };
                 let _ = self.news.send(TaskReport::Opened { session: session.clone(), version }).await;
             }
             is_ours |= is_answer;
             let within = if answers.is_none() { self.asks.clone() } else { None };
-            let _ = self.news.send(TaskReport::Said { message, answers, within }).await;
+            let _ = self.news.send(TaskReport::Said { message, answers, within, walk }).await;
         }
         Ok(is_ours)
     }
@@ -267,7 +268,8 @@ impl Exchange {
             return End::Taken;
         };
         if let Some(message) = refusal.answer(id) {
-            let _ = self.news.send(TaskReport::Said { message, answers: Some(id.clone()), within: None }).await;
+            let said = TaskReport::Said { message, answers: Some(id.clone()), within: None, walk: None };
+            let _ = self.news.send(said).await;
             return End::Answered;
         }
         End::Refused(refusal.refused(&self.target.name(), self.body.clone()))
@@ -318,8 +320,31 @@ pub(super) fn too_long(name: &str) -> String {
     format!("{name} sent a message of more than {} MiB", LINE_MAX >> 20)
 }
 
-/// Each message of a text, with the id that it answers. A batch is split.
-pub(super) fn pieces(text: &Bytes) -> Result<Vec<(Bytes, Option<Id>)>, String> {
+/// One message of a server.
+pub(super) struct Piece {
+    pub(super) message: Bytes,
+    /// The id of the request that it answers.
+    pub(super) answers: Option<Id>,
+    /// Of a long message.
+    pub(super) walk: Option<Box<Walk>>,
+}
+
+/// Each message of a text. A batch is split. A long text is parsed on another thread.
+pub(super) async fn pieces(text: &Bytes) -> Result<Vec<Piece>, String> {
+    if text.len() > PARSED_AT_ONCE_MAX {
+        let long = text.clone();
+        if let Ok(pieces) = compute(move || split(&long)).await {
+            return pieces;
+        }
+    }
+    split(text)
+}
+
+fn split(text: &Bytes) -> Result<Vec<Piece>, String> {
+    let piece = |message: Bytes, answers: Option<Id>| {
+        let walk = (message.len() > PARSED_AT_ONCE_MAX).then(|| Box::new(Walk::of(&message)));
+        Piece { message, answers, walk }
+    };
     let answers = |message: &Message<'_>| match message {
         Message::Response { id, .. } => id.parse(),
         _ => None,
@@ -328,14 +353,14 @@ pub(super) fn pieces(text: &Bytes) -> Result<Vec<(Bytes, Option<Id>)>, String> {
         Message::Batch(members) => members
             .into_iter()
             .map(|member| {
-                let piece = text.slice(message::place(text, member));
-                let id = answers(&message::parse(&piece).map_err(|error| error.why)?);
-                Ok((if id.is_some() { with_version(&piece) } else { piece }, id))
+                let part = text.slice(message::place(text, member));
+                let id = answers(&message::parse(&part).map_err(|error| error.why)?);
+                Ok(piece(if id.is_some() { with_version(&part) } else { part }, id))
             })
             .collect(),
         single => {
             let id = answers(&single);
-            Ok(vec![(if id.is_some() { with_version(text) } else { text.clone() }, id)])
+            Ok(vec![piece(if id.is_some() { with_version(text) } else { text.clone() }, id)])
         }
     }
 }

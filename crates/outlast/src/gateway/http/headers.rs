@@ -9,10 +9,12 @@ use hyper::{
 };
 use outlast_core::{
     json::Raw,
-    mcp::{self, header, meta, method},
-    message::{self, Params},
+    mcp::{self, PAGE_ITEMS_MAX, header, meta, method},
+    message::{self, Message, Params, Walk},
 };
 use serde_json::Value;
+
+use crate::gateway::mirrored::{self, Budget, Mirror};
 
 pub(super) const SESSION: HeaderName = HeaderName::from_static(header::SESSION_ID);
 pub(super) const VERSION: HeaderName = HeaderName::from_static(header::PROTOCOL_VERSION);
@@ -62,41 +64,48 @@ fn sentinel(value: &str) -> String {
 
 /// Arguments of tools that their schemas require in headers, learned from the lists in the answers.
 #[derive(Debug, Default)]
-pub(super) struct ToolHeaders(HashMap<String, Vec<Mirrored>>);
+pub(super) struct ToolHeaders {
+    by_tool: HashMap<String, Vec<Mirror>>,
+    budget: Budget,
+}
 
-#[derive(Debug)]
-struct Mirrored {
-    path: Vec<String>,
-    header: HeaderName,
+/// A page of the list of tools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Page {
+    First,
+    Later,
 }
 
 impl ToolHeaders {
-    /// One page of a tool list, as a whole answer. Most mention no header and are not parsed.
-    pub(super) fn learn(&mut self, answer: &[u8]) {
-        if memchr::memmem::find(answer, b"x-mcp-header").is_none() && self.0.is_empty() {
-            return;
+    /// A whole answer. Most mention no header and are not parsed.
+    pub(super) fn learn_answer(&mut self, page: Page, answer: &[u8], walk: Option<&Walk>) {
+        if !mirrored::may_have_any(answer) {
+            return self.learn(page, []);
         }
-        let Ok(answer) = serde_json::from_slice::<Value>(answer) else { return };
-        for tool in answer["result"]["tools"].as_array().into_iter().flatten() {
-            let Some(name) = tool["name"].as_str() else { continue };
-            let mut mirrored = Vec::new();
-            collect(&tool["inputSchema"], &mut Vec::new(), &mut mirrored);
-            if mirrored.is_empty() {
-                self.0.remove(name);
-            } else {
-                self.0.insert(name.to_owned(), mirrored);
+        let parsed = walk.map_or_else(|| message::parse(answer), |walk| walk.read(answer));
+        let Ok(Message::Response { result: Some(result), .. }) = parsed else { return };
+        let tools = message::pick(result, ["tools"]).and_then(|[tools]| tools?.first_elements(PAGE_ITEMS_MAX));
+        let (tools, _) = tools.unwrap_or_default();
+        self.learn(page, tools.into_iter().map(|tool| tool.get().as_bytes()));
+    }
+
+    pub(super) fn learn<'a>(&mut self, page: Page, tools: impl IntoIterator<Item = &'a [u8]>) {
+        if page == Page::First {
+            *self = ToolHeaders::default();
+        }
+        for tool in tools {
+            if let Some((name, mirrors)) = self.budget.mirrors_of(tool) {
+                self.by_tool.insert(name, mirrors);
             }
         }
     }
 
     fn describe(&self, headers: &mut HeaderMap, tool: &str, arguments: Option<Raw<'_>>) {
-        let (Some(mirrored), Some(arguments)) = (self.0.get(tool), arguments) else { return };
-        let Ok(arguments) = serde_json::from_str::<Value>(arguments.get()) else { return };
-        for Mirrored { path, header } in mirrored {
-            let value = path.iter().try_fold(&arguments, |value, step| value.get(step));
+        let (Some(mirrors), Some(arguments)) = (self.by_tool.get(tool), arguments) else { return };
+        for (Mirror { header, .. }, value) in mirrors.iter().zip(mirrored::values(arguments, mirrors)) {
             let text = match value {
-                Some(Value::String(text)) => text.clone(),
-                Some(value @ (Value::Bool(_) | Value::Number(_))) => value.to_string(),
+                Value::String(text) => text,
+                Value::Bool(_) | Value::Number(_) => value.to_string(),
                 _ => continue,
             };
             insert(headers, header.clone(), &text);
@@ -104,24 +113,9 @@ impl ToolHeaders {
     }
 }
 
-/// Only a member that is reached by `properties` alone has one place in the arguments.
-fn collect(schema: &Value, path: &mut Vec<String>, found: &mut Vec<Mirrored>) {
-    for (name, property) in schema["properties"].as_object().into_iter().flatten() {
-        path.push(name.clone());
-        if let Some(header) = property["x-mcp-header"].as_str()
-            && let Ok(header) = HeaderName::try_from(format!("{}{header}", header::PARAM_PREFIX))
-        {
-            found.push(Mirrored { path: path.clone(), header });
-        }
-        collect(property, path, found);
-        path.pop();
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use outlast_core::message::Message;
 
     fn described(line: &str, tools: &ToolHeaders) -> Vec<(String, String)> {
         let Ok(Message::Request { method, params, .. }) = message::parse(line.as_bytes()) else { panic!("{line}") };
@@ -170,7 +164,9 @@ mod tests {
     #[test]
     fn arguments_are_mirrored_as_the_schema_requires() {
         let mut tools = ToolHeaders::default();
-        tools.learn(
+        let learn = |tools: &mut ToolHeaders, answer: &[u8]| tools.learn_answer(Page::First, answer, None);
+        learn(
+            &mut tools,
             br#"{"id":1,"result":{"tools":[{"name":"t","inputSchema":{"properties":{
                 "region":{"type":"string","x-mcp-header":"Region"},"deep":{"properties":{"n":{"x-mcp-header":"N"}}},
                 "list":{"items":{"x-mcp-header":"Never"}},"bad":{"x-mcp-header":"no token"},"plain":{}}}}]}}"#,
@@ -181,7 +177,7 @@ mod tests {
         headers.retain(|(name, _)| name.starts_with("mcp-param"));
         assert_eq!(headers, [("mcp-param-n".into(), "7".into()), ("mcp-param-region".into(), "eu".into())]);
 
-        tools.learn(br#"{"id":2,"result":{"tools":[{"name":"t","inputSchema":{}}]}}"#);
+        learn(&mut tools, br#"{"id":2,"result":{"tools":[{"name":"t","inputSchema":{}}]}}"#);
         assert!(described(call, &tools).iter().all(|(name, _)| !name.starts_with("mcp-param")));
     }
 }

@@ -19,7 +19,7 @@ use super::{
     TaskReport, WaitLimits,
     client::{Failed, Target, origin, resolve},
     events::{Event, Events},
-    exchange::{self, Tries, pieces, read_refusal},
+    exchange::{self, Piece, Tries, pieces, read_refusal},
     headers,
 };
 use crate::child::lines::LINE_MAX;
@@ -137,10 +137,10 @@ impl Stream {
     async fn hear(&self, event: Event) {
         let name = self.target.name();
         match event {
-            Event::Message(data) => match pieces(&data) {
+            Event::Message(data) => match pieces(&data).await {
                 Ok(pieces) => {
-                    for (message, answers) in pieces {
-                        self.tell(TaskReport::Said { message, answers, within: None }).await;
+                    for Piece { message, answers, walk } in pieces {
+                        self.tell(TaskReport::Said { message, answers, within: None, walk }).await;
                     }
                 }
                 Err(error) => {

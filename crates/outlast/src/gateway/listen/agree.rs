@@ -1,7 +1,5 @@
 //! Checks that the headers of a request of the stateless era agree with its body, whose parts they repeat for proxies.
 
-use std::collections::HashMap;
-
 use hyper::HeaderMap;
 use outlast_core::{
     mcp::{self, meta, method, revision},
@@ -14,48 +12,7 @@ use super::{
     headers::{single, unpack},
     stream::Answer,
 };
-
-/// A tool's parameter that clients mirror in a header.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Mirror {
-    /// `Mcp-Param-…`
-    pub header: String,
-    /// Its path in the arguments.
-    pub path: Vec<String>,
-}
-
-/// By the tool name that clients see.
-pub type Mirrors = HashMap<String, Vec<Mirror>>;
-
-/// The mirrored parameters in a tool's definition. An invalid annotation is ignored.
-pub fn mirrors_of(tool: &[u8]) -> Vec<Mirror> {
-    // Very few tools have one, so most definitions are not parsed.
-    if memchr::memmem::find(tool, b"x-mcp-header").is_none() {
-        return Vec::new();
-    }
-    let Ok(tool) = serde_json::from_slice::<Value>(tool) else { return Vec::new() };
-    let mut mirrors = Vec::new();
-    collect(&tool["inputSchema"], &mut Vec::new(), &mut mirrors);
-    mirrors
-}
-
-/// Only nested `properties` count: a parameter in a conditional schema has no fixed path.
-fn collect(schema: &Value, path: &mut Vec<String>, mirrors: &mut Vec<Mirror>) {
-    let Some(properties) = schema.get("properties").and_then(Value::as_object) else { return };
-    for (name, property) in properties {
-        path.push(name.clone());
-        let is_plain = matches!(property["type"].as_str(), Some("string" | "integer" | "boolean"));
-        if let Some(header) = property.get("x-mcp-header").and_then(Value::as_str)
-            && is_plain
-            && !header.is_empty()
-            && header.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(&byte))
-        {
-            mirrors.push(Mirror { header: format!("Mcp-Param-{header}"), path: path.clone() });
-        }
-        collect(property, path, mirrors);
-        path.pop();
-    }
-}
+use crate::gateway::mirrored::{self, ARGUMENTS_MAX, Mirror, Mirrors};
 
 /// Whether the `_meta` of a request says that it belongs to the stateless era.
 pub(super) fn claims(params: &Params<'_>) -> bool {
@@ -98,7 +55,7 @@ pub(super) fn check(
         return Err(disagrees(id, "Mcp-Name", said, &name));
     }
     match mirrors.get(&name).filter(|_| method == method::TOOLS_CALL) {
-        Some(mirrors) => mirrors.iter().try_for_each(|mirror| check_mirror(headers, id, params, mirror)),
+        Some(mirrors) => check_mirrors(headers, id, params, mirrors),
         None => Ok(()),
     }
 }
@@ -136,19 +93,30 @@ fn disagrees(id: &str, header: &str, said: Option<&str>, body: &str) -> Box<Answ
     )
 }
 
-fn check_mirror(headers: &HeaderMap, id: &str, params: &Params<'_>, mirror: &Mirror) -> Result<(), Box<Answer>> {
-    let mut value = params.arguments();
-    for name in &mirror.path {
-        value = value.and_then(|object| message::pick(object, [name.as_str()])?[0]);
+fn check_mirrors(headers: &HeaderMap, id: &str, params: &Params<'_>, mirrors: &[Mirror]) -> Result<(), Box<Answer>> {
+    let arguments = params.arguments();
+    if arguments.is_some_and(|arguments| arguments.get().len() > ARGUMENTS_MAX) {
+        let max = ARGUMENTS_MAX >> 20;
+        let message = format!("headers repeat arguments of this tool, so its arguments may have at most {max} MiB");
+        return Err(Answer::error(hyper::StatusCode::BAD_REQUEST, id, answers::INVALID_PARAMS, &message, None));
     }
-    let body = value.and_then(|raw| serde_json::from_str::<Value>(raw.get()).ok()).unwrap_or_default();
-    let said = header(headers, id, &mirror.header)?;
-    let agrees = match (&body, said) {
-        (Value::Null, None) => true,
-        (Value::Null, Some(_)) | (_, None) => false,
-        (body, Some(said)) => unpack(said).is_some_and(|said| is_same(body, &said)),
-    };
-    if agrees { Ok(()) } else { Err(disagrees(id, &mirror.header, said, &body.to_string())) }
+    let values = arguments.map_or_else(|| vec![Value::Null; mirrors.len()], |given| mirrored::values(given, mirrors));
+    for (Mirror { header: name, is_plain, .. }, body) in mirrors.iter().zip(values) {
+        // Clients need not mirror other types.
+        if !is_plain {
+            continue;
+        }
+        let said = header(headers, id, name.as_str())?;
+        let agrees = match (&body, said) {
+            (Value::Null, None) => true,
+            (Value::Null, Some(_)) | (_, None) => false,
+            (body, Some(said)) => unpack(said).is_some_and(|said| is_same(body, &said)),
+        };
+        if !agrees {
+            return Err(disagrees(id, &mirrored::shown(name), said, &body.to_string()));
+        }
+    }
+    Ok(())
 }
 
 fn is_same(body: &Value, said: &str) -> bool {
@@ -170,7 +138,7 @@ mod tests {
     use outlast_core::message::Message;
 
     use super::*;
-    use crate::gateway::listen::stream::Content;
+    use crate::gateway::{listen::stream::Content, mirrored::Budget};
 
     type Lines<'a> = &'a [(&'a str, &'a str)];
 
@@ -246,11 +214,8 @@ mod tests {
             "ratio":{"type":"number","x-mcp-header":"Ratio"},
             "bad":{"type":"string","x-mcp-header":"no spaces"},
             "list":{"type":"array","items":{"type":"string","x-mcp-header":"Item"}}}}}"#;
-        let mirrors = mirrors_of(tool);
-        let names: Vec<_> = mirrors.iter().map(|mirror| mirror.header.as_str()).collect();
-        assert_eq!(names, ["Mcp-Param-Count", "Mcp-Param-Flag", "Mcp-Param-Region"]);
-        assert!(mirrors_of(br#"{"name":"plain"}"#).is_empty());
-        let mirrors = Mirrors::from([("a".into(), mirrors)]);
+        let (name, mirrors) = Budget::default().mirrors_of(tool).expect("it has some");
+        let mirrors = Mirrors::from([(name, mirrors)]);
 
         let table: &[(&str, Lines<'_>, Option<i64>)] = &[
             ("{}", &[], None),

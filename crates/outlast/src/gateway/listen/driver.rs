@@ -22,7 +22,7 @@ use outlast_core::{
         record::{Record, RecordKey},
     },
     gateway::{Front, Said, Who},
-    message::{self, Id, Message, Outline},
+    message::{self, Id, Message, Outline, Walk},
 };
 use rustc_hash::FxHashMap;
 #[cfg(unix)]
@@ -201,6 +201,7 @@ impl FrontDriver {
                 self.hear(FrontEvent::Requested { client, message, outline });
             }
             Action::Said { client, message, outline: None } => self.hear(FrontEvent::Said { client, message }),
+            Action::SaidLong { client, message, walk } => self.hear(FrontEvent::SaidLong { client, message, walk }),
             Action::Left { client, peer } => {
                 self.passes.remove(&client);
                 if let Some(peer) = peer {
@@ -662,6 +663,11 @@ impl FrontDriver {
     /// Messages that need no answer.
     pub(super) fn note(&mut self, client: u64, messages: Vec<Bytes>, now: Instant) {
         self.handle(Event::Noted { client, messages }, now);
+    }
+
+    /// The same for a long response to a request of the gateway.
+    pub(super) fn note_long(&mut self, client: u64, message: Bytes, walk: Box<Walk>, now: Instant) {
+        self.handle(Event::NotedLong { client, message, walk }, now);
     }
 
     /// `info` is the client's description of itself.

@@ -21,8 +21,9 @@ use outlast_core::{
     front::{NoStream, Posted, Session, SessionId, record::Change},
     gateway::{REQUEST_ID_MAX, Who},
     mcp::{self, method, revision},
-    message::{self, Id, Message, Outline, Raw, RawId},
+    message::{self, Id, Message, Outline, PARSED_AT_ONCE_MAX, Raw, RawId, Walk},
 };
+use outlast_os::offload::compute;
 use percent_encoding::percent_decode_str;
 
 use super::{
@@ -353,7 +354,7 @@ async fn post(
         Some(body) => body,
         None => take(endpoint, connection, body).await?,
     };
-    let exchange = said(endpoint, connection, &who, head, headers, body)?;
+    let exchange = said(endpoint, connection, &who, head, headers, body).await?;
     if let Some(exchange) = &exchange {
         let pass = connection.show_pass(head.credentials(headers), who);
         if let Owner::Client(client) = exchange.owner {
@@ -367,8 +368,8 @@ async fn post(
     Ok(exchange)
 }
 
-/// Forwards a body. Returns `None` if it needs no answer.
-pub(super) fn said(
+/// Forwards a body. Returns `None` if it needs no answer. A long body is parsed on another thread.
+pub(super) async fn said(
     endpoint: &HttpEndpoint,
     connection: &Rc<Connection>,
     who: &Rc<Who>,
@@ -376,9 +377,21 @@ pub(super) fn said(
     headers: &HeaderMap,
     body: Bytes,
 ) -> Result<Option<Exchange>, Box<Answer>> {
+    let walk = if body.len() > PARSED_AT_ONCE_MAX {
+        let text = body.clone();
+        // Without a thread it is parsed here.
+        compute(move || Walk::of(&text)).await.ok()
+    } else {
+        None
+    };
     let now = Instant::now();
-    let message = message::parse(&body)
+    let message = walk
+        .as_ref()
+        .map_or_else(|| message::parse(&body), |walk| walk.read(&body))
         .map_err(|unreadable| Answer::json(StatusCode::BAD_REQUEST, None, unreadable.refusal()))?;
+    if walk.is_some() {
+        check_long(&message)?;
+    }
     let version = version(head)?;
     let is_stateless = version.is_some_and(revision::is_stateless);
     let outline = Outline::of(&body, &message);
@@ -418,7 +431,11 @@ pub(super) fn said(
         }
         Message::Notification { .. } | Message::Response { .. } => {
             let client = session(endpoint, connection, who, head, version)?;
-            endpoint.driver.borrow_mut().note(client, vec![body], now);
+            let mut driver = endpoint.driver.borrow_mut();
+            match walk {
+                Some(walk) => driver.note_long(client, body, Box::new(walk), now),
+                None => driver.note(client, vec![body], now),
+            }
             Ok(None)
         }
         Message::Batch(members) => {
@@ -435,6 +452,18 @@ pub(super) fn said(
             Ok(Some(driver.post(client, Posted::Batch { ids, messages, changes }, connection, now)))
         }
     }
+}
+
+/// Long messages of these kinds would be parsed again on the event loop. Requests and responses are not.
+fn check_long(message: &Message<'_>) -> Result<(), Box<Answer>> {
+    let what = match message {
+        Message::Request { method, .. } if method == method::INITIALIZE => "an initialize request",
+        Message::Notification { .. } => "a notification",
+        Message::Batch(_) => "a batch",
+        _ => return Ok(()),
+    };
+    let message = format!("{what} may have at most {} MiB", PARSED_AT_ONCE_MAX >> 20);
+    Err(Answer::error(StatusCode::PAYLOAD_TOO_LARGE, "null", answers::INVALID_REQUEST, &message, None))
 }
 
 fn invalid(message: &str) -> Box<Answer> {
