@@ -16,6 +16,7 @@ use serde_json::json;
 use crate::{
     gateway::world::{Gate, backend},
     mcp::client::{Client, OUTLAST, PUPPET, Place, Setup, until},
+    support::copy_program,
 };
 
 /// A home directory, a project in use, and files elsewhere.
@@ -189,7 +190,7 @@ fn an_interpreter_outside_of_the_sandbox_is_named() {
     }
     let world = World::new();
     let shell = world.elsewhere.join("sh");
-    fs::copy("/bin/sh", &shell).unwrap();
+    copy_program("/bin/sh", &shell);
     let script = world.project.script("server", &format!("#!{shell}\nexec {PUPPET}\n"));
     let mut client = world.setup("[mcp]\nsandbox = {}\n").command([script.as_str()]).start();
     client.close_stdin();

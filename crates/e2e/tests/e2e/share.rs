@@ -22,7 +22,7 @@ use crate::{
     mcp::client::{Client, INITIALIZED, OUTLAST, Place, Setup, failure, is_alive, signal, text, until},
     mcp::upgrade::upgrades,
     support::{
-        outlast,
+        copy_program, outlast,
         peers::{Client as Sdk, Peer, Peers, Project, Server, text as text_of},
     },
 };
@@ -413,7 +413,7 @@ fn thin_clients_become_another_program_under_load() {
     const BURST: usize = 5;
     let place = Place::new();
     let program = place.join("outlast-on-disk");
-    fs::copy(OUTLAST, &program).expect("a copy");
+    copy_program(OUTLAST, &program);
     let setup = sharing(&place).program(&program).puppet(["--log", "log", "--ledger", "ledger"]);
     let mut clients: Vec<Client> = (0..3).map(|_| setup.clone().start()).collect();
     clients.iter_mut().for_each(Client::open);
@@ -429,7 +429,7 @@ fn thin_clients_become_another_program_under_load() {
         for source in [OUTLAST, OUTLAST, NEXT] {
             // As a package manager does: another file takes the name.
             let new = place.join("new");
-            fs::copy(source, &new).expect("a copy");
+            copy_program(source, &new);
             fs::rename(&new, &program).expect("the file is ours");
             let is_new = |pid: &u32| {
                 fs::read_link(format!("/proc/{pid}/exe")).is_ok_and(|path| path == std::path::Path::new(&program))

@@ -23,7 +23,10 @@ use super::{
 };
 use crate::{
     mcp::client::{OUTLAST, Place, signal, text, until},
-    support::peers::{Client, Peer, Peers, Project, Server},
+    support::{
+        copy_program,
+        peers::{Client, Peer, Peers, Project, Server},
+    },
 };
 
 /// The program under test with another format of the state, and a migration to it.
@@ -587,13 +590,13 @@ fn upgrades_during_crashes_and_reloads() {
 fn sigusr2_upgrades_to_the_program_on_disk() {
     let place = Place::new();
     let program = place.join("outlast-on-disk");
-    fs::copy(OUTLAST, &program).expect("a copy");
+    copy_program(OUTLAST, &program);
     let config = config(&place, "");
     let gate = Gate::listen_with(place, &config, |setup| setup.program(&program));
     let child = gate.child("all");
     let mut session = gate.session();
     let new = gate.place.join("new");
-    fs::copy(NEXT, &new).expect("a copy");
+    copy_program(NEXT, &new);
     fs::rename(&new, &program).expect("the file is ours");
     signal(gate.client.pid(), Signal::SIGUSR2);
     let record = gate.place.recorded("upgraded", 1);

@@ -14,7 +14,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use super::client::{OUTLAST, Place, Setup, is_alive, signal, text};
-use crate::gateway::world::outlast;
+use crate::{gateway::world::outlast, support::copy_program};
 
 /// The program under test with another format of the state, and a migration to it.
 const NEXT: &str = env!("CARGO_BIN_EXE_outlast-next");
@@ -123,14 +123,14 @@ fn a_line_that_is_half_read_is_completed_by_the_next_program() {
 fn sigusr2_and_the_program_on_disk() {
     let place = Place::new();
     let program = place.join("outlast-on-disk");
-    fs::copy(OUTLAST, &program).expect("a copy");
+    copy_program(OUTLAST, &program);
     let mut client = Setup::new(&place).program(&program).ready();
     let ps = |place: &Place| String::from_utf8(outlast(place, &["ps"]).stdout).expect("text");
     assert!(!ps(&place).contains("older program"), "{}", ps(&place));
 
     // As a package manager does: another file takes the name.
     let new = place.join("new");
-    fs::copy(NEXT, &new).expect("a copy");
+    copy_program(NEXT, &new);
     let later = SystemTime::now() + Duration::from_secs(60);
     fs::File::options().write(true).open(&new).and_then(|file| file.set_modified(later)).expect("the file is ours");
     fs::rename(&new, &program).expect("the file is ours");
@@ -155,8 +155,9 @@ fn a_program_that_cannot_take_over_changes_nothing() {
     let copy = |name: &str, change: &dyn Fn(&mut Vec<u8>)| {
         let mut bytes = fs::read(OUTLAST).expect("the program");
         change(&mut bytes);
-        let path = place.join(name);
-        fs::write(&path, bytes).and_then(|()| fs::set_permissions(&path, fs::Permissions::from_mode(0o755))).unwrap();
+        let (draft, path) = (place.join(&format!("{name}.draft")), place.join(name));
+        fs::write(&draft, bytes).and_then(|()| fs::set_permissions(&draft, fs::Permissions::from_mode(0o755))).unwrap();
+        copy_program(&draft, &path);
         path
     };
     // The machine in the header of an ELF file.

@@ -19,7 +19,7 @@ use nix::{
 };
 use serde_json::{Value, json};
 
-use crate::mcp::upgrade::upgrades;
+use crate::{mcp::upgrade::upgrades, support::copy_program};
 
 use super::{OUTLAST, PATIENCE, Session, World, answer, text, until_gone};
 
@@ -277,7 +277,7 @@ fn sigusr2_and_the_program_on_disk() {
     let world = world();
     let _end = world.end();
     let program = world.path().join("outlast-on-disk");
-    fs::copy(OUTLAST, &program).unwrap();
+    copy_program(OUTLAST, &program);
     let words = [program.to_str().unwrap(), "run", "--session", "s", "--", "./agent"];
     let size = Winsize { ws_row: 30, ws_col: 100, ws_xpixel: 0, ws_ypixel: 0 };
     let mut session = Session::start_command(&world, size, &words);
@@ -287,7 +287,7 @@ fn sigusr2_and_the_program_on_disk() {
     assert!(!ps().contains("older program"), "{}", ps());
     // As a package manager does: another file takes the name.
     let new = world.path().join("new");
-    fs::copy(NEXT, &new).unwrap();
+    copy_program(NEXT, &new);
     let later = SystemTime::now() + Duration::from_secs(60);
     fs::File::options().write(true).open(&new).and_then(|file| file.set_modified(later)).unwrap();
     fs::rename(&new, &program).unwrap();
