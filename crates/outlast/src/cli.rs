@@ -59,7 +59,7 @@ pub enum Command {
     Attach(Attach),
     Stop(Stop),
     Upgrade(Upgrade),
-    /// Start a server or an agent that was given up on.
+    /// Start a server or an agent that was given up.
     Resume(Which),
     Logs(Logs),
     Audit(Audit),
@@ -135,7 +135,7 @@ pub struct Mcp {
     #[arg(long, value_name = "N", value_parser = whole::<u32>, help_heading = "Crashes")]
     pub max_restarts: Option<u32>,
 
-    /// After the first crash of a server that had been ready for 5 s: start it at once, or after the delay
+    /// After the first crash of a server that had been ready for 5 s: start it immediately, or after the delay
     #[arg(long, value_enum, default_value_t = First::AtOnce, help_heading = "Crashes")]
     pub first_restart: First,
 
@@ -615,7 +615,7 @@ pub struct Restart {
 
 /// Turn a tool or a backend of a gateway off or on.
 ///
-/// Calls of a tool that is off are refused at once; a backend that is off is stopped. This lasts until the tool or
+/// Calls of a tool that is off are refused immediately; a backend that is off is stopped. This lasts until the tool or
 /// backend is turned on again, or the gateway ends. `[switch]` in the configuration sets what is off at the start.
 ///
 /// In a cluster a switch always applies to all replicas, and stays when they end.
@@ -762,7 +762,7 @@ pub struct Stop {
     #[command(flatten)]
     pub which: Which,
 
-    /// Kill the server at once; requests in flight stay unanswered
+    /// Kill the server immediately; requests in flight stay unanswered
     #[arg(long)]
     pub force: bool,
 }

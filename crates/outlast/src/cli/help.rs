@@ -62,7 +62,7 @@ const GROUPS: [(&str, &[(&str, &str)]); 5] = [
             ("pid", "print the process id of its server"),
             ("restart", "reload a server, or restart an agent"),
             ("stop", "stop an instance"),
-            ("resume", "start a server or an agent that was given up on"),
+            ("resume", "start a server or an agent that was given up"),
             ("upgrade", "replace the program of running instances by the one on disk"),
             ("switch", "turn a tool or a backend of a gateway off or on"),
             ("reload", "make a gateway read its configuration again"),

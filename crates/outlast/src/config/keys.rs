@@ -141,7 +141,7 @@ tables! {
         /// Give up after this many restarts in a row; 0 means never. Default: 5 for `exponential`, never for
         /// `watchdog`.
         max_restarts: Option<Count<0>>,
-        /// After the first crash of a server that had been ready for 5 s: start it at once, or after the delay.
+        /// After the first crash of a server that had been ready for 5 s: start it immediately, or after the delay.
         first_restart: Choice<cli::First> = "at-once",
         /// The first delay of `exponential`.
         delay_first: Duration = "1s",
@@ -252,7 +252,7 @@ tables! {
     Rates {
         /// Calls per minute of each client to each tool. Default: no limit.
         per_minute: Option<Count<1>>,
-        /// How many calls may come at once. Default: as many as per minute.
+        /// How many calls may come at the same time. Default: as many as per minute.
         burst: Option<Count<1>>,
         /// The same for single tools, by the names that clients see, with `*`. The first table that matches counts.
         tool: Named<Rate>,
@@ -261,7 +261,7 @@ tables! {
     Rate {
         /// Calls per minute of each client.
         per_minute: Option<Count<1>>,
-        /// How many calls may come at once. Default: as many as per minute.
+        /// How many calls may come at the same time. Default: as many as per minute.
         burst: Option<Count<1>>,
     }
 
@@ -275,9 +275,9 @@ tables! {
     Limits {
         /// How long a call waits for a backend that is down.
         hold: Duration = "30s",
-        /// How many calls can wait for one backend. A further one fails at once.
+        /// How many calls can wait for one backend. A further one fails immediately.
         held_max: Count<1> = 256,
-        /// How many requests one client can have in flight. A further one fails at once.
+        /// How many requests one client can have in flight. A further one fails immediately.
         in_flight_max: Count<1> = 1024,
         /// How many elements a page of a list has.
         page: Count<1> = 1000,
@@ -337,7 +337,7 @@ tables! {
         /// Give up after this many restarts in a row; 0 means never. Default: 5 for `exponential`, never for
         /// `watchdog`.
         max_restarts: Option<Count<0>> | option,
-        /// After the first crash of a server that had been ready for 5 s: start it at once, or after the delay.
+        /// After the first crash of a server that had been ready for 5 s: start it immediately, or after the delay.
         first_restart: Choice<cli::First> = "at-once" | option,
         /// If the server exits with code 0: end outlast too, or start the server again with the next request.
         on_clean_exit: Choice<cli::OnCleanExit> = "end" | option,

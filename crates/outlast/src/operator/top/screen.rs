@@ -456,7 +456,7 @@ fn help(board: &Board, look: Look, frame: &mut Frame<'_>, area: Rect) {
         ("r", "restart it; a server is reloaded without a pause"),
         ("s", "stop it, its server and outlast; asks first"),
         ("K", "stop it at once, without answering calls; asks first"),
-        ("u", "start an instance that was given up on"),
+        ("u", "start an instance that was given up"),
         ("l  Enter", "its log"),
         ("a", "attach to an agent's terminal"),
         ("/", "show only rows that contain a text; Esc shows all"),
