@@ -285,7 +285,7 @@ mod linux {
             let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/sandbox.md");
             let page = fs::read_to_string(page).unwrap();
             let (_, rest) = page.split_once("## What every sandboxed server can read").unwrap();
-            let (list, _) = rest.split_once("\nThe last two do not apply").unwrap();
+            let (list, _) = rest.split_once("\nException: ").unwrap();
             let mut listed: Vec<&str> =
                 list.split('`').skip(1).step_by(2).filter(|word| word.starts_with('/')).collect();
             let mut known: Vec<&str> = READABLE.iter().chain(DEVICES).copied().chain([OWN_PROCESS]).collect();
