@@ -48,9 +48,11 @@ impl Metric {
             Self::RssAfter if is_quick => ("rss_after", "PSS after 100 MB", "MB", Some(Bar::Most(9.0))),
             Self::RssAfter => ("rss_after", "PSS after 1 GB", "MB", Some(Bar::Most(9.0))),
             Self::Start => ("start", "start to `initialize` answer", "ms", Some(Bar::MostOverDirect(10.0))),
-            Self::Crash => ("crash", "crash to first answer (direct: a start)", "ms", Some(Bar::MostOverDirect(10.0))),
+            Self::Crash => {
+                ("crash", "from the crash to the first answer (direct: a start)", "ms", Some(Bar::MostOverDirect(10.0)))
+            }
             Self::ReloadFailed => ("reload_failed", "reload under load, failed calls", "", Some(Bar::Most(0.0))),
-            Self::ReloadTook => ("reload_took", "reload under load, asked to answered", "ms", None),
+            Self::ReloadTook => ("reload_took", "reload under load, time of the reload", "ms", None),
             Self::ReloadPause => ("reload_pause", "reload under load, longest pause", "ms", None),
         }
     }

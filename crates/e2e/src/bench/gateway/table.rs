@@ -54,7 +54,7 @@ impl Metric {
             Metric::Rss => ("rss", "PSS idle, 10 backends", "MB", Some(Bar::Most(15.0))),
             Metric::Crash => (
                 "crash",
-                "kill -9 to the same session's next answer (direct: a start)",
+                "from kill -9 to the next answer in the same session (direct: a start)",
                 "ms",
                 Some(Bar::MostOverDirect(20.0)),
             ),
