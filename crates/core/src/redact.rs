@@ -299,25 +299,25 @@ pub const PIECE_AHEAD: usize = 4 << 10;
 pub fn piece_end(line: &[u8], max: usize) -> usize {
     let known = &line[..line.len().min(max + PIECE_AHEAD)];
     let plain: String = known.iter().map(|byte| if byte.is_ascii() { char::from(*byte) } else { '?' }).collect();
-    let is_break = |end: usize, is_of: fn(u8) -> bool| end > 0 && is_of(plain.as_bytes()[end - 1]);
-    let ends = || (max / 2..=max).rev();
-    let blank = ends().find(|end| is_break(*end, |byte| byte.is_ascii_whitespace()));
-    let mark = || ends().find(|end| is_break(*end, |byte| !is_token(byte) && !is_base64(byte) && byte != b'?'));
+    // The secrets that begin before the cut, each with its name. They do not overlap.
+    let mut secrets: Vec<std::ops::Range<usize>> = Vec::new();
+    let mut done = 0;
+    while let Some((name, secret)) = next_secret(&plain, done).filter(|(name, _)| *name < max) {
+        done = secret.end;
+        // The dashes of an option belong to its name.
+        secrets.push(plain[..name].trim_end_matches('-').len()..secret.end);
+    }
+    let next_of = |end: usize| secrets.get(secrets.partition_point(|secret| secret.end <= end));
+    let is_outside = |end: &usize| next_of(*end).is_none_or(|secret| *end <= secret.start);
+    let begins_secret = |end: usize| next_of(end).is_some_and(|secret| secret.start == end);
+    let follows = |end: usize, is_of: fn(u8) -> bool| end > 0 && is_of(plain.as_bytes()[end - 1]);
+    let ends = || (max / 2..=max).rev().filter(is_outside);
+    let blank = ends().find(|end| follows(*end, |byte| byte.is_ascii_whitespace()) || begins_secret(*end));
+    let mark = || ends().find(|end| follows(*end, |byte| !is_token(byte) && !is_base64(byte) && byte != b'?'));
     // Not inside a UTF-8 character, which has at most four bytes.
     let is_letter = |at: &usize| line.get(*at).is_none_or(|byte| byte & 0xC0 != 0x80);
     let anywhere = || (max.saturating_sub(3)..=max).rev().find(is_letter).unwrap_or(max).max(1);
-    let Some(mut end) = blank.or_else(mark) else { return anywhere() };
-    let mut done = 0;
-    while let Some((name, secret)) = next_secret(&plain, done).filter(|(name, _)| *name < end) {
-        done = secret.end;
-        if end < secret.end {
-            // The dashes of an option belong to its name.
-            end = plain[..name].trim_end_matches('-').len();
-        }
-    }
-    if end < max / 2 {
-        return anywhere();
-    }
+    let Some(end) = blank.or_else(mark) else { return anywhere() };
     let label_end = (end + KEY_BEGIN.len() + KEY_LABEL_MAX).min(plain.len());
     match plain[..label_end].rfind(KEY_BEGIN) {
         Some(begin) if (max / 2..end).contains(&begin) && !plain[begin..end].contains(KEY_END) => begin,
@@ -537,6 +537,18 @@ mod tests {
                 }
             }
         }
+        // The only blank is inside another secret, whose name begins before the range of the cut.
+        let line = format!(
+            "{}\"authorization\":\"Bearer head-S3cret\",{}\"t\":\"ghp_0123456789abcdefABCDEF0123456789abcd\"{}",
+            "\"a\":1,".repeat(167),
+            "\"b\":2,".repeat(165),
+            ",\"c\":3".repeat(600)
+        );
+        let end = piece_end(line.as_bytes(), 2048);
+        let mut lines = Lines::default();
+        let shown = [lines.line(&line[..end]).into_owned(), lines.line(&line[end..]).into_owned()].concat();
+        assert!((1024..=2048).contains(&end), "{end}");
+        assert!(!shown.contains("S3cret") && !shown.contains("89abcd"), "{shown}");
         // A secret without an end is cut somewhere.
         assert_eq!(piece_end("x".repeat(9000).as_bytes(), 2048), 2048);
         assert_eq!(piece_end(format!("token={}", "x".repeat(9000)).as_bytes(), 2048), 2048);
