@@ -106,9 +106,14 @@ impl Relay {
         match open.class {
             Class::Initialize => true,
             Class::Discover => self.is_modern(),
-            Class::List(_) => self.conversation.is_past_probe(),
+            Class::List(list) => self.conversation.is_past_probe() && !self.is_listing(open, list),
             _ => false,
         }
+    }
+
+    /// The server that has this request has answered pages of the list before, so it will answer.
+    fn is_listing(&self, open: &OpenRequest, list: List) -> bool {
+        matches!(open.waits, Waits::OnServer(_)) && self.lists.get(list).is_some()
     }
 
     /// It waits for the first server, or is with one that has not answered anything yet.
@@ -241,6 +246,7 @@ impl Relay {
                     Class::Discover => self.is_modern() && (ended || has_discovered),
                     Class::List(list) => {
                         !self.conversation.is_unopened()
+                            && !self.is_listing(open, list)
                             && (!self.is_modern() || self.conversation.is_past_probe() || has_discovered)
                             && (!from_cache || self.cached_list(list).is_some())
                     }

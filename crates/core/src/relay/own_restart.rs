@@ -161,10 +161,11 @@ impl Relay {
         }
     }
 
-    /// A call that this child was expected to leave unanswered. Its own answer, if it comes in time, is better than ours.
+    /// A call that this child was expected to leave unanswered. Its own answer, if it comes before the next child is ready,
+    /// is better than ours.
     pub(super) fn is_due_of(&self, generation: u32, open: &OpenRequest) -> bool {
         open.waits == Waits::Replacement
-            && self.servers.slot.serving() == Some(generation)
+            && self.servers.slot.serving().is_none_or(|serving| serving == generation)
             && self.servers.get(generation).is_some_and(|child| child.is_stdin_closed)
     }
 

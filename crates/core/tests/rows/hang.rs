@@ -101,6 +101,21 @@ fn x4b_a_server_that_neither_exits_nor_answers_is_replaced() {
     story.client_hears_nothing();
 }
 
+/// A server that is stopped before the next one starts (`--reload replace`) may still answer its restart call.
+#[test]
+fn x4b_an_answer_that_comes_before_the_next_server_is_ready_is_forwarded() {
+    let mut story = Story::legacy_with(ALL, |settings| {
+        no_tools(settings);
+        settings.reload = Reload::Replace;
+    });
+    story.client(&call(1, "restart_server")).client(&call(2, "t"));
+    story.passes(secs(2));
+    story.marker_is_written();
+    let refused = r#"{"jsonrpc":"2.0","id":1,"error":{"code":-32000,"message":"no"}}"#;
+    story.child(1, refused);
+    story.client_hears(&[refused]);
+}
+
 #[test]
 fn x4b_a_failed_restart_does_not_leave_a_server_without_stdin() {
     let mut story = Story::legacy_with(ALL, no_tools);

@@ -85,6 +85,20 @@ fn k1_a_server_that_answers_in_time_is_not_replaced_by_the_cache() {
     story.client_hears_nothing();
 }
 
+/// A server that answers lists before the handshake also answers the one that it has when the handshake is late.
+#[test]
+fn k1_a_list_is_left_to_a_server_that_has_answered_pages_of_it() {
+    let mut story = Story::fresh_with(|_| {});
+    story.client(INITIALIZE).client(&ask(1, "resources/list"));
+    story.child(1, &result(1, r#"{"resources":[],"nextCursor":"2"}"#)).client(&ask(2, "resources/list"));
+    story.forget();
+    story.passes(secs(20));
+    assert_eq!(parsed(&story.answer())["result"]["serverInfo"]["name"], "outlast");
+    let list = result(2, r#"{"resources":[]}"#);
+    story.child(1, &list);
+    assert_eq!(story.answer(), list);
+}
+
 #[test]
 fn k2_list_changed_follows_only_where_the_lists_differ() {
     for (tools, told) in [(r#"{"name":"t","x":1}"#, 0), (r#"{"name":"t","x":2}"#, 1), (r#"{"name":"u"}"#, 1)] {

@@ -157,7 +157,8 @@ impl World {
             Word::Progress { to, .. } => {
                 let ask = &self.asks[to];
                 let moved = self.hung.contains(&generation) && (self.is_safe(ask) || ask.cancelled);
-                ask.answers == 0 && !matches!(ask.class, Class::Listen { .. }) && !self.was_resent(*to) && !moved
+                let is_open = ask.answers == 0 && !ask.timed_out;
+                is_open && !matches!(ask.class, Class::Listen { .. }) && !self.was_resent(*to) && !moved
             }
             _ => false,
         };
@@ -277,7 +278,13 @@ impl World {
             self.told_by_client(generation, &line, number, last);
         } else {
             let reason = message["params"]["reason"].as_str().unwrap_or_default();
-            let is_ours = reason == "moved to a new server" || reason.starts_with("no answer within");
+            let is_late = reason.starts_with("no answer within");
+            let is_ours = reason == "moved to a new server" || is_late;
+            if is_late {
+                let id = id_text(&message["params"]["requestId"]);
+                let open = self.asks.values_mut().filter(|ask| ask.id == id && ask.answers == 0);
+                open.filter(|ask| ask.batch.is_some()).for_each(|ask| ask.timed_out = true);
+            }
             let moved = method == Some("notifications/cancelled") && is_ours;
             check!(self, moved || is_ping && message["result"] == json!({}), "6: said to a server: {message}");
             if is_ping {
@@ -781,14 +788,17 @@ impl World {
             ask.number
         );
         let number = ask.number;
-        if self.has_twin(ask) {
-            return number;
-        }
-        let code = message["error"]["code"].as_i64();
         let data = match message["error"].get("data") {
             Some(data) => data,
             None => &message["result"]["_meta"]["outlast/failure"],
         };
+        if self.has_twin(ask) {
+            if data["limit"] == "queued_bytes_max" {
+                self.refused.push(number);
+            }
+            return number;
+        }
+        let code = message["error"]["code"].as_i64();
         let writes = self.sent.get(&number).map(|sent| sent.writes.as_slice()).unwrap_or_default();
         let reason = data["reason"].as_str();
         // A request that came back from a server's queue never reached that server.

@@ -114,6 +114,8 @@ pub(super) struct Ask {
     pub batch: Option<u64>,
     pub progress: f64,
     pub acknowledged: bool,
+    /// A member of a batch that failed because of a time limit: the rest of the batch is waited for.
+    pub timed_out: bool,
 }
 
 impl Ask {
@@ -398,6 +400,7 @@ impl World {
             batch,
             progress: f64::NEG_INFINITY,
             acknowledged: false,
+            timed_out: false,
         };
         self.asks.insert(number, ask);
         (number, text)
