@@ -6,6 +6,7 @@ use super::{
     Relay,
     endpoint::{Fetch, Private},
     lists::{Diff, Items},
+    requests::Class,
 };
 use crate::{
     mcp::{Family, List, Page},
@@ -158,12 +159,20 @@ impl Relay {
         if !self.is_modern() && !self.conversation.told().has(family) {
             return false;
         }
+        // A list that the client has, or is about to get, from before the change.
+        let asked: Vec<u64> = self.requests.on(generation);
+        let is_held = |list: &List| {
+            let is_asked = |seq: &u64| self.requests[*seq].class == Class::List(*list);
+            self.lists.get(*list).is_some() || asked.iter().any(is_asked)
+        };
+        let held: Vec<List> = List::ALL.into_iter().filter(|list| list.family() == family && is_held(list)).collect();
         let Some(child) = self.servers.get_mut(generation) else { return false };
         let mut absorbed = false;
         for (_, fetch) in child.fetches.iter_mut().filter(|(list, _)| list.family() == family) {
             fetch.again = true;
             absorbed = true;
         }
+        absorbed &= held.iter().all(|list| child.fetches.contains_key(list));
         if !absorbed {
             self.requests.outdate(family);
         }

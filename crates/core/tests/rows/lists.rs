@@ -133,6 +133,25 @@ fn l4_list_changed_of_a_child_is_withheld_until_its_list_is_compared() {
     story.client_hears(&[CHANGED]);
 }
 
+/// Resources and templates are two lists with one notification.
+#[test]
+fn l4_a_list_changed_is_withheld_only_if_every_list_of_its_family_is_compared() {
+    let changed = note("notifications/resources/list_changed");
+    for is_listed in [true, false] {
+        let mut story = Story::legacy();
+        story.client(&ask(1, "resources/list")).child(1, &result(1, r#"{"resources":[]}"#));
+        if is_listed {
+            story.client(&ask(2, "resources/templates/list")).child(1, &result(2, r#"{"resourceTemplates":[]}"#));
+        }
+        next_child(&mut story, 2);
+        if is_listed {
+            story.answers_private(2, "resources/templates/list", r#"{"resourceTemplates":[]}"#);
+        }
+        story.child(2, &changed);
+        assert_eq!(story.told_client(), if is_listed { vec![changed.clone()] } else { vec![] });
+    }
+}
+
 #[test]
 fn l4_repeated_list_changes_do_not_postpone_the_comparison_for_ever() {
     let mut story = listed(A);
