@@ -62,7 +62,10 @@ const TOOLS: &[(&str, &str)] = &[
     ("echo", "{text} or anything: the text, or the arguments as they came"),
     ("sleep", "{ms}: answers `slept` after that time"),
     ("crash", "{code = 1, once}: exits without an answer; with a file `once` only if it does not exist yet"),
-    ("exit", "{code = 0, answer = true}: exits, with or without an answer"),
+    (
+        "exit",
+        "{code = 0, answer = true, bytes}: exits, with or without an answer; with `bytes` it is so many letters x",
+    ),
     ("kill_self", "{signal}: a number or a name such as SIGKILL"),
     (
         "signal_above",
@@ -693,8 +696,16 @@ impl Puppet {
                 }
                 process::exit(number("code", 1) as i32)
             }
-            "exit" => self.exit(request, flag("answer", true), number("code", 0)),
-            "restart_server" if self.flags.own_restart => self.exit(request, flag("answer", false), number("code", 42)),
+            "exit" => {
+                let answer = match number("bytes", 0) {
+                    0 => "exits".to_owned(),
+                    bytes => "x".repeat(bytes as usize),
+                };
+                self.exit(request, flag("answer", true).then_some(&answer), number("code", 0))
+            }
+            "restart_server" if self.flags.own_restart => {
+                self.exit(request, flag("answer", false).then_some("exits"), number("code", 42))
+            }
             "signal_above" => {
                 let Some(signal) = signal_of(&arguments["signal"]) else {
                     return Outcome::Fails("no such signal".into());
@@ -797,9 +808,9 @@ impl Puppet {
         }
     }
 
-    fn exit(&mut self, request: &Request, is_answered: bool, code: u64) -> ! {
-        if is_answered {
-            self.answer_call(request, "exits", false);
+    fn exit(&mut self, request: &Request, answer: Option<&str>, code: u64) -> ! {
+        if let Some(text) = answer {
+            self.answer_call(request, text, false);
         }
         process::exit(code as i32)
     }

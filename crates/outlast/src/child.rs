@@ -56,6 +56,9 @@ pub(crate) struct Children {
     with_deadline: BTreeSet<u64>,
     /// Bounded by one poll: the driver takes them before it polls again.
     events: VecDeque<ChildEvent>,
+    /// Events of the children that the driver does not listen to now. The driver reads nothing from these, so there are few:
+    /// what was left in the pipes at the end.
+    held: BTreeMap<u64, VecDeque<ChildEvent>>,
 }
 
 /// For each key: `StartFailed`, or `Started`, then lines, `Gone` and `Cleared`.
@@ -99,6 +102,21 @@ pub(crate) enum ChildEvent {
     Noticed(String),
 }
 
+impl ChildEvent {
+    fn key(&self) -> Option<u64> {
+        match self {
+            ChildEvent::Started { key, .. }
+            | ChildEvent::StartFailed { key, .. }
+            | ChildEvent::Said { key, .. }
+            | ChildEvent::Logged { key, .. }
+            | ChildEvent::Gone { key, .. }
+            | ChildEvent::Cleared { key }
+            | ChildEvent::Suspended { key } => Some(*key),
+            ChildEvent::Noticed(_) => None,
+        }
+    }
+}
+
 impl Children {
     pub(crate) fn new(processes: ChildProcesses) -> Children {
         Children {
@@ -107,6 +125,7 @@ impl Children {
             children: BTreeMap::new(),
             with_deadline: BTreeSet::new(),
             events: VecDeque::new(),
+            held: BTreeMap::new(),
         }
     }
 
@@ -169,7 +188,13 @@ impl Children {
 
     /// The next event. Lines that were queued for a child before this event are among the unsent ones.
     pub(crate) fn next_event(&mut self) -> Option<ChildEvent> {
-        let mut event = self.events.pop_front()?;
+        let mut event = loop {
+            let event = self.events.pop_front()?;
+            match event.key().and_then(|key| self.held.get_mut(&key)) {
+                Some(held) => held.push_back(event),
+                None => break event,
+            }
+        };
         match &mut event {
             ChildEvent::Gone { key, unsent, .. } => {
                 *unsent = self.get_mut(*key).map(Child::close).unwrap_or_default();
@@ -178,6 +203,19 @@ impl Children {
             _ => {}
         }
         Some(event)
+    }
+
+    /// Until [`Children::release`], no event of this child is returned. Lines can still be queued for it.
+    pub(crate) fn hold(&mut self, key: u64) {
+        self.held.entry(key).or_default();
+    }
+
+    /// The events of this child that were held are the next ones.
+    pub(crate) fn release(&mut self, key: u64) {
+        if let Some(mut held) = self.held.remove(&key) {
+            held.append(&mut self.events);
+            self.events = held;
+        }
     }
 
     /// Takes one report of `ChildProcesses`. False if there is none.
@@ -309,7 +347,10 @@ impl SavedChildren {
 impl Children {
     /// A child is being started or stopped, or has exited: they cannot be saved.
     pub(crate) fn is_busy(&self) -> bool {
-        !self.events.is_empty() || self.processes.is_busy() || self.children.values().any(Child::is_moving)
+        !self.events.is_empty()
+            || !self.held.is_empty()
+            || self.processes.is_busy()
+            || self.children.values().any(Child::is_moving)
     }
 
     /// Ready when no message between outlast and the monitors is under way. [`Children::unpause`] follows, or another

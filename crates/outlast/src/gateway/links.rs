@@ -2,7 +2,6 @@
 //! the machine.
 
 use std::{
-    collections::VecDeque,
     ffi::OsString,
     future::Future,
     pin::Pin,
@@ -42,12 +41,11 @@ pub(super) const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// The longest message fits.
 const OUTBOX_MAX: usize = 64 << 20;
 
-/// A message of a process that is parsed beside the loop. Until then nothing else is read from its process.
+/// A message of a process that is parsed beside the loop. Until then nothing else is read from its process, and its later
+/// events wait.
 pub(super) struct LongMessage {
     line: Bytes,
     parsing: Task<Walk>,
-    /// Later events of its process. There are few: nothing is read from the process meanwhile.
-    later: VecDeque<ChildEvent>,
 }
 
 /// One connection to one backend.
@@ -206,7 +204,6 @@ impl Driver {
     }
 
     pub(super) fn heard(&mut self, event: ChildEvent) {
-        let Some(event) = self.after_long_message(event) else { return };
         match event {
             ChildEvent::Said { line, .. } if line.trim_ascii().is_empty() => {}
             ChildEvent::Said { key, line } if is_checker(key) => self.checker_said(key, &line),
@@ -247,16 +244,6 @@ impl Driver {
         }
     }
 
-    /// Events of a process wait for its long message, which keeps their order.
-    fn after_long_message(&mut self, event: ChildEvent) -> Option<ChildEvent> {
-        let (ChildEvent::Said { key, .. } | ChildEvent::Gone { key, .. } | ChildEvent::Cleared { key }) = &event else {
-            return Some(event);
-        };
-        let Some(message) = self.long_messages.get_mut(key) else { return Some(event) };
-        message.later.push_back(event);
-        None
-    }
-
     fn parse_beside(&mut self, serial: u64, line: Bytes) {
         let Some(wire) = self.links.get(&serial) else { return };
         // The end of the work wakes the link, once the work was polled.
@@ -265,14 +252,15 @@ impl Driver {
         let line = if is_marked { line.slice(BYTE_ORDER_MARK.len()..) } else { line };
         let text = line.clone();
         let parsing = compute(move || Walk::of(&text));
-        self.long_messages.insert(serial, LongMessage { line, parsing, later: VecDeque::new() });
+        self.long_messages.insert(serial, LongMessage { line, parsing });
+        self.children.hold(serial);
     }
 
     /// True if a message of this link is still parsed.
     fn poll_long_message(&mut self, serial: u64, cx: &mut Context<'_>) -> bool {
         let Some(message) = self.long_messages.get_mut(&serial) else { return false };
         let Poll::Ready(parsed) = Pin::new(&mut message.parsing).poll(cx) else { return true };
-        let LongMessage { line, later, .. } = self.long_messages.remove(&serial).expect("found above");
+        let LongMessage { line, .. } = self.long_messages.remove(&serial).expect("found above");
         if let Some(link) = self.link(serial) {
             self.tell(match parsed {
                 Ok(walk) => Event::LinkSaidLong { link, message: line, walk: Box::new(walk) },
@@ -280,7 +268,8 @@ impl Driver {
                 Err(_) => Event::LinkSaid { link, message: line },
             });
         }
-        later.into_iter().for_each(|event| self.heard(event));
+        self.children.release(serial);
+        self.hear_children();
         self.links.get(&serial).into_iter().for_each(|wire| wire.waker.wake());
         true
     }

@@ -26,6 +26,23 @@ fn a_call_in_flight_at_a_crash_fails_with_an_error() {
     gate.end();
 }
 
+/// The long answer is still being parsed when the process is gone.
+#[test]
+fn calls_after_a_long_last_answer_go_to_the_next_process() {
+    let gate = Gate::listen(Place::new(), &backend("one", &[], HASTY));
+    let pid = gate.child("one");
+    let mut session = gate.session();
+    session.call("one__stderr", json!({"text": "the last words"}));
+    let bytes = 40 << 20;
+    let mut last = session.begin("one__exit", &json!({"code": 3, "bytes": bytes}), None);
+    until("the process to be gone", || (!is_alive(pid)).then_some(()));
+    assert_ne!(session.call("one__pid", json!({})), pid.to_string());
+    assert_eq!(crate::mcp::client::text(&last.answer().messages()[0]["result"]).len(), bytes);
+    let end = gate.backend("one")["stderr_tail"].to_string();
+    assert!(end.contains("the last words"), "{end}");
+    gate.end();
+}
+
 #[test]
 fn a_backend_that_never_starts_blocks_no_other() {
     let config = [
