@@ -525,7 +525,7 @@ impl Gateway {
         self.merge_new_offer(now);
     }
 
-    /// A backend offers something for the first time, and requests may wait for that.
+    /// The same at once: a backend offers something for the first time, and requests may wait for that, or a switch was set.
     pub(super) fn merge_new_offer(&mut self, now: Instant) {
         self.merge_catalogue();
         self.catalogue.begin_pause(now);

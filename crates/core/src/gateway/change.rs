@@ -376,7 +376,8 @@ impl Gateway {
                 }
                 Switch::Backend(name) => Record { id: Some(name.clone()), kind: Some("backend"), ..record },
             }));
-            self.merge_catalogue();
+            // A changed offer may have waited to be merged.
+            self.merge_new_offer(now);
             self.stop_disabled_backends(now);
             self.make_first_slots(now);
         }

@@ -15,6 +15,7 @@ use super::{
     calls::ReplyTo,
     clients::{ClientState, Declared},
     dispatch::Checked,
+    links::LinkState,
     messages,
     opening::OwnRequest,
     search,
@@ -44,11 +45,19 @@ const LARGE_LIST_PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug, Default)]
 pub(super) struct Fetch {
     offer: Offer,
-    under_way: [Option<Pages>; 4],
+    reads: [Read; 4],
     /// Large lists are not read again before.
     paused_until: [Option<Instant>; 4],
-    /// Lists that changed in that pause.
-    is_changed: [bool; 4],
+}
+
+/// Whether a list is read.
+#[derive(Debug, Default)]
+enum Read {
+    #[default]
+    No,
+    /// It changed in its pause, which ends then.
+    Due(Instant),
+    UnderWay(Pages),
 }
 
 #[derive(Debug, Default)]
@@ -74,24 +83,37 @@ impl Fetch {
         &self.offer
     }
 
-    pub(super) fn restore(offer: Offer) -> Fetch {
-        Fetch { offer, ..Fetch::default() }
+    /// Lists that changed and were not read again.
+    pub(super) fn changed(&self) -> [bool; 4] {
+        self.reads.each_ref().map(|read| matches!(read, Read::Due(_)))
+    }
+
+    /// The lists that changed are read again soon.
+    pub(super) fn restore(offer: Offer, changed: [bool; 4], now: Instant) -> Fetch {
+        let reads = changed.map(|is_changed| if is_changed { Read::Due(now) } else { Read::No });
+        Fetch { offer, reads, ..Fetch::default() }
     }
 
     /// When lists that changed are read again.
     pub(super) fn deadlines(&self) -> impl Iterator<Item = Instant> {
-        let changed = self.paused_until.iter().zip(self.is_changed);
-        changed.filter(|(_, is_changed)| *is_changed).filter_map(|(until, _)| *until)
+        self.reads.iter().filter_map(|read| if let Read::Due(at) = read { Some(*at) } else { None })
     }
 
     fn take_due(&mut self, kind: List, now: Instant) -> bool {
-        let is_due =
-            self.is_changed[kind as usize] && self.paused_until[kind as usize].is_none_or(|until| until <= now);
-        is_due && mem::take(&mut self.is_changed[kind as usize])
+        let read = &mut self.reads[kind as usize];
+        let is_due = matches!(read, Read::Due(at) if *at <= now);
+        if is_due {
+            *read = Read::No;
+        }
+        is_due
+    }
+
+    fn pages(&mut self, kind: List) -> Option<&mut Pages> {
+        if let Read::UnderWay(pages) = &mut self.reads[kind as usize] { Some(pages) } else { None }
     }
 
     pub(super) fn is_over(&self) -> bool {
-        self.under_way.iter().all(Option::is_none)
+        !self.reads.iter().any(|read| matches!(read, Read::UnderWay(_)))
     }
 }
 
@@ -194,7 +216,7 @@ impl Gateway {
 
     fn fetch(&mut self, serial: u64, kind: List, now: Instant) {
         let Some(link_state) = self.links.get_mut(&serial) else { return };
-        link_state.fetch.under_way[kind as usize] = Some(Pages::default());
+        link_state.fetch.reads[kind as usize] = Read::UnderWay(Pages::default());
         let era = link_state.era();
         self.send_own_request(serial, OwnRequest::List(kind), kind.method(), "", era, now);
     }
@@ -216,7 +238,7 @@ impl Gateway {
             link_state.fetch.offer = offer;
         }
         for kind in List::ALL.into_iter().filter(|kind| kind.family() == family && has.has(family)) {
-            match self.links.get_mut(&serial).and_then(|link| link.fetch.under_way[kind as usize].as_mut()) {
+            match self.links.get_mut(&serial).and_then(|link| link.fetch.pages(kind)) {
                 Some(pages) => pages.again = true,
                 None => self.fetch_changed(serial, kind, now),
             }
@@ -228,7 +250,7 @@ impl Gateway {
         let Some(link_state) = self.links.get_mut(&serial) else { return };
         match link_state.fetch.paused_until[kind as usize].filter(|until| *until > now) {
             Some(until) => {
-                link_state.fetch.is_changed[kind as usize] = true;
+                link_state.fetch.reads[kind as usize] = Read::Due(until);
                 self.timers.arm(Timer::Lists, until);
             }
             None => self.fetch(serial, kind, now),
@@ -243,7 +265,10 @@ impl Gateway {
             due.extend(kinds.map(|kind| (*serial, kind)));
         }
         for (serial, kind) in due {
-            self.fetch(serial, kind, now);
+            // A link that was replaced meanwhile does not change the offer.
+            if self.links.get(&serial).is_some_and(LinkState::is_ready) || self.trial_of(serial).is_some() {
+                self.fetch(serial, kind, now);
+            }
         }
     }
 
@@ -269,8 +294,9 @@ impl Gateway {
         };
         let Some(link_state) = self.links.get_mut(&serial) else { return };
         let era = link_state.era();
-        let others: usize = List::ALL.iter().map(|kind| size(link_state.fetch.offer.of(*kind))).sum();
-        let Some(pages) = &mut link_state.fetch.under_way[kind as usize] else { return };
+        let others = List::ALL.into_iter().filter(|other| *other != kind);
+        let others: usize = others.map(|other| size(link_state.fetch.offer.of(other))).sum();
+        let Some(pages) = link_state.fetch.pages(kind) else { return };
         let mut bytes = others + size(&pages.items);
         let mut left_out = page.is_cut;
         pages.bytes += page.array.get().len();
@@ -316,7 +342,8 @@ impl Gateway {
 
     fn list_done(&mut self, serial: u64, kind: List, items: Vec<Bytes>, now: Instant) {
         let Some(link_state) = self.links.get_mut(&serial) else { return };
-        let Some(pages) = link_state.fetch.under_way[kind as usize].take() else { return };
+        let read = &mut link_state.fetch.reads[kind as usize];
+        let Read::UnderWay(pages) = mem::take(read) else { return };
         let is_large = pages.item_count > LARGE_ITEMS || pages.bytes > LARGE_BYTES;
         link_state.fetch.paused_until[kind as usize] = is_large.then(|| now + LARGE_LIST_PAUSE);
         *link_state.fetch.offer.of_mut(kind) = items;

@@ -196,11 +196,18 @@ pub(super) struct SavedLink {
     pub(super) is_probe: bool,
     /// None if it is that of its backend.
     pub(super) offer: Option<SavedOffer>,
+    /// Which of its lists changed and are to be read again.
+    #[serde(default, skip_serializing_if = "are_unchanged")]
+    pub(super) changed_lists: [bool; 4],
     pub(super) answered: u64,
     pub(super) is_recorded: bool,
     pub(super) garbage: u64,
     pub(super) subscriptions: SavedLinkSubscriptions,
     pub(super) abandoned: Vec<SavedAbandoned>,
+}
+
+fn are_unchanged(lists: &[bool; 4]) -> bool {
+    lists == &[false; 4]
 }
 
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

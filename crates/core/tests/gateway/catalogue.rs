@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use outlast_core::front::record::SessionState;
 use serde_json::Value;
 
 use crate::story::*;
@@ -248,6 +249,99 @@ fn a_large_list_that_changes_all_the_time_is_read_once_a_second() {
     // The last change is not forgotten.
     story.pass(secs(2));
     assert_eq!(story.links.iter().filter(|(_, text)| text.contains("tools/list")).count(), 1);
+}
+
+/// A client and a backend `a` with a list of 600 tools, which answers nothing from now on.
+fn large_list() -> Story {
+    let tools: Vec<String> = (0..600).map(|n| format!("t{n}")).collect();
+    let mut story = Story::simple(&[("a", maker(&tools.iter().map(String::as_str).collect::<Vec<_>>()))]);
+    story.maker("a").mute = true;
+    story
+}
+
+fn list_changed() -> Value {
+    json!({"jsonrpc": "2.0", "method": "notifications/tools/list_changed"})
+}
+
+#[test]
+fn a_large_list_is_read_once_at_a_time() {
+    let mut story = large_list();
+    let link = story.link("a");
+    story.link_says(link, list_changed()).told_nothing("a");
+    // The pause is over, and its timer has not fired yet.
+    story.now += secs(1);
+    story.link_says(link, list_changed());
+    let (_, asked) = story.told("a");
+    story.event(Event::TimePassed).told_nothing("a");
+    story.answer(link, &asked["id"], json!({"tools": [tool("one")], "nextCursor": "c1"}));
+    let (_, asked) = story.told("a");
+    story.answer(link, &asked["id"], json!({"tools": [tool("two")]}));
+    let tools: Vec<&str> = story.gateway.tools().map(|(shown, _, _)| shown).collect();
+    assert_eq!(tools, ["a__one", "a__two"]);
+    story.pass(secs(5)).told_nothing("a");
+}
+
+#[test]
+fn a_changed_list_of_a_link_that_drains_is_not_read() {
+    let mut story = large_list();
+    let link = story.link("a");
+    story.call(1, 1, "a__t0").told("a");
+    story.link_says(link, list_changed());
+    story.maker("a").mute = false;
+    story.event(Event::RestartAsked { ticket: 7, backend: Some("a".into()), reason: "a test".into() });
+    story.maker("a").mute = true;
+    assert_ne!(story.link("a"), link, "another link serves");
+    story.pass(secs(5));
+    assert!(!story.links.iter().any(|(told, text)| *told == link && text.contains("tools/list")), "{:?}", story.links);
+}
+
+#[test]
+fn a_changed_list_is_read_after_an_upgrade() {
+    let mut story = large_list();
+    let link = story.link("a");
+    story.link_says(link, list_changed()).told_nothing("a");
+    story.upgrade(settings(vec![stdio("a")])).event(Event::TimePassed);
+    assert_eq!(story.told("a").1["method"], "tools/list");
+    story.told_nothing("a");
+}
+
+#[test]
+fn the_old_list_does_not_count_when_it_is_read_again() {
+    let mut story = Story::simple(&[("a", maker(&[]))]);
+    let large = Value::from("x".repeat(1 << 20));
+    let tools: Vec<Value> = (0..10).map(|n| json!({"name": format!("t{n}"), "description": large})).collect();
+    story.set_maker("a", Maker { tools, ..maker(&[]) });
+    let link = story.link("a");
+    for _ in 0..2 {
+        story.pass(secs(2)).link_says(link, list_changed());
+        assert_eq!(story.gateway.tools().count(), 10);
+    }
+}
+
+#[test]
+fn a_switch_subscribes_to_resources_whose_offer_waits_to_be_merged() {
+    let tools: Vec<String> = (0..2_000).map(|n| format!("t{n}")).collect();
+    let tools: Vec<&str> = tools.iter().map(String::as_str).collect();
+    let capabilities = json!({"tools": {}, "resources": {"subscribe": true, "listChanged": true}});
+    let of = |tools: &[&str]| Maker { capabilities: capabilities.clone(), ..maker(tools) };
+    let mut story = Story::simple(&[("a", of(&tools)), ("b", of(&["one"]))]);
+    let state = SessionState {
+        version: "2025-11-25".into(),
+        initialize: "{}".into(),
+        level: None,
+        watches: ["r://x".into()].into(),
+    };
+    story.pass(secs(5)).event(Event::ClientRestored { client: 2, who: local(), state: state.into() });
+    let changed = json!({"jsonrpc": "2.0", "method": "notifications/resources/list_changed"});
+    let link = story.link("b");
+    // The pause begins with the first change.
+    for uri in ["r://y", "r://x"] {
+        story.maker("b").resources.push(json!({"uri": uri, "name": "r"}));
+        story.link_says(link, changed.clone()).told_nothing("b");
+    }
+    story.event(Event::SwitchAsked { ticket: 1, what: Switch::Tool("a__t0".into()), off: true });
+    let (_, told) = story.told("b");
+    assert_eq!((&told["method"], &told["params"]["uri"]), (&json!("resources/subscribe"), &json!("r://x")));
 }
 
 #[test]
