@@ -26,8 +26,9 @@ static FILES: Pool = Pool::new(|pool| start_thread("outlast-files", pool));
 /// Looks up host names. A slow name server does not delay file operations.
 static NAMES: Pool = Pool::new(|pool| start_thread("outlast-names", pool));
 
-/// Parses long messages.
-static WALKS: Pool = Pool::new(|pool| start_thread("outlast-parse", pool));
+/// Parses long messages of clients, and those of servers: neither waits for the other.
+static OF_CLIENTS: Pool = Pool::new(|pool| start_thread("outlast-parse", pool));
+static OF_SERVERS: Pool = Pool::new(|pool| start_thread("outlast-parse", pool));
 
 /// Begins work that waits for a disk. If no thread can be started, the task is ready with that error.
 pub fn offload<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Task<T> {
@@ -39,9 +40,15 @@ pub fn look_up<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
     NAMES.begin(work)
 }
 
-/// Begins work that needs a core for longer than a turn of the loop may take. File operations do not wait for it.
-pub fn compute<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Task<T> {
-    WALKS.begin(work)
+/// Begins work that a client causes and that needs a core for longer than a turn of the loop may take. File operations and
+/// the work for servers do not wait for it. It is left out if the task is dropped before.
+pub fn compute_for_client<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Task<T> {
+    OF_CLIENTS.begin_while_wanted(work)
+}
+
+/// The same for work that a server causes.
+pub fn compute_for_server<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Task<T> {
+    OF_SERVERS.begin_while_wanted(work)
 }
 
 /// For the exit of the program: waits for pending file operations, for a bounded time.
@@ -49,7 +56,7 @@ pub fn finish(patience: Duration) {
     FILES.finish(patience);
 }
 
-/// Work that was begun. It runs to its end even if this is dropped.
+/// Work that was begun. File operations and lookups run to their end even if this is dropped.
 pub struct Task<T>(State<T>);
 
 enum State<T> {
@@ -102,7 +109,21 @@ impl Pool {
 
     fn begin<T: Send + 'static>(&'static self, work: impl FnOnce() -> T + Send + 'static) -> Task<T> {
         let (tell, result) = oneshot::channel();
-        let work = Box::new(move || drop(tell.send(work())));
+        self.task(Box::new(move || drop(tell.send(work()))), result)
+    }
+
+    /// The work is dropped if the task was dropped before a thread comes to it.
+    fn begin_while_wanted<T: Send + 'static>(&'static self, work: impl FnOnce() -> T + Send + 'static) -> Task<T> {
+        let (tell, result) = oneshot::channel();
+        let work = move || {
+            if !tell.is_closed() {
+                let _ = tell.send(work());
+            }
+        };
+        self.task(Box::new(work), result)
+    }
+
+    fn task<T>(&'static self, work: Box<dyn FnOnce() + Send>, result: oneshot::Receiver<T>) -> Task<T> {
         match self.push(work) {
             Ok(()) => Task(State::Begun(result)),
             Err(error) => Task(State::Failed(Some(error))),
@@ -226,6 +247,30 @@ mod tests {
         assert!(blocked.into_iter().all(|task| wait_for(task).unwrap()));
         POOL.finish(Duration::from_secs(60));
         assert_eq!(POOL.queue().threads, 0);
+    }
+
+    #[test]
+    fn work_that_is_not_wanted_any_more_is_left_out() {
+        static POOL: Pool = Pool::new(|pool| start_thread("wanted", pool));
+        let (go, wait) = mpsc::channel::<()>();
+        let wait = std::sync::Arc::new(Mutex::new(wait));
+        let blocked: Vec<Task<bool>> = (0..THREADS_MAX)
+            .map(|_| {
+                let wait = wait.clone();
+                POOL.begin_while_wanted(move || wait.lock().unwrap().recv().is_ok())
+            })
+            .collect();
+        let (ran, runs) = mpsc::channel();
+        let also_ran = ran.clone();
+        let dropped = POOL.begin_while_wanted(move || ran.send("dropped"));
+        let kept = POOL.begin_while_wanted(move || also_ran.send("kept"));
+        drop(dropped);
+        for _ in 0..THREADS_MAX {
+            go.send(()).unwrap();
+        }
+        assert!(blocked.into_iter().all(|task| wait_for(task).unwrap()));
+        wait_for(kept).unwrap().unwrap();
+        assert_eq!(runs.iter().collect::<Vec<_>>(), ["kept"]);
     }
 
     #[test]

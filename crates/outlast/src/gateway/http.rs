@@ -41,7 +41,7 @@ use outlast_core::{
     mcp::{method, notification},
     message::{self, Id, Message, PARSED_AT_ONCE_MAX, Unreadable, Walk},
 };
-use outlast_os::offload::{Task, compute};
+use outlast_os::offload::{Task, compute_for_server};
 use tokio::{
     sync::mpsc::{Receiver, Sender, channel},
     task::AbortHandle,
@@ -540,7 +540,7 @@ impl HttpLink {
             let Some(line) = self.held.pop_front() else { return };
             if line.len() > PARSED_AT_ONCE_MAX {
                 let text = line.clone();
-                self.parsing = Some(Parsing { line, walk: compute(move || Walk::of(&text)) });
+                self.parsing = Some(Parsing { line, walk: compute_for_server(move || Walk::of(&text)) });
                 return self.wake();
             }
             self.pass(&line, message::parse(&line));

@@ -17,7 +17,7 @@ use outlast_core::{
 };
 use outlast_os::{
     BootTime, Order, Stdio,
-    offload::{Task, compute},
+    offload::{Task, compute_for_server},
 };
 
 use super::{
@@ -251,7 +251,7 @@ impl Driver {
         let is_marked = line.starts_with(BYTE_ORDER_MARK);
         let line = if is_marked { line.slice(BYTE_ORDER_MARK.len()..) } else { line };
         let text = line.clone();
-        let parsing = compute(move || Walk::of(&text));
+        let parsing = compute_for_server(move || Walk::of(&text));
         self.long_messages.insert(serial, LongMessage { line, parsing });
         self.children.hold(serial);
     }

@@ -35,6 +35,7 @@ mod cors;
 mod driver;
 mod forward;
 mod headers;
+mod order;
 mod pages;
 mod request;
 mod socket;
@@ -43,6 +44,7 @@ mod tls;
 
 use driver::{FrontDriver, Shared};
 pub use headers::Names;
+use order::SessionOrder;
 use outlast_os as os;
 use socket::{CloseRequest, Connection, Ends, Peer, Socket};
 pub use tls::Certificate;
@@ -365,6 +367,7 @@ impl Options {
 /// Shared by all connections.
 struct HttpEndpoint {
     driver: Shared,
+    order: SessionOrder,
     names: RefCell<Names>,
     auth: RefCell<Option<Auth>>,
     profiles: RefCell<Vec<String>>,
@@ -418,6 +421,7 @@ impl Listen {
             asked,
             endpoint: Rc::new(HttpEndpoint {
                 driver: Rc::new(RefCell::new(FrontDriver::new(options.limits()))),
+                order: SessionOrder::default(),
                 names: RefCell::new(options.names()),
                 auth: RefCell::new(options.auth),
                 profiles: RefCell::new(options.profiles),

@@ -72,6 +72,63 @@ fn all_bodies_together_are_bounded() {
     assert_eq!(third.post(&[], &initialize(NEWEST)).status, 200, "what was taken is given back");
 }
 
+/// A request of this many bytes whose parsing takes long.
+fn long_request(id: i32, method: &str, bytes: usize) -> String {
+    let start = format!(r#"{{"jsonrpc":"2.0","id":{id},"method":"{method}","params":{{"arguments":[1"#);
+    format!("{start}{}]}}}}", ",1".repeat((bytes - start.len() - 3) / 2))
+}
+
+/// Whether another body of 200 bytes is refused because of all bodies together.
+fn is_full(front: &Front) -> bool {
+    let head = [("host", "localhost"), ("content-type", "application/json"), ("transfer-encoding", "chunked")];
+    let mut wire = front.connect();
+    wire.send_head("POST /mcp", &head);
+    wire.send(&format!("c8\r\n{:200}\r\n0\r\n\r\n", ""));
+    match wire.answer().status {
+        503 => true,
+        400 => false,
+        other => panic!("{other}"),
+    }
+}
+
+#[test]
+fn a_body_counts_until_it_is_parsed() {
+    let long = long_request(1, "echo", 24 << 20);
+    let front = Front::with(Limits { bodies_max: long.len() + 100, body_max: 32 << 20, ..limits() }, || None);
+    let (_session, id) = front.session(NEWEST);
+    let mut wire = front.connect();
+    wire.send_post(&[("mcp-session-id", &id)], &long);
+    let until = Instant::now() + PATIENCE;
+    while !is_full(&front) {
+        assert!(Instant::now() < until, "the whole body never counted");
+    }
+    // The client leaves.
+    drop(wire);
+    while is_full(&front) {
+        assert!(Instant::now() < until, "it counts for ever");
+    }
+}
+
+#[test]
+fn messages_of_a_session_do_not_overtake_one_that_is_parsed() {
+    let long = long_request(7, "hold", 24 << 20);
+    let front = Front::with(Limits { bodies_max: long.len() + 100, body_max: 32 << 20, ..limits() }, || None);
+    let ((mut wire, id), (mut other, other_id)) = (front.session(NEWEST), front.session(NEWEST));
+    wire.send_post(&[("mcp-session-id", &id)], &long);
+    let until = Instant::now() + PATIENCE;
+    while !is_full(&front) {
+        assert!(Instant::now() < until, "the whole body never counted");
+    }
+    // Another session does not wait.
+    assert_eq!(other.post(&[("mcp-session-id", &other_id)], &request(1, "echo", json!({}))).status, 200);
+    let cancel = json!({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 7}});
+    assert_eq!(front.connect().post(&[("mcp-session-id", &id)], &cancel.to_string()).status, 202);
+    front.wait_for("said 1 hold");
+    front.wait_for("said 1 notifications/cancelled");
+    // A cancelled request has no answer.
+    assert_eq!(wire.answer().body, "");
+}
+
 #[test]
 fn responses_that_wait_for_slow_readers_are_bounded_together() {
     const MIB: usize = 1 << 20;

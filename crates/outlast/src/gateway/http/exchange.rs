@@ -13,7 +13,7 @@ use outlast_core::{
     json::Raw,
     message::{self, Id, Message, PARSED_AT_ONCE_MAX, Walk},
 };
-use outlast_os::offload::compute;
+use outlast_os::offload::compute_for_server;
 use tokio::{
     sync::mpsc::Sender,
     task::yield_now,
@@ -333,7 +333,7 @@ pub(super) struct Piece {
 pub(super) async fn pieces(text: &Bytes) -> Result<Vec<Piece>, String> {
     if text.len() > PARSED_AT_ONCE_MAX {
         let long = text.clone();
-        if let Ok(pieces) = compute(move || split(&long)).await {
+        if let Ok(pieces) = compute_for_server(move || split(&long)).await {
             return pieces;
         }
     }

@@ -9,6 +9,7 @@ use std::{
     collections::{HashMap, VecDeque},
     net::IpAddr,
     rc::Rc,
+    sync::{Arc, atomic::AtomicUsize},
     task::{Context, Poll, Waker},
     time::{Duration, Instant, SystemTime},
 };
@@ -76,8 +77,8 @@ pub(super) struct FrontDriver {
     connections: FxHashMap<u64, Rc<Connection>>,
     next_connection: u64,
     backlog: Rc<Backlog>,
-    /// Bytes of bodies that are being read, of all connections.
-    bodies: usize,
+    /// Bytes of bodies that are being read or parsed, of all connections. A thread that parses one releases them.
+    bodies: Arc<AtomicUsize>,
     /// When connections and watchers must be checked again.
     due: Option<Instant>,
     /// The same for the state machine.
@@ -112,7 +113,7 @@ impl FrontDriver {
             connections: FxHashMap::default(),
             next_connection: 1,
             backlog: Rc::default(),
-            bodies: 0,
+            bodies: Arc::default(),
             due: None,
             front_due: None,
             is_closing: false,
@@ -594,17 +595,9 @@ impl FrontDriver {
         }
     }
 
-    /// True if this many more bytes of a body may be read. [`FrontDriver::free_body`] releases them.
-    pub(super) fn reserve_body(&mut self, bytes: usize) -> bool {
-        let fits = self.bodies + bytes <= self.limits.bodies_max;
-        if fits {
-            self.bodies += bytes;
-        }
-        fits
-    }
-
-    pub(super) fn free_body(&mut self, bytes: usize) {
-        self.bodies -= bytes;
+    /// Bytes of all bodies that are being read or parsed.
+    pub(super) fn bodies(&self) -> &Arc<AtomicUsize> {
+        &self.bodies
     }
 
     /// Opens the session of this id if an earlier gateway stored it for this client.

@@ -316,7 +316,7 @@ async fn posted(
     body: Bytes,
     until: Option<SystemTime>,
 ) -> Option<Told> {
-    let exchange = match said(endpoint, connection, who, head, headers, body).await {
+    let exchange = match said(endpoint, connection, who, head, headers, body.into()).await {
         Ok(Some(exchange)) => exchange,
         Ok(None) => return Some(Ok(Answer::empty(StatusCode::ACCEPTED))),
         Err(refused) => return Some(Err(refused)),

@@ -93,7 +93,7 @@ async fn answer(
     if is_order {
         check_order(&endpoint.token, &head.headers, head.uri.authority())?;
     }
-    let body = if is_order { take(endpoint, connection, body).await? } else { Bytes::new() };
+    let body = if is_order { take(endpoint, connection, body).await?.bytes } else { Bytes::new() };
     if !is_open {
         connection.show_pass(Head::of(&head.headers).credentials(&head.headers), who.clone());
     }

@@ -6,6 +6,10 @@ use std::{
     future::poll_fn,
     pin::pin,
     rc::Rc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -23,7 +27,7 @@ use outlast_core::{
     mcp::{self, method, revision},
     message::{self, Id, Message, Outline, PARSED_AT_ONCE_MAX, Raw, RawId, Walk},
 };
-use outlast_os::offload::compute;
+use outlast_os::offload::compute_for_client;
 use percent_encoding::percent_decode_str;
 
 use super::{
@@ -180,10 +184,12 @@ async fn route(
                 ServedBy::At(_) if tried == forward::PLACES_MAX => return Err(answers::no_home()),
                 ServedBy::At(home) => home,
             };
+            // From here on the limits of the streams between replicas apply.
+            read.iter_mut().for_each(|body| body.reservation = None);
             // Until the answer is sent, the credentials are checked here.
             connection.show_pass(found.credentials(&head.headers), who.clone());
             let (method, headers, who) = (&head.method, &head.headers, &who);
-            let request = forward::Request { method, headers, who, body: read.as_ref() };
+            let request = forward::Request { method, headers, who, body: read.as_ref().map(|body| &body.bytes) };
             match forward::forward(endpoint, &replica, connection, request, id, &home).await {
                 Forward::Answered(told) => return told,
                 Forward::Again => {}
@@ -346,7 +352,7 @@ async fn post(
     who: Rc<Who>,
     head: &Head<'_>,
     headers: &HeaderMap,
-    read: Option<Bytes>,
+    read: Option<ReceivedBody>,
     body: &mut Option<Incoming>,
 ) -> Result<Option<Exchange>, Box<Answer>> {
     check_post(head)?;
@@ -375,21 +381,22 @@ pub(super) async fn said(
     who: &Rc<Who>,
     head: &Head<'_>,
     headers: &HeaderMap,
-    body: Bytes,
+    body: ReceivedBody,
 ) -> Result<Option<Exchange>, Box<Answer>> {
-    let walk = if body.len() > PARSED_AT_ONCE_MAX {
-        let text = body.clone();
-        // Without a thread it is parsed here.
-        compute(move || Walk::of(&text)).await.ok()
-    } else {
-        None
+    let is_long = body.bytes.len() > PARSED_AT_ONCE_MAX;
+    let _turn = match head.session.text().ok().flatten().and_then(session_id) {
+        Some(session) => endpoint.order.turn(session, is_long).await,
+        None => None,
     };
+    let walk = if is_long { Some(parse_beside(&body).await?) } else { None };
+    // Until the machine has the message, its bytes are reserved.
+    let ReceivedBody { bytes: body, reservation: _reservation } = body;
     let now = Instant::now();
     let message = walk
         .as_ref()
         .map_or_else(|| message::parse(&body), |walk| walk.read(&body))
         .map_err(|unreadable| Answer::json(StatusCode::BAD_REQUEST, None, unreadable.refusal()))?;
-    if walk.is_some() {
+    if is_long {
         check_long(&message)?;
     }
     let version = version(head)?;
@@ -452,6 +459,17 @@ pub(super) async fn said(
             Ok(Some(driver.post(client, Posted::Batch { ids, messages, changes }, connection, now)))
         }
     }
+}
+
+/// Parses a long body on another thread. Its bytes stay reserved there if the client leaves.
+async fn parse_beside(body: &ReceivedBody) -> Result<Walk, Box<Answer>> {
+    let body = body.clone();
+    let parsing = compute_for_client(move || Walk::of(&body.bytes));
+    parsing.await.map_err(|_| busy("too many long messages are being parsed: try again later"))
+}
+
+fn busy(message: &str) -> Box<Answer> {
+    Answer::refusal(StatusCode::SERVICE_UNAVAILABLE, message).with("retry-after", "1")
 }
 
 /// Long messages of these kinds would be parsed again on the event loop. Requests and responses are not.
@@ -536,22 +554,38 @@ fn batch(session: &Session<Reply>, body: &Bytes, members: &[message::Raw<'_>]) -
     Ok(Batch { ids, messages, changes })
 }
 
+/// A body that was read as a whole.
+#[derive(Clone)]
+pub(super) struct ReceivedBody {
+    pub(super) bytes: Bytes,
+    /// Its part of the shared budget. None for a body of another replica.
+    reservation: Option<Arc<BodyReservation>>,
+}
+
+impl From<Bytes> for ReceivedBody {
+    fn from(bytes: Bytes) -> ReceivedBody {
+        ReceivedBody { bytes, reservation: None }
+    }
+}
+
 pub(super) async fn take(
     endpoint: &HttpEndpoint,
     connection: &Connection,
     body: &mut Option<Incoming>,
-) -> Result<Bytes, Box<Answer>> {
-    let Some(body) = body.take() else { return Ok(Bytes::new()) };
+) -> Result<ReceivedBody, Box<Answer>> {
+    let Some(body) = body.take() else { return Ok(Bytes::new().into()) };
     let body = read(endpoint, body).await?;
     connection.has_request();
     Ok(body)
 }
 
 /// The whole body, or an error answer. A body that arrived together with its head is not copied.
-async fn read(endpoint: &HttpEndpoint, body: Incoming) -> Result<Bytes, Box<Answer>> {
-    let (body_max, timeout) = {
+async fn read(endpoint: &HttpEndpoint, body: Incoming) -> Result<ReceivedBody, Box<Answer>> {
+    let (body_max, timeout, mut held) = {
         let driver = endpoint.driver.borrow();
-        (driver.limits().body_max, driver.limits().body_timeout)
+        let limits = driver.limits();
+        let held = BodyReservation { of_all: driver.bodies().clone(), bytes: 0, bytes_max: limits.bodies_max };
+        (limits.body_max, limits.body_timeout, held)
     };
     let too_large = || {
         let message = format!("the body is larger than {body_max} bytes");
@@ -563,7 +597,6 @@ async fn read(endpoint: &HttpEndpoint, body: Incoming) -> Result<Bytes, Box<Answ
     }
     let announced = body.size_hint().exact();
     let mut body = pin!(body);
-    let mut held = BodyReservation { driver: &endpoint.driver, bytes: 0 };
     let mut first = Bytes::new();
     let mut whole = BytesMut::new();
     let mut deadline = None;
@@ -613,30 +646,32 @@ async fn read(endpoint: &HttpEndpoint, body: Incoming) -> Result<Bytes, Box<Answ
         }
         whole.extend_from_slice(&data);
     }
-    Ok(if whole.is_empty() { first } else { whole.freeze() })
+    let bytes = if whole.is_empty() { first } else { whole.freeze() };
+    Ok(ReceivedBody { bytes, reservation: Some(Arc::new(held)) })
 }
 
 /// Bytes reserved from the shared budget for bodies; released on drop.
-struct BodyReservation<'a> {
-    driver: &'a Shared,
+struct BodyReservation {
+    of_all: Arc<AtomicUsize>,
     bytes: usize,
+    /// Of all bodies together.
+    bytes_max: usize,
 }
 
-impl BodyReservation<'_> {
+impl BodyReservation {
     fn take(&mut self, bytes: usize) -> Result<(), Box<Answer>> {
-        if !self.driver.borrow_mut().reserve_body(bytes) {
-            let message = "too many bytes are being received: try again later";
-            let answer = Answer::refusal(StatusCode::SERVICE_UNAVAILABLE, message);
-            return Err(answer.with("retry-after", "1").with("connection", "close"));
-        }
         self.bytes += bytes;
+        if self.of_all.fetch_add(bytes, Ordering::Relaxed) + bytes > self.bytes_max {
+            let answer = busy("too many bytes are being received: try again later");
+            return Err(answer.with("connection", "close"));
+        }
         Ok(())
     }
 }
 
-impl Drop for BodyReservation<'_> {
+impl Drop for BodyReservation {
     fn drop(&mut self) {
-        self.driver.borrow_mut().free_body(self.bytes);
+        self.of_all.fetch_sub(self.bytes, Ordering::Relaxed);
     }
 }
 
