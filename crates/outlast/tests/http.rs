@@ -287,6 +287,24 @@ fn a_session_is_opened_used_and_closed() {
 }
 
 #[test]
+fn the_version_in_a_long_answer_to_initialize_is_used() {
+    run(async {
+        let long = INITIALIZE_RESULT.replace("}}", &format!(r#","instructions":"{}"}}}}"#, "x".repeat(5 << 20)));
+        let mut server = Server::start(move |asked, _| match asked.body.contains("\"initialize\"") {
+            true => json(&long),
+            false => opening(asked).unwrap_or_else(|| json(&answer(1))),
+        })
+        .await;
+        let mut link = connect(&settings(&server.url));
+        link.send(INITIALIZE.into());
+        assert!(matches!(hear(&mut link).await, LinkEvent::SaidLong { .. }));
+        link.send(INITIALIZED.into());
+        server.next().await;
+        assert_eq!(server.next().await.header("mcp-protocol-version"), Some("2025-06-18"));
+    });
+}
+
+#[test]
 fn a_stateless_request_repeats_its_method_in_headers() {
     run(async {
         let tools = r#"{"jsonrpc":"2.0","id":1,"result":{"tools":[{"name":"t","inputSchema":{"properties":{"region":{"type":"string","x-mcp-header":"Region"}}}}]}}"#;

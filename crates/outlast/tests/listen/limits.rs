@@ -110,6 +110,21 @@ fn a_body_counts_until_it_is_parsed() {
 }
 
 #[test]
+fn long_messages_of_some_kinds_are_refused() {
+    let front = Front::new();
+    let long = " ".repeat(5 << 20);
+    let answer = front.connect().post(&[], &initialize(NEWEST).replace("\"t\"", &format!("\"{long}\"")));
+    assert_eq!((answer.status, &answer.json()["id"]), (413, &json!(0)));
+    for body in [
+        format!(r#"[{{"jsonrpc":"2.0","id":1,"method":"ping"}}{long}]"#),
+        format!(r#"{{"jsonrpc":"2.0","method":"notifications/initialized"{long}}}"#),
+    ] {
+        let answer = front.connect().post(&[], &body);
+        assert_eq!((answer.status, &answer.json()["id"]), (413, &json!(null)));
+    }
+}
+
+#[test]
 fn messages_of_a_session_do_not_overtake_one_that_is_parsed() {
     let long = long_request(7, "hold", 24 << 20);
     let front = Front::with(Limits { bodies_max: long.len() + 100, body_max: 32 << 20, ..limits() }, || None);

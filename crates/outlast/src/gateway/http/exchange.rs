@@ -236,7 +236,8 @@ impl Exchange {
         for Piece { message, answers, walk } in heard {
             let is_answer = answers.is_some() && answers == self.asks;
             if is_answer && self.is_initialize {
-                let version = if walk.is_none() { negotiated(&message) } else { None };
+                let parsed = walk.as_ref().map_or_else(|| message::parse(&message), |walk| walk.read(&message));
+                let version = parsed.ok().and_then(|answer| negotiated(&answer));
                 let _ = self.news.send(TaskReport::Opened { session: session.clone(), version }).await;
             }
             is_ours |= is_answer;
@@ -385,9 +386,9 @@ fn with_version(response: &Bytes) -> Bytes {
 }
 
 /// The revision in the answer to `initialize`.
-fn negotiated(answer: &[u8]) -> Option<HeaderValue> {
-    let Ok(Message::Response { result: Some(result), .. }) = message::parse(answer) else { return None };
-    HeaderValue::try_from(message::pick(result, ["protocolVersion"])?[0].and_then(Raw::text)?).ok()
+fn negotiated(answer: &Message<'_>) -> Option<HeaderValue> {
+    let Message::Response { result: Some(result), .. } = answer else { return None };
+    HeaderValue::try_from(message::pick(*result, ["protocolVersion"])?[0].and_then(Raw::text)?).ok()
 }
 
 /// A whole body, if it is within the limit.

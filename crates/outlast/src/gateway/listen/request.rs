@@ -474,14 +474,16 @@ fn busy(message: &str) -> Box<Answer> {
 
 /// Long messages of these kinds would be parsed again on the event loop. Requests and responses are not.
 fn check_long(message: &Message<'_>) -> Result<(), Box<Answer>> {
-    let what = match message {
-        Message::Request { method, .. } if method == method::INITIALIZE => "an initialize request",
-        Message::Notification { .. } => "a notification",
-        Message::Batch(_) => "a batch",
+    let (what, id) = match message {
+        Message::Request { id, method, .. } if method == method::INITIALIZE => {
+            ("an initialize request", known(*id)?.to_string())
+        }
+        Message::Notification { .. } => ("a notification", "null".into()),
+        Message::Batch(_) => ("a batch", "null".into()),
         _ => return Ok(()),
     };
     let message = format!("{what} may have at most {} MiB", PARSED_AT_ONCE_MAX >> 20);
-    Err(Answer::error(StatusCode::PAYLOAD_TOO_LARGE, "null", answers::INVALID_REQUEST, &message, None))
+    Err(Answer::error(StatusCode::PAYLOAD_TOO_LARGE, &id, answers::INVALID_REQUEST, &message, None))
 }
 
 fn invalid(message: &str) -> Box<Answer> {
@@ -536,7 +538,7 @@ fn batch(session: &Session<Reply>, body: &Bytes, members: &[message::Raw<'_>]) -
     }
     let (mut ids, mut messages, mut changes) = (Vec::new(), Vec::with_capacity(members.len()), Vec::new());
     for member in members {
-        match message::parse(member.get().as_bytes()) {
+        match message::parse_again(member.get().as_bytes()) {
             Ok(Message::Request { method, .. }) if method == method::INITIALIZE => {
                 return Err(invalid("initialize must not be part of a batch"));
             }
