@@ -115,7 +115,7 @@ impl<'a> Scan<'a> {
     }
 
     /// For a text that was checked before.
-    fn checked(text: &'a str) -> Scan<'a> {
+    pub(crate) fn checked(text: &'a str) -> Scan<'a> {
         Scan { is_checked: true, ..Scan::new(text) }
     }
 

@@ -187,7 +187,7 @@ pub fn quote(text: &str) -> String {
 pub fn parse(line: &[u8]) -> Result<Message<'_>, Unreadable> {
     let not_json = |why: String| Unreadable { why, id: None, is_request: false, is_too_deep: false };
     let text = str_of(line).map_err(|error| not_json(error.to_string()))?;
-    let Some((message, is_too_deep)) = envelope(text) else {
+    let Some((message, is_too_deep)) = envelope(text, Scan::new(text)) else {
         // serde_json reports the position of the error, for the person who has to correct it.
         let error = serde_json::from_str::<serde::de::IgnoredAny>(text).err();
         return Err(not_json(error.map_or_else(|| "not JSON".into(), |error| error.to_string())));
@@ -202,6 +202,13 @@ pub fn parse(line: &[u8]) -> Result<Message<'_>, Unreadable> {
     };
     let why = format!("nested deeper than {DEPTH_MAX} levels");
     Err(Unreadable { why, id, is_request, is_too_deep: true })
+}
+
+/// The same for a line that was parsed before, or made of parts of such lines: only the ends of its parts are looked for.
+pub fn parse_again(line: &[u8]) -> Result<Message<'_>, Unreadable> {
+    let found = str_of(line).ok().and_then(|text| envelope(text, Scan::checked(text)));
+    let why = || Unreadable { why: "not JSON".into(), id: None, is_request: false, is_too_deep: false };
+    found.map(|(message, _)| message).ok_or_else(why)
 }
 
 /// A line that is not JSON, or JSON that is nested too deeply to be forwarded.
@@ -236,8 +243,7 @@ pub const VERSIONS_MAX: usize = 64;
 pub const MEMBERS_MAX: usize = 4096;
 
 /// One pass over the line, and whether it is nested too deeply.
-fn envelope(text: &str) -> Option<(Message<'_>, bool)> {
-    let mut scan = Scan::new(text);
+fn envelope<'a>(text: &'a str, mut scan: Scan<'a>) -> Option<(Message<'a>, bool)> {
     let message = match scan.next_byte()? {
         b'{' => {
             let (mut id, mut method, mut result, mut error) = (None, None::<Raw<'_>>, None, None);
@@ -312,18 +318,22 @@ pub fn is_json_rpc(line: &[u8]) -> bool {
 }
 
 /// A member that decides what a request does and that another parser may read differently: the name occurs twice, or
-/// with other capitals, which some parsers treat as the same name.
+/// with other capitals, which some parsers treat as the same name. The line was parsed before.
 pub fn ambiguous(line: &[u8]) -> Option<String> {
     let (mut outer, mut inner) = ([false; 4], [false; PARAMS]);
     let mut found = None;
-    let _ = Scan::new(str_of(line).ok()?).object(|scan, name| {
-        found = found.take().or_else(|| told_apart(name, &ENVELOPE, &mut outer));
+    // The scan ends at the first one.
+    let _ = Scan::checked(str_of(line).ok()?).object(|scan, name| {
+        found = told_apart(name, &ENVELOPE, &mut outer);
+        if found.is_some() {
+            return None;
+        }
         if unescaped(name) == "params" && scan.next_byte() == Some(b'{') {
             return scan.object(|scan, name| {
-                found = found.take().or_else(|| told_apart(name, &PARAM_NAMES, &mut inner));
+                let is_odd = told_apart(name, &PARAM_NAMES, &mut inner);
                 let value = scan.value()?;
-                found = found.take().or_else(|| ambiguous_within(&unescaped(name), value));
-                Some(())
+                found = is_odd.or_else(|| ambiguous_within(&unescaped(name), value));
+                found.is_none().then_some(())
             });
         }
         scan.value().map(drop)

@@ -65,7 +65,7 @@ use self::{
     ready_set::{ReadySet, ReadyWaker},
     recent::Recent,
     reload::Reload,
-    stdio::HeldLines,
+    stdio::{HeldLines, LongLine},
     turns::Turns,
 };
 #[cfg(unix)]
@@ -138,6 +138,7 @@ pub(crate) struct Driver {
 
     stdio: Option<OwnStreams>,
     held_lines: HeldLines,
+    long_line: Option<LongLine>,
     listen: Option<Listen>,
     /// Created by the first backend that needs it.
     http: Option<HttpClient>,
@@ -248,6 +249,7 @@ impl Driver {
             failure: None,
             stdio: parts.stdio,
             held_lines: HeldLines::default(),
+            long_line: None,
             listen: parts.listen,
             http: None,
             journal: parts.journal,

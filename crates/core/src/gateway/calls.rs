@@ -346,7 +346,7 @@ impl Gateway {
                 self.resend_unsent(key, serial, era, message, now);
                 continue;
             }
-            match message::parse(&message) {
+            match message::parse_again(&message) {
                 Ok(message::Message::Request { id, params, .. }) => {
                     self.forward(key, serial, &message, id, &params, now);
                 }
@@ -375,7 +375,7 @@ impl Gateway {
         };
         let restored = match &with_own {
             Ok(None) => None,
-            Ok(Some(restored)) => Some((&restored[..], message::parse(restored))),
+            Ok(Some(restored)) => Some((&restored[..], message::parse_again(restored))),
             Err(handle) => {
                 let Some(call) = self.calls.remove(&key) else { return };
                 return self.fail(*call, Failure::unknown(tasks::no_task(handle)), now);
@@ -494,7 +494,7 @@ impl Gateway {
                 return self.report_call(&call, failure.outcome, now);
             }
         };
-        let (message, id, result) = match with_handles.as_deref().map(|told| (told, message::parse(told))) {
+        let (message, id, result) = match with_handles.as_deref().map(|told| (told, message::parse_again(told))) {
             Some((told, Ok(message::Message::Response { id, result, .. }))) => (told, id, result),
             _ => (message, id, result),
         };

@@ -419,7 +419,7 @@ impl Gateway {
                 self.client_requested(client, said, id, &method, &params, batch, now)
             }
             Message::Notification { method, params } => self.client_notified(client, said, &method, &params, now),
-            Message::Response { id, .. } => self.client_answered(client, said, id, now),
+            Message::Response { id, result, error } => self.client_answered(client, said, id, result, error, now),
             Message::Batch(_) | Message::Other => {
                 let message = message::error_line("null", -32600, "this is not a JSON-RPC message", None);
                 match batch {
@@ -450,7 +450,7 @@ impl Gateway {
         }
         let parsed: Vec<(&[u8], Message<'_>)> = members
             .iter()
-            .filter_map(|member| Some((member.get().as_bytes(), message::parse(member.get().as_bytes()).ok()?)))
+            .filter_map(|member| Some((member.get().as_bytes(), message::parse_again(member.get().as_bytes()).ok()?)))
             .collect();
         let owed =
             |message: &Message<'_>| matches!(message, Message::Request { .. } | Message::Other | Message::Batch(_));

@@ -245,7 +245,7 @@ impl Gateway {
     pub(super) fn checked(&mut self, ticket: u64, fit: Fit, now: Instant) {
         let Some((OfferWait { reply_to, wants, .. }, until)) = self.offer_waits.take_check(ticket) else { return };
         let Wants::Check { backend, message, declared, schema, .. } = wants else { return };
-        let Ok(message::Message::Request { id, method, params }) = message::parse(&message) else { return };
+        let Ok(message::Message::Request { id, method, params }) = message::parse_again(&message) else { return };
         let checked = Some(Checked { schema, fit, until });
         let (said, method, params) = (&message[..], &*method, &params);
         let request = ClientRequest { reply_to, said, id, method, params, declared, checked };
@@ -351,7 +351,7 @@ impl Gateway {
         checked: Option<Checked>,
         now: Instant,
     ) {
-        let Ok(message::Message::Request { id, method, params }) = message::parse(said) else { return };
+        let Ok(message::Message::Request { id, method, params }) = message::parse_again(said) else { return };
         let request = ClientRequest { reply_to, said, id, method: &method, params: &params, declared, checked };
         if self.clients.get(&request.reply_to.client).is_some_and(|client_state| !client_state.is_allowed(now)) {
             let failure = Failure::revoked(self.backends.name(owner));
@@ -424,7 +424,7 @@ impl Gateway {
             self.out.push(Action::DropCheck { ticket });
         }
         if let Wants::Request { backend, message, .. } | Wants::Check { backend, message, .. } = wait.wants
-            && let Ok(message::Message::Request { method, params, .. }) = message::parse(&message)
+            && let Ok(message::Message::Request { method, params, .. }) = message::parse_again(&message)
         {
             let name = params.name().map(|name| text(name).into_owned());
             let backend = Some(self.backends.name(backend).to_owned());

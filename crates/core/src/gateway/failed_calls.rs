@@ -122,7 +122,7 @@ impl Gateway {
                 return self.fail(*call, failure, now);
             }
             let message = call.message.clone().expect("seen above");
-            if let Ok(message::Message::Request { id, params, .. }) = message::parse(&message) {
+            if let Ok(message::Message::Request { id, params, .. }) = message::parse_again(&message) {
                 return self.dispatch(call, &message, id, &params, now);
             }
         }
@@ -201,7 +201,7 @@ impl Gateway {
 
 /// The id under which a line was sent.
 fn told_key(line: &[u8]) -> Option<u64> {
-    match message::parse(line) {
+    match message::parse_again(line) {
         Ok(message::Message::Request { id, .. }) => match id.parse()? {
             Id::Integer(number) => u64::try_from(number).ok(),
             Id::Big(_) | Id::Text(_) => None,

@@ -372,7 +372,7 @@ impl Gateway {
         link_state.liveness.heard();
         let with_handles = message.as_ref().ok().and_then(|message| self.said_with_handles(link.serial, said, message));
         let (said, message) = match &with_handles {
-            Some(told) => (&told[..], message::parse(told)),
+            Some(told) => (&told[..], message::parse_again(told)),
             None => (said, message),
         };
         match message {
@@ -392,7 +392,8 @@ impl Gateway {
                 for member in members {
                     // A batch in a batch is ignored.
                     if !member.get().starts_with('[') {
-                        self.link_said(link, member.get().as_bytes(), now);
+                        let said = member.get().as_bytes();
+                        self.link_said_parsed(link, said, message::parse_again(said), now);
                     }
                 }
             }

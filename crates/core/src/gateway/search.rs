@@ -141,7 +141,7 @@ impl Gateway {
         let mut edits =
             [(message::place(request.said, outer_name), name.get()), (message::place(request.said, outer), arguments)];
         let said = message::patch(request.said, &mut edits);
-        if let Ok(Message::Request { id, method, params }) = message::parse(&said) {
+        if let Ok(Message::Request { id, method, params }) = message::parse_again(&said) {
             let ClientRequest { reply_to, declared, checked, .. } = request;
             let (said, method, params) = (&said[..], &*method, &params);
             self.route(ClientRequest { reply_to, said, id, method, params, declared, checked }, now);

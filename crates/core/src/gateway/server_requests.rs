@@ -399,7 +399,15 @@ impl Gateway {
     }
 
     /// A client answers a request of a backend. Other answers are ignored.
-    pub(super) fn client_answered(&mut self, client: Client, said: &[u8], id: RawId<'_>, now: Instant) {
+    pub(super) fn client_answered(
+        &mut self,
+        client: Client,
+        said: &[u8],
+        id: RawId<'_>,
+        result: Option<Raw<'_>>,
+        error: Option<Raw<'_>>,
+        now: Instant,
+    ) {
         let Some(Id::Integer(number)) = id.parse() else { return };
         let Ok(key) = u64::try_from(number) else { return };
         if self.server_requests.by_key.get(&key).is_none_or(|server_request| server_request.client != client) {
@@ -410,14 +418,15 @@ impl Gateway {
         match server_request.back {
             Back::Link { raw, .. } => {
                 self.delay_calls(server_request.serial, client, server_request.cause, None, now);
-                let Ok(Message::Response { result, .. }) = message::parse(said) else { return };
                 let meta = result.and_then(|result| pick(result, ["_meta"])).and_then(|[meta]| meta);
                 // A task that is not one of this client's was made by the client itself.
                 let with_own =
                     self.with_own_id(client, Era::Handshake, server_request.serial, said, meta).unwrap_or_default();
+                let (result, error) = match with_own.as_deref().map(message::parse_again) {
+                    Some(Ok(Message::Response { result, error, .. })) => (result, error),
+                    _ => (result, error),
+                };
                 // Only these members: with others a lenient backend might take it for a request.
-                let said = with_own.as_deref().unwrap_or(said);
-                let Ok(Message::Response { result, error, .. }) = message::parse(said) else { return };
                 let members = [("result", result), ("error", error)];
                 let members: String =
                     members.iter().filter_map(|(name, raw)| Some(format!(r#","{name}":{}"#, (*raw)?.get()))).collect();
@@ -425,7 +434,6 @@ impl Gateway {
                 self.tell_link(server_request.serial, patch(line.as_bytes(), &mut []));
             }
             Back::Input { name, is_elicitation } => {
-                let Ok(Message::Response { result, error, .. }) = message::parse(said) else { return };
                 let result = match (result, error) {
                     (Some(result), None) => Ok(result.get().to_owned()),
                     // Only elicitation has a result for this.
@@ -709,7 +717,8 @@ impl Gateway {
     }
 
     fn answer_parked(&mut self, call: &Call, message: &[u8], now: Instant) {
-        let (Some(reply_to), Ok(Message::Response { id, result, error })) = (&call.reply_to, message::parse(message))
+        let (Some(reply_to), Ok(Message::Response { id, result, error })) =
+            (&call.reply_to, message::parse_again(message))
         else {
             return;
         };
@@ -851,7 +860,7 @@ impl Gateway {
                 Failure::unknown("the request was too large to be asked again with the client's answers".into());
             return self.fail(*call, failure, now);
         };
-        let Ok(Message::Request { params, .. }) = message::parse(&message) else { return };
+        let Ok(Message::Request { params, .. }) = message::parse_again(&message) else { return };
         let state = inputs.state.map_or_else(String::new, |state| format!(r#","requestState":{state}"#));
         let members = format!(r#""inputResponses":{{{}}}{state}"#, inputs.responses.join(","));
         let edit = match params.whole() {
@@ -862,7 +871,7 @@ impl Gateway {
             }
         };
         let again = patch(&message, &mut [(edit.at, &edit.with)]);
-        let Ok(Message::Request { id, params, .. }) = message::parse(&again) else { return };
+        let Ok(Message::Request { id, params, .. }) = message::parse_again(&again) else { return };
         match self.serving(call.slot) {
             Some(serial) => {
                 let key = self.ids.number();

@@ -308,7 +308,7 @@ impl Gateway {
         let early = self.shared.as_mut().map(|shared| mem::take(&mut shared.early)).unwrap_or_default();
         for (serial, said) in early {
             if self.links.contains_key(&serial)
-                && let Ok(Message::Request { id, method, params }) = message::parse(&said)
+                && let Ok(Message::Request { id, method, params }) = message::parse_again(&said)
             {
                 self.backend_requested(serial, &said, id, &method, &params, now);
             }

@@ -8,6 +8,7 @@ mod cluster;
 mod crash;
 mod eras;
 mod guards;
+mod long_messages;
 mod names;
 mod remote;
 mod server_requests;

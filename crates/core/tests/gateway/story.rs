@@ -78,6 +78,9 @@ pub(crate) fn local() -> Who {
     Who { name: "local".into(), role: None, profile: None }
 }
 
+/// A part of a message that stopped being JSON after it was parsed.
+pub(crate) const NOT_JSON: &str = "[!!!!!]";
+
 /// What a backend offers, and how it behaves.
 #[derive(Clone)]
 pub(crate) struct Maker {
@@ -314,7 +317,7 @@ impl Story {
     fn reply(&mut self, link: Link, text: &str) -> Option<String> {
         let name = self.gateway.backend(link.backend)?.name.clone();
         let maker = self.makers.get(&name)?;
-        if maker.mute {
+        if maker.mute || text.contains(NOT_JSON) {
             return None;
         }
         let message = parsed(text);

@@ -1,12 +1,17 @@
 //! The stdio front: one client, over outlast's own stdin and stdout. Only JSON passes.
 
-use std::task::Context;
+use std::{
+    future::Future,
+    pin::Pin,
+    task::{Context, Poll},
+};
 
 use bytes::Bytes;
 use outlast_core::{
     gateway::Event,
-    message::{self, Id, Message},
+    message::{self, Id, Message, PARSED_AT_ONCE_MAX, Walk},
 };
+use outlast_os::offload::{Task, compute_for_client};
 
 use super::{Driver, STDIO_CLIENT, Stopping};
 use crate::child::{lines::LINE_MAX, own_streams::ClientEvent};
@@ -24,11 +29,16 @@ pub(super) struct HeldLines {
     pub(super) lines: Vec<Bytes>,
 }
 
+/// A line of the client that is parsed beside the loop. Later events of the client wait.
+pub(super) struct LongLine {
+    line: Bytes,
+    parsing: Task<Walk>,
+}
+
 impl HeldLines {
     /// Returns a line that does not wait: answers to backends, without which requests stay open.
-    fn pass(&mut self, line: Bytes) -> Option<Bytes> {
-        let is_held = self.is_holding && !matches!(message::parse(&line), Ok(Message::Response { .. }));
-        if is_held {
+    fn pass(&mut self, line: Bytes, is_response: bool) -> Option<Bytes> {
+        if self.is_holding && !is_response {
             self.lines.push(line);
             return None;
         }
@@ -51,13 +61,31 @@ impl Driver {
     }
 
     pub(super) fn poll_stdio(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(stdio) = &mut self.stdio else { return false };
-        stdio.poll_input(self.held_lines.has_room(), cx) | self.hear_stdio()
+        let has_parsed = self.poll_long_line(cx);
+        let has_room = self.held_lines.has_room() && self.long_line.is_none();
+        let Some(stdio) = &mut self.stdio else { return has_parsed };
+        stdio.poll_input(has_room, cx) | self.hear_stdio() | has_parsed
+    }
+
+    /// True if the long line of the client was parsed.
+    fn poll_long_line(&mut self, cx: &mut Context<'_>) -> bool {
+        let Some(LongLine { parsing, .. }) = &mut self.long_line else { return false };
+        let Poll::Ready(parsed) = Pin::new(parsing).poll(cx) else { return false };
+        let LongLine { line, .. } = self.long_line.take().expect("found above");
+        // Without a thread it is parsed here.
+        let walk = parsed.unwrap_or_else(|_| Walk::of(&line));
+        let is_response = matches!(walk.read(&line), Ok(Message::Response { .. }));
+        if let Some(line) = self.held_lines.pass(line, is_response) {
+            self.heard_long_line(line, walk);
+        }
+        true
     }
 
     fn hear_stdio(&mut self) -> bool {
         let mut moved = false;
-        while let Some(event) = self.stdio.as_mut().and_then(|stdio| stdio.next_event()) {
+        while self.long_line.is_none()
+            && let Some(event) = self.stdio.as_mut().and_then(|stdio| stdio.next_event())
+        {
             self.heard_stdio(event);
             moved = true;
         }
@@ -66,9 +94,16 @@ impl Driver {
 
     fn heard_stdio(&mut self, event: ClientEvent) {
         match event {
-            ClientEvent::Said(message) => {
-                if let Some(message) = self.held_lines.pass(message) {
-                    self.heard_line(message);
+            ClientEvent::Said(line) if line.len() > PARSED_AT_ONCE_MAX => {
+                let text = line.clone();
+                let parsing = compute_for_client(move || Walk::of(&text));
+                self.long_line = Some(LongLine { line, parsing });
+            }
+            ClientEvent::Said(line) => {
+                let is_response =
+                    self.held_lines.is_holding && matches!(message::parse(&line), Ok(Message::Response { .. }));
+                if let Some(line) = self.held_lines.pass(line, is_response) {
+                    self.heard_line(line);
                 }
             }
             ClientEvent::SaidTooMuch(start) => {
@@ -93,7 +128,19 @@ impl Driver {
         }
     }
 
+    fn heard_long_line(&mut self, message: Bytes, walk: Walk) {
+        match walk.read(&message).map(drop) {
+            Ok(()) => self.tell(Event::ClientSaidLong { client: STDIO_CLIENT, message, walk: Box::new(walk) }),
+            Err(unreadable) => self.tell_stdio(unreadable.refusal()),
+        }
+    }
+
+    /// A line that was held is parsed here, whatever its length.
     pub(super) fn heard_line(&mut self, message: Bytes) {
+        if message.len() > PARSED_AT_ONCE_MAX {
+            let walk = Walk::of(&message);
+            return self.heard_long_line(message, walk);
+        }
         match message::parse(&message) {
             Ok(_) => self.tell(Event::ClientSaid { client: STDIO_CLIENT, message }),
             Err(unreadable) => self.tell_stdio(unreadable.refusal()),

@@ -135,6 +135,24 @@ fn long_messages_pass_both_ways() {
 }
 
 #[test]
+fn lines_on_stdin_do_not_overtake_a_long_one() {
+    let mut gate = Gate::stdio(Place::new(), &backend("one", &[], ""));
+    let long = "x".repeat(8 << 20);
+    let first = gate.client.send_call("one__echo", json!({"text": long}));
+    let (second, third) =
+        (gate.client.send_call("one__received", json!({})), gate.client.send_call("one__pid", json!({})));
+    assert_eq!(crate::mcp::client::text(&gate.client.answer(first)["result"]).len(), long.len());
+    let received = crate::mcp::client::text(&gate.client.answer(second)["result"]);
+    assert!(received.contains(&long), "the long call came first");
+    gate.client.answer(third);
+    // One that is not JSON is refused.
+    gate.client.line(&format!("[\"{long}\",]"));
+    assert_eq!(gate.client.answer_to("null")["error"]["code"], -32700);
+    assert_eq!(gate.client.call("one__echo", json!({"text": "goes on"})), "goes on");
+    gate.end();
+}
+
+#[test]
 fn health_and_metrics_are_served() {
     let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
     gate.child("one");

@@ -110,7 +110,7 @@ pub(super) fn retry_after(message: &[u8], said: Said) -> Option<(&'static str, S
     if said != Said::Error || memchr::memmem::find(message, MEMBER).is_none() {
         return None;
     }
-    let Ok(Message::Response { error: Some(error), .. }) = message::parse(message) else { return None };
+    let Ok(Message::Response { error: Some(error), .. }) = message::parse_again(message) else { return None };
     let [data] = message::pick(error, ["data"])?;
     let [from, millis] = message::pick(data?, ["from", "retry_after_ms"])?;
     let millis: u64 = millis.filter(|_| from.is_some_and(|from| from.get() == "\"outlast\""))?.get().parse().ok()?;

@@ -811,7 +811,7 @@ fn whole(session: Option<SessionId>, body: Bytes, kind: AnswerKind) -> Box<Answe
 }
 
 fn error_code(message: &[u8]) -> Option<i64> {
-    let Ok(Message::Response { error: Some(error), .. }) = message::parse(message) else { return None };
+    let Ok(Message::Response { error: Some(error), .. }) = message::parse_again(message) else { return None };
     message::pick(error, ["code"])?[0]?.get().parse().ok()
 }
 

@@ -22,8 +22,9 @@ use outlast_core::{
     front::SessionId,
     gateway::Who,
     mcp,
-    message::{self, Message, RawId},
+    message::{self, Message, PARSED_AT_ONCE_MAX, RawId, Walk},
 };
+use outlast_os::offload::compute_for_client;
 use serde::{Deserialize, Serialize};
 use serde_json::value::to_raw_value;
 use tokio::{sync::oneshot, task::spawn_local};
@@ -171,7 +172,7 @@ pub(super) async fn forward(
             let is_untouched = matches!(&end.how, End::Aborted(why) if why == NOT_HERE);
             return match is_untouched || was_not_sent(&end, request.body.is_some()) {
                 true => Forward::Again,
-                false => Forward::Answered(home_ended(request.body)),
+                false => Forward::Answered(home_ended(request.body).await),
             };
         }
     };
@@ -183,7 +184,7 @@ pub(super) async fn forward(
         BodyKind::None => Answer::empty(status),
         BodyKind::Whole => match pipe.receive().await {
             Ok(body) => Answer::json(status, None, body),
-            Err(_) => return Forward::Answered(home_ended(request.body)),
+            Err(_) => return Forward::Answered(home_ended(request.body).await),
         },
         BodyKind::Events => events(endpoint, connection, pipe),
     };
@@ -223,16 +224,21 @@ fn was_not_sent(end: &PipeEnd, has_body: bool) -> bool {
 }
 
 /// The answer to a request whose home ended before it answered.
-fn home_ended(body: Option<&Bytes>) -> Told {
+async fn home_ended(body: Option<&Bytes>) -> Told {
     const WORDS: &str =
         "The gateway replica that served this session has ended. This request may or may not have taken effect.";
     const DATA: &str = r#"{"from":"outlast","reason":"gateway_ended","outcome":"unknown"}"#;
     let error = |id: &str| message::error_line(id, 7001, WORDS, Some(DATA));
     let text = |id: RawId<'_>| id.parse().map_or_else(|| "null".to_owned(), |id| id.to_string());
-    match body.map(|body| message::parse(body)) {
-        Some(Ok(Message::Request { id, .. })) => Ok(Answer::json(StatusCode::OK, None, error(&text(id)))),
-        Some(Ok(Message::Batch(members))) => {
-            let ids = members.iter().filter_map(|member| match message::parse(member.get().as_bytes()) {
+    let Some(body) = body else { return Err(answers::no_home()) };
+    let walk = match body.clone() {
+        long if long.len() > PARSED_AT_ONCE_MAX => compute_for_client(move || Walk::of(&long)).await.ok(),
+        _ => None,
+    };
+    match walk.as_ref().map_or_else(|| message::parse(body), |walk| walk.read(body)) {
+        Ok(Message::Request { id, .. }) => Ok(Answer::json(StatusCode::OK, None, error(&text(id)))),
+        Ok(Message::Batch(members)) => {
+            let ids = members.iter().filter_map(|member| match message::parse_again(member.get().as_bytes()) {
                 Ok(Message::Request { id, .. }) => Some(text(id)),
                 _ => None,
             });
