@@ -35,6 +35,8 @@ use crate::{
 
 /// Bytes of held requests of one client, all its sessions together; one more request fails at once.
 pub(super) const HELD_BYTES_MAX: usize = 64 << 20;
+/// So many bytes of calls that waited are sent at once; a larger call is sent alone.
+const RELEASED_BYTES_MAX: usize = 8 << 20;
 /// A larger request is not kept for a second try while it is in flight; it fails at a crash.
 const KEPT_BYTES_MAX: usize = 1 << 20;
 
@@ -254,7 +256,8 @@ impl Gateway {
         now: Instant,
     ) {
         let key = self.ids.number();
-        match self.serving(call.slot).filter(|_| !self.must_wait(call.slot, call.declared, now)) {
+        let must_wait = self.must_wait(call.slot, call.declared, now) || self.is_releasing(call.slot);
+        match self.serving(call.slot).filter(|_| !must_wait) {
             Some(serial) => {
                 let wants_logs = call.declared.level.is_some();
                 self.calls.insert(key, call);
@@ -322,12 +325,35 @@ impl Gateway {
         kept.map(|(_, message)| message.len()).sum::<usize>().saturating_add(more) > HELD_BYTES_MAX
     }
 
-    /// Sends the calls that a slot holds on the link that fills it, in order.
+    /// Earlier calls of this slot are being sent, in portions.
+    fn is_releasing(&self, slot: SlotKey) -> bool {
+        self.slots.get(&slot).is_some_and(|slot| slot.release_at().is_some())
+    }
+
+    /// Sends the next portions of the calls that slots hold.
+    pub(super) fn release_due(&mut self, now: Instant) {
+        let is_due = |slot: &SlotState| slot.release_at().is_some_and(|at| at <= now);
+        let due: Vec<SlotKey> = self.slots.iter().filter(|(_, slot)| is_due(slot)).map(|(key, _)| *key).collect();
+        due.into_iter().for_each(|slot| self.release_held(slot, now));
+    }
+
+    /// Sends the calls that a slot holds on the link that fills it, in order. Many bytes are sent in portions.
     pub(super) fn release_held(&mut self, slot: SlotKey, now: Instant) {
+        let Some(slot_state) = self.slots.get_mut(&slot) else { return };
+        slot_state.set_release_at(None);
         let Some(serial) = self.serving(slot) else { return };
         let mut held = self.slots.get_mut(&slot).map(SlotState::take_held).unwrap_or_default();
+        let mut bytes = 0;
         while let Some(key) = held.pop_front() {
             let Some(call) = self.calls.get(&key) else { continue };
+            let length = call.message.as_ref().map_or(0, Bytes::len);
+            if bytes > 0 && bytes + length > RELEASED_BYTES_MAX {
+                held.push_front(key);
+                self.slots.get_mut(&slot).expect("seen above").set_release_at(Some(now));
+                self.timers.arm(Timer::Releases, now);
+                break;
+            }
+            bytes += length;
             if self.must_wait(slot, call.declared, now) {
                 held.push_front(key);
                 break;

@@ -67,6 +67,8 @@ pub(super) struct SlotState {
     pub(super) links: Slot<u64>,
     /// Calls that wait for a link, in the order in which they came.
     held: VecDeque<u64>,
+    /// When the rest of the calls is sent, if they were too large to be sent at once. New calls wait behind them.
+    release_at: Option<Instant>,
     last_end: Option<LastEnd>,
     /// The end of the last candidate that did not become ready.
     failed_reload: Option<LastEnd>,
@@ -104,6 +106,7 @@ impl SlotState {
         SlotState {
             links: Slot::new(settings.policy.clone(), seed),
             held: VecDeque::new(),
+            release_at: None,
             last_end: None,
             failed_reload: None,
             tickets: Vec::new(),
@@ -131,6 +134,7 @@ impl SlotState {
         SlotState {
             links: Slot::restore(policy, saved.links, now),
             held: VecDeque::new(),
+            release_at: None,
             last_end: saved.last_end.map(|end| LastEnd::restore(end, now)),
             failed_reload: saved.failed_reload.map(|end| LastEnd::restore(end, now)),
             tickets: Vec::new(),
@@ -261,6 +265,14 @@ impl SlotState {
 
     pub(super) fn take_held(&mut self) -> VecDeque<u64> {
         mem::take(&mut self.held)
+    }
+
+    pub(super) fn release_at(&self) -> Option<Instant> {
+        self.release_at
+    }
+
+    pub(super) fn set_release_at(&mut self, at: Option<Instant>) {
+        self.release_at = at;
     }
 
     /// These calls wait on, in this order.

@@ -13,6 +13,8 @@ pub(super) enum Timer {
     Links,
     /// Requests wait no longer for a backend's offer.
     OfferWaits,
+    /// More of the calls that waited for a slot are sent.
+    Releases,
     /// A large list that changed is read again.
     Lists,
     /// Changed offers are merged.
@@ -25,11 +27,12 @@ pub(super) enum Timer {
 
 impl Timer {
     /// In the order in which they fire.
-    pub(super) const ALL: [Timer; 8] = [
+    pub(super) const ALL: [Timer; 9] = [
         Timer::Calls,
         Timer::Resends,
         Timer::Links,
         Timer::OfferWaits,
+        Timer::Releases,
         Timer::Lists,
         Timer::Catalogue,
         Timer::Stop,

@@ -87,6 +87,37 @@ fn a_request_with_an_ambiguous_member() {
 }
 
 #[test]
+fn requests_that_waited_are_sent_in_portions_and_in_order() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    let link = story.link("a");
+    story.auto = false;
+    story.dies(link);
+    let call = |story: &mut Story, id: u64, bytes: usize| {
+        story.ask(1, json!(id), "tools/call", json!({"name": "a__x", "arguments": {"n": id, "t": "x".repeat(bytes)}}));
+    };
+    for id in 1..=5 {
+        call(&mut story, id, 3 << 20);
+    }
+    story.pass(secs(5));
+    let link = story.link("a");
+    story.up.insert(link.serial, link);
+    let told = |story: &mut Story| -> Vec<Value> {
+        let all = story.links.drain(..).map(|(_, text)| parsed(&text));
+        all.filter(|told| told["method"] == "tools/call").map(|told| told["params"]["arguments"]["n"].clone()).collect()
+    };
+    story.event(Event::LinkUp { link, pid: None });
+    assert_eq!(told(&mut story), [1, 2]);
+    call(&mut story, 6, 1);
+    assert_eq!(told(&mut story), [0; 0], "it does not overtake");
+    story.event(Event::TimePassed);
+    assert_eq!(told(&mut story), [3, 4]);
+    story.event(Event::TimePassed);
+    assert_eq!(told(&mut story), [5, 6]);
+    call(&mut story, 7, 1);
+    assert_eq!(told(&mut story), [7]);
+}
+
+#[test]
 fn a_request_that_waits() {
     let call = r#"{"name":"a__x","arguments":{"x":[12345]}}"#;
     // For the offer of its backend, and for its link.
