@@ -2,7 +2,9 @@
 //! second machine for it, its *host*, whose clients are replicas. Every replica, the owner too, reaches the backend by a stream.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    future::Future,
+    pin::Pin,
     task::{Context, Poll},
 };
 
@@ -14,9 +16,13 @@ use outlast_core::{
     },
     exit::How,
     gateway::{Action, Backend, BackendStatus, Client, Event, Front, Gateway, Link, Placement, Switch, Who},
+    message::{PARSED_AT_ONCE_MAX, Walk},
     record::{self, Record},
 };
-use outlast_os as os;
+use outlast_os::{
+    self as os,
+    offload::{Task, compute_for_server},
+};
 use rustc_hash::FxHashMap;
 
 use super::{Driver, EVENTS_MAX, Stopping, links::WireKind, operator::NO_TICKET};
@@ -42,6 +48,15 @@ pub(super) struct Hosts {
     clients: FxHashMap<Stream, Client>,
     /// Links of the main machine, by their streams.
     links: FxHashMap<Stream, u64>,
+    /// Streams whose last message is parsed beside the loop.
+    long_messages: BTreeMap<Stream, LongMessage>,
+}
+
+/// A message of another replica that is parsed beside the loop. Later events of its stream wait: those of one window.
+struct LongMessage {
+    message: Bytes,
+    parsing: Task<Walk>,
+    later: VecDeque<Heard>,
 }
 
 struct Host {
@@ -109,6 +124,11 @@ impl Hosts {
     pub(super) fn of_backend(&self, backend: &str) -> Option<(u64, &Gateway)> {
         let number = self.number_of(backend)?;
         Some((number, &self.by_number.get(&number)?.gateway))
+    }
+
+    /// A message of another replica is parsed.
+    pub(super) fn is_parsing(&self) -> bool {
+        !self.long_messages.is_empty()
     }
 
     /// Until when the keeper lets the processes of a link live.
@@ -319,11 +339,30 @@ impl Driver {
 
     pub(super) fn poll_cluster(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(replica) = self.cluster.clone() else { return false };
+        let has_parsed = self.poll_long_stream_messages(&replica, cx);
         for turn in 0..EVENTS_MAX {
-            let Poll::Ready(heard) = replica.borrow_mut().poll_heard(cx) else { return turn > 0 };
+            let Poll::Ready(heard) = replica.borrow_mut().poll_heard(cx) else { return turn > 0 || has_parsed };
             self.cluster_heard(&replica, heard);
         }
         true
+    }
+
+    /// True if a message of another replica was parsed.
+    fn poll_long_stream_messages(&mut self, replica: &SharedReplica, cx: &mut Context<'_>) -> bool {
+        let mut parsed = Vec::new();
+        for (stream, LongMessage { parsing, .. }) in &mut self.hosts.long_messages {
+            if let Poll::Ready(walk) = Pin::new(parsing).poll(cx) {
+                parsed.push((*stream, walk.ok().map(Box::new)));
+            }
+        }
+        let has_parsed = !parsed.is_empty();
+        for (stream, walk) in parsed {
+            let LongMessage { message, later, .. } =
+                self.hosts.long_messages.remove(&stream).expect("it was polled above");
+            self.stream_said(replica, stream, message, walk);
+            later.into_iter().for_each(|heard| self.cluster_heard(replica, heard));
+        }
+        has_parsed
     }
 
     /// At the end of a turn: sends what was said to other replicas in it.
@@ -334,13 +373,23 @@ impl Driver {
     }
 
     fn cluster_heard(&mut self, replica: &SharedReplica, heard: Heard) {
+        if let Heard::Said { stream, .. } | Heard::Ended { stream, .. } = &heard
+            && let Some(LongMessage { later, .. }) = self.hosts.long_messages.get_mut(stream)
+        {
+            return later.push_back(heard);
+        }
         match heard {
             Heard::BackendWanted { stream, from, backend } => self.backend_wanted(replica, stream, from, &backend),
             Heard::RequestForwarded { stream, request } => match &self.listen {
                 Some(listen) => listen.serve_forwarded(stream, request),
                 None => replica.borrow_mut().abort(stream, "this replica has no HTTP front"),
             },
-            Heard::Said { stream, message } => self.stream_said(replica, stream, message),
+            Heard::Said { stream, message } if message.len() > PARSED_AT_ONCE_MAX => {
+                let text = message.clone();
+                let parsing = compute_for_server(move || Walk::of(&text));
+                self.hosts.long_messages.insert(stream, LongMessage { message, parsing, later: VecDeque::new() });
+            }
+            Heard::Said { stream, message } => self.stream_said(replica, stream, message, None),
             Heard::Ended { stream, how, unsent } => self.stream_ended(replica, stream, how, unsent),
             Heard::StartHost { backend, until } => self.start_host(backend, until),
             Heard::ExtendHost { backend, until } => self.extend_host(&backend, until),
@@ -417,14 +466,21 @@ impl Driver {
         self.tell(Event::ClientCame { client, front: Front::Lines, who });
     }
 
-    fn stream_said(&mut self, replica: &SharedReplica, stream: Stream, message: Bytes) {
+    /// `walk` is that of a long message.
+    fn stream_said(&mut self, replica: &SharedReplica, stream: Stream, message: Bytes, walk: Option<Box<Walk>>) {
         let bytes = message.len();
         if let Some(serial) = self.hosts.links.get(&stream) {
             if let Some(link) = self.link(*serial) {
-                self.tell(Event::LinkSaid { link, message });
+                self.tell(match walk {
+                    Some(walk) => Event::LinkSaidLong { link, message, walk },
+                    None => Event::LinkSaid { link, message },
+                });
             }
-        } else if let Some(client) = self.hosts.clients.get(&stream) {
-            self.tell(Event::ClientSaid { client: *client, message });
+        } else if let Some(client) = self.hosts.clients.get(&stream).copied() {
+            self.tell(match walk {
+                Some(walk) => Event::ClientSaidLong { client, message, walk },
+                None => Event::ClientSaid { client, message },
+            });
         } else {
             return;
         }

@@ -201,6 +201,8 @@ impl Driver {
             Some("a process is being started or stopped".to_owned())
         } else if !self.long_messages.is_empty() {
             Some("a long message of a backend is being parsed".to_owned())
+        } else if self.hosts.is_parsing() {
+            Some("a long message of another replica is being parsed".to_owned())
         } else if self.long_line.is_some() {
             Some("a long message of the client is being parsed".to_owned())
         } else if self.links.values().any(is_http_busy) {
