@@ -95,7 +95,7 @@ fn one_fault(team: &Team, seen: &Seen, fault: Fault) -> Option<Recovery> {
     let mut clients = Vec::new();
     for replica in 0..REPLICAS.len() {
         let name = format!("recovery {:?} {replica}", fault.kind);
-        clients.push(Client::open(team, seen, name, &team.life(replica)?)?);
+        clients.push(stored_session(team, seen, &name, replica)?);
     }
     clients.push(Client::stateless(team, seen, format!("recovery {:?}", fault.kind)));
     let one = clients.len() - 1;
@@ -152,6 +152,17 @@ fn one_fault(team: &Team, seen: &Seen, fault: Fault) -> Option<Recovery> {
         times
     };
     Some(Recovery { kind: fault.kind, is_done, fault: ended - begun, sessions: times(false), one: times(true) })
+}
+
+/// A session that every replica serves. After a fault NATS may elect leaders for some seconds; a session whose record is not
+/// stored within one second is local to its replica, and the others do not know it.
+fn stored_session<'a>(team: &'a Team, seen: &'a Seen, name: &str, replica: usize) -> Option<Client<'a>> {
+    let local_sessions = || team.state(replica)?["cluster"]["sessions_local"].as_u64();
+    team.until("a session whose record is stored", || {
+        let before = local_sessions()?;
+        let client = Client::open(team, seen, name.to_owned(), &team.life(replica)?)?;
+        (local_sessions()? <= before).then_some(client)
+    })
 }
 
 /// Between two calls that were served, the later one of them after `since`.
