@@ -89,7 +89,9 @@ impl Gateway {
         let serial = link.serial;
         let Some(key) = self.key_on(serial, id) else { return };
         if let Some(at) = self.resend_at(serial, key, &refused, now) {
-            self.calls.get_mut(&key).expect("found above").unsent_tries += 1;
+            let call = self.calls.get_mut(&key).expect("found above");
+            call.unsent_tries += 1;
+            call.resent |= refused.may_have_run();
             self.calls.resends_mut().0.insert(key, Resend { at, link: serial, line: refused.line });
             return self.timers.arm(Timer::Resends, at);
         }
@@ -179,6 +181,10 @@ impl Gateway {
         let call = &self.calls[&key];
         let is_ours = matches!(call.kind, CallKind::Own(_));
         if !refused.is_busy() || !(is_ours || call.repeatable) || call.is_parked() || self.stage.is_stopping() {
+            return None;
+        }
+        // The backend may run a client's request twice, and no more often.
+        if !is_ours && call.resent && refused.may_have_run() {
             return None;
         }
         let tries_max = if refused.retry_after.is_some() { RETRY_AFTER_TRIES_MAX } else { BUSY_TRIES_MAX };

@@ -269,6 +269,37 @@ fn a_busy_backend_gets_safe_requests_again_when_it_asks() {
     assert_eq!((&error["code"], &error["data"]["retry_after_ms"]), (&json!(429), &json!(600_000)), "{error}");
 }
 
+/// A 503 without `Retry-After` may come from a proxy whose server has run the request.
+#[test]
+fn a_busy_backend_that_may_have_run_a_request_gets_it_once_more() {
+    // Refused again, as not run, or lost: the client must not be told that it was not run.
+    for end in ["503", "429", "lost"] {
+        let mut story = far();
+        story.ask(1, json!(1), "resources/read", json!({"uri": "file:///a"}));
+        let (link, told) = story.told("a");
+        refuse(&mut story, link, &told, 503, None);
+        story.pass(secs(1));
+        assert_eq!(story.told("a"), (link, told.clone()));
+        match end {
+            "503" => refuse(&mut story, link, &told, 503, None),
+            "429" => refuse(&mut story, link, &told, 429, Some(600)),
+            _ => lost(&mut story, link, &told, true),
+        }
+        story.pass(secs(10)).told_nothing("a");
+        let error = story.heard(1).json()["error"].clone();
+        assert_eq!(error["data"]["outcome"], "unknown", "{end}: {error}");
+    }
+    // A refusal that says that the request was not run does not count.
+    let mut story = far();
+    story.ask(1, json!(1), "resources/read", json!({"uri": "file:///a"}));
+    let (link, told) = story.told("a");
+    for retry_after in [Some(1), None, Some(1)] {
+        refuse(&mut story, link, &told, 503, retry_after);
+        story.pass(secs(2));
+        assert_eq!(story.told("a"), (link, told.clone()));
+    }
+}
+
 #[test]
 fn a_call_to_a_busy_backend_is_not_repeated_and_gets_a_retry_time() {
     #[rustfmt::skip]
