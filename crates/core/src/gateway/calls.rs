@@ -709,12 +709,13 @@ impl Gateway {
         self.out.push(Action::Called(Called { client, who, method, tool, backend, outcome, took, is_known }));
     }
 
-    /// Progress extends the deadline of a call, and is forwarded with the client's own token.
+    /// Progress extends the deadline of a call that is not parked, and is forwarded with the client's own token.
     pub(super) fn progressed(&mut self, serial: u64, message: &[u8], params: &Params<'_>, now: Instant) {
         let Some(token) = params.progress_token() else { return };
         let Some(key) = token.get().parse::<u64>().ok() else { return };
         let Some(call) = self.calls.get_mut(&key).filter(|call| call.link == Some(serial)) else { return };
-        if let Some(owner) = self.backends.get(&call.slot.backend) {
+        // A parked call waits for its client, however busy its backend is.
+        if let Some(owner) = self.backends.get(&call.slot.backend).filter(|_| !call.is_parked()) {
             call.due = Some((now + owner.settings().call_timeout).min(call.due_max));
         }
         if let (Some(reply_to), Some(theirs), false) = (&call.reply_to, &call.token, call.is_parked()) {

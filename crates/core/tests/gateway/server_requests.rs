@@ -531,6 +531,22 @@ fn an_abandoned_parked_call_is_cancelled() {
     assert_eq!(story.called.last().map(|called| called.outcome), Some(Outcome::TimedOut));
 }
 
+/// The deadline of a parked call is that of its client, who has five minutes.
+#[test]
+fn progress_does_not_move_the_deadline_of_a_parked_call() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.post(10, json!(1), "tools/call", json!({"name": "a__x", "_meta": {"progressToken": "p"}}));
+    let (link, told) = story.told("a");
+    let progress = json!({"jsonrpc": "2.0", "method": "notifications/progress",
+        "params": {"progressToken": told["params"]["_meta"]["progressToken"], "progress": 1}});
+    story.link_says(link, elicit(json!("q"))).pass(ms(20)).heard(10);
+    // `call_timeout` is a minute.
+    story.pass(secs(10)).link_says(link, progress.clone()).pass(secs(280)).told_nothing("a");
+    story.link_says(link, progress).pass(secs(20));
+    let (_, note) = story.told("a");
+    assert_eq!((&note["method"], &note["params"]["requestId"]), (&json!("notifications/cancelled"), &told["id"]));
+}
+
 #[test]
 fn an_early_answer_waits_for_the_next_request() {
     let mut story = Story::simple(&[("a", maker(&["x"]))]);

@@ -103,6 +103,24 @@ fn the_relay_alone_decides_about_timeouts() {
     story.hears(2, json!({"jsonrpc": "2.0", "id": 1, "result": {"done": true}})).hears_nothing(1);
 }
 
+/// The relay does not know of parked calls: for the server they may be over.
+#[test]
+fn a_parked_call_ends_in_time_though_its_server_reported_progress() {
+    let mut story = Story::shared(clients(ALL), maker(&["x"]));
+    let declared = json!({"name": "x", "_meta": {"progressToken": "p"}});
+    story.came(1, Front::Lines, local()).ask_stateless(1, json!(1), "tools/call", declared);
+    let (link, told) = story.told("s");
+    let ask = json!({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": {}});
+    story.link_says(link, ask).pass(ms(20));
+    assert_eq!(story.heard(1).json()["result"]["resultType"], "input_required");
+    let progress = json!({"jsonrpc": "2.0", "method": "notifications/progress",
+        "params": {"progressToken": told["params"]["_meta"]["progressToken"], "progress": 1}});
+    story.link_says(link, progress).answer(link, &told["id"], json!({"content": []}));
+    story.event(Event::ClientLeft { client: 1 }).pass(secs(301));
+    let status = story.gateway.status(story.now).to_json();
+    assert_eq!(status["under_way"]["calls"], 0, "{status}");
+}
+
 #[test]
 fn clients_with_other_capabilities_share_another_server() {
     let story = Story::shared(clients(r#"{"roots":{"listChanged":true},"sampling":{}}"#), maker(&["x"]));
