@@ -55,6 +55,8 @@ pub(super) struct SavedSession {
 pub(super) struct SavedEvent {
     pub(super) stream: u32,
     pub(super) number: u64,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) answered: u64,
     pub(super) frame: Octets,
 }
 
@@ -115,4 +117,8 @@ impl<R: Clone + PartialEq> HttpFront<R> {
         front.due = Some(now);
         front
     }
+}
+
+fn is_zero(number: &u64) -> bool {
+    *number == 0
 }

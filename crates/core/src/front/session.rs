@@ -107,6 +107,8 @@ struct Post<R> {
     request: Option<Id>,
     /// Answers that wait for the others of their batch.
     answers: Vec<Bytes>,
+    /// The event with its newest answer; 0 if there is none.
+    answered: u64,
     state: PostState<R>,
 }
 
@@ -131,16 +133,19 @@ struct Stream<R> {
 struct KeptEvent {
     stream: u32,
     number: u64,
+    /// The event with the answer before it in its stream, which may not be kept any more; 0 if there is none. Only a batch
+    /// has several answers.
+    answered: u64,
     frame: Bytes,
 }
 
 impl KeptEvent {
     fn save(&self) -> SavedEvent {
-        SavedEvent { stream: self.stream, number: self.number, frame: Octets::of(&self.frame) }
+        SavedEvent { stream: self.stream, number: self.number, answered: self.answered, frame: Octets::of(&self.frame) }
     }
 
     fn restore(saved: SavedEvent) -> KeptEvent {
-        KeptEvent { stream: saved.stream, number: saved.number, frame: saved.frame.bytes() }
+        KeptEvent { stream: saved.stream, number: saved.number, answered: saved.answered, frame: saved.frame.bytes() }
     }
 }
 
@@ -252,10 +257,22 @@ impl<R: Clone + PartialEq> Session<R> {
             return Ok(lost.map_or(general, StreamStart::Lost));
         }
         let is_open = stream == GENERAL || self.posts.contains_key(&stream);
-        match is_open || self.events.iter().any(|event| event.stream == stream) {
+        let is_known = is_open || self.events.iter().any(|event| event.stream == stream);
+        match is_known && !self.has_dropped_answer(stream, number) {
             true => Ok(StreamStart::After { stream, number }),
             false => Err(NoStream::Forgotten),
         }
+    }
+
+    /// Whether an answer came in this stream after this event and is not kept any more. A client that continued the stream
+    /// there would wait for that answer for ever.
+    fn has_dropped_answer(&self, stream: u32, number: u64) -> bool {
+        let next = self.events.iter().find(|event| event.stream == stream && event.number > number);
+        let answered = match next {
+            Some(event) => event.answered,
+            None => self.posts.get(&stream).map_or(0, |post| post.answered),
+        };
+        answered > number
     }
 
     /// Nothing before the client was told.
@@ -416,6 +433,7 @@ impl<R: Clone + PartialEq> Session<R> {
             is_opening: self.is_opening(ids.as_ref().first()),
             request: ids.as_ref().first().filter(|_| !is_batch).cloned(),
             answers: Vec::new(),
+            answered: 0,
             state: PostState::Quiet { response, since: now },
         };
         self.posts.insert(number, post);
@@ -465,7 +483,12 @@ impl<R: Clone + PartialEq> Session<R> {
                 self.open_events(number, limits, now, out);
                 self.send(number, request, &message, limits, now, out);
             }
-            PostState::Events(_) => self.send(number, request, &message, limits, now, out),
+            PostState::Events(_) => {
+                self.send(number, request, &message, limits, now, out);
+                if is_answer {
+                    self.note_answer(number);
+                }
+            }
             PostState::Lost if !is_answer => self.send(GENERAL, None, &message, limits, now, out),
             PostState::Lost => {}
         }
@@ -756,6 +779,14 @@ impl<R: Clone + PartialEq> Session<R> {
         }
         for answer in answers {
             self.send(number, None, &answer, limits, now, out);
+            self.note_answer(number);
+        }
+    }
+
+    /// The newest event of this stream contains an answer.
+    fn note_answer(&mut self, number: u32) {
+        if let Some(post) = self.posts.get_mut(&number) {
+            post.answered = self.next_event - 1;
         }
     }
 
@@ -776,7 +807,8 @@ impl<R: Clone + PartialEq> Session<R> {
     /// Sends an event to the reader of that stream, and keeps it for resumption.
     fn keep(&mut self, number: u32, frame: Bytes, limits: &Limits, now: Instant, out: &mut Vec<Action<R>>) {
         self.events_bytes += frame.len();
-        self.events.push_back(KeptEvent { stream: number, number: self.next_event, frame: frame.clone() });
+        let answered = self.posts.get(&number).map_or(0, |post| post.answered);
+        self.events.push_back(KeptEvent { stream: number, number: self.next_event, answered, frame: frame.clone() });
         while self.events.len() > limits.events_max || self.events_bytes > limits.events_bytes_max {
             self.drop_oldest_event();
         }

@@ -337,3 +337,35 @@ fn a_slow_answer_becomes_a_stream_that_can_be_resumed() {
     story.pass(HOUR * 2).did(&["ping 12"]).event(Event::ReaderLeft { client: 1, response: 12 });
     story.pass(HOUR).did(&["left 1"]);
 }
+
+/// A client that missed an answer which is not kept any more must not wait for it on a stream that seems complete.
+#[test]
+fn the_stream_of_a_batch_is_not_resumed_where_an_answer_is_missing() {
+    let batch = |ids: [i128; 3], response| {
+        let messages = ids.iter().map(|_| Bytes::new()).collect();
+        let requests = Posted::Batch { ids: ids.map(Id::Integer).into(), messages, changes: Vec::new() };
+        Event::Posted { client: 1, peer: "peer".into(), requests, response }
+    };
+    let mut story = Story::new(None);
+    story.open(1, "anna", INITIALIZE).told(1, 0).event(batch([5, 6, 7], 10)).told(1, 5).did(&[]);
+    story.pass(Duration::from_secs(1)).did(&["events 10", "send 10 2-1", "send 10 2-2"]);
+    story.event(Event::ReaderLeft { client: 1, response: 10 });
+    // Four events are kept, of all streams together: the first answer is the oldest, then it is dropped.
+    story.say(1, None).say(1, None).say(1, None);
+    let after = |story: &Story, last: &str| story.front.session(1, &who("anna")).unwrap().stream(Some(last)).map(drop);
+    assert_eq!(after(&story, "2-1"), Ok(()));
+    story.say(1, None);
+    assert_eq!(after(&story, "2-1"), Err(NoStream::Forgotten));
+    // Its client has read that answer: it misses nothing, also when the batch is complete.
+    story.listen(1, 1, "anna", Some("2-2"), 11).did(&["events 11"]);
+    story.told(1, 6).did(&["send 11 2-7"]);
+    assert_eq!(after(&story, "2-1"), Err(NoStream::Forgotten));
+    story.told(1, 7).did(&["send 11 2-8", "end 11"]);
+    assert_eq!(after(&story, "2-1"), Err(NoStream::Forgotten));
+    assert_eq!(after(&story, "2-2"), Ok(()));
+    // The answer after this event is the first that is kept, as in the next program.
+    let saved = story.front.save(story.now).unwrap();
+    story.front = HttpFront::restore(limits(), None, saved, story.now);
+    assert_eq!(after(&story, "2-1"), Err(NoStream::Forgotten));
+    story.listen(1, 1, "anna", Some("2-2"), 12).did(&["events 12", "send 12 2-7", "send 12 2-8", "end 12"]);
+}

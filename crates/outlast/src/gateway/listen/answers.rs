@@ -141,7 +141,7 @@ pub(super) fn no_such_session() -> Box<Answer> {
 pub(super) fn no_stream(why: NoStream) -> Box<Answer> {
     let message = match why {
         NoStream::NotAnId => "the Last-Event-ID is not one of this session",
-        NoStream::Forgotten => "the stream with this Last-Event-ID has ended, and its events are not kept any more",
+        NoStream::Forgotten => "what came after this Last-Event-ID in its stream is not kept any more",
     };
     Answer::refusal(StatusCode::BAD_REQUEST, message)
 }
