@@ -118,6 +118,7 @@ impl Gateway {
             call.resent |= was_sent;
             call.unsent_tries += u32::from(!was_sent);
             call.due = None;
+            call.parked = None;
             if let Some(failure) = self.refused_since(&call, now) {
                 return self.fail(*call, failure, now);
             }
@@ -153,6 +154,8 @@ impl Gateway {
                 && call.rounds == 0
             {
                 call.due = None;
+                // What the ended process asked was not for this call, and its client has not been told of it.
+                call.parked = None;
                 if call.message.is_none() {
                     call.unsent_era = Some(*era);
                     call.message = Some((*line).clone());

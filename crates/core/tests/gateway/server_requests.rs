@@ -531,6 +531,21 @@ fn an_abandoned_parked_call_is_cancelled() {
     assert_eq!(story.called.last().map(|called| called.outcome), Some(Outcome::TimedOut));
 }
 
+/// On a shared link a question may be attributed to a call that the process has not read yet.
+#[test]
+fn a_question_ends_with_its_process_if_the_call_goes_to_the_next_one() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.post(10, json!(1), "tools/call", json!({"name": "a__x"}));
+    let at = story.links.iter().position(|(_, text)| text.contains("tools/call")).expect("the call was sent");
+    let (link, text) = story.links.remove(at);
+    story.link_says(link, elicit(json!("q"))).dies_without(link, vec![format!("{text}\n").into()]);
+    story.pass(secs(2)).hears_nothing(10);
+    let (link, told) = story.told("a");
+    assert_eq!(told["method"], "tools/call");
+    story.answer(link, &told["id"], json!({"content": []}));
+    story.hears(10, json!({"jsonrpc": "2.0", "id": 1, "result": {"content": [], "resultType": "complete"}}));
+}
+
 /// The deadline of a parked call is that of its client, who has five minutes.
 #[test]
 fn progress_does_not_move_the_deadline_of_a_parked_call() {
