@@ -226,7 +226,7 @@ impl Gateway {
         if method == method::PING {
             return self.tell_link(serial, message::result_line(raw, "{}"));
         }
-        if self.keep_early_request(serial, said) {
+        if self.keep_early_request(serial, said, &raw, now) {
             return;
         }
         if self.links[&serial].era() == Era::Stateless {

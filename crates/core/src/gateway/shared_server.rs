@@ -291,9 +291,14 @@ impl Gateway {
     }
 
     /// Keeps a request that the server sends right after its handshake. The client cannot be asked before it has the answer
-    /// to its own handshake. False if a client can be asked.
-    pub(super) fn keep_early_request(&mut self, serial: u64, said: &[u8]) -> bool {
+    /// to its own handshake. A request that may be for a call that was just cancelled is refused: it must not reach the next
+    /// client. False if a client can be asked.
+    pub(super) fn keep_early_request(&mut self, serial: u64, said: &[u8], raw: &str, now: Instant) -> bool {
         let is_too_early = !self.clients.values().any(ClientState::hears_changes) && self.calls.of_clients() == 0;
+        if self.is_shared_server() && is_too_early && self.links[&serial].abandoned.has_any(now) {
+            self.tell_link(serial, message::error_line(raw, -32800, "the call that this was for is over", None));
+            return true;
+        }
         match &mut self.shared {
             Some(shared) if is_too_early && shared.early.len() < EARLY_MAX => {
                 shared.early.push((serial, Bytes::copy_from_slice(said)));

@@ -164,6 +164,25 @@ fn a_question_right_after_the_handshake_waits_for_a_client() {
 }
 
 #[test]
+fn a_question_for_the_cancelled_call_of_the_last_client_does_not_wait_for_the_next_one() {
+    let mut story = Story::shared(clients(ALL), maker(&["x"]));
+    story.joins(1).call(1, 1, "x");
+    let (link, _) = story.told("s");
+    story.event(Event::ClientLeft { client: 1 });
+    assert_eq!(story.told("s").1["method"], "notifications/cancelled");
+    story.link_says(link, json!({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": {}}));
+    let (_, refused) = story.told("s");
+    assert_eq!((&refused["id"], &refused["error"]["code"]), (&json!("q"), &json!(-32800)));
+    story.joins(2).hears_nothing(2);
+    assert!(story.gateway.admit(ALL).is_ok());
+    // Later it cannot be for that call.
+    story.event(Event::ClientLeft { client: 2 }).pass(secs(31));
+    story.link_says(link, json!({"jsonrpc": "2.0", "id": "q", "method": "elicitation/create", "params": {}}));
+    story.told_nothing("s").joins(3);
+    assert_eq!(story.heard(3).json()["method"], "elicitation/create");
+}
+
+#[test]
 fn a_question_for_an_unknown_client_separates_all_but_the_first() {
     let elicit = json!({"jsonrpc": "2.0", "id": 1, "method": "elicitation/create", "params": {}});
     for in_flight in [&[][..], &[2, 3]] {
