@@ -130,13 +130,19 @@ impl Gateway {
     /// Ends the trial of a backend without an outcome. Returns its settings.
     pub(super) fn abandon_trial(&mut self, number: u32, why: &str, now: Instant) -> Option<Backend> {
         let trial = self.backends.get_mut(&number)?.take_trial()?;
+        let serves = self.serving(trial.slot).is_some();
+        let mut tickets = trial.tickets;
         if let Some(slot) = self.slots.get_mut(&trial.slot).filter(|slot| slot.links.candidate() == Some(trial.serial))
         {
             slot.links.take_candidate();
+            // Operators that asked for a restart wait for the trial if nothing else is started here.
+            if serves {
+                tickets.extend(slot.take_tickets());
+            }
         }
         self.stop_link(trial.serial, How::Stopped, true, now);
         self.leave_trial_slot(trial.slot);
-        for ticket in trial.tickets {
+        for ticket in tickets {
             let words = format!("{}: {why}", self.backends.name(number));
             self.ticket_done(ticket, Err(words));
         }

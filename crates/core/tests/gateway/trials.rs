@@ -352,6 +352,22 @@ fn the_last_of_several_changes_counts() {
 }
 
 #[test]
+fn a_restart_that_waits_for_a_trial_is_answered_when_the_change_is_reverted() {
+    let backend = stdio("a");
+    let mut story = serving(&backend);
+    let old = story.link("a");
+    story.event(Event::RestartAsked { ticket: 1, backend: None, reason: "test".into() });
+    let first = story.link("a");
+    assert_ne!(first, old);
+    story.event(configured(vec![other(&backend)]));
+    assert_eq!(story.disconnected, [(first, true)]);
+    assert!(story.answers.is_empty(), "it waits for the trial: {:?}", story.answers);
+    story.event(configured(vec![backend.clone()]));
+    assert!(matches!(&story.answers[..], [(1, Err(words))] if words.contains("meanwhile")), "{:?}", story.answers);
+    assert_eq!(reached(&mut story, 1), old);
+}
+
+#[test]
 fn a_trial_ends_when_its_backend_is_turned_off_removed_or_stopped() {
     let backend = stdio("a");
     for case in ["off", "removed", "back", "stopped"] {
