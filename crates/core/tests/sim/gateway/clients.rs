@@ -157,6 +157,13 @@ impl World {
             text = text.replacen(':', ": \n ", 1);
         }
         let message = Bytes::from(text);
+        // A line arrives after the client's earlier lines.
+        let is_line = self.clients.get(&client).is_some_and(|state| state.front == Front::Lines);
+        let is_earlier = |event: &Event| matches!(event, Event::ClientSaid { client: of, .. } if *of == client);
+        while let Some(at) = self.owed.iter().position(is_earlier).filter(|_| is_line) {
+            let earlier = self.owed.remove(at).expect("found above");
+            self.handle(earlier);
+        }
         // The HTTP fronts have parsed it themselves.
         let outline = message::parse(&message).ok().and_then(|request| Outline::of(&message, &request));
         self.handle(

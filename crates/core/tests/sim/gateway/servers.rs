@@ -273,10 +273,8 @@ impl World {
         let lost = &server.mcp.open[server.mcp.open.len() - lost.min(server.mcp.open.len())..];
         let lost: Vec<Work> = lost.iter().filter(|work| work.number.is_some()).cloned().collect();
         let is_unsent = |work: &Work| lost.iter().any(|lost| lost.id == work.id);
-        for number in lost.iter().filter_map(|work| work.number) {
-            // The request was not written.
-            *self.heard.entry(number).or_insert(1) -= 1;
-        }
+        // These were not written.
+        lost.iter().for_each(|work| self.unhear(work));
         let unsent = lost.iter().map(|work| Bytes::from(format!("{}\n", work.line()))).collect();
         // Calls that must not be repeated fail with it.
         for work in server.mcp.open.iter().filter(|work| !is_unsent(work)) {
