@@ -87,7 +87,9 @@ impl Gateway {
             let failure = Failure::switched_off(name, &format!("The backend `{name}`"));
             // The change cannot break anything, because nothing serves.
             if let Some(new) = self.abandon_trial(number, "it was turned off meanwhile", now) {
+                self.catalogue.begin_change();
                 self.change_at_once(number, &new, now);
+                self.merge_catalogue();
             }
             for key in self.slots_where(|key| key.backend == number) {
                 self.drop_slot(key, &failure, now);

@@ -368,6 +368,25 @@ fn a_restart_that_waits_for_a_trial_is_answered_when_the_change_is_reverted() {
 }
 
 #[test]
+fn a_change_of_a_backend_that_is_turned_off_renames_its_tools_at_once() {
+    let backend = stdio("a");
+    let mut story = serving(&backend);
+    story.ask(1, json!(1), "tools/list", json!({})).heard(1);
+    story.event(configured(vec![Backend { prefix: "new__".into(), ..other(&backend) }]));
+    let names = |story: &Story| story.gateway.names_to_switch().collect::<Vec<_>>();
+    assert_eq!(names(&story), ["a", "a__x"], "the old process serves");
+    story.event(Event::SwitchAsked { ticket: 1, what: Switch::Backend("a".into()), off: true });
+    assert_eq!(names(&story), ["a", "new__x"]);
+    // The old name is free.
+    let taker = Backend { prefix: "a__".into(), ..stdio("b") };
+    story.set_maker("b", maker(&["x"]));
+    story.auto = true;
+    story.event(configured(vec![Backend { prefix: "new__".into(), ..other(&backend) }, taker]));
+    story.event(Event::TimePassed).call(1, 2, "a__x");
+    assert_eq!(story.told("b").1["params"]["name"], "x");
+}
+
+#[test]
 fn a_trial_ends_when_its_backend_is_turned_off_removed_or_stopped() {
     let backend = stdio("a");
     for case in ["off", "removed", "back", "stopped"] {
