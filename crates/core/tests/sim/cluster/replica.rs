@@ -191,6 +191,7 @@ pub(super) enum Delivery {
     Appended {
         up_to: u64,
     },
+    Loaded(audit_log::Loaded),
     Stop,
     Stopped,
 }
@@ -377,6 +378,7 @@ impl World {
             Delivery::Configured(backends) => self.leases(node, leases::Event::Configured { backends }),
             Delivery::Asked(ask) => self.ask(node, ask),
             Delivery::Appended { up_to } => self.audit(node, audit_log::Event::Appended { up_to }),
+            Delivery::Loaded(loaded) => self.audit(node, audit_log::Event::Loaded(loaded)),
             Delivery::Stop => {
                 self.process(node).stop_until = Some(self.now + STOP_MAX);
                 self.leases(node, leases::Event::StopAsked);
@@ -550,7 +552,9 @@ impl World {
                 }
                 audit_log::Action::Load { after, bytes_max } => {
                     let loaded = self.load(node, after, bytes_max);
-                    self.audit(node, audit_log::Event::Loaded(loaded));
+                    // A slow disk. What was published before may take effect meanwhile.
+                    let delay = if self.is_calm || self.dice.one_in(2) { Duration::ZERO } else { self.within(8_000) };
+                    self.deliver(node, delay, Delivery::Loaded(loaded));
                 }
                 audit_log::Action::Publish { batch, id, expected_last, body } => {
                     let op = Op::Publish { subject, id, expected_last, body };
