@@ -8,7 +8,7 @@ use super::TURN_MAX;
 
 /// For how long the CPU clock is read in each turn, after the start and after a turn that was longer than [`TURN_MAX`]. It
 /// costs a system call, which a turn of usual length would notice.
-const START_WATCHED: Duration = Duration::from_secs(10);
+const START_WATCHED: Duration = Duration::from_secs(2);
 const WATCHED: Duration = Duration::from_secs(1);
 
 #[derive(Debug)]
