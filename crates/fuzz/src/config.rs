@@ -107,6 +107,10 @@ fn check_shown(text: &str) {
     assert!(!visible::cell(text).contains(['\n', '\t']), "more than a cell");
     for (start, length) in [("ghp_", 36), ("AKIA", 16)] {
         let secret = format!("{start}{}", "A1".repeat(length / 2));
+        // As a part of a longer word it is no token.
+        if text.contains(&secret) {
+            continue;
+        }
         let with = format!("{text} {secret} {text}");
         assert!(!redact::text(&with).contains(&secret), "{secret} is shown: {:?}", redact::text(&with));
     }
