@@ -5,7 +5,7 @@ use std::{
     io,
     mem::MaybeUninit,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
-    pin::Pin,
+    pin::{Pin, pin},
     rc::Rc,
     task::{Context, Poll, Waker, ready},
     time::{Duration, Instant, SystemTime},
@@ -16,9 +16,9 @@ use hyper::{HeaderMap, rt};
 use hyper_util::rt::TokioIo;
 use outlast_core::gateway::Who;
 use outlast_os::{self as os, PeerUser};
-use socket2::TcpKeepalive;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
-    io::{AsyncRead, ReadBuf},
+    io::{AsyncRead, Interest, ReadBuf},
     net::TcpStream,
 };
 
@@ -389,7 +389,7 @@ fn is_same(who: &Who, before: &Who) -> bool {
 pub(super) fn set_options(tcp: &TcpStream, limits: &Limits) {
     // All of them are optional: a system without one of them still has the timeouts of the front.
     let _ = tcp.set_nodelay(true);
-    let socket = socket2::SockRef::from(tcp);
+    let socket = SockRef::from(tcp);
     let _ = socket.set_tcp_keepalive(
         &TcpKeepalive::new().with_time(KEEPALIVE_AFTER).with_interval(KEEPALIVE_EVERY).with_retries(KEEPALIVE_TRIES),
     );
@@ -408,12 +408,19 @@ pub(super) struct Peer {
     transport: RefCell<TokioIo<Transport>>,
     /// Read and not used: by the last program of this process, or while a request was being answered.
     unread: RefCell<Bytes>,
+    /// Only while `unread` is full.
+    disconnects: RefCell<Option<Disconnects>>,
     connection: Rc<Connection>,
 }
 
 impl Peer {
     pub(super) fn new(transport: Transport, unread: Bytes, connection: Rc<Connection>) -> Rc<Peer> {
-        Rc::new(Peer { transport: RefCell::new(TokioIo::new(transport)), unread: RefCell::new(unread), connection })
+        Rc::new(Peer {
+            transport: RefCell::new(TokioIo::new(transport)),
+            unread: RefCell::new(unread),
+            disconnects: RefCell::new(None),
+            connection,
+        })
     }
 
     /// The socket itself, if it can be handed over, with the bytes that were read and not used.
@@ -427,7 +434,11 @@ impl Peer {
     /// Ready when the peer has closed the connection while its request is being answered. hyper does not look for that while
     /// it has bytes of the next request.
     pub(super) fn poll_closed(&self, cx: &mut Context<'_>) -> Poll<()> {
-        let Ahead::Kept { .. } = self.connection.ahead.get() else { return Poll::Pending };
+        let mut disconnects = self.disconnects.borrow_mut();
+        let Ahead::Kept { .. } = self.connection.ahead.get() else {
+            *disconnects = None;
+            return Poll::Pending;
+        };
         let (mut transport, mut unread) = (self.transport.borrow_mut(), self.unread.borrow_mut());
         while unread.len() < AHEAD_MAX {
             let mut space = [MaybeUninit::uninit(); 1 << 10];
@@ -439,7 +450,34 @@ impl Peer {
             *unread = [&unread, read.filled()].concat().into();
             self.connection.ahead.set(Ahead::Kept { has_bytes: true });
         }
-        Poll::Pending
+        if disconnects.is_none() {
+            *disconnects = Disconnects::of(transport.inner().tcp());
+        }
+        disconnects.as_ref().map_or(Poll::Pending, |disconnects| disconnects.poll(cx))
+    }
+}
+
+/// Notices that the peer has disconnected while bytes of it stay in the kernel. Its descriptor is a copy, so that the
+/// transport still finds those bytes: each descriptor has a readiness of its own.
+struct Disconnects(TcpStream);
+
+impl Disconnects {
+    /// None without a free descriptor. Then a disconnect is noticed when something is written.
+    fn of(tcp: &TcpStream) -> Option<Disconnects> {
+        let copy = SockRef::from(tcp).try_clone().ok()?;
+        TcpStream::from_std(copy.into()).ok().map(Disconnects)
+    }
+
+    fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
+        while ready!(self.0.poll_read_ready(cx)).is_ok() {
+            let Poll::Ready(Ok(found)) = pin!(self.0.ready(Interest::READABLE)).poll(cx) else { break };
+            if found.is_read_closed() {
+                break;
+            }
+            // More bytes have arrived; "would block" makes tokio wait for the next change.
+            let _ = self.0.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+        }
+        Poll::Ready(())
     }
 }
 

@@ -80,6 +80,15 @@ pub enum Transport {
     Tls(Box<system::TlsStream>),
 }
 
+impl Transport {
+    pub(super) fn tcp(&self) -> &TcpStream {
+        match self {
+            Transport::Plain(tcp) => tcp,
+            Transport::Tls(stream) => system::tcp(stream),
+        }
+    }
+}
+
 impl AsyncRead for Transport {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
@@ -146,6 +155,10 @@ mod system {
     pub(super) type TlsStream = tokio_rustls::server::TlsStream<TcpStream>;
     pub(super) type Acceptor = TlsAcceptor;
 
+    pub(super) fn tcp(stream: &TlsStream) -> &TcpStream {
+        stream.get_ref().0
+    }
+
     pub(super) fn acceptor(cert: (&Path, &[u8]), key: (&Path, &[u8])) -> Result<Acceptor, String> {
         let chain: Result<Vec<CertificateDer<'static>>, _> = CertificateDer::pem_slice_iter(cert.1).collect();
         let chain = chain.map_err(|error| format!("`{}` is not a certificate in PEM: {error}", cert.0.display()))?;
@@ -178,6 +191,10 @@ mod system {
 
     pub type TlsStream = tokio_native_tls::TlsStream<TcpStream>;
     pub type Acceptor = tokio_native_tls::TlsAcceptor;
+
+    pub fn tcp(stream: &TlsStream) -> &TcpStream {
+        stream.get_ref().get_ref().get_ref()
+    }
 
     pub fn acceptor(cert: (&Path, &[u8]), key: (&Path, &[u8])) -> Result<Acceptor, String> {
         let identity = Identity::from_pkcs8(cert.1, key.1).and_then(TlsAcceptor::new);
