@@ -57,10 +57,11 @@ impl Process {
         self.is_alive() && kill(Pid::from_raw(self.pid as i32), signal).is_ok()
     }
 
-    /// Bytes; pages that several processes share are divided among them (PSS).
+    /// Bytes, without those of files: how many processes share the pages of a program changes with every other process of
+    /// it. Pages that several processes share are divided among them.
     pub(super) fn memory(self) -> u64 {
         let rollup = fs::read_to_string(self.path("smaps_rollup")).unwrap_or_default();
-        let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"));
+        let line = rollup.lines().find_map(|line| line.strip_prefix("Pss_Anon:"));
         line.and_then(|line| line.split_whitespace().next()?.parse::<u64>().ok()).unwrap_or(0) * 1024
     }
 

@@ -24,9 +24,9 @@ use super::{
     stdio::Connection,
 };
 
-/// The variable that all processes of a run have, except those that a server started without it.
 /// The state of three kinds of outlast and their logs fit into it.
 const DISK_MEGABYTES: u32 = 24;
+/// The variable that all processes of a run have, except those that a server started without it.
 pub(super) const MARKER: &str = "OUTLAST_CHAOS";
 pub(super) const BACKENDS: [&str; 3] = ["a", "b", "c"];
 /// How often a thread checks a state that it waits for.
