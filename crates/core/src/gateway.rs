@@ -238,12 +238,15 @@ impl Gateway {
                 let is_marked = message.starts_with(message::BYTE_ORDER_MARK);
                 let message = if is_marked { message.slice(message::BYTE_ORDER_MARK.len()..) } else { message };
                 if !self.link_said(link, &message, now) {
-                    self.out.push(Action::Divert { link, message });
+                    let is_json = message::parse(&message).is_ok();
+                    self.out.push(Action::Divert { link, message, is_json });
                 }
             }
             Event::LinkSaidLong { link, message, walk } => {
-                if !self.link_said_parsed(link, &message, walk.read(&message), now) {
-                    self.out.push(Action::Divert { link, message });
+                let parsed = walk.read(&message);
+                let is_json = parsed.is_ok();
+                if !self.link_said_parsed(link, &message, parsed, now) {
+                    self.out.push(Action::Divert { link, message, is_json });
                 }
             }
             Event::LinkSaidFor { link, id, message, walk } => {
@@ -363,8 +366,13 @@ impl Gateway {
             }
         }
         for timer in Timer::ALL {
-            // A deadline that has passed was dealt with just now, or waits for something other than time.
-            let next = self.deadlines(timer).filter(|at| *at > now).min();
+            let deadlines = self.deadlines(timer);
+            let next = match timer {
+                // The next portion is due immediately. Each one sends a call or is the last one.
+                Timer::Releases => deadlines.min(),
+                // A deadline that has passed was dealt with just now, or waits for something other than time.
+                _ => deadlines.filter(|at| *at > now).min(),
+            };
             self.timers.set(timer, next);
         }
     }

@@ -426,11 +426,10 @@ impl Driver {
             Action::TellLink { link, message } => self.tell_link(link, message),
             Action::Disconnect { link, at_once } => self.disconnect(link.serial, at_once),
             Action::Record(record) => self.record(record),
-            Action::Divert { link, message } => {
+            Action::Divert { link, message, is_json } => {
                 let wire = self.links.get_mut(&link.serial).map(|wire| &mut wire.kind);
                 if let Some(WireKind::Child { backend, diverted }) = wire {
                     *diverted += 1;
-                    let is_json = outlast_core::message::parse(&message).is_ok();
                     self.journal.diverted_of(backend, &message, is_json);
                 }
             }

@@ -34,7 +34,7 @@ use crate::{
 const OWN_NAME_MAX: usize = 1 << 10;
 
 /// How many elements all backends may list together, and how large these may be. A backend that lists less than its equal
-/// part leaves the rest to the others; beyond that, the last elements of the backends with the most are left out.
+/// part leaves the rest to the others; of the backends with the most, elements beyond that are left out.
 const ELEMENTS_MAX: usize = 20_000;
 const BYTES_MAX: usize = 16 << 20;
 /// So much of each backend is listed in any case: how many backends there are is the choice of the operator.
@@ -180,7 +180,7 @@ impl Catalogue {
             let (mut elements, mut candidates) = (Vec::new(), Vec::new());
             for (number, owner) in backends.in_order() {
                 let all = owner.elements().of(kind);
-                let kept = all.iter().take_while(|(json, _)| parts.take(number, json.len()));
+                let kept = all.iter().filter(|(json, _)| parts.take(number, json.len()));
                 let mut found = 0;
                 for (_, element) in kept {
                     found += 1;
@@ -414,12 +414,15 @@ impl Parts {
         Parts { elements, bytes, taken: BTreeMap::new() }
     }
 
-    /// False if there is no room for another element of this backend.
+    /// False if there is no room for this element of a backend. A shorter one may still fit.
     fn take(&mut self, backend: u32, length: usize) -> bool {
         let (elements, bytes) = self.taken.entry(backend).or_default();
-        *elements += 1;
-        *bytes += length;
-        *elements <= self.elements && *bytes <= self.bytes
+        let fits = *elements < self.elements && bytes.saturating_add(length) <= self.bytes;
+        if fits {
+            *elements += 1;
+            *bytes += length;
+        }
+        fits
     }
 }
 

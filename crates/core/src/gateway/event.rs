@@ -254,6 +254,7 @@ pub enum Action {
     Divert {
         link: Link,
         message: Bytes,
+        is_json: bool,
     },
     /// A line for the log.
     Note(String),

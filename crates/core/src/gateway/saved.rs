@@ -69,6 +69,8 @@ pub enum Busy {
     Moving(String),
     /// This backend has not answered a request of the gateway itself.
     Reading(String),
+    /// Clients have not been told of changed lists yet.
+    Merging,
 }
 
 impl fmt::Display for Busy {
@@ -84,6 +86,7 @@ impl fmt::Display for Busy {
             Busy::Operator => f.write_str("a request of an operator is being carried out"),
             Busy::Moving(name) => write!(f, "the backend `{name}` is being started, replaced or stopped"),
             Busy::Reading(name) => write!(f, "the lists of the backend `{name}` are being read"),
+            Busy::Merging => f.write_str("changed lists are being merged"),
         }
     }
 }
@@ -347,7 +350,8 @@ impl Gateway {
         } else {
             let is_waited_for = |call: &&Call| call.kind != CallKind::Own(OwnRequest::Listen);
             let call = self.calls.values().find(is_waited_for);
-            call.map(|call| Busy::Reading(name_of(call.slot.backend)))
+            let reading = call.map(|call| Busy::Reading(name_of(call.slot.backend)));
+            reading.or_else(|| self.catalogue.merge_due().map(|_| Busy::Merging))
         }
     }
 

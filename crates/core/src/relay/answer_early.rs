@@ -113,7 +113,8 @@ impl Relay {
 
     /// The server that has this request has answered pages of the list before, so it will answer.
     fn is_listing(&self, open: &OpenRequest, list: List) -> bool {
-        matches!(open.waits, Waits::OnServer(_)) && self.lists.get(list).is_some()
+        let Waits::OnServer(generation) = open.waits else { return false };
+        self.lists.get(list).is_some_and(|shown| shown.from == generation)
     }
 
     /// It waits for the first server, or is with one that has not answered anything yet.

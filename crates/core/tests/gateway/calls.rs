@@ -37,7 +37,7 @@ fn a_message_that_was_parsed_before_is_heard_like_any_other() {
         Event::LinkSaidLong { link, message: text.into(), walk }
     };
     story.event(said("[1,]".to_owned()));
-    assert_eq!(story.diverted.pop(), Some((link, "[1,]".to_owned())));
+    assert_eq!(story.diverted.pop(), Some((link, "[1,]".to_owned(), false)));
     let ours = &told["id"];
     story.event(said(format!(r#"{{"jsonrpc":"2.0","result":{{"content":[], "n":1.50e3}},"id":{ours}}}"#)));
     assert_eq!(story.heard(1).text, r#"{"jsonrpc":"2.0","result":{"content":[], "n":1.50e3},"id":5}"#);
@@ -49,16 +49,16 @@ fn a_line_that_is_not_json_is_diverted_and_changes_nothing() {
     story.call(1, 5, "a__echo");
     let (link, told) = story.told("a");
     let babbles = [
-        "listening on 3000\n",
-        "{\"half\":\n",
-        "\u{fffd}\n",
-        "42\n",
-        "{\"level\":\"info\",\"msg\":\"up\"}\n",
-        "{\"method\":\"GET\",\"path\":\"/\"}\n",
+        ("listening on 3000\n", false),
+        ("{\"half\":\n", false),
+        ("\u{fffd}\n", false),
+        ("42\n", true),
+        ("{\"level\":\"info\",\"msg\":\"up\"}\n", true),
+        ("{\"method\":\"GET\",\"path\":\"/\"}\n", true),
     ];
-    for babble in babbles {
+    for (babble, is_json) in babbles {
         story.event(Event::LinkSaid { link, message: babble.into() });
-        assert_eq!(story.diverted.pop(), Some((link, babble.to_owned())));
+        assert_eq!(story.diverted.pop(), Some((link, babble.to_owned(), is_json)));
         story.hears_nothing(1);
     }
     assert_eq!(story.status("a")["links"][0]["garbage"], 6);

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use outlast_core::front::record::SessionState;
+use outlast_core::{front::record::SessionState, gateway::Busy};
 use serde_json::Value;
 
 use crate::story::*;
@@ -345,6 +345,17 @@ fn a_switch_subscribes_to_resources_whose_offer_waits_to_be_merged() {
 }
 
 #[test]
+fn an_element_that_does_not_fit_hides_no_other() {
+    let of = |name: &str, bytes: usize| json!({"name": name, "description": "x".repeat(bytes), "inputSchema": {}});
+    let mut a = maker(&["small", "other"]);
+    a.tools.insert(0, of("huge", 10 << 20));
+    let b = Maker { tools: (0..12).map(|n| of(&format!("t{n}"), 1 << 20)).collect(), ..maker(&[]) };
+    let story = Story::simple(&[("a", a), ("b", b)]);
+    let tools: Vec<String> = story.gateway.tools().map(|(name, ..)| name.to_owned()).collect();
+    assert_eq!(tools.iter().filter(|name| name.starts_with("a__")).collect::<Vec<_>>(), ["a__small", "a__other"]);
+}
+
+#[test]
 fn a_small_list_is_read_at_every_change() {
     let mut story = Story::simple(&[("a", maker(&["one"]))]);
     assert_eq!(changes_all_the_time(&mut story, 20), 100);
@@ -368,7 +379,10 @@ fn changes_of_a_large_catalogue_are_merged_together() {
     }
     assert_eq!(story.gateway.catalogue_version(), before + 1, "the first change, at once");
     assert_eq!(story.gateway.tools().count(), 4_000 * 2 + 2);
+    // The next program would not know that clients must be told.
+    assert_eq!(story.gateway.busy(), Some(Busy::Merging));
     story.pass(ms(200));
+    assert_eq!(story.gateway.busy(), None);
     assert_eq!(story.gateway.catalogue_version(), before + 2, "the others, together");
     assert_eq!(story.gateway.tools().count(), 3_999 * 2 + 6);
 }

@@ -78,6 +78,16 @@ fn a_batch_of_a_backend() {
 }
 
 #[test]
+fn a_line_that_is_no_message() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    let link = story.link("a");
+    let text = r#"{"a":[12345]}"#;
+    let walk = Box::new(Walk::of(text.as_bytes()));
+    story.event(Event::LinkSaidLong { link, message: with_bad_part(text), walk });
+    assert!(story.diverted.pop().is_some_and(|(_, _, is_json)| is_json));
+}
+
+#[test]
 fn a_request_with_an_ambiguous_member() {
     let mut story = Story::simple(&[("a", maker(&["x"]))]);
     requests_long(&mut story, 1, 1, r#"{"arguments":{"x":[12345]},"name":"a__x","Name":1}"#);
@@ -109,10 +119,9 @@ fn requests_that_waited_are_sent_in_portions_and_in_order() {
     assert_eq!(told(&mut story), [1, 2]);
     call(&mut story, 6, 1);
     assert_eq!(told(&mut story), [0; 0], "it does not overtake");
-    story.event(Event::TimePassed);
-    assert_eq!(told(&mut story), [3, 4]);
-    story.event(Event::TimePassed);
-    assert_eq!(told(&mut story), [5, 6]);
+    // Two further portions, each as soon as the deadline of the machine says.
+    story.pass(ms(0));
+    assert_eq!(told(&mut story), [3, 4, 5, 6]);
     call(&mut story, 7, 1);
     assert_eq!(told(&mut story), [7]);
 }

@@ -175,7 +175,8 @@ pub(crate) struct Story {
     pub notes: Vec<String>,
     pub refused_notes: Vec<RefusedNotification>,
     /// Output of links that is not JSON.
-    pub diverted: Vec<(Link, String)>,
+    /// Also whether it is JSON.
+    pub diverted: Vec<(Link, String, bool)>,
     pub records: Vec<Record>,
     pub called: Vec<Called>,
     pub kept: Vec<(String, Offer)>,
@@ -301,8 +302,8 @@ impl Story {
             Action::Record(record) => self.records.push(record),
             Action::Note(words) => self.notes.push(words),
             Action::NotificationRefused(refused) => self.refused_notes.push(*refused),
-            Action::Divert { link, message } => {
-                self.diverted.push((link, String::from_utf8_lossy(&message).into_owned()));
+            Action::Divert { link, message, is_json } => {
+                self.diverted.push((link, String::from_utf8_lossy(&message).into_owned(), is_json));
             }
             Action::Called(called) => self.called.push(called),
             Action::Keep { backend, catalogue } => self.kept.push((backend, catalogue)),

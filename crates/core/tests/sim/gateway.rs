@@ -492,7 +492,7 @@ impl World {
             Action::Keep { backend, .. } => {
                 check!(self, self.settings.backends.iter().any(|known| known.name == backend), "who is {backend}?");
             }
-            Action::Divert { link, message } => {
+            Action::Divert { link, message, .. } => {
                 let is_message = outlast_core::message::is_json_rpc(&message);
                 check!(self, !is_message, "what {link:?} said was taken for no message");
             }

@@ -205,7 +205,7 @@ impl Driver {
 
     pub(super) fn heard(&mut self, event: ChildEvent) {
         match event {
-            ChildEvent::Said { line, .. } if line.trim_ascii().is_empty() => {}
+            ChildEvent::Said { line, .. } if line.len() <= PARSED_AT_ONCE_MAX && line.trim_ascii().is_empty() => {}
             ChildEvent::Said { key, line } if is_checker(key) => self.checker_said(key, &line),
             ChildEvent::Said { key, line } if line.len() > PARSED_AT_ONCE_MAX => self.parse_beside(key, line),
             ChildEvent::Said { key, line } => {
