@@ -325,7 +325,7 @@ impl HttpLink {
         let value = |text: &String| HeaderValue::from_str(text).ok();
         link.session = saved.session.as_ref().and_then(value);
         link.version = saved.version.as_ref().and_then(value);
-        link.tools.learn(Page::First, tools.iter().map(AsRef::as_ref));
+        link.tools = ToolHeaders::of_list(tools.iter().map(AsRef::as_ref));
         if link.session.is_some() || link.version.is_some() {
             link.listen();
         }

@@ -1,6 +1,6 @@
 //! Headers that repeat parts of a message, so that proxies need not read its body.
 
-use std::collections::HashMap;
+use std::mem;
 
 use base64::{Engine, engine::general_purpose::STANDARD as BASE64};
 use hyper::{
@@ -14,7 +14,7 @@ use outlast_core::{
 };
 use serde_json::Value;
 
-use crate::gateway::mirrored::{self, Budget, Mirror};
+use crate::gateway::mirrored::{self, Budget, Mirror, Mirrors};
 
 pub(super) const SESSION: HeaderName = HeaderName::from_static(header::SESSION_ID);
 pub(super) const VERSION: HeaderName = HeaderName::from_static(header::PROTOCOL_VERSION);
@@ -65,7 +65,9 @@ fn sentinel(value: &str) -> String {
 /// Arguments of tools that their schemas require in headers, learned from the lists in the answers.
 #[derive(Debug, Default)]
 pub(super) struct ToolHeaders {
-    by_tool: HashMap<String, Vec<Mirror>>,
+    by_tool: Mirrors,
+    /// The list that is being read. It replaces the former one when its last page has arrived.
+    next: Mirrors,
     budget: Budget,
 }
 
@@ -77,26 +79,34 @@ pub(super) enum Page {
 }
 
 impl ToolHeaders {
-    /// A whole answer. Most mention no header and are not parsed.
-    pub(super) fn learn_answer(&mut self, page: Page, answer: &[u8], walk: Option<&Walk>) {
-        if !mirrored::may_have_any(answer) {
-            return self.learn(page, []);
-        }
-        let parsed = walk.map_or_else(|| message::parse(answer), |walk| walk.read(answer));
-        let Ok(Message::Response { result: Some(result), .. }) = parsed else { return };
-        let tools = message::pick(result, ["tools"]).and_then(|[tools]| tools?.first_elements(PAGE_ITEMS_MAX));
-        let (tools, _) = tools.unwrap_or_default();
-        self.learn(page, tools.into_iter().map(|tool| tool.get().as_bytes()));
+    /// The list of tools that a backend is known to have.
+    #[cfg(unix)]
+    pub(super) fn of_list<'a>(tools: impl IntoIterator<Item = &'a [u8]>) -> ToolHeaders {
+        let mut budget = Budget::default();
+        let by_tool = tools.into_iter().filter_map(|tool| budget.mirrors_of(tool)).collect();
+        ToolHeaders { by_tool, ..ToolHeaders::default() }
     }
 
-    pub(super) fn learn<'a>(&mut self, page: Page, tools: impl IntoIterator<Item = &'a [u8]>) {
+    /// A whole answer. After an error the former list stays valid.
+    pub(super) fn learn_answer(&mut self, page: Page, answer: &[u8], walk: Option<&Walk>) {
+        let parsed = walk.map_or_else(|| message::parse(answer), |walk| walk.read(answer));
+        let Ok(Message::Response { result: Some(result), .. }) = parsed else { return };
+        let Some([tools, cursor]) = message::pick(result, ["tools", "nextCursor"]) else { return };
         if page == Page::First {
-            *self = ToolHeaders::default();
+            self.next.clear();
+            self.budget = Budget::default();
         }
-        for tool in tools {
-            if let Some((name, mirrors)) = self.budget.mirrors_of(tool) {
-                self.by_tool.insert(name, mirrors);
+        // Most lists mention no header, and their tools are not read.
+        if mirrored::may_have_any(answer) {
+            let tools = tools.and_then(|tools| tools.first_elements(PAGE_ITEMS_MAX)).unwrap_or_default().0;
+            for (name, mirrors) in tools.into_iter().filter_map(|tool| self.budget.mirrors_of(tool.get().as_bytes())) {
+                // A call of a new tool may be sent before the last page arrives.
+                self.by_tool.insert(name.clone(), mirrors.clone());
+                self.next.insert(name, mirrors);
             }
+        }
+        if cursor.and_then(Raw::text).is_none() {
+            self.by_tool = mem::take(&mut self.next);
         }
     }
 
@@ -177,7 +187,14 @@ mod tests {
         headers.retain(|(name, _)| name.starts_with("mcp-param"));
         assert_eq!(headers, [("mcp-param-n".into(), "7".into()), ("mcp-param-region".into(), "eu".into())]);
 
-        learn(&mut tools, br#"{"id":2,"result":{"tools":[{"name":"t","inputSchema":{}}]}}"#);
-        assert!(described(call, &tools).iter().all(|(name, _)| !name.starts_with("mcp-param")));
+        // The list stays as it was until all pages of the next one have arrived.
+        let has_any =
+            |tools: &ToolHeaders| described(call, tools).iter().any(|(name, _)| name.starts_with("mcp-param"));
+        learn(&mut tools, br#"{"id":2,"error":{"code":-32603,"message":"x"}}"#);
+        assert!(has_any(&tools));
+        learn(&mut tools, br#"{"id":3,"result":{"tools":[{"name":"u","inputSchema":{}}],"nextCursor":"2"}}"#);
+        assert!(has_any(&tools));
+        tools.learn_answer(Page::Later, br#"{"id":4,"result":{"tools":[{"name":"t","inputSchema":{}}]}}"#, None);
+        assert!(!has_any(&tools));
     }
 }
