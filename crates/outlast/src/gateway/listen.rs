@@ -843,8 +843,13 @@ where
             CloseRequest::Cut => return Poll::Ready(false),
         }
         // The result is ignored: requests that wait on the connection are notified by their own drop.
-        if Pin::new(&mut http).poll(cx).is_ready() || peer.poll_closed(cx).is_ready() {
-            return Poll::Ready(false);
+        loop {
+            if Pin::new(&mut http).poll(cx).is_ready() || peer.poll_closed(cx).is_ready() {
+                return Poll::Ready(false);
+            }
+            if !peer.must_read_again() {
+                break;
+            }
         }
         match wish == CloseRequest::HandOver && is_plain && connection.can_be_handed_over() {
             true => Poll::Ready(true),

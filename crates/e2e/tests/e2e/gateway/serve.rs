@@ -1,6 +1,6 @@
 //! Many servers as one.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{
     web::{BEGUN_ID, Session, Web},
@@ -150,6 +150,43 @@ fn lines_on_stdin_do_not_overtake_a_long_one() {
     assert_eq!(gate.client.answer_to("null")["error"]["code"], -32700);
     assert_eq!(gate.client.call("one__echo", json!({"text": "goes on"})), "goes on");
     gate.end();
+}
+
+/// The gateway reads them while it answers the first one; their ends are at any place of its buffers.
+#[test]
+fn requests_that_are_sent_together_are_all_answered() {
+    let gate = Gate::listen(Place::new(), &backend("one", &[], ""));
+    gate.is("one", "ready");
+    let mut web = Web::connect(&gate.address);
+    let request = |id: usize, tool: &str, arguments: Value, length: usize| {
+        let meta = json!({"io.modelcontextprotocol/protocolVersion": "2026-07-28",
+            "io.modelcontextprotocol/clientCapabilities": {}, "io.modelcontextprotocol/clientInfo": {"name": "t", "version": "1"}});
+        let params = json!({"name": tool, "arguments": arguments, "_meta": meta});
+        let body = json!({"jsonrpc": "2.0", "id": id, "method": "tools/call", "params": params}).to_string();
+        let head = format!(
+            "POST /mcp HTTP/1.1\r\nhost: {}\r\ncontent-type: application/json\r\n\
+             accept: application/json, text/event-stream\r\nmcp-protocol-version: 2026-07-28\r\n\
+             mcp-method: tools/call\r\nmcp-name: {tool}\r\ncontent-length: {}\r\nx-pad: ",
+            gate.address,
+            body.len()
+        );
+        let pad = "p".repeat(length.saturating_sub(head.len() + "\r\n\r\n".len() + body.len()));
+        format!("{head}{pad}\r\n\r\n{body}")
+    };
+    for length in [0, 1024, 1111, 2048] {
+        web.raw(request(0, "one__sleep", json!({"ms": 50}), 0).as_bytes());
+        let more: Vec<String> = (1..=24).map(|id| request(id, "one__echo", json!({"text": "x"}), length)).collect();
+        web.raw(more.concat().as_bytes());
+        for id in 0..=24 {
+            let reply = web.answer();
+            assert_eq!(
+                reply.messages().last().map(|message| message["id"].clone()),
+                Some(json!(id)),
+                "{}",
+                reply.text()
+            );
+        }
+    }
 }
 
 #[test]

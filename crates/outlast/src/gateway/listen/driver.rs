@@ -37,7 +37,7 @@ use {
 
 use super::{
     Auth, Counts, FrontEvent, Limits, Page, PageAnswer, Refused, answers,
-    socket::{Backlog, Connection, Ends, Pass},
+    socket::{Connection, Ends, Pass, Totals},
     stream::{Answer, Content, Owner, Reply},
 };
 use crate::{
@@ -76,7 +76,7 @@ pub(super) struct FrontDriver {
     watchers: FxHashMap<u64, (Reply, Instant)>,
     connections: FxHashMap<u64, Rc<Connection>>,
     next_connection: u64,
-    backlog: Rc<Backlog>,
+    totals: Rc<Totals>,
     /// Bytes of bodies that are being read or parsed, of all connections. A thread that parses one releases them.
     bodies: Arc<AtomicUsize>,
     /// When connections and watchers must be checked again.
@@ -112,7 +112,7 @@ impl FrontDriver {
             watchers: FxHashMap::default(),
             connections: FxHashMap::default(),
             next_connection: 1,
-            backlog: Rc::default(),
+            totals: Rc::default(),
             bodies: Arc::default(),
             due: None,
             front_due: None,
@@ -300,7 +300,7 @@ impl FrontDriver {
 
     /// Stands for the connection of a client to another replica.
     pub(super) fn connection_of_replica(&self, peer: Rc<str>, now: Instant) -> Rc<Connection> {
-        Connection::of_replica(peer, self.backlog.clone(), now)
+        Connection::of_replica(peer, self.totals.clone(), now)
     }
 
     pub(super) fn add_forward(&mut self, left: oneshot::Sender<()>) -> u64 {
@@ -357,7 +357,7 @@ impl FrontDriver {
 
     /// Closes slow connections, those with the most unsent bytes first, until the rest fits.
     pub(super) fn shed_backlog(&self, now: Instant) {
-        while self.backlog.bytes() > self.limits.responses_max {
+        while self.totals.unsent() > self.limits.responses_max {
             let waiting = self.connections.values().filter(|connection| connection.waiting() > 0);
             let slow = waiting.filter_map(|connection| {
                 let stalled_for = connection.stalled_for(now)?;
@@ -552,7 +552,7 @@ impl FrontDriver {
         if self.is_closing {
             return None;
         }
-        let (key, connection) = (self.next_connection, Connection::new(ends, self.backlog.clone(), now));
+        let (key, connection) = (self.next_connection, Connection::new(ends, self.totals.clone(), now));
         self.make_room(&connection);
         let staying = self.connections.values().filter(|connection| !connection.is_cut()).count();
         if staying >= self.limits.connections_max || self.connections.len() >= staying + CLOSING_MAX {

@@ -70,9 +70,9 @@ pub(super) struct Connection {
     waker: RefCell<Option<Waker>>,
     /// The credentials of the current request.
     pass: RefCell<Option<Rc<Pass>>>,
-    /// Unsent bytes of its responses; they count in the backlog.
+    /// Unsent bytes of its responses; they are part of those in `totals`.
     waiting: Cell<usize>,
-    backlog: Rc<Backlog>,
+    totals: Rc<Totals>,
     /// Its current response is a stream of events.
     is_stream: Cell<bool>,
     ahead: Cell<Ahead>,
@@ -84,16 +84,21 @@ enum Ahead {
     /// The request is not complete: what arrives belongs to it.
     OfRequest,
     /// The request is complete: what arrives is kept for later.
-    Kept { has_bytes: bool },
+    Kept,
 }
 
-/// Unsent bytes of responses, of all connections together.
+/// What all connections hold together.
 #[derive(Debug, Default)]
-pub(super) struct Backlog(Cell<usize>);
+pub(super) struct Totals {
+    /// Bytes of responses.
+    unsent: Cell<usize>,
+    /// Copies of their descriptors.
+    copies: Cell<usize>,
+}
 
-impl Backlog {
-    pub(super) fn bytes(&self) -> usize {
-        self.0.get()
+impl Totals {
+    pub(super) fn unsent(&self) -> usize {
+        self.unsent.get()
     }
 }
 
@@ -132,7 +137,7 @@ impl Pass {
 }
 
 impl Connection {
-    pub(super) fn new(ends: Ends, backlog: Rc<Backlog>, now: Instant) -> Rc<Connection> {
+    pub(super) fn new(ends: Ends, totals: Rc<Totals>, now: Instant) -> Rc<Connection> {
         Rc::new(Connection {
             ends,
             peer: ends.peers.map_or_else(String::new, |peer| peer.to_string()).into(),
@@ -141,7 +146,7 @@ impl Connection {
             is_known: Cell::new(false),
             until: Cell::new(None),
             waiting: Cell::new(0),
-            backlog,
+            totals,
             phase: Cell::new(Phase::Idle(now)),
             stalled: Cell::new(None),
             wish: Cell::new(CloseRequest::Stay),
@@ -153,8 +158,8 @@ impl Connection {
     }
 
     /// The connection of a client to another replica, which forwards a request.
-    pub(super) fn of_replica(peer: Rc<str>, backlog: Rc<Backlog>, now: Instant) -> Rc<Connection> {
-        let connection = Connection::new(Ends { ours: None, peers: None }, backlog, now);
+    pub(super) fn of_replica(peer: Rc<str>, totals: Rc<Totals>, now: Instant) -> Rc<Connection> {
+        let connection = Connection::new(Ends { ours: None, peers: None }, totals, now);
         let mut connection = Rc::into_inner(connection).expect("nothing else has it yet");
         connection.peer = peer;
         Rc::new(connection)
@@ -234,15 +239,13 @@ impl Connection {
 
     /// The request is complete, with its body.
     pub(super) fn has_request(&self) {
-        self.ahead.set(Ahead::Kept { has_bytes: false });
+        self.ahead.set(Ahead::Kept);
     }
 
     /// The answer is complete, and the next request may follow.
     pub(super) fn rest(&self, driver: &Shared) {
         let now = Instant::now();
-        if self.ahead.replace(Ahead::OfRequest) == (Ahead::Kept { has_bytes: true }) {
-            self.wake();
-        }
+        self.ahead.set(Ahead::OfRequest);
         self.phase.set(Phase::Idle(now));
         self.pass.replace(None);
         self.is_stream.set(false);
@@ -299,7 +302,7 @@ impl Connection {
     pub(super) fn add_waiting(&self, bytes: usize) {
         if self.wish.get() != CloseRequest::Cut {
             self.waiting.set(self.waiting.get() + bytes);
-            self.backlog.0.set(self.backlog.0.get() + bytes);
+            self.totals.unsent.set(self.totals.unsent.get() + bytes);
         }
     }
 
@@ -308,7 +311,7 @@ impl Connection {
         // After a cut the count is already zero.
         let bytes = bytes.min(self.waiting.get());
         self.waiting.set(self.waiting.get() - bytes);
-        self.backlog.0.set(self.backlog.0.get() - bytes);
+        self.totals.unsent.set(self.totals.unsent.get() - bytes);
     }
 
     pub(super) fn waiting(&self) -> usize {
@@ -410,6 +413,8 @@ pub(super) struct Peer {
     unread: RefCell<Bytes>,
     /// Only while `unread` is full.
     disconnects: RefCell<Option<Disconnects>>,
+    /// hyper wanted to read while a request was being answered.
+    was_refused: Cell<bool>,
     connection: Rc<Connection>,
 }
 
@@ -419,6 +424,7 @@ impl Peer {
             transport: RefCell::new(TokioIo::new(transport)),
             unread: RefCell::new(unread),
             disconnects: RefCell::new(None),
+            was_refused: Cell::new(false),
             connection,
         })
     }
@@ -435,10 +441,10 @@ impl Peer {
     /// it has bytes of the next request.
     pub(super) fn poll_closed(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut disconnects = self.disconnects.borrow_mut();
-        let Ahead::Kept { .. } = self.connection.ahead.get() else {
+        if self.connection.ahead.get() == Ahead::OfRequest {
             *disconnects = None;
             return Poll::Pending;
-        };
+        }
         let (mut transport, mut unread) = (self.transport.borrow_mut(), self.unread.borrow_mut());
         while unread.len() < AHEAD_MAX {
             let mut space = [MaybeUninit::uninit(); 1 << 10];
@@ -448,36 +454,59 @@ impl Peer {
                 return Poll::Ready(());
             }
             *unread = [&unread, read.filled()].concat().into();
-            self.connection.ahead.set(Ahead::Kept { has_bytes: true });
         }
         if disconnects.is_none() {
-            *disconnects = Disconnects::of(transport.inner().tcp());
+            *disconnects = Disconnects::of(transport.inner().tcp(), &self.connection.totals);
         }
         disconnects.as_ref().map_or(Poll::Pending, |disconnects| disconnects.poll(cx))
     }
+
+    /// True once after the answer to a request, if hyper wanted to read before. It does not try again by itself, and no waker
+    /// is registered for bytes that have arrived since.
+    pub(super) fn must_read_again(&self) -> bool {
+        self.connection.ahead.get() == Ahead::OfRequest && self.was_refused.take()
+    }
 }
+
+/// How many connections may use a second descriptor to notice a disconnect.
+const COPIES_MAX: usize = 64;
 
 /// Notices that the peer has disconnected while bytes of it stay in the kernel. Its descriptor is a copy, so that the
 /// transport still finds those bytes: each descriptor has a readiness of its own.
-struct Disconnects(TcpStream);
+struct Disconnects {
+    copy: TcpStream,
+    totals: Rc<Totals>,
+}
 
 impl Disconnects {
-    /// None without a free descriptor. Then a disconnect is noticed when something is written.
-    fn of(tcp: &TcpStream) -> Option<Disconnects> {
+    /// None if too many connections have a copy, or without a free descriptor. Then a disconnect is noticed when something is
+    /// written.
+    fn of(tcp: &TcpStream, totals: &Rc<Totals>) -> Option<Disconnects> {
+        if totals.copies.get() >= COPIES_MAX {
+            return None;
+        }
         let copy = SockRef::from(tcp).try_clone().ok()?;
-        TcpStream::from_std(copy.into()).ok().map(Disconnects)
+        let copy = TcpStream::from_std(copy.into()).ok()?;
+        totals.copies.set(totals.copies.get() + 1);
+        Some(Disconnects { copy, totals: totals.clone() })
     }
 
     fn poll(&self, cx: &mut Context<'_>) -> Poll<()> {
-        while ready!(self.0.poll_read_ready(cx)).is_ok() {
-            let Poll::Ready(Ok(found)) = pin!(self.0.ready(Interest::READABLE)).poll(cx) else { break };
+        while ready!(self.copy.poll_read_ready(cx)).is_ok() {
+            let Poll::Ready(Ok(found)) = pin!(self.copy.ready(Interest::READABLE)).poll(cx) else { break };
             if found.is_read_closed() {
                 break;
             }
             // More bytes have arrived; "would block" makes tokio wait for the next change.
-            let _ = self.0.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
+            let _ = self.copy.try_io(Interest::READABLE, || Err::<(), _>(io::ErrorKind::WouldBlock.into()));
         }
         Poll::Ready(())
+    }
+}
+
+impl Drop for Disconnects {
+    fn drop(&mut self) {
+        self.totals.copies.set(self.totals.copies.get() - 1);
     }
 }
 
@@ -531,7 +560,8 @@ impl rt::Read for Socket {
         mut cursor: rt::ReadBufCursor<'_>,
     ) -> Poll<io::Result<()>> {
         // The task reads until the request is answered.
-        if let Ahead::Kept { .. } = self.peer.connection.ahead.get() {
+        if self.peer.connection.ahead.get() == Ahead::Kept {
+            self.peer.was_refused.set(true);
             return Poll::Pending;
         }
         let is_idle = matches!(self.peer.connection.phase.get(), Phase::Idle(_));
