@@ -124,7 +124,7 @@ impl Stop {
     }
 }
 
-/// The instance goes on as another program, without ending any connection.
+/// The instance continues as another program, without ending any connection.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Upgrade {

@@ -33,7 +33,7 @@ impl Frames {
         &self.0
     }
 
-    /// Goes on after these bytes.
+    /// Continues after these bytes.
     pub fn after(rest: &[u8]) -> Frames {
         Frames(BytesMut::from(rest))
     }

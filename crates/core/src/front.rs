@@ -652,7 +652,7 @@ impl<R: Clone + PartialEq> HttpFront<R> {
         }
     }
 
-    /// The session goes on elsewhere, so its open requests are not refused as those of a session that has ended.
+    /// The session continues elsewhere, so its open requests are not refused as those of a session that has ended.
     fn moved(&mut self, key: RecordKey, now: Instant, out: &mut Vec<Action<R>>) {
         let Some(records) = &mut self.records else { return };
         records.take(key);

@@ -1,7 +1,7 @@
 //! One child process, from the request to start it until it is reaped and no process of its group is left.
 //!
 //! The end is *reported* once, when no more output of the child can follow: its stdout was read to the end, or
-//! dropped. The machine may go on after that: a child that closed a pipe and still runs is reported gone and then
+//! dropped. The machine may continue after that: a child that closed a pipe and still runs is reported gone and then
 //! stopped.
 
 use std::time::{Duration, Instant};

@@ -365,7 +365,7 @@ mod tests {
         assert_eq!(story.wait(2), [Action::Over]);
         assert_eq!(story.sees(Some(100)), [], "it is still shown");
         assert_eq!((story.limit.seen(), story.limit.deadline()), (None, None));
-        // A person goes on before the end.
+        // A person continues before the end.
         story.tell(Event::Entered);
         assert_eq!(story.sees(Some(300)), [Action::Limited]);
         story.tell(Event::Entered);

@@ -1,4 +1,4 @@
-//! The text that makes an agent go on with a turn that a crash interrupted. It decides whether the text is to be sent; the
+//! The text that makes an agent continue with a turn that a crash interrupted. It decides whether the text is to be sent; the
 //! driver sends it, and the crash policy bounds how often an agent is started again.
 
 use serde::{Deserialize, Serialize};
@@ -11,7 +11,7 @@ pub const TRIES_MAX: u32 = 5;
 #[derive(Clone, Debug, Default)]
 pub struct OnResume {
     text: Option<String>,
-    /// A turn was interrupted, and the agent was not told to go on yet.
+    /// A turn was interrupted, and the agent was not told to continue yet.
     is_owed: bool,
     /// How often the agent did not take it.
     failures: u32,
@@ -29,7 +29,7 @@ impl OnResume {
         Saved { is_owed: self.is_owed, failures: self.failures }
     }
 
-    /// Goes on where the last program was.
+    /// Continues where the last program was.
     pub fn go_on(&mut self, saved: Saved) {
         (self.is_owed, self.failures) = (saved.is_owed && self.is_wanted(), saved.failures);
     }
@@ -48,7 +48,7 @@ impl OnResume {
         self.is_owed
     }
 
-    /// outlast itself ended during a turn, and the session goes on.
+    /// outlast itself ended during a turn, and the session continues.
     pub fn was_interrupted(&mut self) {
         self.is_owed = self.is_wanted();
     }
@@ -62,7 +62,7 @@ impl OnResume {
         }
     }
 
-    /// A new conversation has no turn to go on with.
+    /// A new conversation has no turn to continue with.
     pub fn agent_started(&mut self, mode: Mode) {
         self.is_owed &= mode == Mode::Continue;
         self.failures = 0;

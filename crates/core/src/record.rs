@@ -34,10 +34,10 @@ pub enum Event {
     ServerRestartVerified,
     /// Records were lost before this one: the log could not keep up or could not be written.
     AuditDegraded,
-    /// The marker of a restart could not be written; the restart goes on.
+    /// The marker of a restart could not be written; the restart continues.
     RestartMarkerFailed,
     /// A server did something that the protocol does not allow, or refused a request that it should accept; the
-    /// conversation goes on.
+    /// conversation continues.
     ProtocolNoted,
     /// A fact about the conversation that the user may want to act on; neither the server nor the client is at fault.
     ConversationNoted,
@@ -62,9 +62,9 @@ pub enum Event {
     ServerHung,
     /// A server exceeds its memory limit and is replaced.
     ServerTooLarge,
-    /// The instance goes on as another program.
+    /// The instance continues as another program.
     Upgraded,
-    /// An upgrade came to nothing; the program that ran before goes on.
+    /// An upgrade came to nothing; the program that ran before continues.
     UpgradeFailed,
 }
 

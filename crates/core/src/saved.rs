@@ -20,7 +20,7 @@ impl Moment {
         Moment(if at < now { -nanos(now - at) } else { nanos(at - now) })
     }
 
-    /// The same moment for a program that goes on at `now`. A moment before the clock of the system began is `now`.
+    /// The same moment for a program that continues at `now`. A moment before the clock of the system began is `now`.
     pub fn at(self, now: Instant) -> Instant {
         let length = Duration::from_nanos(self.0.unsigned_abs());
         let at = if self.0 < 0 { now.checked_sub(length) } else { now.checked_add(length) };

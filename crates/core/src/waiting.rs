@@ -341,7 +341,7 @@ impl Waiting {
         match self.candidate {
             Some((first, at)) if first == stance && is_doubtful && at + LOOK_AGAIN <= now && now < quiet_at => {
                 self.look_at = Some(quiet_at);
-                // Output goes on after a submitted text: the agent may be at work.
+                // Output continues after a submitted text: the agent may be at work.
                 if self.has_entered && !self.is_in_turn {
                     self.believe(Stance::Unclear, false, actions);
                 }
@@ -554,7 +554,7 @@ mod tests {
         assert_eq!(scene.tell(Event::TurnBegan), [changed(false, Stance::Busy)]);
         scene.shows(Stance::Busy);
         assert_eq!(scene.wait(SECOND), []);
-        // It looks idle and goes on writing: the turn is not over.
+        // It looks idle and continues writing: the turn is not over.
         for _ in 0..10 {
             scene.shows(Stance::Prompt);
             assert_eq!(scene.wait(SECOND), []);

@@ -88,7 +88,7 @@ const TOOLS: &[(&str, &str)] = &[
     ("grandchild", "{setsid, ignore_term, hold_stdout, clear_env}: starts one that sleeps; its process id"),
     ("hang", "{answer = false}: stops reading"),
     ("deaf", "answers no call from here on, and everything else"),
-    ("close_stdout", "closes stdout, without an answer, and goes on"),
+    ("close_stdout", "closes stdout, without an answer, and continues"),
     ("received", "all lines received since the start, as a JSON array of strings"),
     ("state", "phase, log level, subscribed resources and open listens, as JSON"),
     ("set_tools", "{file}: replaces the tools of `--tools`; announces nothing"),

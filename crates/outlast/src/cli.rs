@@ -161,7 +161,7 @@ pub struct Mcp {
     #[arg(skip)]
     pub call_timeouts: BTreeMap<String, Duration>,
 
-    /// Replace a server that, with all processes below it, uses more memory than this, for example 512MB (Linux)
+    /// Replace a server that, with all its descendant processes, uses more memory than this, for example 512MB (Linux)
     /// [default: no limit]
     #[arg(long, value_name = "SIZE", value_parser = size, help_heading = "Crashes")]
     pub memory_max: Option<u64>,

@@ -31,7 +31,7 @@ impl Agent {
         }
     }
 
-    /// Goes on with what the last program knew of the same agent.
+    /// Continues with what the last program knew of the same agent.
     pub fn restore(&mut self, saved: Saved) {
         self.conversation = saved.conversation;
         self.starts = saved.starts;

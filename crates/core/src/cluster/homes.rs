@@ -421,7 +421,7 @@ impl Homes {
         }
     }
 
-    /// Without a connection this replica goes on with the sessions that it has.
+    /// Without a connection this replica continues with the sessions that it has.
     fn disconnected(&mut self, now: Instant, actions: &mut Vec<Action>) {
         self.is_connected = false;
         // The connection may be back soon: until then, what was not verified over the lost one stays in doubt.

@@ -745,7 +745,7 @@ impl Streams {
         }
     }
 
-    /// The peer began another channel. Streams of which it knows nothing go on in the new one.
+    /// The peer began another channel. Streams of which it knows nothing continue in the new one.
     fn renew(&mut self, instance: Instance, source: u64, now: Instant, actions: &mut Vec<Action>) {
         self.lose(instance, RENEWED, |entry| entry.out.is_opened(), actions);
         let channel = self.new_channel(Some(source), now);

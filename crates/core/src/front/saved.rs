@@ -86,14 +86,14 @@ impl<R: Clone + PartialEq> HttpFront<R> {
         }
     }
 
-    /// The state without all that is under way: to be checked, not to go on with.
+    /// The state without all that is under way: to be checked, not to continue with.
     pub fn sketch(&self, now: Instant) -> Saved {
         let mut sessions: Vec<SavedSession> = self.open_sessions().map(|session| session.save(now)).collect();
         sessions.sort_unstable_by_key(|session| session.client);
         Saved { sessions }
     }
 
-    /// Goes on where [`HttpFront::save`] was called. Sessions whose clients have not come back since the last start are not
+    /// Continues where [`HttpFront::save`] was called. Sessions whose clients have not come back since the last start are not
     /// part of the state: the store loads them again.
     pub fn restore(
         limits: Limits,

@@ -310,7 +310,7 @@ impl Gateway {
         self.clients.by_number.insert(client, client_state);
     }
 
-    /// The client goes on after a restart of the gateway: its backends get its handshake, its log level and its
+    /// The client continues after a restart of the gateway: its backends get its handshake, its log level and its
     /// subscriptions as if it had just sent them.
     pub(super) fn client_restored(&mut self, client: Client, who: Who, state: &SessionState, now: Instant) {
         self.client_came(client, Front::Session, who);

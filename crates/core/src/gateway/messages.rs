@@ -280,11 +280,11 @@ impl Failure {
         Failure { may_have_run: true, ..Failure::new(7021, "no_input", Outcome::Failed, backend, message) }
     }
 
-    /// The same for a call that a backend had begun before: it was sent again, or was to go on with the client's input.
+    /// The same for a call that a backend had begun before: it was sent again, or was to continue with the client's input.
     pub(super) fn of_begun_call(mut self) -> Failure {
         self.may_have_run = true;
         if let Some(why) = self.message.strip_prefix("This was not run: ") {
-            self.message = format!("This did not go on, and may or may not have taken effect: {why}");
+            self.message = format!("This was not continued, and may or may not have taken effect: {why}");
         }
         self
     }

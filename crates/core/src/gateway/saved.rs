@@ -1,4 +1,4 @@
-//! The gateway as saved state, so that another program can go on with its clients and its links. Calls are not part of it:
+//! The gateway as saved state, so that another program can continue with its clients and its links. Calls are not part of it:
 //! they are waited for. Settings are not either: the next program reads the configuration that is in force.
 
 use std::{
@@ -380,7 +380,7 @@ impl Gateway {
         }
     }
 
-    /// The state without all that is under way: to be checked, not to go on with.
+    /// The state without all that is under way: to be checked, not to continue with.
     pub fn sketch(&self, now: Instant) -> Saved {
         let offer_of = |backend: u32| self.backends.get(&backend).map(|backend| backend.offer());
         let mut links: Vec<SavedLink> =
@@ -402,7 +402,7 @@ impl Gateway {
         }
     }
 
-    /// Goes on where [`Gateway::save`] was called, with the settings that were in force there. `is_kept` says which links
+    /// Continues where [`Gateway::save`] was called, with the settings that were in force there. `is_kept` says which links
     /// were handed over; another one is opened for each of the others. Timers and starts follow with the first event.
     pub fn restore(
         settings: Settings,

@@ -201,7 +201,7 @@ impl Gateway {
         gateway
     }
 
-    /// Goes on where a gateway before the server of this name was saved. `None` if another kind of gateway was.
+    /// Continues where a gateway before the server of this name was saved. `None` if another kind of gateway was.
     pub fn restore_shared_server(name: &str, saved: Saved, now: Instant) -> Option<Gateway> {
         let gateway = Gateway::restore(shared_settings(name), saved, Box::new(Unchecked), |_| true, now);
         gateway.is_shared_server().then_some(gateway)

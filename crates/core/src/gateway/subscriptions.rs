@@ -391,7 +391,7 @@ impl Gateway {
         slot.into_iter().for_each(|slot| self.wake_slot(slot, now));
     }
 
-    /// The log level and the resources of a client that goes on after a restart of the gateway.
+    /// The log level and the resources of a client that continues after a restart of the gateway.
     pub(super) fn restore_client_subscriptions(&mut self, client: Client, state: &SessionState, now: Instant) {
         let Some(client_state) = self.clients.get_mut(&client) else { return };
         let subscriptions = &mut client_state.subscriptions;

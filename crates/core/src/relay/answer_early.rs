@@ -226,7 +226,7 @@ impl Relay {
         self.early.cache = Reading::Read(cached);
     }
 
-    /// Answers every opening, and every list that waits with it, without the server. The child goes on starting; what
+    /// Answers every opening, and every list that waits with it, without the server. The child keeps starting; what
     /// it still answers to these requests is its handshake with us.
     fn answer_waiting(&mut self, ended: bool, now: Instant) {
         let from_cache = !ended && self.cached().is_some();

@@ -150,7 +150,7 @@ pub enum Action {
     /// Take the lines out of a replaced child's queue that its pipe has not begun to take. Answered at once, before
     /// anything else is told.
     TakeBack(u32),
-    /// Close a child's stdin at once, whatever waits for it: a server that is blocked in reading it goes on.
+    /// Close a child's stdin at once, whatever waits for it: a server that is blocked in reading it continues.
     CloseStdin(u32),
     /// Read what this command's last run saved for this protocol revision.
     ReadCache(String),

@@ -629,7 +629,7 @@ impl Relay {
         }
     }
 
-    /// A call of ours has waited as long as clients do; the restart goes on.
+    /// A call of ours has waited as long as clients do; the restart continues.
     pub(super) fn restart_call_waited_out(&mut self, seq: u64) {
         let open = self.close(seq);
         self.forget_ticket(seq);

@@ -1,4 +1,4 @@
-//! The relay as saved state, so that another program can go on with the conversation. Settings are not part of it, except
+//! The relay as saved state, so that another program can continue with the conversation. Settings are not part of it, except
 //! for the names that were given out already; a restart that is running is not saved, but waited for.
 
 use std::{
@@ -398,7 +398,7 @@ impl Relay {
         })
     }
 
-    /// Goes on where [`Relay::save`] was called. The instance and the random part of ids are those of the state, whatever
+    /// Continues where [`Relay::save`] was called. The instance and the random part of ids are those of the state, whatever
     /// the settings say.
     pub fn restore(settings: Settings, saved: Saved, now: Instant) -> Relay {
         let settings = Settings { id: saved.id, random: saved.random, ..settings };

@@ -349,7 +349,7 @@ impl Servers {
         self.draining_of(generation).is_some()
     }
 
-    /// Draining children that were not asked to stop, and until when they may go on.
+    /// Draining children that were not asked to stop, and until when they may continue.
     pub(super) fn finishing(&self) -> impl Iterator<Item = (u32, Instant)> {
         let finishing = self.draining.iter().filter(|draining| !self.is_stopping(draining.generation));
         finishing.map(|draining| (draining.generation, draining.until))

@@ -17,7 +17,7 @@ impl Sends {
         (!self.is_busy()).then_some(saved)
     }
 
-    /// Goes on with what the last program remembered.
+    /// Continues with what the last program remembered.
     pub fn go_on(&mut self, saved: Saved) {
         self.remembered = saved.remembered.into();
     }

@@ -1,4 +1,4 @@
-//! A session as saved state, so that another program can go on with its agent. The policy is not part of it; a start or a
+//! A session as saved state, so that another program can continue with its agent. The policy is not part of it; a start or a
 //! stop that is under way is not saved, but waited for.
 
 use std::{fmt, time::Instant};

@@ -115,7 +115,7 @@ struct World {
     is_lossy: bool,
     /// Processes that are paused right after they have sent their next write.
     pauses: BTreeSet<usize>,
-    /// Of these, processes that are cut off meanwhile: they go on with the answer to the write, and cannot write again.
+    /// Of these, processes that are cut off meanwhile: they continue with the answer to the write, and cannot write again.
     cuts: BTreeSet<usize>,
     /// One in so many acts is a fault.
     calm_acts: u64,

@@ -307,7 +307,7 @@ impl World {
         self.nodes.iter().position(|node| node.instance == instance)
     }
 
-    /// Goes on to what happens next, at the latest to `until`.
+    /// Continues to what happens next, at the latest to `until`.
     fn advance(&mut self, until: Instant) {
         let awake = self.nodes.iter_mut().enumerate().filter(|(_, node)| node.paused_until.is_none());
         let timer = awake.filter_map(|(place, node)| Some((node.deadline()?, place))).min();

@@ -30,7 +30,7 @@ fn each_request_is_answered_once_and_each_event_reaches_one_client_once() {
     (from..from + seeds).for_each(play::<World>);
 }
 
-/// Another program goes on with the sessions whenever no request is open. All promises hold as without that.
+/// Another program continues with the sessions whenever no request is open. All promises hold as without that.
 #[test]
 fn another_program_goes_on_with_the_sessions() {
     let (from, seeds) = seeds(SEEDS);
@@ -77,7 +77,7 @@ struct World {
     next_word: u64,
     /// Clients as the gateway knows them, and their open requests.
     gateway: BTreeMap<Client, Vec<Id>>,
-    /// When another program goes on, and how often it did.
+    /// When another program continues, and how often it did.
     handovers: Option<(Dice, u64)>,
 }
 
@@ -260,7 +260,7 @@ impl World {
         }
     }
 
-    /// Another program goes on, if no request is open. Connections stay open, but every stream ends.
+    /// Another program continues, if no request is open. Connections stay open, but every stream ends.
     fn hand_over(&mut self) {
         let Some((dice, count)) = &mut self.handovers else { return };
         let is_open = self.gateway.values().any(|open| !open.is_empty()) || !self.http.ops.is_empty();

@@ -44,7 +44,7 @@ fn clients_that_share_a_server_are_kept_apart() {
     (from..from + seeds).for_each(play::<SharedWorld>);
 }
 
-/// Whenever the gateway can be saved, another program may go on with it. All promises hold as without that.
+/// Whenever the gateway can be saved, another program may continue with it. All promises hold as without that.
 #[test]
 fn another_program_goes_on_at_idle_moments() {
     let (from, seeds) = seeds(500);
@@ -145,7 +145,7 @@ pub(crate) struct World {
     /// Server requests that were cancelled in the current event while their calls were open. A link that the gateway
     /// ends cancels its server requests before its calls fail.
     taken_back: Vec<(u64, Value)>,
-    /// When another program goes on, and how often it did.
+    /// When another program continues, and how often it did.
     handovers: Option<(Dice, u64)>,
 }
 
@@ -420,7 +420,7 @@ impl World {
         }
     }
 
-    /// Another program goes on, if the gateway can be saved now.
+    /// Another program continues, if the gateway can be saved now.
     fn hand_over(&mut self) {
         let Some((dice, _)) = &mut self.handovers else { return };
         if self.gateway.busy().is_some() || !dice.one_in(3) {

@@ -189,7 +189,7 @@ impl Kernel {
         self.tell("clock", &format_args!("the wall clock jumps by {ms} ms"));
     }
 
-    /// No process runs for a while, and the monotonic clock goes on: every timer fires late.
+    /// No process runs for a while, and the monotonic clock continues: every timer fires late.
     pub(crate) fn stall(&mut self, time: Duration) {
         self.tell("clock", &format_args!("no process runs for {time:?}"));
         self.orphan_max += time;

@@ -66,7 +66,7 @@ impl Dice {
     }
 }
 
-/// Whether another program goes on with the machine of a world, now and then.
+/// Whether another program continues with the machine of a world, now and then.
 #[derive(Default)]
 struct Upgrades {
     dice: Option<Dice>,
@@ -79,7 +79,7 @@ impl Upgrades {
         Upgrades { dice: Some(Dice::new(seed ^ 0x5eed_0003)), count: 0 }
     }
 
-    /// What the next program reads of this state, if it is to go on now.
+    /// What the next program reads of this state, if it is to continue now.
     fn take_over<T>(&mut self, save: impl FnOnce() -> Option<T>) -> Option<T>
     where
         T: serde::Serialize + serde::de::DeserializeOwned + PartialEq + std::fmt::Debug,

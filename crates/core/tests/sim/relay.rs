@@ -48,7 +48,7 @@ fn conversations_survive_many_restarts_with_open_calls() {
     }
 }
 
-/// Before any event another program may go on with the saved conversation. No difference can be seen from outside.
+/// Before any event another program may continue with the saved conversation. No difference can be seen from outside.
 #[test]
 fn a_conversation_survives_an_upgrade_at_any_moment() {
     let (from, seeds) = seeds(2_000);
@@ -173,7 +173,7 @@ struct World {
     /// Servers that counted as hung.
     hung: Vec<u32>,
     more: Dice,
-    /// If another program may go on before an event: random numbers, and how often one did.
+    /// If another program may continue before an event: random numbers, and how often one did.
     upgrades: Option<(Dice, u64)>,
     /// Servers may have tools with the names of outlast's tools.
     clash: bool,
@@ -364,7 +364,7 @@ impl World {
         self
     }
 
-    /// Another program goes on, if the relay can be saved now.
+    /// Another program continues, if the relay can be saved now.
     fn upgrade(&mut self) {
         let Some((dice, count)) = &mut self.upgrades else { return };
         if !dice.one_in(3) {

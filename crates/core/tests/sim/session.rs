@@ -63,7 +63,7 @@ fn the_format_of_a_saved_session_is_that_of_its_version() {
     }
 }
 
-/// Before any event another program may go on with the session. No difference can be seen from outside.
+/// Before any event another program may continue with the session. No difference can be seen from outside.
 #[test]
 fn another_program_goes_on_at_any_moment() {
     let mut upgrades = 0;

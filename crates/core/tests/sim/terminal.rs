@@ -26,7 +26,7 @@ fn the_format_of_saved_viewers_is_that_of_its_version() {
     }
 }
 
-/// Before any event another program may go on with the viewers. No difference can be seen from outside.
+/// Before any event another program may continue with the viewers. No difference can be seen from outside.
 #[test]
 fn another_program_goes_on_at_any_moment() {
     let mut upgrades = 0;

@@ -29,7 +29,7 @@ fn the_format_of_what_waits_is_that_of_its_version() {
     }
 }
 
-/// Before any event another program may go on with what is known of the agent. No difference can be seen from outside.
+/// Before any event another program may continue with what is known of the agent. No difference can be seen from outside.
 #[test]
 fn another_program_goes_on_at_any_moment() {
     let mut upgrades = 0;

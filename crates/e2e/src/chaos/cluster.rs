@@ -187,7 +187,7 @@ fn call(team: &Team, seen: &Seen, number: usize, seed: u64) {
     client.must_go_on();
 }
 
-/// Opens sessions while there are faults. Those that are stored must go on at the end.
+/// Opens sessions while there are faults. Those that are stored must continue at the end.
 fn visit(team: &Team, seen: &Seen, seed: u64) {
     let mut random = Random::new(seed, "visitors");
     let mut visitors = Vec::new();

@@ -22,7 +22,7 @@ use super::{
     processes::Process,
 };
 
-/// How often the reader checks whether it should go on.
+/// How often the reader checks whether it should continue.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// One outlast and its only client.

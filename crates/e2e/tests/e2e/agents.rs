@@ -654,7 +654,7 @@ fn the_answer_of_codex_is_known() {
     prove_answer(Agent::Codex, "the_answer_of_codex_is_known");
 }
 
-/// A crash during a turn: `--on-resume` makes the agent go on, once.
+/// A crash during a turn: `--on-resume` makes the agent continue, once.
 fn prove_on_resume(agent: Agent, test: &str) {
     let Some(world) = World::new(agent, test) else { return };
     world.launch_as("110", &["--on-resume", "Go on please."], &[agent.name()], &[]);
@@ -857,7 +857,7 @@ fn the_exit_of_a_real_agent_is_classified() {
         let mut last = 0;
         for (_, ending, exit, class) in table.iter().filter(|(who, ..)| *who == agent) {
             let is_crash = *class == "transient";
-            // On a busy machine a real agent may also fail for a reason of its own; then the test goes on with the
+            // On a busy machine a real agent may also fail for a reason of its own; then the test continues with the
             // next process.
             let end = loop {
                 let state = world.until_ready_after(last);

@@ -1,4 +1,4 @@
-//! A user whose process limit is reached: outlast goes on without new threads and processes, and starts them later.
+//! A user whose process limit is reached: outlast continues without new threads and processes, and starts them later.
 
 use std::{os::unix::fs::chown, process::Command};
 
@@ -59,7 +59,7 @@ fn a_backend_that_uses_up_all_processes_ends_neither_the_gateway_nor_the_others(
     let started: u32 = session.call("greedy__use_up_processes", json!({})).parse().expect("a number");
     assert!(0 < started && started < PROCESSES_MAX, "{started}");
 
-    // Reading the configuration needs a thread, and none can be started: that is recorded, and the gateway goes on.
+    // Reading the configuration needs a thread, and none can be started: that is recorded, and the gateway continues.
     gate.place.write("outlast.toml", &format!("{config}\n"));
     signal(gate.client.pid(), Signal::SIGHUP);
     let failed = gate.place.recorded("reload_failed", 1);
@@ -84,7 +84,7 @@ fn a_backend_that_uses_up_all_processes_ends_neither_the_gateway_nor_the_others(
     gate.end();
 }
 
-/// Running backends go on serving: without the process that checks arguments, calls pass unchecked, and that is
+/// Running backends continue serving: without the process that checks arguments, calls pass unchecked, and that is
 /// reported.
 #[test]
 fn without_a_process_for_schemas_calls_pass_unchecked_until_there_is_one() {

@@ -27,11 +27,12 @@ fn promised() -> BTreeMap<String, Fields> {
     for row in text.lines().filter_map(|line| line.strip_prefix("| `outlast ")) {
         let (command, cells) = row.split_once("` | ").expect("a row has cells");
         let (own, nested) = cells.trim_end_matches(" |").split_once(" | ").unwrap_or((cells, ""));
-        let mut fields = Fields::from([(String::new(), names(own).into_iter().collect())]);
+        // `state` has a row for each kind of instance.
+        let fields: &mut Fields = all.entry(command.to_owned()).or_default();
+        fields.entry(String::new()).or_default().extend(names(own));
         for group in nested.split(';').map(names).filter(|group| !group.is_empty()) {
-            fields.insert(group[0].clone(), group[1..].iter().cloned().collect());
+            fields.entry(group[0].clone()).or_default().extend(group[1..].iter().cloned());
         }
-        all.insert(command.to_owned(), fields);
     }
     all
 }
@@ -51,7 +52,7 @@ fn promised_at_times() -> Fields {
         fields.insert(name, names(inside));
     }
     let page = fs::read_to_string(docs.join("files.md")).unwrap();
-    let (_, table) = page.split_once("| field | |\n").expect("the table is there");
+    let (_, table) = page.split_once("| field | meaning |\n").expect("the table is there");
     let (table, _) = table.split_once("\n\n").expect("the table ends");
     let cells = table.lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next());
     fields.insert("props".to_owned(), cells.flat_map(names).collect());
@@ -78,7 +79,7 @@ fn gather(value: &Value, name: &str, found: &mut Fields) {
 /// The first cells of the table of `docs/files.md` about this directory.
 fn promised_files(directory: &str) -> Vec<String> {
     let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/files.md")).unwrap();
-    let (_, table) = page.split_once(&format!("| in `{directory}` | |\n")).expect("the table is there");
+    let (_, table) = page.split_once(&format!("| in `{directory}` | content |\n")).expect("the table is there");
     let (table, _) = table.split_once("\n\n").expect("the table ends");
     let cells = table.lines().filter_map(|line| line.strip_prefix("| ")?.split(" |").next());
     cells.flat_map(|cell| cell.split('`').skip(1).step_by(2)).map(str::to_owned).collect()

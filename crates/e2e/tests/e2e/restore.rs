@@ -357,7 +357,7 @@ fn a_full_disk_leaves_no_unit_behind() {
     assert_eq!(login.files(), ["./.config", "./.config/systemd", "./.config/systemd/user"]);
 }
 
-/// A record that cannot be written is reported once in the log; the session goes on, and the record is written later.
+/// A record that cannot be written is reported once in the log; the session continues, and the record is written later.
 #[test]
 fn a_session_survives_that_its_record_cannot_be_written() {
     let world = World::new(&["s"]);

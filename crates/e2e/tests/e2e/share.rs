@@ -284,7 +284,7 @@ fn messages_reach_the_client_that_they_belong_to() {
     assert!(one.heard.iter().chain(&two.heard).all(|note| note["params"]["progressToken"] == "t"));
     assert_eq!(three.count("notifications/progress"), 0);
 
-    // Cancellation: the same id of another client goes on.
+    // Cancellation: the same id of another client continues.
     let (first, second) = (one.send_call("sleep", json!({"ms": 60_000})), two.send_call("sleep", json!({"ms": 300})));
     assert_eq!(first, second, "the ids collide");
     one.cancel(first);

@@ -292,7 +292,7 @@ fn a_gateway_starts_nothing_from_a_file_that_is_not_trusted() {
     let mut client = clone.setup_gateway().ready();
     // The first list does not wait long for a backend without a cached catalogue.
     until("its tools", || client.tool_names().contains(&"one__echo".to_owned()).then_some(()));
-    // A running gateway does not accept a changed command either, and its backends go on.
+    // A running gateway does not accept a changed command either, and its backends continue.
     clone.project.write("outlast.toml", &backend("env = { LD_PRELOAD = \"x.so\" }"));
     let output = clone.outlast(&["reload"]);
     assert_eq!(output.status.code(), Some(1), "{output:?}");

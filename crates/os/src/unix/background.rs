@@ -1,4 +1,4 @@
-//! Starts this program once more, as a process that goes on when this one ends, and connections to it that need no name.
+//! Starts this program once more, as a process that continues when this one ends, and connections to it that need no name.
 //! The new process leaves this one's session itself, with [`super::detach()`].
 
 use std::{

@@ -639,7 +639,7 @@ impl ChildProcesses {
     }
 
     /// Kills a keeper of an older program, whose monitors would not understand a request. The monitors that it has
-    /// forked go on, as after any end of a keeper; a new one is started with the next child.
+    /// forked continue, as after any end of a keeper; a new one is started with the next child.
     fn retire_older_keeper(&mut self, version: u32) {
         if let Some(keeper) = self.keeper.take_if(|keeper| keeper.protocol < version) {
             // Not if it was reaped before its end was noticed: the number may be that of another process.

@@ -106,7 +106,7 @@ impl Attached {
         self.say(LEFT);
     }
 
-    /// Keeps the connection for the next program. The stand-in goes on as a process of an older program, so these
+    /// Keeps the connection for the next program. The stand-in continues as a process of an older program, so these
     /// words never get another meaning.
     pub(super) fn keep(&self, handover: &mut Handover) -> i32 {
         handover.keep(self.0.as_fd())

@@ -374,7 +374,7 @@ impl Terminal {
         }
     }
 
-    /// A turn runs or was interrupted, and `--on-resume` makes the agent go on with it.
+    /// A turn runs or was interrupted, and `--on-resume` makes the agent continue with it.
     fn has_open_turn(&self) -> bool {
         self.on_resume.is_wanted() && (self.waiting.is_at_work() || self.on_resume.is_owed())
     }
@@ -414,7 +414,7 @@ impl Terminal {
         }
     }
 
-    /// The agent waits: tells it to go on with a turn that a crash interrupted.
+    /// The agent waits: tells it to continue with a turn that a crash interrupted.
     pub(super) fn go_on_after_crash(&mut self) {
         if self.limit.seen().is_none()
             && let Some(text) = self.on_resume.waits()

@@ -141,7 +141,7 @@ impl Lines {
         SavedLines { buffer: Octets::of(&self.buffer), skipping: self.skipping }
     }
 
-    /// Goes on with the beginning of a line that another program has read.
+    /// Continues with the beginning of a line that another program has read.
     pub(crate) fn go_on(self, saved: SavedLines) -> Lines {
         Lines { buffer: saved.buffer.bytes().into(), skipping: saved.skipping, ..self }
     }

@@ -219,7 +219,7 @@ impl Child {
         self.window.as_ref()
     }
 
-    /// The child may close its pipes and go on.
+    /// The child may close its pipes and continue.
     pub(crate) fn let_close_pipes(&mut self) {
         self.may_close_pipes = true;
     }

@@ -95,7 +95,7 @@ pub(crate) fn mcp(arguments: cli::Mcp) -> Result<ExitCode, Report> {
     Ok(ExitCode::from(code))
 }
 
-/// Goes on with the conversation of the last program of this process.
+/// Continues with the conversation of the last program of this process.
 #[cfg(unix)]
 pub(crate) fn mcp_again(arguments: cli::Mcp, mut received: Received) -> Result<ExitCode, Report> {
     let cwd = report::cwd()?;
@@ -119,7 +119,7 @@ fn unreadable(error: Unreadable) -> Report {
     Report::of(&error, None, report::FAILURE)
 }
 
-/// Whether this program could go on with the conversation, with these arguments.
+/// Whether this program could continue with the conversation, with these arguments.
 #[cfg(unix)]
 pub(crate) fn check_mcp(arguments: &cli::Mcp, state: &[u8]) -> Result<(), Report> {
     let (_, saved): (_, upgrade::Saved) = match format::read(format::Kind::Mcp, state) {
@@ -488,13 +488,13 @@ fn instance_of_session(id: &str, name: String, command: String, cwd: &Path, home
     }
 }
 
-/// Goes on with the session of the last program of this process.
+/// Continues with the session of the last program of this process.
 #[cfg(unix)]
 pub(crate) fn run_again(arguments: &cli::Run, mut received: Received) -> Result<ExitCode, Report> {
     let (header, saved) = read_session(&received.state().map_err(failed("cannot read the state"))?)?;
     let path = env::home_dir().map(|home| Registry::of(&home).claim_path(&saved.id));
     let claim = saved.claim.zip(path).map(|(number, path)| os::Claim::restore(&mut received, number, &path));
-    // The session can go on without it; another one of the same name could then be started.
+    // The session can continue without it; another one of the same name could then be started.
     let claim = claim.and_then(Result::ok).map(Rc::new);
     let runtime = runtime()?;
     let code = runtime.block_on(own_again(arguments, &header, saved, received, claim.clone()));
@@ -509,7 +509,7 @@ fn read_session(state: &[u8]) -> Result<(Header, session_upgrade::Saved), Report
     format::read(format::Kind::Session, state).map_err(unreadable)
 }
 
-/// Whether this program could go on with the session, with these arguments.
+/// Whether this program could continue with the session, with these arguments.
 #[cfg(unix)]
 pub(crate) fn check_session(arguments: &cli::Run, state: &[u8]) -> Result<(), Report> {
     let (_, saved) = read_session(state)?;

@@ -113,7 +113,7 @@ impl fmt::Display for Report {
             [("error", Some(&self.sentence)), ("  because", self.because.as_ref()), ("  hint", self.hint.as_ref())]
         {
             if let Some(text) = text {
-                // What goes on in further lines stands under its first.
+                // What continues in further lines stands under its first.
                 let margin = format!("\n{}", " ".repeat(label.len() + 2));
                 writeln!(f, "{label}: {}", text.trim_end().replace('\n', &margin))?;
             }

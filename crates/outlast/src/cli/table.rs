@@ -11,7 +11,7 @@ pub(crate) enum Yield {
     /// It stays whole as long as the others can make room. In a very narrow terminal it loses its end, down to this
     /// width: the beginning of an id is enough to name an instance.
     Last(usize),
-    /// It goes on in further lines, between words: at the first width as soon as room is short, at the second when it is
+    /// It continues in further lines, between words: at the first width as soon as room is short, at the second when it is
     /// very short.
     End(usize, usize),
     /// It loses its end, at the same widths: of what a server wrote the beginning says most.

@@ -1,5 +1,5 @@
 //! This gateway as one replica of a cluster: drives the machines of `core::cluster` over NATS, in a task of its own. The
-//! loop of the gateway, the HTTP front and its connections use it; what they do with what it says is not its business.
+//! loop of the gateway, the HTTP front and its connections use it; it does not know what they do with its results.
 
 use std::{
     cell::RefCell,
@@ -151,7 +151,7 @@ pub(crate) enum Heard {
     AuditNoticed(Noticed),
     Connected,
     Disconnected,
-    /// Another live replica has the name of this one: the gateway cannot go on as a replica.
+    /// Another live replica has the name of this one: the gateway cannot continue as a replica.
     NameTaken(String),
     Note(String),
 }

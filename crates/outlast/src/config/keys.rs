@@ -39,13 +39,13 @@ tables! {
         switch: Switch,
         /// Limits of the whole gateway.
         limits: Limits,
-        /// Several gateways that act as one, on NATS with JetStream. Without this table the gateway is alone.
+        /// Several gateways that act as one, on NATS with JetStream. Without this table the gateway uses no NATS.
         cluster: Cluster | guarded,
         /// Defaults of `outlast mcp`. Command-line options take precedence.
         mcp: Mcp,
         /// Defaults of `outlast run`. Command-line options take precedence.
         run: Run,
-        /// How `outlast run` starts and reads another agent than claude and codex: for a program of this name, and for
+        /// How `outlast run` starts and reads an agent other than claude and codex: for a program of this name, and for
         /// `--agent NAME`.
         agent: Named<Agent>,
     }
@@ -56,8 +56,8 @@ tables! {
         /// The address of the HTTP endpoint, such as `127.0.0.1:7332`; `localhost:7332`, `:7332` and `7332` mean
         /// `127.0.0.1:7332`. An address beyond loopback needs `[auth]`.
         listen: Option<Parsed<Listener>> | guarded,
-        /// TLS for the endpoint. Both files are read again when they change; if the new ones cannot be used, the old
-        /// ones stay in use.
+        /// TLS for the endpoint. Both files are read again when one of them changes; if the new files cannot be used,
+        /// the old files stay in use.
         tls: Tls,
         /// Host names by which clients reach the endpoint, besides loopback names. A request with any other `Host` is
         /// refused.
@@ -65,28 +65,31 @@ tables! {
         /// Origins of web pages that may connect, such as `https://app.example.com`, besides loopback origins. A
         /// request with any other `Origin` is refused.
         origins: Vec<Text> | guarded,
-        /// The profile of clients that choose none.
+        /// The profile of clients that do not choose a profile.
         profile: Option<Text>,
         /// How many sessions of the handshake era can be open. At the limit, a new session ends the longest idle
-        /// session of the same client; if that client has no idle session, the new one is refused.
+        /// session of the same client; if that client has no idle session, the new session is refused.
         sessions_max: Count<1> = 1024,
-        /// The same for the sessions of one client; applies with `[auth]`.
+        /// How many sessions of the handshake era one client can have open. At the limit, a new session ends the
+        /// longest idle session of the client; if it has no idle session, the new session is refused. Applies with
+        /// `[auth]`.
         sessions_per_client: Count<1> = 256,
         /// A session without requests and connections for this long is ended.
         session_idle: Duration = "1h",
-        /// How many connections can be open. For a further one, a connection that waits for a request is closed; if there
-        /// is none of another address that has more of them, the further one gets status 503.
+        /// How many connections can be open. At the limit, of the address with the most connections that wait for a
+        /// request, the longest waiting connection is closed. If the address of the new connection has as many, the new
+        /// connection gets status 503.
         connections_max: Count<1> = 1024,
         /// The largest request body. With `[cluster]` at most 64 MiB.
         body_max: Size = "32MiB",
         /// Do not read the file again when it changes; SIGHUP and `outlast reload` still do.
         no_watch: bool = false | option,
-        /// Forward a request with a method that MCP does not define even if the role of the client may not call every tool.
-        /// Such a request is forwarded only if there is one backend.
+        /// Forward a request with a method that MCP does not define, even if the role of the client may not call every
+        /// tool. Such a request is forwarded only if there is exactly one backend.
         forward_unknown: bool = false,
         /// How long a backend may take to exit after its stdin is closed; then it gets SIGTERM.
         stdin_grace: Duration = "1s" | option,
-        /// How long it may take to exit after SIGTERM; then it gets SIGKILL.
+        /// How long a backend may take to exit after SIGTERM; then it gets SIGKILL.
         term_grace: Duration = "2s" | option,
     }
 
@@ -100,7 +103,7 @@ tables! {
     Backend {
         /// The name of the backend, and by default the prefix of its tools. Letters, digits, `_` and `-`.
         name: Option<Text>,
-        /// The program to start. A backend has either this or `url`.
+        /// The program to start. A backend has either `command` or `url`.
         command: Option<Text> | guarded,
         /// Its arguments.
         args: Vec<Text> = [] | guarded,
@@ -110,7 +113,7 @@ tables! {
         inherit_env: bool = false | guarded,
         /// Its working directory.
         cwd: FilePath = "." | outside,
-        /// The address of a running server. A backend has either this or `command`.
+        /// The address of a running server. A backend has either `url` or `command`.
         url: Option<Text> | guarded,
         /// Headers of each request to `url`. Refer to secrets: `"Bearer ${TOKEN}"`.
         headers: Pairs = {} | guarded,
@@ -119,24 +122,25 @@ tables! {
         transport ["type"]: Option<Choice<Transport>>,
         /// What the names of its tools and prompts begin with. Default: its name and `__`. `""` means no prefix.
         prefix: Option<Text>,
-        /// Offer only these of its tools, by its own names.
+        /// Offer only these tools of the backend, by its own names.
         allow: Vec<Pattern>,
-        /// Do not offer these of its tools.
+        /// Do not offer these tools of the backend, by its own names.
         deny: Vec<Pattern> = [],
         /// One process for all clients, one for each session, or a pool.
         children: Children = "shared",
-        /// With `children = "per_session"`: how many processes can run for sessions. A call that needs one more is
-        /// refused.
+        /// With `children = "per_session"`: how many processes can run for sessions. A call that needs a further
+        /// process is refused.
         children_max: Count<1> = 64,
         /// When its process starts: with the gateway, or with the first request that needs it. A lazy backend without a
         /// cached catalogue is started once to read its lists, and stopped again.
         start: Choice<Start> = "eager",
         /// In a cluster: each gateway runs its own processes, or one gateway runs them for all. Needs `[cluster]`.
         placement: Choice<Placement> = "every",
-        /// Which revisions of MCP the backend uses. With `auto` the gateway tries one era, and the other if the backend
-        /// refuses.
+        /// Which revisions of MCP the backend uses. With `auto` the gateway tries one era, and then the other era if
+        /// the backend refuses.
         era: Choice<Era> = "auto",
-        /// Delays after crashes: doubling from `delay_first` to `delay_max`, or 1 s, then 5 s, then 10 s.
+        /// Delays after crashes. `exponential`: from `delay_first` doubling to `delay_max`. `watchdog`: 1 s, then 5 s,
+        /// then 10 s.
         policy: Choice<cli::Policy> = "exponential",
         /// Give up after this many restarts in a row; 0 means never. Default: 5 for `exponential`, never for
         /// `watchdog`.
@@ -153,12 +157,14 @@ tables! {
         call_max: Duration = "10m",
         /// How long its handshake may take. The first start may install a package.
         start_timeout: Duration = "120s",
-        /// Stop a process that got no requests for this long; the next request starts it again.
+        /// Stop a process that got no requests for this long; the next request starts it again. Default: never; a
+        /// [borrowed process](routing.md#what-a-backend-asks) is stopped after at most 1 minute.
         idle_stop: Option<Duration>,
-        /// Replace a process that, with all processes below it, uses more memory (Linux).
+        /// Replace a process that, together with all its descendant processes, uses more memory than this (Linux).
+        /// Default: no limit.
         memory_max: Option<Size>,
-        /// The files and TCP ports that its processes may use, enforced by the kernel (Linux): see
-        /// [sandbox](sandbox.md). `sandbox = {}` is the strictest.
+        /// The files and TCP ports that its processes may use (Linux): see [sandbox](sandbox.md). `sandbox = {}` is the
+        /// strictest.
         sandbox: Sandbox,
         /// The circuit breaker: when the gateway stops sending calls to a backend that fails.
         breaker: Breaker,
@@ -183,8 +189,8 @@ tables! {
     }
 
     Breaker {
-        /// The circuit opens after this many calls in a row that were lost, timed out or could not be sent; 0 means
-        /// never. A call that is lost because its process ended does not count.
+        /// The circuit opens after this many failures in a row: calls that were lost, timed out or could not be sent. 0
+        /// means never. A call that is lost because its process ended is not a failure.
         failures: Count<0> = 5,
         /// How long no call is sent. Then one call is let through; if it is answered, the circuit closes.
         open: Duration = "30s",
@@ -197,12 +203,13 @@ tables! {
         allow: Vec<Pattern>,
         /// These tools are not visible.
         deny: Vec<Pattern> = [],
-        /// Offer three tools to search, describe and call, instead of the whole list.
+        /// Offer the tools `search_tools`, `describe_tool` and `call_tool` instead of the whole list.
         search: bool = false,
     }
 
     Role {
-        /// Tools that this role may call, by the names that clients see.
+        /// Tools that this role may call, by the names that clients see. With `["*"]` and an empty `deny`, the clients of
+        /// this role are [operators](http.md#pages).
         allow: Vec<Pattern> = ["*"],
         /// Tools that this role may not call. `deny` takes precedence over `allow`.
         deny: Vec<Pattern> = [],
@@ -213,7 +220,7 @@ tables! {
         jwt: Jwt,
         /// An API key: `Authorization: Bearer …` or `X-API-Key: …`. `outlast gateway hash-key` creates one.
         key: Many<ApiKey>,
-        /// The role of tokens and keys without one. If there are roles, a client without a role may call nothing.
+        /// The role of tokens and keys without a role. If there are roles, a client without a role may call nothing.
         default_role: Option<Text>,
     }
 
@@ -226,9 +233,9 @@ tables! {
         algorithms: Vec<Choice<Algorithm>>,
         /// The required issuer (`iss`).
         issuer: Option<Text>,
-        /// The accepted audiences (`aud`): one of them must be in the token.
+        /// The accepted audiences (`aud`): the token must contain at least one of these.
         audience: Vec<Text>,
-        /// The claim with the role; `a.b` is `b` within `a`. If it is a list, the first known role counts.
+        /// The claim with the role; `a.b` is `b` within `a`. If the claim is a list, its first known role is used.
         role_claim: Text = "role",
         /// The claim with the client's name, for rates and the audit log.
         name_claim: Text = "sub",
@@ -254,7 +261,8 @@ tables! {
         per_minute: Option<Count<1>>,
         /// How many calls may come at the same time. Default: as many as per minute.
         burst: Option<Count<1>>,
-        /// The same for single tools, by the names that clients see, with `*`. The first table that matches counts.
+        /// How often each client may call the tools of this name, as clients see it, with `*`. If several tables match
+        /// a tool, the first table applies.
         tool: Named<Rate>,
     }
 
@@ -286,19 +294,20 @@ tables! {
     }
 
     Cluster {
-        /// The NATS servers, such as `nats://10.0.0.5:4222`, or `tls://…` for TLS. Several servers of one NATS cluster can be
-        /// given; others are learned from them.
+        /// The NATS servers, such as `nats://10.0.0.5:4222`, or `tls://…` for TLS. Several servers of one NATS cluster
+        /// can be given; the gateway also learns the other servers of this NATS cluster.
         nats: Vec<Text>,
         /// The name of the cluster, the same for all its gateways. Letters, digits, `_` and `-`.
         name: Option<Text>,
-        /// The name of this gateway in the cluster; no other gateway has it. Letters, digits, `_` and `-`. Default: the host
-        /// name.
+        /// The name of this gateway in the cluster, different from all others. Letters, digits, `_` and `-`. Default:
+        /// the host name.
         replica: Option<Text>,
         /// What the names of all subjects, buckets and streams in NATS begin with. Letters, digits, `_` and `-`.
         prefix: Text = "outlast",
         /// How many copies NATS keeps of each bucket and stream: 1, or 3 with a NATS cluster of three servers.
         replicas: Count<1> = 1,
-        /// Do not start without NATS. Otherwise the gateway starts alone if NATS cannot be reached, and joins later.
+        /// Do not start without NATS. By default, if NATS cannot be reached, the gateway starts alone and joins the
+        /// cluster later.
         required: bool = false,
         /// A credentials file as `nsc` writes it. At most one of `credentials`, `nkey`, `user` and `token` can be given.
         credentials: Option<FilePath>,
@@ -321,7 +330,7 @@ tables! {
     Mcp (cli::Mcp) {
         /// The name of the server in `ps`, logs and errors. Default: from its command.
         name: Option<Text> | option,
-        /// Reload the server when a file below one of these paths changes.
+        /// Reload the server when a file under one of these paths changes.
         watch: Vec<FilePath> = [] | outside | option,
         /// A shell command to run before each reload.
         build: Option<Text> | guarded | option,
@@ -332,14 +341,14 @@ tables! {
         /// Whether a tool call that was in flight at a crash is sent again: never, or if the tool is annotated as
         /// read-only or idempotent.
         retry: Choice<cli::Retry> = "never" | option,
-        /// Delays after crashes: 1 s, then 5 s, then 10 s; or doubling from 1 s to 60 s.
+        /// Delays after crashes. `watchdog`: 1 s, then 5 s, then 10 s. `exponential`: from 1 s doubling to 60 s.
         policy: Choice<cli::Policy> = "watchdog" | option,
         /// Give up after this many restarts in a row; 0 means never. Default: 5 for `exponential`, never for
         /// `watchdog`.
         max_restarts: Option<Count<0>> | option,
         /// After the first crash of a server that had been ready for 5 s: start it immediately, or after the delay.
         first_restart: Choice<cli::First> = "at-once" | option,
-        /// If the server exits with code 0: end outlast too, or start the server again with the next request.
+        /// If the server exits with code 0: end outlast, or start the server again with the next request.
         on_clean_exit: Choice<cli::OnCleanExit> = "end" | option,
         /// How long a server may take for its handshake. Default: 120 s for the first server, 30 s for later ones.
         start_timeout: Option<Duration> | option,
@@ -350,20 +359,21 @@ tables! {
         heartbeat: Option<Duration> | option,
         /// A tool call without an answer or progress for this long is cancelled and fails. Default: no limit.
         call_timeout: Option<Duration> | option,
-        /// The files and TCP ports that the server may use, enforced by the kernel (Linux): see [sandbox](sandbox.md).
-        /// `sandbox = {}` is the strictest.
+        /// The files and TCP ports that the server may use (Linux): see [sandbox](sandbox.md). `sandbox = {}` is the
+        /// strictest.
         sandbox: Sandbox,
         /// Settings for one of the server's tools.
         tool: Named<McpTool>,
-        /// Replace a server that, with all processes below it, uses more memory (Linux). Default: no limit.
+        /// Replace a server that, together with all its descendant processes, uses more memory than this (Linux).
+        /// Default: no limit.
         memory_max: Option<Size> | option,
-        /// The server's own tool that makes it exit with code 42; a call of it is then answered as successful.
+        /// The server's own tool that makes it exit with code 42; a call of this tool is then answered as successful.
         restart_tool: Text = "restart_server" | option,
         /// How long a request waits for a server that is down before it fails.
         hold: Duration = "30s" | option,
         /// How long a server may take to exit after its stdin is closed; then it gets SIGTERM.
         stdin_grace: Duration = "1s" | option,
-        /// How long it may take to exit after SIGTERM; then it gets SIGKILL.
+        /// How long a server may take to exit after SIGTERM; then it gets SIGKILL.
         term_grace: Duration = "2s" | option,
         /// Do not add `restart_server`, `verify_server_restarted` and `server_status` to the server's tools.
         no_tools: bool = false | option,
@@ -375,13 +385,13 @@ tables! {
     }
 
     McpTool {
-        /// The same for this tool; `0s` means no limit.
+        /// A call of this tool without an answer or progress for this long is cancelled and fails; `0s` means no limit.
         call_timeout: Option<Duration>,
     }
 
     Agent {
-        /// Arguments added at a restart, to continue the conversation. `{id}` is the id that `fresh` got. Default: the
-        /// agent is started with the same command line.
+        /// Arguments added at a restart, to continue the conversation. `{id}` is the same UUID as in `fresh`. Default:
+        /// the agent is started with the same command line.
         resume: Vec<Text> = [] | guarded,
         /// Arguments added when a conversation begins. `{id}` is a new UUID.
         fresh: Vec<Text> = [] | guarded,
@@ -400,8 +410,8 @@ tables! {
     Run (cli::Run) {
         /// The agent's profile: `claude`, `codex`, `shell`, or a name of `[agent.NAME]`.
         agent: Option<Text> | option,
-        /// Further variables of outlast's environment that the agent gets; `NAME*` means all that begin so, `*`
-        /// all.
+        /// Further variables of outlast's environment that the agent gets; `NAME*` means all that begin with `NAME`,
+        /// and `*` means all.
         env_pass: Vec<Text> = [] | guarded | option,
         /// Which variables of outlast's environment the agent gets: [the listed
         /// ones](run.md#the-environment-of-the-agent) and those of `env_pass`, or all except `PWD`.
@@ -412,8 +422,8 @@ tables! {
         detach_key: Parsed<DetachKey> = "ctrl-\\" | option,
         /// If the terminal is closed: end the agent and outlast, or continue in the background.
         on_hangup: Choice<cli::OnHangup> = "end" | option,
-        /// Do not keep a model of the screen. `attach`, `screen`, `send` and `wait-for` (except `--quiet`) then do not
-        /// work.
+        /// Do not keep a [screen model](glossary.md#agents). `attach`, `screen`, `send` and `wait-for` (except
+        /// `--quiet`) then do not work.
         no_screen: bool = false | option,
         /// Shell commands to run, with the event as JSON on their stdin, when the agent waits for input, crashes, hangs or
         /// is limited. A URL gets the event as a POST, and `ntfy:URL` a message as [ntfy](run.md#notifications) expects it.
@@ -421,8 +431,8 @@ tables! {
         /// Restart an agent that is busy and whose screen has not changed for this long (claude and codex). Default:
         /// never.
         hang_timeout: Option<Duration> | option,
-        /// At the [usage limit](run.md#usage-limits) of the agent: show it and notify, continue when it is over, or end with
-        /// exit code 75.
+        /// At the [usage limit](run.md#usage-limits) of the agent: show the limit and notify, also continue when it is
+        /// over, or end with exit code 75.
         on_limit: Choice<cli::OnLimit> = "tell" | option,
         /// After a crash during a turn, [send this text](run.md#interrupted-turns) to the restarted agent, once.
         on_resume: Option<Text> | guarded | option,

@@ -25,7 +25,7 @@ fn table(key: &Key, path: &str, page: &mut String) {
     };
     let trust = needs_trust(key.guard);
     page.push_str(&format!(
-        "\n## `{title}`\n\n{}{trust}\n\n| key | value | default | |\n|---|---|---|---|\n",
+        "\n## `{title}`\n\n{}{trust}\n\n| key | value | default | meaning |\n|---|---|---|---|\n",
         key.about
     ));
     for key in keys.iter().filter(|key| key.shape.is_leaf()) {

@@ -161,7 +161,7 @@ async fn serve(arguments: &cli::Gateway, source: Source, config: Config, keeper:
     })
 }
 
-/// Goes on with the gateway of the last program of this process.
+/// Continues with the gateway of the last program of this process.
 #[cfg(unix)]
 pub(crate) fn gateway_again(arguments: &cli::Gateway, mut received: Received) -> Result<ExitCode, Report> {
     let failed = |error: io::Error| Report::new(report::FAILURE, "cannot read the state").because(error);
@@ -180,7 +180,7 @@ fn read_state(state: &[u8]) -> Result<(Header, upgrade::Saved), Report> {
     format::read(format::Kind::Gateway, state).map_err(|error| Report::of(&error, None, report::FAILURE))
 }
 
-/// Whether this program could go on with the gateway, with these arguments.
+/// Whether this program could continue with the gateway, with these arguments.
 #[cfg(unix)]
 pub(crate) fn check_gateway(arguments: &cli::Gateway, state: &[u8]) -> Result<(), Report> {
     let (_, saved) = read_state(state)?;

@@ -318,7 +318,7 @@ impl HttpLink {
         })
     }
 
-    /// Goes on with a session that the last program of this process has opened. `tools` are those that the server lists.
+    /// Continues with a session that the last program of this process has opened. `tools` are those that the server lists.
     #[cfg(unix)]
     pub(crate) fn resume(client: &HttpClient, settings: &HttpSettings, saved: &SavedHttp, tools: &[Bytes]) -> HttpLink {
         let mut link = HttpLink::connect(client, settings);

@@ -790,7 +790,7 @@ impl Listen {
         Ok(Listen::over(listener, saved.address, options, saved.token.clone()))
     }
 
-    /// Sessions and connections go on. After [`Listen::keep_sessions`].
+    /// Sessions and connections continue. After [`Listen::keep_sessions`].
     pub(crate) fn go_on(&mut self, saved: SavedListen, received: &mut Received) -> io::Result<()> {
         let connections = saved.front.connections.clone();
         self.endpoint.driver.borrow_mut().go_on(saved.front, Instant::now());
@@ -801,7 +801,7 @@ impl Listen {
         Ok(())
     }
 
-    /// Whether this program could go on with the sessions.
+    /// Whether this program could continue with the sessions.
     pub(crate) fn check(limits: &Limits, saved: SavedListen) {
         FrontDriver::new(limits.clone()).go_on(saved.front, Instant::now());
     }
@@ -817,7 +817,7 @@ async fn unless_closed<T>(connection: &Connection, work: impl Future<Output = T>
     .await
 }
 
-/// Serves a connection until it ends or is told to close. Returns its socket if another program is to go on with it; a
+/// Serves a connection until it ends or is told to close. Returns its socket if another program is to continue with it; a
 /// connection with TLS closes instead, as its keys cannot be handed over.
 async fn attend<F>(
     connection: &Connection,

@@ -22,7 +22,7 @@ const OUTBOX_MAX: usize = 64 << 20;
 /// How many bytes of held lines there may be; then stdin is not read.
 const HELD_MAX: usize = 1 << 20;
 
-/// Lines of the client that wait until another program goes on, or does not.
+/// Lines of the client that wait until another program continues, or does not.
 #[derive(Debug, Default)]
 pub(super) struct HeldLines {
     is_holding: bool,

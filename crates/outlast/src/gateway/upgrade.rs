@@ -1,4 +1,4 @@
-//! `outlast gateway` becomes another program: what is saved of its clients and backends, and how the next program goes on.
+//! `outlast gateway` becomes another program: what is saved of its clients and backends, and how the next program continues.
 //! The decisions are in core's `upgrade`; what can be saved, and when, is known to the gateway and to its fronts.
 //!
 //! First the new program is checked with a sketch of the state, while all requests are served. Then new requests are held:
@@ -115,7 +115,7 @@ impl Driver {
         self.upgrades.machine.deadline().into_iter().chain(self.handover.pause_by).min()
     }
 
-    /// Goes on with an upgrade that was requested. True if something has happened.
+    /// Continues with an upgrade that was requested. True if something has happened.
     pub(super) fn poll_upgrade(&mut self, cx: &mut Context<'_>) -> bool {
         if !self.upgrades.machine.is_wanted() {
             return false;
@@ -317,7 +317,7 @@ impl Driver {
         tickets.into_iter().for_each(|ticket| self.control.answer(ticket, &answer));
     }
 
-    /// Goes on where the last program stopped. The machine, the children, the fronts and the control socket have been
+    /// Continues where the last program stopped. The machine, the children, the fronts and the control socket have been
     /// restored already.
     pub(crate) async fn go_on(mut self, header: Header, saved: SavedRest, received: Received) {
         spawn_local(self.ready_set.forward_wakes());

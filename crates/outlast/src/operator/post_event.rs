@@ -76,7 +76,7 @@ fn for_ntfy(event: &Value) -> (BTreeMap<String, String>, Vec<u8>) {
         "limit_continue_failed" => {
             (format!("{program} could not be told to continue after its limit"), "high", "warning")
         }
-        "resume_failed" => (format!("{program} could not be told to go on: {}", text("why")), "high", "warning"),
+        "resume_failed" => (format!("{program} could not be made to continue: {}", text("why")), "high", "warning"),
         other => (format!("{program}: {other}"), "default", "information_source"),
     };
     let answer = text("answer");

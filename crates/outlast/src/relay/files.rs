@@ -98,7 +98,7 @@ impl Files {
         self.loaded_at
     }
 
-    /// Goes on after an upgrade, during which changes of files were not noticed.
+    /// Continues after an upgrade, during which changes of files were not noticed.
     #[cfg(unix)]
     pub(crate) fn go_on(&mut self, loaded_at: Option<SystemTime>, watched: Vec<PathBuf>, paused: Option<SystemTime>) {
         self.loaded_at = loaded_at;

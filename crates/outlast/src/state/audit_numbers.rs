@@ -1,5 +1,5 @@
 //! The numbers of a replica's records. In a cluster each line begins with `"id":"<replica>-<number>"`; the number counts
-//! up and goes on in the next process, so that the records can be published in order, each once.
+//! up and continues in the next process, so that the records can be published in order, each once.
 
 use std::{
     fs::{File, OpenOptions},
@@ -17,7 +17,7 @@ use crate::state::{
     audit_retention::{self, Mark},
 };
 
-/// How much of the logs is read, from their end, to find the last number. If it is further back, the numbers go on at
+/// How much of the logs is read, from their end, to find the last number. If it is further back, the numbers continue at
 /// the current time, which is higher.
 const SEARCH_MAX: u64 = 32 << 20;
 /// How much is read at once.
@@ -86,7 +86,7 @@ pub(crate) struct Numbers {
 }
 
 impl Numbers {
-    /// Goes on after the last record of this replica in the logs. If there is none, the first number is the time in
+    /// Continues after the last record of this replica in the logs. If there is none, the first number is the time in
     /// microseconds since 1970: a replica whose files were lost gets no number a second time, because it writes less
     /// than a million records a second.
     ///

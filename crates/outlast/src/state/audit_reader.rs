@@ -62,7 +62,7 @@ impl AuditReader {
     /// Reads the records after this number, or from the first one on. It returns at most `bytes_max` bytes, counted with
     /// line breaks, but at least one record if there is one. All records that it returns are synced to disk.
     ///
-    /// It blocks. To go on after the last batch is quick; any other number is looked for in all files.
+    /// It blocks. To continue after the last batch is quick; any other number is looked for in all files.
     pub(crate) fn read(&mut self, after: Option<u64>, bytes_max: usize) -> io::Result<Batch> {
         // After an error the place is empty, so the next read begins anew.
         let mut place = match self.place.take().filter(|place| Some(place.number) == after) {
@@ -748,7 +748,7 @@ mod tests {
 
     const SEEDS: u64 = 30;
 
-    /// Writers that rotate, are killed and go on; a reader that falls behind, begins anew and forgets.
+    /// Writers that rotate, are killed and continue; a reader that falls behind, begins anew and forgets.
     #[test]
     fn each_record_is_read_once_in_order_whatever_happens_to_the_files() {
         for seed in 0..SEEDS {
@@ -765,7 +765,7 @@ mod tests {
             let (mut last, mut published) = (None, 0);
             for step in 0..300 {
                 let backlog = written.len() - read.len();
-                // Near the limit of the held logs, only reading and publishing go on.
+                // Near the limit of the held logs, only reading and publishing continue.
                 let is_crowded = audit::files(&path).len() > HELD_MAX as usize - 16;
                 match if is_crowded { 15 + step % 2 } else { dice.below(20) } {
                     0..=7 if backlog < 12 => {

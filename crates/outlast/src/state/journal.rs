@@ -190,7 +190,7 @@ impl Journal {
         journal
     }
 
-    /// From here on each record has an id: the name of this replica and a number that goes on where the last process of
+    /// From here on each record has an id: the name of this replica and a number that continues where the last process of
     /// this replica stopped. For a gateway in a cluster, before its first record.
     pub(crate) fn number_records(&mut self, replica: &str) {
         let (numbers, stored) = Numbers::begin(self.audit.path(), replica);
@@ -567,7 +567,7 @@ fn sentence(record: &Record) -> String {
         Event::ServerHung => format!("ERROR: MCP server hung{pid}: {detail}; it is replaced"),
         Event::ServerTooLarge => format!("WARNING: MCP server uses too much memory{pid}: {detail}; it is replaced"),
         Event::Upgraded => format!("Upgraded {detail}"),
-        Event::UpgradeFailed => format!("ERROR: the upgrade failed: {detail}; the running program goes on"),
+        Event::UpgradeFailed => format!("ERROR: the upgrade failed: {detail}; the running program continues"),
         Event::CallEnded => {
             let outcome = record.gateway.as_ref().and_then(|of| of.outcome);
             format!("Call ended: {}", outcome.unwrap_or_default())

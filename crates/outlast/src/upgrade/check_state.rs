@@ -1,4 +1,4 @@
-//! `outlast check-state`: proves that this program can go on with the state of a running instance. The state is on stdin;
+//! `outlast check-state`: proves that this program can continue with the state of a running instance. The state is on stdin;
 //! the arguments are those of the instance, as its options are read again.
 
 use std::{ffi::OsString, io, process::ExitCode};

@@ -1,5 +1,5 @@
 //! The state of an instance as a text with a version. A program reads the versions that it knows: its own, and older ones
-//! by a migration for each step. A newer version is refused, and the running program goes on.
+//! by a migration for each step. A newer version is refused, and the running program continues.
 
 use std::{collections::BTreeMap, sync::OnceLock};
 

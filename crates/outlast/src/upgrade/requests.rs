@@ -102,7 +102,7 @@ pub(crate) fn wanted_program(named: Option<String>, own: Option<&Program>) -> Re
     Ok(path)
 }
 
-/// Runs the program once with the state: it proves that it is outlast and can go on with it. It blocks.
+/// Runs the program once with the state: it proves that it is outlast and can continue with it. It blocks.
 fn check(program: &Path, state: &[u8]) -> Result<FileIdentity, Report> {
     let failed = || Report::new(report::FAILURE, format!("cannot upgrade to `{}`", program.display()));
     let checked = handover::check_program(program).map_err(|error| match error.kind() {

@@ -46,7 +46,7 @@ pub(super) enum Joined {
     Message(Bytes),
 }
 
-/// Why a stream cannot go on.
+/// Why a stream cannot continue.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     /// A limit is exceeded: this stream ends.

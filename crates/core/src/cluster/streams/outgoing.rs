@@ -91,7 +91,7 @@ impl Outgoing {
         self.queued
     }
 
-    /// The reason, if the stream cannot go on with this message in the queue.
+    /// The reason, if the stream cannot continue with this message in the queue.
     pub(super) fn push(&mut self, message: Bytes, limits: &Limits) -> Result<(), String> {
         let queued_max = QUEUE_WINDOWS * limits.window + 2 * limits.message_max;
         let verdict = match message.len() {
@@ -144,7 +144,7 @@ impl Outgoing {
         has_room
     }
 
-    /// Whether the first of the queue may be sent, or go on.
+    /// Whether the first of the queue may be sent, or continue.
     fn may_send(&self, limits: &Limits) -> bool {
         self.has_hello || self.begun > 0 || self.unconsumed < limits.window
     }

@@ -330,7 +330,7 @@ impl World {
 
     pub(super) fn receive(&mut self, node: usize, delivery: Delivery) {
         if self.nodes[node].is_frozen() {
-            // The signal to end ends a stopped process when it goes on.
+            // The signal to end ends a stopped process when it continues.
             return self.process(node).inbox.push_back(delivery);
         }
         self.tick(node);
@@ -1069,7 +1069,7 @@ impl World {
         }
     }
 
-    /// The computer goes on: what may no longer live is killed first.
+    /// The computer continues: what may no longer live is killed first.
     pub(super) fn resume(&mut self, node: usize) {
         let Some(since) = self.nodes[node].suspended.take() else { return };
         self.nodes[node].clock.suspend(since, self.now);

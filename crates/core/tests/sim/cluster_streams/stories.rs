@@ -478,7 +478,7 @@ fn a_silent_instance_is_given_up_and_learns_it_from_the_next_channel() {
     story.pass_alone(SILENT_AFTER);
     assert_eq!(story.take(0), [lost(stream, "the replica does not answer", true, 0)]);
 
-    // A stream of which nothing was published goes on in the next channel.
+    // A stream of which nothing was published continues in the next channel.
     story.sides[1].handle(Event::Disconnected, story.now);
     let waiting = story.sides[1].open(A, "wait", story.now);
     story.sides[1].send(waiting, "for it", story.now);
@@ -560,7 +560,7 @@ fn packets_are_no_longer_than_the_server_takes() {
         });
         lens.max().unwrap_or(0)
     };
-    // A server with a smaller limit, while nothing is on its way: the stream goes on with smaller packets.
+    // A server with a smaller limit, while nothing is on its way: the stream continues with smaller packets.
     for side in &mut story.sides {
         side.handle(Event::Disconnected, now);
         let mut actions = Vec::new();

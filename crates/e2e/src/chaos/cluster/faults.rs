@@ -166,7 +166,7 @@ fn fill_state(team: &Team, replica: usize, lasts: Duration) -> bool {
 }
 
 /// A NATS server without room turns JetStream off, which its own service manager has to notice: it is started again once there
-/// is room. The other servers go on meanwhile.
+/// is room. The other servers continue meanwhile.
 fn fill_store(team: &Team, server: usize, lasts: Duration) -> bool {
     // No other fault starts a server meanwhile.
     let mut servers = lock_of(&team.nats);

@@ -19,7 +19,7 @@ fn a_call_in_flight_at_a_crash_fails_with_an_error() {
     assert_eq!(result["isError"], true, "{result}");
     let words = crate::mcp::client::text(&result);
     assert!(words.contains("exit code 3"), "{words}");
-    // The same session goes on; the call waits for the new child.
+    // The same session continues; the call waits for the new child.
     assert_eq!(session.call("one__echo", json!({"text": "back"})), "back");
     let crashed = gate.place.recorded("server_crashed", 1);
     assert_eq!((&crashed["backend"], &crashed["kind"]), (&json!("one"), &json!("backend")), "{crashed}");

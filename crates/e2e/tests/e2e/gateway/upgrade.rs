@@ -602,7 +602,7 @@ fn sigusr2_upgrades_to_the_program_on_disk() {
     let record = gate.place.recorded("upgraded", 1);
     assert!(record["detail"].as_str().is_some_and(|detail| detail.contains("writes version 2")), "{record}");
     assert_eq!((gate.child("all"), session.call("all__echo", json!({"text": "on"}))), (child, "on".to_owned()));
-    // The sessions are recorded as before: after a kill they go on.
+    // The sessions are recorded as before: after a kill they continue.
     assert_eq!(gate.state()["sessions"], json!({"open": 1, "stored": 0, "unrecorded": 0}));
     gate.end();
 }

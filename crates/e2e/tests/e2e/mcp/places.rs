@@ -19,7 +19,7 @@ fn an_audit_log_that_cannot_be_written_is_reported_once() {
         client.restart();
     }
     assert_eq!(client.call("echo", json!({"text": "on"})), "on");
-    // Without the link it goes on, and reports what is missing.
+    // Without the link it continues, and reports what is missing.
     fs::remove_file(place.path().join(".outlast/audit.jsonl")).expect("the project is ours");
     client.restart();
     let degraded = place.recorded("audit_degraded", 1);

@@ -217,7 +217,7 @@ impl Terminal {
                     pipe.queue.advance(count);
                     moved = true;
                 }
-                // stdout has no reader any more; the agent goes on.
+                // stdout has no reader any more; the agent continues.
                 Poll::Ready(Err(_)) => self.stdout = None,
             }
         }

@@ -167,7 +167,7 @@ impl Terminal {
         self.see(terminal::Event::Left { key });
     }
 
-    /// The person at outlast's own terminal detached from the session, which goes on.
+    /// The person at outlast's own terminal detached from the session, which continues.
     fn detach(&mut self) {
         self.journal.event("user_action", &[("action", &"detach")]);
         let id = &self.plan.id;

@@ -47,7 +47,7 @@ pub(crate) struct Plan {
     pub notify: Vec<Receiver>,
     pub hang_timeout: Option<Duration>,
     pub on_limit: OnLimit,
-    /// A text that makes the agent go on with a turn that a crash interrupted.
+    /// A text that makes the agent continue with a turn that a crash interrupted.
     pub on_resume: Option<String>,
     /// `outlast restore` starts it.
     pub is_restored: bool,

@@ -1,5 +1,5 @@
 //! `outlast run` becomes another program: what is saved of the session, its terminal and its viewers, and how the next
-//! program goes on. The decisions are in core's `upgrade` and in the machines of the session.
+//! program continues. The decisions are in core's `upgrade` and in the machines of the session.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -138,7 +138,7 @@ impl Terminal {
         self.tell_upgrade_failed(ticket.into_iter().collect(), &refusal);
     }
 
-    /// Goes on with an upgrade that was requested. True if something has happened.
+    /// Continues with an upgrade that was requested. True if something has happened.
     pub(super) fn poll_upgrade(&mut self, cx: &mut Context<'_>) -> bool {
         if !self.upgrades.machine.is_wanted() {
             return false;
@@ -275,7 +275,7 @@ impl Terminal {
                 // This gives stdout the flags back that it had before outlast.
                 let stdout = self.stdout.take().map(|pipe| pipe.save());
                 let report = self.upgrades.become_next(program, &file, &handover);
-                // A stdout that cannot be used any more has no reader; the agent goes on.
+                // A stdout that cannot be used any more has no reader; the agent continues.
                 self.stdout = stdout.and_then(|queue| Some(Pipe::restore(os::stdout().ok()?, queue)));
                 report
             }
@@ -341,7 +341,7 @@ impl Terminal {
         Ok((terminal, saved.requested))
     }
 
-    /// Goes on where the last program stopped, and answers the requests for that.
+    /// Continues where the last program stopped, and answers the requests for that.
     pub(crate) async fn go_on(
         mut self,
         header: &Header,
@@ -363,7 +363,7 @@ impl Terminal {
         if let Some(size) = size.filter(|size| *size != self.viewers.size_of(OWNER)) {
             self.see(Event::Resized { key: OWNER, size });
         }
-        // To read the state takes more code than to go on.
+        // To read the state takes more code than to continue.
         os::give_back_code();
         self.serve().await
     }

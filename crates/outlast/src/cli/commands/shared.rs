@@ -77,7 +77,7 @@ fn client(arguments: &cli::Mcp, place: Hubs) -> Result<ExitCode, Report> {
     Ok(ExitCode::from(code))
 }
 
-/// Goes on with the conversation of the last program of this process.
+/// Continues with the conversation of the last program of this process.
 pub(super) fn client_again(
     arguments: &cli::Mcp,
     state: &[u8],
@@ -98,7 +98,7 @@ pub(super) fn client_again(
     Ok(ExitCode::from(code))
 }
 
-/// Whether this program could go on with the conversation, with these arguments.
+/// Whether this program could continue with the conversation, with these arguments.
 pub(super) fn check_client(arguments: &cli::Mcp, state: &[u8]) -> Result<(), Report> {
     let (_, saved) = read(state)?;
     place_of(arguments, &report::cwd()?)?;
@@ -221,7 +221,7 @@ fn scope_of(arguments: &cli::Mcp, name: &str, scope: Share) -> &'static str {
     }
 }
 
-/// Goes on with the hub of the last program of this process.
+/// Continues with the hub of the last program of this process.
 pub(super) fn hub_again(
     arguments: &cli::Mcp,
     state: &[u8],
@@ -257,7 +257,7 @@ pub(super) fn hub_again(
     Ok(ExitCode::SUCCESS)
 }
 
-/// Whether this program could go on with the hub, with these arguments.
+/// Whether this program could continue with the hub, with these arguments.
 pub(super) fn check_hub(arguments: &cli::Mcp, state: &[u8]) -> Result<(), Report> {
     let (_, saved, hub) = read_hub(state)?;
     files_of(arguments, arguments.hub.as_deref().unwrap_or(OWN), &report::cwd()?)?;

@@ -333,7 +333,7 @@ async fn posted(
     tokio::select! {
         biased;
         answer = wait(endpoint, exchange) => Some(Ok(answer)),
-        // The client has left, or its replica: what it asked for goes on, as after a broken connection.
+        // The client has left, or its replica: what it asked for continues, as after a broken connection.
         _ = pipe.receive() => None,
     }
 }

@@ -86,7 +86,7 @@ impl Driver {
         self.tell_upgrade_failed(ticket.into_iter().collect(), &refusal);
     }
 
-    /// Goes on with an upgrade that was requested. True if something has happened.
+    /// Continues with an upgrade that was requested. True if something has happened.
     pub(super) fn poll_upgrade(&mut self, cx: &mut Context<'_>) -> bool {
         if self.stops.poll_upgrade(cx).is_ready() {
             self.ask_upgrade(None, None);
@@ -240,7 +240,7 @@ impl Driver {
         tickets.into_iter().for_each(|ticket| self.control.answer(ticket, &answer));
     }
 
-    /// Goes on where the last program stopped. The relay, the children and the control socket have been restored already.
+    /// Continues where the last program stopped. The relay, the children and the control socket have been restored already.
     pub(crate) async fn go_on(
         mut self,
         header: &Header,

@@ -1,5 +1,5 @@
 //! A thin client becomes another program after its hub did, or at SIGUSR2: what is saved of the conversation and of the
-//! connections to hubs, and how the next program goes on. It has no control socket, so results are told on stderr.
+//! connections to hubs, and how the next program continues. It has no control socket, so results are told on stderr.
 
 use std::{
     io,
@@ -55,7 +55,7 @@ struct SavedHub {
 }
 
 impl ThinClient {
-    /// Goes on with an upgrade that was requested. True if something has happened.
+    /// Continues with an upgrade that was requested. True if something has happened.
     pub(super) fn poll_upgrade(&mut self, cx: &mut Context<'_>) -> bool {
         if self.stops.poll_upgrade(cx).is_ready() {
             self.ask_upgrade(None);
@@ -186,7 +186,7 @@ impl ThinClient {
         Ok((client, saved.requested))
     }
 
-    /// Goes on where the last program stopped.
+    /// Continues where the last program stopped.
     pub(crate) async fn go_on(self, header: &Header, requested: &Requested, received: Received) -> u8 {
         if let Err(error) = received.unblock_signals() {
             os::say(&format!("[outlast] WARNING: signals are still blocked: {error}"));

@@ -1,4 +1,4 @@
-//! A hub becomes another program: what is saved of its clients, and how the next program goes on with them. The relay of
+//! A hub becomes another program: what is saved of its clients, and how the next program continues with them. The relay of
 //! the server decides when, and is saved with it (`relay/mcp/upgrade.rs`).
 
 use std::{io, rc::Rc, task::Context, time::Instant};

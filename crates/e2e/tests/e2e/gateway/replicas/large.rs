@@ -1,4 +1,4 @@
-//! Large bodies between replicas: they arrive unchanged, calls of other sessions go on beside them, and a body over the limit
+//! Large bodies between replicas: they arrive unchanged, calls of other sessions continue beside them, and a body over the limit
 //! is refused.
 
 use std::{
@@ -172,7 +172,7 @@ fn a_replica_that_reads_nothing_does_not_slow_down_another_one() {
     let is_served = answer["result"].is_object() && text(&answer["result"]) == sent;
     let is_lost = answer["error"]["data"]["outcome"] == "unknown";
     assert!(is_served || is_lost, "{:.300}", answer.to_string());
-    // Its session goes on at another replica.
+    // Its session continues at another replica.
     assert_eq!(to_slow.call("each__echo", json!({"text": "next"})), "next");
     small.next(10);
     small.end();
