@@ -5,6 +5,7 @@
 //! HTTP syntax and credentials are the driver's.
 
 use std::{
+    collections::BinaryHeap,
     rc::Rc,
     time::{Duration, Instant},
 };
@@ -805,19 +806,20 @@ impl<R: Clone + PartialEq> HttpFront<R> {
         })
     }
 
-    /// Drops events of the session that keeps the most, until all of them fit.
+    /// If the events do not fit, drops those of the sessions that keep the most. An eighth of the limit is free then, so
+    /// that all sessions are seldom compared.
     fn drop_events(&mut self) {
-        while self.events_bytes > self.limits.events_total_max {
-            let sessions = self.clients.values_mut().filter_map(|entry| match entry {
-                Entry::Session(session) => Some(session),
-                Entry::Request(_) => None,
-            });
-            let Some(largest) = sessions.max_by_key(|session| (session.events_bytes(), session.client())) else {
-                return;
-            };
-            let kept = largest.events_bytes();
+        if self.events_bytes <= self.limits.events_total_max {
+            return;
+        }
+        let target = self.limits.events_total_max - self.limits.events_total_max / 8;
+        let mut by_size: BinaryHeap<(usize, Client)> =
+            self.open_sessions().map(|session| (session.events_bytes(), session.client())).collect();
+        while let Some((kept, client)) = by_size.pop().filter(|(kept, _)| *kept > 0 && self.events_bytes > target) {
+            let Some(Entry::Session(largest)) = self.clients.get_mut(&client) else { continue };
             largest.drop_oldest_event();
             self.events_bytes = self.events_bytes + largest.events_bytes() - kept;
+            by_size.push((largest.events_bytes(), client));
         }
     }
 }

@@ -46,6 +46,7 @@ mod subscriptions;
 mod tasks;
 mod timers;
 mod trials;
+mod withdrawals;
 
 pub use event::{
     ARGUMENTS_READ_MAX, Action, Called, Client, Event, Fit, Front, Link, Offer, Outcome, REQUEST_ID_MAX,
@@ -202,6 +203,7 @@ impl Gateway {
             rates: Rates::default(),
             switched_off: Vec::new(),
             forward_unknown: true,
+            is_host: true,
             limits,
         }
     }
@@ -232,7 +234,10 @@ impl Gateway {
                 self.client_said_parsed(client, &message, walk.read(&message), now);
             }
             Event::ClientLeft { client } => self.client_left(client, now),
-            Event::ClientAllowed { client, until } => self.clients.allow_until(client, until),
+            Event::ClientAllowed { client, until } => {
+                self.clients.allow_until(client, until);
+                self.withdraw_refused_calls(now);
+            }
             Event::LinkUp { link, pid } => self.link_up(link, pid, now),
             Event::LinkSaid { link, message } => {
                 let is_marked = message.starts_with(message::BYTE_ORDER_MARK);
@@ -380,7 +385,7 @@ impl Gateway {
     /// All deadlines of a kind.
     fn deadlines(&self, timer: Timer) -> Box<dyn Iterator<Item = Instant> + '_> {
         match timer {
-            Timer::Calls => Box::new(self.calls.deadlines()),
+            Timer::Calls => Box::new(self.calls.deadlines().chain(self.withdrawal_deadlines())),
             Timer::Resends => Box::new(self.calls.resends().deadlines()),
             Timer::Links => Box::new(self.links.values().filter_map(|link_state| self.link_due(link_state))),
             Timer::OfferWaits => Box::new(self.offer_waits.deadlines()),
@@ -394,7 +399,10 @@ impl Gateway {
 
     fn fire(&mut self, timer: Timer, now: Instant) {
         match timer {
-            Timer::Calls => self.fail_late_calls(now),
+            Timer::Calls => {
+                self.fail_late_calls(now);
+                self.withdraw_refused_calls(now);
+            }
             Timer::Resends => self.send_due_resends(now),
             Timer::Links => self.fail_late_links(now),
             Timer::OfferWaits => self.end_offer_waits(now),

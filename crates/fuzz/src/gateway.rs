@@ -115,6 +115,7 @@ fn settings(letters: &[u8]) -> Settings {
         rates: Rates::default(),
         switched_off: vec![Switch::Tool(SWITCHED_OFF.into())],
         forward_unknown: has(b'u'),
+        is_host: false,
         limits: Limits {
             hold: Duration::from_secs(3),
             held_max: 4,

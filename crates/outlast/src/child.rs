@@ -186,6 +186,10 @@ impl Children {
         self.children.is_empty()
     }
 
+    pub(crate) fn has_events(&self) -> bool {
+        !self.events.is_empty()
+    }
+
     /// The next event. Lines that were queued for a child before this event are among the unsent ones.
     pub(crate) fn next_event(&mut self) -> Option<ChildEvent> {
         let mut event = loop {

@@ -184,6 +184,8 @@ pub(super) struct Call {
     pub parked: Option<Box<Parked>>,
     /// A stateless backend asked for input; the client's answers are collected for the next request to it.
     pub inputs: Option<Box<Inputs>>,
+    /// Its host was asked not to send it, because of this failure.
+    pub withdrawn: Option<Box<Failure>>,
 }
 
 impl Call {
@@ -217,6 +219,7 @@ impl Call {
             declared,
             parked: None,
             inputs: None,
+            withdrawn: None,
         }
     }
 
@@ -225,6 +228,7 @@ impl Call {
         if self.rounds == 0 {
             self.due_max = now + settings.call_max;
         }
+        self.withdrawn = None;
         let due = (now + settings.call_timeout).min(self.due_max);
         self.due = Some(due);
         due
@@ -468,6 +472,7 @@ impl Gateway {
         let told = edits.apply(message);
         let link = link_state.id();
         self.out.push(Action::TellLink { link, message: told });
+        self.watch_credentials(key);
         self.timers.arm(Timer::Calls, due);
     }
 
@@ -509,6 +514,12 @@ impl Gateway {
             return self.own_request_answered(serial, own_request, key, result, error, now);
         }
         self.note_answered(serial);
+        if let Some(failure) = self.withdrawn_failure(key, error) {
+            let call = self.calls.remove(&key).expect("found above");
+            self.drop_requests_of_call(key, &call, "the call that this was for was refused");
+            self.call_finished(serial, now);
+            return self.fail(*call, failure, now);
+        }
         let with_handles = match result.map(|result| self.with_handles(serial, key, message, result)).transpose() {
             Ok(told) => told.flatten(),
             Err(failure) => {

@@ -167,6 +167,7 @@ impl Gateway {
         self.end_offer_waits(now);
         self.update_watches(now);
         self.update_log_levels(now);
+        self.withdraw_refused_calls(now);
     }
 
     /// Applies the new settings of one backend.
@@ -382,6 +383,7 @@ impl Gateway {
             self.merge_new_offer(now);
             self.stop_disabled_backends(now);
             self.make_first_slots(now);
+            self.withdraw_refused_calls(now);
         }
         self.out.push(Action::Answer { ticket, result: Ok(json!({"changed": changed, "off": off})) });
     }

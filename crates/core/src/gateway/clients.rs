@@ -13,7 +13,7 @@ use super::{
     dispatch,
     links::LinkState,
     messages,
-    messages::Failure,
+    messages::{Failure, WITHDRAW},
     methods,
     saved::{SavedClient, SavedFront, SavedWho},
     search,
@@ -259,6 +259,11 @@ impl ClientState {
     }
 
     /// Whether its credentials are still valid.
+    /// When its credentials expire.
+    pub(super) fn allowed_until(&self) -> Option<Instant> {
+        self.allowed_until
+    }
+
     pub(super) fn is_allowed(&self, now: Instant) -> bool {
         self.allowed_until.is_none_or(|until| now < until)
     }
@@ -629,6 +634,11 @@ impl Gateway {
                 self.client_cancelled(client, &id, reason, now);
             }
             notification::PROGRESS => self.server_request_progressed(client, said, params),
+            WITHDRAW if self.settings.is_host => {
+                if let Some(id) = params.request_id().and_then(|raw| Id::parse(raw.get())) {
+                    self.call_withdrawn(client, &id, now);
+                }
+            }
             method if methods::is_for_own_backends(method) => {
                 self.tell_own_links(client, &message::patch(said, &mut []));
             }

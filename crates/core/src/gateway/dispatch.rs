@@ -386,6 +386,7 @@ impl Gateway {
             (CallKind::Tool, Some(shown)) if self.guards.is_tool_off(shown) => {
                 Some(Failure::switched_off(backend, &format!("The tool `{shown}`")))
             }
+            (CallKind::Other, Some(shown)) => self.task_refused(role, backend, shown),
             (CallKind::Tool | CallKind::Prompt | CallKind::Complete, Some(shown)) => {
                 let what = kind.one();
                 if !self.guards.allow(role, shown) {
@@ -406,6 +407,14 @@ impl Gateway {
             .then(|| Failure::denied(backend, role, &format!("the method `{}`", call.method))),
             _ => None,
         }
+    }
+
+    /// Why a client may not continue a task that this tool has made, or get its result.
+    pub(super) fn task_refused(&self, role: Option<&str>, backend: &str, shown: &str) -> Option<Failure> {
+        if self.guards.is_tool_off(shown) {
+            return Some(Failure::switched_off(backend, &format!("The tool `{shown}`")));
+        }
+        (!self.guards.allow(role, shown)).then(|| Failure::denied(backend, role, &format!("the tool `{shown}`")))
     }
 
     /// Whether the configuration allows the backend of a call to offer what the call names.
@@ -655,10 +664,18 @@ impl Gateway {
     }
 
     /// Sends a request about a task to the slot that works on it.
-    pub(super) fn send_to(&mut self, request: ClientRequest<'_>, slot: SlotKey, own: Rc<str>, now: Instant) {
+    /// `shown` is the tool that made the task which the request is about, if it is checked again.
+    pub(super) fn send_to(
+        &mut self,
+        request: ClientRequest<'_>,
+        slot: SlotKey,
+        own: Rc<str>,
+        shown: Option<Rc<str>>,
+        now: Instant,
+    ) {
         let owner = slot.backend;
         let (slot, own) = (Some(slot), Some(own));
-        let target = Target { owner, slot, kind: CallKind::Other, shown: None, own, repeatable: false };
+        let target = Target { owner, slot, kind: CallKind::Other, shown, own, repeatable: false };
         self.send(request, target, now);
     }
 
@@ -708,7 +725,7 @@ impl Gateway {
     }
 
     /// Refuses a request that names something of a backend whose offer is not known.
-    fn refused_of(&mut self, request: &ClientRequest<'_>, owner: u32, failure: &Failure) {
+    pub(super) fn refused_of(&mut self, request: &ClientRequest<'_>, owner: u32, failure: &Failure) {
         let shown = request.params.name().map(|name| text(name).as_ref().into());
         let target = Target { owner, slot: None, kind: CallKind::Other, shown, own: None, repeatable: false };
         self.refused(request, Some(&target), failure);

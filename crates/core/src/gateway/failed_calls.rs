@@ -199,6 +199,7 @@ impl Gateway {
         let due = call.sent(settings, now);
         self.timers.arm(Timer::Calls, due);
         self.tell_link(serial, message);
+        self.watch_credentials(key);
     }
 }
 

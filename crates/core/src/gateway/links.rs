@@ -1,7 +1,10 @@
 //! Links: connections to backends, from the first event to the last; what is received on each.
 //! Which link fills which slot is decided in [`super::slots`], and when one counts as hung in [`super::hang`].
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use rustc_hash::FxHashMap;
@@ -389,11 +392,21 @@ impl Gateway {
                 self.link_notified(link.serial, said, &method, &params, now);
             }
             Ok(Message::Batch(members)) => {
+                // A client needs to know only once that a resource has changed.
+                let mut updated = HashSet::new();
                 for member in members {
-                    // A batch in a batch is ignored.
-                    if !member.get().starts_with('[') {
-                        let said = member.get().as_bytes();
-                        self.link_said_parsed(link, said, message::parse_again(said), now);
+                    let said = member.get().as_bytes();
+                    let message = message::parse_again(said);
+                    let is_news = match &message {
+                        // A batch in a batch is ignored.
+                        Ok(Message::Batch(_)) => false,
+                        Ok(Message::Notification { method, params }) if *method == notification::RESOURCE_UPDATED => {
+                            params.uri().is_none_or(|uri| updated.insert(uri.get()))
+                        }
+                        _ => true,
+                    };
+                    if is_news {
+                        self.link_said_parsed(link, said, message, now);
                     }
                 }
             }

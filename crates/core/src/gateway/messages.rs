@@ -73,6 +73,11 @@ pub(super) struct Failure {
     stderr: Vec<String>,
 }
 
+/// A replica asks the host of a backend not to send a call that it has not sent yet.
+pub(super) const WITHDRAW: &str = "notifications/outlast/withdraw";
+/// The code of the host's answer to such a call. Clients do not get it.
+pub(super) const WITHDRAWN: i64 = 7031;
+
 impl Failure {
     fn new(code: i32, reason: &'static str, outcome: Outcome, backend: &str, message: String) -> Failure {
         Failure {
@@ -259,6 +264,11 @@ impl Failure {
     pub(super) fn revoked(backend: &str) -> Failure {
         let message = "This was not run: the credentials of this client expired or were revoked.".into();
         Failure::refusal(7014, "denied", Outcome::Denied, backend, message)
+    }
+
+    pub(super) fn withdrawn(backend: &str) -> Failure {
+        let message = "This was not run: the client's replica refused it meanwhile.".into();
+        Failure::refusal(WITHDRAWN as i32, "withdrawn", Outcome::Denied, backend, message)
     }
 
     pub(super) fn circuit_open(backend: &str, wait: Duration) -> Failure {

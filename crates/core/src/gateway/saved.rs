@@ -319,6 +319,8 @@ pub(super) struct SavedTask {
     pub(super) handle: String,
     pub(super) owner: TaskOwner,
     pub(super) own: String,
+    #[serde(default)]
+    pub(super) shown: Option<String>,
     pub(super) slot: SlotKey,
     pub(super) serial: u64,
     pub(super) number: u64,

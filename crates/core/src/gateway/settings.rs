@@ -23,6 +23,8 @@ pub struct Settings {
     /// Forward requests with a method that MCP does not have for every client; otherwise only for clients that may call
     /// every tool.
     pub forward_unknown: bool,
+    /// It runs one backend for the replicas of a cluster: they are its clients, and have guards.
+    pub is_host: bool,
     pub limits: Limits,
 }
 

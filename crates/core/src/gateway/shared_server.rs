@@ -364,6 +364,7 @@ fn shared_settings(name: &str) -> Settings {
         rates: Rates::default(),
         switched_off: vec![],
         forward_unknown: true,
+        is_host: false,
         limits: Limits {
             hold: NEVER,
             held_max: OPEN_MAX,

@@ -602,12 +602,13 @@ impl Gateway {
         let link_state = &self.links[&serial];
         let sharing = link_state.sharing();
         let watched = &link_state.subscriptions.watched;
-        let is_below = |watched: &str| {
-            uri.strip_prefix(watched).is_some_and(|rest| rest.starts_with('/') || watched.ends_with('/'))
-        };
-        let concerns = |uris: &BTreeSet<String>| {
-            uris.contains(&uri) || uris.iter().any(|known| watched.contains(known) && is_below(known))
-        };
+        // The resource itself, and those above it that are watched.
+        let above = paths_above(&uri).filter(|above| watched.contains(*above));
+        let concerned: Vec<&str> = [&*uri].into_iter().chain(above).collect();
+        if concerned.len() == 1 && !watched.contains(&uri) {
+            return;
+        }
+        let concerns = |uris: &BTreeSet<String>| concerned.iter().any(|known| uris.contains(*known));
         let mut clients: Vec<Client> = Vec::new();
         let mut listens: Vec<ReplyTo> = Vec::new();
         for (client, client_state) in self.clients.iter() {
@@ -757,6 +758,16 @@ pub(super) fn fits_template(template: &str, uri: &str) -> bool {
         }
     }
     rest.ends_with(last)
+}
+
+/// How many levels above a changed resource are looked for among the subscriptions.
+const LEVELS_MAX: usize = 64;
+
+/// The addresses that a changed resource is below: each beginning that is followed by a slash, without and with it.
+fn paths_above(uri: &str) -> impl Iterator<Item = &str> {
+    let slashes = uri.bytes().enumerate().filter(|(_, byte)| *byte == b'/').map(|(at, _)| at);
+    let levels = slashes.take_while(|at| *at < WATCHED_URI_MAX).take(LEVELS_MAX);
+    levels.flat_map(|at| [&uri[..at], &uri[..=at]]).filter(move |above| above.len() < uri.len())
 }
 
 #[cfg(test)]

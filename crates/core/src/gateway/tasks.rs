@@ -69,6 +69,8 @@ struct Task {
     task_owner: TaskOwner,
     /// The backend's own id, as JSON.
     own: Rc<str>,
+    /// The tool that made it, as clients see it.
+    shown: Option<Rc<str>>,
     slot: SlotKey,
     serial: u64,
     /// Rises with each task. A page of a list continues after the last number of the page before.
@@ -136,7 +138,8 @@ impl Gateway {
                     return Err(Box::new(Failure::same_task(&backend)));
                 }
                 let own = message::quote(&id).into();
-                let task = Task { task_owner, own, slot, serial, number: self.ids.number() };
+                let shown = self.calls[&key].shown.clone();
+                let task = Task { task_owner, own, shown, slot, serial, number: self.ids.number() };
                 self.tasks.insert(handle, task);
             }
         }
@@ -202,9 +205,15 @@ impl Gateway {
         let task = self.tasks.by_handle.get(&handle).filter(|task| Some(&task.task_owner) == task_owner.as_ref());
         // Tasks end with the process that made them.
         let task = task.filter(|task| self.links.get(&task.serial).is_some_and(|link| link.is_ready()));
-        match task.map(|task| (task.slot, task.own.clone())) {
-            Some((slot, own)) => self.send_to(request, slot, own, now),
-            None => self.unknown(&request, no_task(&handle), None),
+        let Some(task) = task else { return self.unknown(&request, no_task(&handle), None) };
+        let (slot, own) = (task.slot, task.own.clone());
+        // A task may always be cancelled.
+        let shown = task.shown.clone().filter(|_| request.method != method::TASKS_CANCEL);
+        let role = self.clients.get(&request.reply_to.client).and_then(|client_state| client_state.role());
+        let backend = self.backends.name(slot.backend);
+        match shown.as_ref().and_then(|shown| self.task_refused(role, backend, shown)) {
+            Some(failure) => self.refused_of(&request, slot.backend, &failure),
+            None => self.send_to(request, slot, own, shown, now),
         }
     }
 
@@ -323,6 +332,7 @@ impl Tasks {
             handle: handle.clone(),
             owner: task.task_owner.clone(),
             own: task.own.to_string(),
+            shown: task.shown.as_deref().map(str::to_owned),
             slot: task.slot,
             serial: task.serial,
             number: task.number,
@@ -332,8 +342,9 @@ impl Tasks {
 
     pub(super) fn restore(saved: SavedTasks) -> Tasks {
         let mut tasks = Tasks { run: saved.run, ..Tasks::default() };
-        for SavedTask { handle, owner: task_owner, own, slot, serial, number } in saved.tasks {
-            tasks.insert(handle, Task { task_owner, own: own.into(), slot, serial, number });
+        for SavedTask { handle, owner: task_owner, own, shown, slot, serial, number } in saved.tasks {
+            let shown = shown.map(Into::into);
+            tasks.insert(handle, Task { task_owner, own: own.into(), shown, slot, serial, number });
         }
         tasks
     }

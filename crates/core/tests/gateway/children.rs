@@ -357,6 +357,22 @@ fn a_backend_that_was_given_up_is_resumed() {
 }
 
 #[test]
+fn a_task_is_checked_again_when_its_tool_is_switched_off() {
+    let mut story = Story::simple(&[("a", maker(&["x"]))]);
+    story.ask(1, json!(1), "tools/call", json!({"name": "a__x", "task": {"ttl": 1000}}));
+    let (link, told) = story.told("a");
+    story.answer(link, &told["id"], json!({"task": {"taskId": "t1", "status": "working"}}));
+    let handle = story.heard(1).json()["result"]["task"]["taskId"].clone();
+    story.event(Event::SwitchAsked { ticket: 1, what: Switch::Tool("a__x".into()), off: true }).heard(1);
+    for method in ["tasks/get", "tasks/result"] {
+        story.ask(1, json!(2), method, json!({"taskId": handle}));
+        assert_eq!(story.heard(1).json()["error"]["code"], 7013, "{method}");
+    }
+    story.ask(1, json!(3), "tasks/cancel", json!({"taskId": handle}));
+    assert_eq!(story.told("a").1["method"], "tasks/cancel");
+}
+
+#[test]
 fn a_task_belongs_to_its_client_and_to_the_process_that_works_on_it() {
     let mut story = Story::simple(&[("a", maker(&["x"])), ("b", maker(&["y"]))]);
     story.shake(2).ask(1, json!(1), "tools/call", json!({"name": "a__x", "task": {"ttl": 1000}}));

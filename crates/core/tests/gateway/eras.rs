@@ -283,6 +283,12 @@ fn a_handshake_client_watches_a_stateless_backends_resource() {
         json!({"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": "file:///a"}}),
     );
     story.hears_nothing(2);
+    // A batch reports a resource once, and the resource above one that changed.
+    let changed =
+        |uri: &str| json!({"jsonrpc": "2.0", "method": "notifications/resources/updated", "params": {"uri": uri}});
+    let all = [changed("file:///a"), changed("file:///b"), changed("file:///a"), changed("file:///a/b/c")];
+    story.link_says(link, json!(all));
+    story.hears(1, changed("file:///a")).hears(1, changed("file:///a/b/c")).hears_nothing(1);
     story.links.clear();
     story.ask(1, json!(2), "resources/unsubscribe", json!({"uri": "file:///a"})).heard(1);
     assert!(story.links.iter().any(|(_, text)| text.contains("subscriptions/listen") && !text.contains("file:///a")));

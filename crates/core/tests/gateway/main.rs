@@ -15,3 +15,4 @@ mod server_requests;
 mod shared_server;
 mod story;
 mod trials;
+mod withdrawals;

@@ -70,6 +70,7 @@ pub(crate) fn settings(backends: Vec<Backend>) -> Settings {
         rates: Rates::default(),
         switched_off: vec![],
         forward_unknown: false,
+        is_host: false,
         limits: Limits { hold: secs(30), held_max: 100, in_flight_max: 1000, page: 100, retry_given_up: secs(300) },
     }
 }

@@ -167,6 +167,7 @@ impl Played for World {
             rates: Rates::default(),
             switched_off: vec![],
             forward_unknown: false,
+            is_host: false,
             limits: Limits {
                 hold: Duration::from_secs(1 + dice.below(30)),
                 held_max: 1 + dice.below(20) as usize,

@@ -172,6 +172,7 @@ impl Gateway {
             rates: check.rates(&root.rates),
             switched_off: check.switches(&root.switch, &names),
             forward_unknown: *root.gateway.forward_unknown,
+            is_host: false,
             limits: Limits {
                 hold: *limits.hold,
                 held_max: count(&limits.held_max),

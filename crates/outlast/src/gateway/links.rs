@@ -41,6 +41,9 @@ pub(super) const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// The longest message fits.
 const OUTBOX_MAX: usize = 64 << 20;
 
+/// How many events of children are handled between two looks at the clock.
+const EVENTS_BETWEEN_CHECKS: usize = 8;
+
 /// A message of a process that is parsed beside the loop. Until then nothing else is read from its process, and its later
 /// events wait.
 pub(super) struct LongMessage {
@@ -194,13 +197,18 @@ impl Driver {
         true
     }
 
+    /// Handles events of children until none is left or the turn is to end: one line may become a message to each client.
+    /// [`Driver::flush`] calls it in every turn, so that events that are left are handled in the next ones.
     pub(super) fn hear_children(&mut self) -> bool {
-        let mut moved = false;
+        let mut handled = 0;
         while let Some(event) = self.children.next_event() {
             self.heard(event);
-            moved = true;
+            handled += 1;
+            if handled % EVENTS_BETWEEN_CHECKS == 0 && self.is_long() {
+                break;
+            }
         }
-        moved
+        handled > 0
     }
 
     pub(super) fn heard(&mut self, event: ChildEvent) {
@@ -333,11 +341,15 @@ impl Driver {
             // There may be room in its stdin again.
             return self.to_flush.push(serial);
         }
-        if self.children.poll_output(serial, is_low || is_checker(serial), &mut cx, self.now) {
-            waker.wake();
-        }
         // There may be room in its stdin again.
         self.to_flush.push(serial);
+        // Nothing more is read before all that was read is handled.
+        self.hear_children();
+        if self.children.has_events()
+            || self.children.poll_output(serial, is_low || is_checker(serial), &mut cx, self.now)
+        {
+            waker.wake();
+        }
         self.hear_children();
     }
 

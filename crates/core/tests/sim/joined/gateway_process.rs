@@ -536,6 +536,7 @@ fn settings(dice: &mut Dice) -> Settings {
         rates: Rates { default: None, tools: vec![(Pattern(LIMITED.into()), rate)] },
         switched_off: vec![],
         forward_unknown: false,
+        is_host: false,
         limits: Limits {
             hold: Duration::from_secs(1 + dice.below(10)),
             held_max: 1 + dice.below(20) as usize,
