@@ -41,7 +41,8 @@ tables! {
         limits: Limits,
         /// Several gateways that act as one, on NATS with JetStream. Without this table the gateway uses no NATS.
         cluster: Cluster | guarded,
-        /// Defaults of `outlast mcp`. Command-line options take precedence.
+        /// Defaults of each `outlast mcp` that finds this file; command-line options take precedence. `--config FILE`
+        /// names a file for one server.
         mcp: Mcp,
         /// Defaults of `outlast run`. Command-line options take precedence.
         run: Run,
@@ -60,10 +61,11 @@ tables! {
         /// the old files stay in use.
         tls: Tls,
         /// Host names by which clients reach the endpoint, besides loopback names. A request with any other `Host` is
-        /// refused.
+        /// refused. Exception: beyond loopback, every `Host` is accepted if this list is empty.
         hosts: Vec<Text> | guarded,
-        /// Origins of web pages that may connect, such as `https://app.example.com`, besides loopback origins. A
-        /// request with any other `Origin` is refused.
+        /// Origins whose pages may use the gateway in a browser, such as `https://app.example.com`. Requests of pages
+        /// from loopback and from `hosts` are also accepted, but only pages of listed origins get `Access-Control-*`
+        /// headers. Requests with any other `Origin` are refused.
         origins: Vec<Text> | guarded,
         /// The profile of clients that do not choose a profile.
         profile: Option<Text>,
@@ -189,8 +191,9 @@ tables! {
     }
 
     Breaker {
-        /// The circuit opens after this many failures in a row: calls that were lost, timed out or could not be sent. 0
-        /// means never. A call that is lost because its process ended is not a failure.
+        /// The circuit opens after this many failures in a row; 0 means never. A failure is a call that timed out, or a
+        /// call to an HTTP backend that was sent and got no valid answer. A call that is lost because a process ended
+        /// is not a failure.
         failures: Count<0> = 5,
         /// How long no call is sent. Then one call is let through; if it is answered, the circuit closes.
         open: Duration = "30s",

@@ -5,7 +5,6 @@ use std::{
     fs,
     io::{Read, Write},
     os::unix::{fs::PermissionsExt, net::UnixStream},
-    path::PathBuf,
     process::{Command, Stdio},
     sync::atomic::{AtomicBool, Ordering},
     thread,
@@ -641,9 +640,10 @@ fn a_program_that_cannot_take_over_changes_nothing() {
         let mut bytes = fs::read(OUTLAST).unwrap();
         // The machine in the header of an ELF file.
         bytes[18] ^= 0x55;
-        let path: PathBuf = world.path().join("other-machine");
-        fs::write(&path, bytes).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        let (draft, path) = (world.path().join("draft"), world.path().join("other-machine"));
+        fs::write(&draft, bytes).unwrap();
+        fs::set_permissions(&draft, fs::Permissions::from_mode(0o755)).unwrap();
+        copy_program(&draft, &path);
         path.display().to_string()
     };
     let older = "#!/bin/sh\necho \"error: unrecognized subcommand 'check-state'\" >&2\nexit 2\n";
