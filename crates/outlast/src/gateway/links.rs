@@ -41,9 +41,6 @@ pub(super) const CONNECT_MAX: Duration = Duration::from_secs(10);
 /// The longest message fits.
 const OUTBOX_MAX: usize = 64 << 20;
 
-/// How many events of children are handled between two looks at the clock.
-const EVENTS_BETWEEN_CHECKS: usize = 8;
-
 /// A message of a process that is parsed beside the loop. Until then nothing else is read from its process, and its later
 /// events wait.
 pub(super) struct LongMessage {
@@ -200,15 +197,15 @@ impl Driver {
     /// Handles events of children until none is left or the turn is to end: one line may become a message to each client.
     /// [`Driver::flush`] calls it in every turn, so that events that are left are handled in the next ones.
     pub(super) fn hear_children(&mut self) -> bool {
-        let mut handled = 0;
+        let mut moved = false;
         while let Some(event) = self.children.next_event() {
             self.heard(event);
-            handled += 1;
-            if handled % EVENTS_BETWEEN_CHECKS == 0 && self.is_long() {
+            moved = true;
+            if self.is_long() {
                 break;
             }
         }
-        handled > 0
+        moved
     }
 
     pub(super) fn heard(&mut self, event: ChildEvent) {
