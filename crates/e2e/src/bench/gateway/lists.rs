@@ -1,5 +1,5 @@
 //! An MCP server whose lists cost a gateway as much as possible: `outlast-bench lists KIND CHANGING`.
-//! It has no tool that does anything.
+//! With `updates` its tool reports a changed resource thousands of times; in other lists no tool does anything.
 
 use std::{
     io::{self, BufRead, Write},
@@ -12,6 +12,11 @@ use serde_json::{Value, json};
 const ITEMS: usize = 60_000;
 /// Bytes of one list of few, large elements.
 const LARGE_BYTES: usize = 4 << 20;
+/// Notifications of a changed resource: in one batch, and on lines of their own.
+const UPDATES_IN_BATCH: usize = 4_096;
+const UPDATES: usize = 2_000;
+/// The resource that changes.
+pub(super) const URI: &str = "x://0/0";
 /// Levels of one element, which is below the limit for a message.
 const LEVELS: usize = 9_900;
 
@@ -27,6 +32,8 @@ pub(in crate::bench) enum Kind {
     Deep,
     /// Few elements of many numbers and escape sequences.
     Numbers,
+    /// One element, whose changes are reported.
+    Updates,
 }
 
 impl Kind {
@@ -37,11 +44,12 @@ impl Kind {
             Kind::Large => "large",
             Kind::Deep => "deep",
             Kind::Numbers => "numbers",
+            Kind::Updates => "updates",
         }
     }
 
     fn named(name: &str) -> Option<Kind> {
-        let kinds = [Kind::Names, Kind::Colliding, Kind::Large, Kind::Deep, Kind::Numbers];
+        let kinds = [Kind::Names, Kind::Colliding, Kind::Large, Kind::Deep, Kind::Numbers, Kind::Updates];
         kinds.into_iter().find(|kind| kind.name() == name)
     }
 
@@ -72,6 +80,7 @@ impl Kind {
             Kind::Colliding => many(&|n| (0..17).map(|bit| if n >> bit & 1 == 1 { '.' } else { ':' }).collect()),
             Kind::Large => few(64, &format!("\"{}\"", "x".repeat(LARGE_BYTES / 64))),
             Kind::Deep => few(LARGE_BYTES / deep.len(), &deep),
+            Kind::Updates => few(1, "0"),
             Kind::Numbers => {
                 // No branch of a parser is predicted well.
                 let parts = ["1,", "-20.5e3,", r#""\n","#, "300,", r#""a\"\u0041\\","#, "0,"];
@@ -102,7 +111,7 @@ fn serve(kind: Kind, is_changing: bool) -> io::Result<()> {
         let request: Value = serde_json::from_str(&line?)?;
         let Some(id) = request.get("id") else { continue };
         let method = request["method"].as_str().unwrap_or_default();
-        let changes = json!({"listChanged": true});
+        let changes = json!({"listChanged": true, "subscribe": true});
         let member = match method {
             "tools/list" => "tools",
             "prompts/list" => "prompts",
@@ -117,7 +126,19 @@ fn serve(kind: Kind, is_changing: bool) -> io::Result<()> {
                 output.flush()?;
                 continue;
             }
-            "ping" => {
+            "tools/call" if kind == Kind::Updates => {
+                let update = format!(
+                    r#"{{"jsonrpc":"2.0","method":"notifications/resources/updated","params":{{"uri":"{URI}"}}}}"#
+                );
+                writeln!(output, "[{}]", vec![update.as_str(); UPDATES_IN_BATCH].join(","))?;
+                for _ in 0..UPDATES {
+                    writeln!(output, "{update}")?;
+                }
+                writeln!(output, r#"{{"jsonrpc":"2.0","id":{id},"result":{{"content":[]}}}}"#)?;
+                output.flush()?;
+                continue;
+            }
+            "ping" | "resources/subscribe" => {
                 writeln!(output, r#"{{"jsonrpc":"2.0","id":{id},"result":{{}}}}"#)?;
                 output.flush()?;
                 continue;
@@ -149,7 +170,7 @@ mod tests {
 
     #[test]
     fn every_kind_lists_valid_elements() {
-        for kind in [Kind::Names, Kind::Colliding, Kind::Large, Kind::Numbers] {
+        for kind in [Kind::Names, Kind::Colliding, Kind::Large, Kind::Numbers, Kind::Updates] {
             let items: Value = serde_json::from_str(&format!("[{}]", kind.items(1))).expect("valid JSON");
             assert!(items[0]["name"].is_string(), "{kind:?}");
         }

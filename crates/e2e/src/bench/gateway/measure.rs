@@ -32,6 +32,9 @@ const LISTS: [(Metric, lists::Kind, usize); 6] = [
     (Metric::LongestTurnDeep, lists::Kind::Deep, 8),
     (Metric::LongestTurnNumbers, lists::Kind::Numbers, 8),
 ];
+/// Sessions that are subscribed to a resource (an address may keep 256 idle connections), and how often its changes are reported.
+const SUBSCRIBED: usize = 200;
+const FLOODS: usize = 3;
 /// How long a client calls while these are read.
 const LISTS_MAX: Duration = Duration::from_secs(5);
 const BACKENDS: usize = 10;
@@ -282,6 +285,8 @@ impl<'a> Bench<'a> {
                 let measured = self.measure_hostile_lists(kind, servers);
                 self.report_wait(metric, measured);
             }
+            let measured = self.measure_hostile_updates();
+            self.report_wait(Metric::LongestTurnUpdates, measured);
         }
         let load = std::fs::read_to_string("/proc/loadavg").unwrap_or_default();
         if let Some(load) = load.split_whitespace().next() {
@@ -350,6 +355,22 @@ impl<'a> Bench<'a> {
         let mut victim = open(&running, 1)?.remove(0);
         let end = Instant::now() + LISTS_MAX;
         longest_wait(&running, &mut victim, || Instant::now() < end)
+    }
+
+    /// Each notification of the backend becomes one to each session.
+    fn measure_hostile_updates(&self) -> io::Result<Wait> {
+        let running = self.stage.start_lists(lists::Kind::Updates, 1, false)?;
+        let mut victim = open(&running, 1)?.remove(0);
+        let mut attacker = open(&running, 1)?.remove(0);
+        let mut subscribed = open(&running, SUBSCRIBED)?;
+        for session in &mut subscribed {
+            session.subscribe(lists::URI)?;
+        }
+        let attack =
+            thread::spawn(move || (0..FLOODS).try_for_each(|_| attacker.call_tool("lists0__n0", "{}").map(drop)));
+        let wait = longest_wait(&running, &mut victim, || !attack.is_finished())?;
+        attack.join().map_err(|_| io::Error::other("panicked"))??;
+        Ok(wait)
     }
 
     /// From the end of the server to the first call of the same session that succeeds; `None` if none does.

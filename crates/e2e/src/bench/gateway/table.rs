@@ -26,6 +26,7 @@ pub(crate) enum Metric {
     LongestTurnLarge,
     LongestTurnDeep,
     LongestTurnNumbers,
+    LongestTurnUpdates,
     LongestCpuOfWait,
     LongestWait,
     SessionsStart,
@@ -100,6 +101,12 @@ impl Metric {
             Metric::LongestTurnNumbers => (
                 "longest_turn_numbers",
                 "8 backends with 4 MiB of numbers and escape sequences in each list, which change all the time, the same",
+                "ms",
+                Some(Bar::Most(50.0)),
+            ),
+            Metric::LongestTurnUpdates => (
+                "longest_turn_updates",
+                "a backend reports 18,288 changes of a resource to 200 sessions, the same",
                 "ms",
                 Some(Bar::Most(50.0)),
             ),
