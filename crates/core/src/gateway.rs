@@ -236,7 +236,10 @@ impl Gateway {
             Event::ClientLeft { client } => self.client_left(client, now),
             Event::ClientAllowed { client, until } => {
                 self.clients.allow_until(client, until);
-                self.withdraw_refused_calls(now);
+                // It comes with each request that has a token; a later time has a timer.
+                if until.is_some_and(|until| until <= now) {
+                    self.withdraw_refused_calls(now);
+                }
             }
             Event::LinkUp { link, pid } => self.link_up(link, pid, now),
             Event::LinkSaid { link, message } => {

@@ -184,7 +184,7 @@ pub(super) struct Call {
     pub parked: Option<Box<Parked>>,
     /// A stateless backend asked for input; the client's answers are collected for the next request to it.
     pub inputs: Option<Box<Inputs>>,
-    /// Its host was asked not to send it, because of this failure.
+    /// Guards refused it after it was sent to a host, or its client's replica withdrew it here: it is not sent again.
     pub withdrawn: Option<Box<Failure>>,
 }
 

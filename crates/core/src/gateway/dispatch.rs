@@ -372,6 +372,9 @@ impl Gateway {
     /// Why a call that passed the guards may not be sent any more: its tool or backend was switched off, or its
     /// client's role or credentials changed. The rate limit is not checked again, because a call costs one token.
     pub(super) fn refused_since(&self, call: &Call, now: Instant) -> Option<Failure> {
+        if let Some(failure) = &call.withdrawn {
+            return Some((**failure).clone());
+        }
         let client_state = self.clients.get(&call.reply_to.as_ref()?.client)?;
         let (role, view) = (client_state.role(), self.catalogue.view(client_state.view()));
         let (owner, backend) = (call.slot.backend, self.backends.name(call.slot.backend));

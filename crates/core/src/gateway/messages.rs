@@ -267,7 +267,7 @@ impl Failure {
     }
 
     pub(super) fn withdrawn(backend: &str) -> Failure {
-        let message = "This was not run: the client's replica refused it meanwhile.".into();
+        let message = "This was not run: the client's replica withdrew it before it was sent.".into();
         Failure::refusal(WITHDRAWN as i32, "withdrawn", Outcome::Denied, backend, message)
     }
 

@@ -775,6 +775,15 @@ mod tests {
     use super::*;
 
     #[test]
+    fn levels_above_a_resource_are_found_up_to_the_limit() {
+        assert_eq!(paths_above("a://b/c").collect::<Vec<_>>(), ["a:", "a:/", "a:/", "a://", "a://b", "a://b/"]);
+        assert_eq!(paths_above("a/").collect::<Vec<_>>(), ["a"]);
+        let deep = "x/".repeat(LEVELS_MAX + 9);
+        assert_eq!(paths_above(&deep).count(), 2 * LEVELS_MAX);
+        assert_eq!(paths_above(&format!("{}/x", "x".repeat(WATCHED_URI_MAX))).count(), 0);
+    }
+
+    #[test]
     fn an_address_fits_a_template_by_the_text_outside_of_its_braces() {
         let table = [
             ("file:///{path}", "file:///a/b", true),

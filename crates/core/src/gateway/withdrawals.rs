@@ -61,14 +61,18 @@ impl Gateway {
         self.calls.get_mut(&key)?.withdrawn.take().map(|failure| *failure)
     }
 
-    /// A replica withdraws a call. It is refused here unless it was sent.
+    /// A replica withdraws a call. It is refused here unless it was sent; then it is not sent a second time.
     pub(super) fn call_withdrawn(&mut self, client: Client, id: &Id, now: Instant) {
         let is_it = |reply_to: &ReplyTo| reply_to.client == client && reply_to.id == *id;
-        let is_unsent = |call: &Call| call.link.is_none() || call.inputs.is_some();
-        let of = |call: &Call| is_unsent(call) && call.reply_to.as_ref().is_some_and(is_it);
+        let of = |call: &Call| call.reply_to.as_ref().is_some_and(is_it);
         if let Some(key) = self.calls.keys_where(of).first().copied() {
-            let Some(call) = self.calls.remove(&key) else { return };
+            let Some(mut call) = self.calls.remove(&key) else { return };
+            let failure = Failure::withdrawn(self.backends.name(call.slot.backend));
             match call.link {
+                Some(_) if call.inputs.is_none() => {
+                    call.withdrawn = Some(Box::new(failure));
+                    return self.calls.insert(key, call);
+                }
                 Some(serial) => {
                     self.drop_requests_of_call(key, &call, "the call that this was for was refused");
                     self.call_finished(serial, now);
@@ -79,7 +83,6 @@ impl Gateway {
                     }
                 }
             }
-            let failure = Failure::withdrawn(self.backends.name(call.slot.backend));
             return self.fail(*call, failure, now);
         }
         if let Some(wait) = self.offer_waits.take_first(is_it) {

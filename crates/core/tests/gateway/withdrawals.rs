@@ -95,6 +95,29 @@ fn a_host_refuses_a_withdrawn_call_that_it_has_not_sent() {
 }
 
 #[test]
+fn a_withdrawn_call_is_not_sent_a_second_time_after_a_crash() {
+    let mut maker = maker(&["x"]);
+    maker.tools[0]["annotations"] = json!({"readOnlyHint": true});
+    let backend = Backend { prefix: String::new(), retry_annotated: true, ..stdio("a") };
+    for is_withdrawn in [false, true] {
+        let mut story = of(backend.clone(), true, maker.clone());
+        let link = story.link("a");
+        story.call(1, 1, "x").told("a");
+        if is_withdrawn {
+            story.say(1, &json!({"jsonrpc": "2.0", "method": WITHDRAW, "params": {"requestId": 1}}).to_string());
+        }
+        story.links.clear();
+        story.dies(link);
+        story.pass(secs(5));
+        let is_sent = story.links.iter().any(|(_, text)| text.contains("tools/call"));
+        assert_eq!(is_sent, !is_withdrawn);
+        if is_withdrawn {
+            assert_eq!(story.heard(1).json()["error"]["code"], WITHDRAWN);
+        }
+    }
+}
+
+#[test]
 fn a_gateway_that_is_no_host_refuses_the_notification() {
     let mut story = of(stdio("a"), false, maker(&["x"]));
     let note = json!({"jsonrpc": "2.0", "method": WITHDRAW, "params": {"requestId": 1}});

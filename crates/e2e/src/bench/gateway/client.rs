@@ -81,11 +81,11 @@ impl Session {
         self.hear()
     }
 
-    /// About a hundred bytes of arguments.
     pub(in crate::bench) fn subscribe(&mut self, uri: &str) -> io::Result<()> {
         self.ask("resources/subscribe", &format!(r#"{{"uri":"{uri}"}}"#)).map(drop)
     }
 
+    /// About a hundred bytes of arguments.
     pub(in crate::bench) fn send_call(&mut self) -> io::Result<()> {
         let (id, tool, text) = (self.next, &self.echo_tool, "x".repeat(90));
         self.next += 1;

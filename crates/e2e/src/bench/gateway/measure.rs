@@ -32,8 +32,9 @@ const LISTS: [(Metric, lists::Kind, usize); 6] = [
     (Metric::LongestTurnDeep, lists::Kind::Deep, 8),
     (Metric::LongestTurnNumbers, lists::Kind::Numbers, 8),
 ];
-/// Sessions that are subscribed to a resource (an address may keep 256 idle connections), and how often its changes are reported.
+/// Sessions that are subscribed to a resource. An address may keep 256 idle connections.
 const SUBSCRIBED: usize = 200;
+/// How often the server reports all its changes.
 const FLOODS: usize = 3;
 /// How long a client calls while these are read.
 const LISTS_MAX: Duration = Duration::from_secs(5);
