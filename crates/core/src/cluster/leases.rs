@@ -15,7 +15,7 @@ use super::{BadValue, BootTime, Instance};
 pub const LEASE: Duration = Duration::from_secs(10);
 /// How often it is renewed.
 pub const RENEW: Duration = Duration::from_secs(2);
-/// The keeper kills the host so long before the lease expires.
+/// The monitor kills the host so long before the lease expires.
 pub const KILL_BEFORE: Duration = Duration::from_millis(500);
 /// The host is asked to stop so long before a lease that was not renewed expires.
 pub const STOP_BEFORE: Duration = Duration::from_millis(3_500);
@@ -135,12 +135,12 @@ pub enum Action {
         expected: u64,
         lease: Lease,
     },
-    /// The keeper must not start a process after `until`, and kills all processes of the host then.
+    /// The monitor must not start a process after `until`, and kills all processes of the host then.
     Start {
         backend: String,
         until: BootTime,
     },
-    /// The keeper may let the host live until then.
+    /// The monitor may let the host live until then.
     Extend {
         backend: String,
         until: BootTime,

@@ -298,6 +298,28 @@ fn a_client_has_so_many_sessions_and_the_idlest_makes_room() {
     assert_eq!(story.front.has_room(&who("bert"), true), Ok(()));
 }
 
+/// All sessions are compared when events are dropped, so an eighth of the limit is free afterwards.
+#[test]
+fn the_sessions_that_keep_the_most_drop_events_until_an_eighth_is_free() {
+    let mut story = Story::new(None);
+    for client in 1..=3 {
+        story.open(client, &format!("client {client}"), "{}").told(client, 0);
+        story.listen(client, client.into(), &format!("client {client}"), None, 10 + client as u32);
+    }
+    let message = Bytes::from(format!(r#"{{"jsonrpc":"2.0","method":"{}"}}"#, "x".repeat(900)));
+    let mut before = 0;
+    for client in [1, 2, 3].into_iter().cycle().take(30) {
+        story.event(Event::Told { client, message: message.clone(), about: None, said: Said::Other });
+        let kept = story.front.kept_bytes();
+        if kept < before {
+            assert!(before + message.len() > 8192 && kept <= 7168, "{before} {kept}");
+            return;
+        }
+        before = kept;
+    }
+    panic!("no event was dropped: {before}");
+}
+
 /// A client of an earlier revision can resume a stream only after its first event, so its response stays open for longer.
 #[test]
 fn without_an_event_to_begin_with_a_stream_begins_later() {

@@ -63,7 +63,7 @@ struct Host {
     backend: String,
     gateway: Gateway,
     streams: BTreeMap<Client, Stream>,
-    /// The keeper ends its processes then.
+    /// The monitor ends its processes then.
     until: BootTime,
     is_over: bool,
 }
@@ -131,7 +131,7 @@ impl Hosts {
         !self.long_messages.is_empty()
     }
 
-    /// Until when the keeper lets the processes of a link live.
+    /// Until when the monitor lets the processes of a link live.
     pub(super) fn live_until(&self, serial: u64) -> Option<BootTime> {
         self.by_number.get(&machine_of_number(serial)).map(|host| host.until)
     }

@@ -629,4 +629,16 @@ mod tests {
             assert_eq!(connection.poll_wish(&Context::from_waker(Waker::noop())), wish, "local: {is_local}");
         }
     }
+
+    #[tokio::test]
+    async fn connections_with_a_second_descriptor_are_limited() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let tcp = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        let totals = Rc::new(Totals::default());
+        let mut copies: Vec<Disconnects> = (0..COPIES_MAX).filter_map(|_| Disconnects::of(&tcp, &totals)).collect();
+        assert_eq!(copies.len(), COPIES_MAX);
+        assert!(Disconnects::of(&tcp, &totals).is_none());
+        copies.pop();
+        assert!(Disconnects::of(&tcp, &totals).is_some(), "one has ended");
+    }
 }
